@@ -1,0 +1,188 @@
+"""The errors that are ours. A guest's failure is a Result, a file's failure is an OSError; neither is here.
+
+RingfenceError
+├── PolicyError (ValueError)         a policy or an argument is wrong; nothing was started
+├── UnsupportedError                 this host or backend cannot do it; `missing` says what and the fix
+├── ImageError                       unknown, not built, damaged
+├── SnapshotError                    damaged, or of another policy or backend
+├── SandboxError                     the sandbox, not the guest's code
+│   ├── SandboxClosedError           not started, or closed
+│   ├── SandboxLostError             engine, kernel or supervisor gone under it
+│   └── StartTimeoutError (TimeoutError)
+├── QuotaError                       an agent's or tenant's quota; `retry_after_s`
+├── RemoteError                      the server said no; `http_status`
+└── GuestError                       only from Result.check(); `result`
+
+`str(error)` says what happened and to what; `fix` says what to do now and is printed after it.
+"""
+
+from __future__ import annotations
+
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.results import Result
+
+
+class RingfenceError(Exception):
+    """Base of all our errors. `code` is stable and for programs, the message is for people."""
+
+    code: str = "error"
+    fix: str | None = None
+    retryable: bool = False
+
+    def __init__(
+        self, message: str, *, code: str | None = None, fix: str | None = None, retryable: bool | None = None
+    ) -> None:
+        super().__init__(message)
+        self.fix = fix
+        if code is not None:
+            self.code = code
+        if retryable is not None:
+            self.retryable = retryable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(cls: type[RingfenceError], args: tuple[object, ...], state: dict[str, object]) -> RingfenceError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class PolicyError(RingfenceError, ValueError):
+    """A policy or an argument is wrong; nothing was started. `line` is set when it was read from a file."""
+
+    code = "policy"
+    key: str | None
+    line: int | None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        line: int | None = None,
+        code: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code, fix=fix)
+        self.key = key
+        self.line = line
+
+
+@final
+class Missing(Struct):
+    """One thing a backend would need, and how to get it."""
+
+    backend: str
+    what: str
+    fix: str | None
+
+
+class UnsupportedError(RingfenceError):
+    """This host or backend cannot keep the policy or do what was asked."""
+
+    code = "unsupported"
+    missing: tuple[Missing, ...]
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: tuple[Missing, ...] | list[Missing] = (),
+        code: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        first = next((part.fix for part in missing if part.fix), None)
+        super().__init__(message, code=code, fix=fix if fix is not None else first)
+        self.missing = tuple(missing)
+
+
+class ImageError(RingfenceError):
+    """An image is unknown, not built, or damaged."""
+
+    code = "image"
+
+
+class SnapshotError(RingfenceError):
+    """A snapshot is damaged, or belongs to another policy or backend."""
+
+    code = "snapshot"
+
+
+class SandboxError(RingfenceError):
+    """The sandbox failed, not the guest's code."""
+
+    code = "sandbox"
+
+
+class SandboxClosedError(SandboxError):
+    """The sandbox was not started yet, or is closed."""
+
+    code = "sandbox-closed"
+
+
+class SandboxLostError(SandboxError):
+    """Engine, kernel or supervisor are gone under the sandbox. A new sandbox may work."""
+
+    code = "sandbox-lost"
+    retryable = True
+
+
+class StartTimeoutError(SandboxError, TimeoutError):
+    """The sandbox did not start in time; what was started has been removed."""
+
+    code = "start-timeout"
+    retryable = True
+
+
+class QuotaError(RingfenceError):
+    """An agent's or tenant's quota is used up until `retry_after_s` seconds from now."""
+
+    code = "quota"
+    retryable = True
+    retry_after_s: float
+
+    def __init__(
+        self, message: str, *, retry_after_s: float = 0.0, code: str | None = None, fix: str | None = None
+    ) -> None:
+        super().__init__(message, code=code, fix=fix)
+        self.retry_after_s = retry_after_s
+
+
+class RemoteError(RingfenceError):
+    """A Ringfence server refused, or answered with something that is not an answer."""
+
+    code = "remote"
+    http_status: int
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        http_status: int,
+        code: str | None = None,
+        fix: str | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message, code=code, fix=fix, retryable=retryable)
+        self.http_status = http_status
+
+
+class GuestError(RingfenceError):
+    """Raised only by Result.check(): the guest's code did not end well."""
+
+    code = "guest"
+    result: Result
+
+    def __init__(self, message: str, *, result: Result, code: str | None = None, fix: str | None = None) -> None:
+        super().__init__(message, code=code, fix=fix)
+        self.result = result
+
+
+class WeakerLimitWarning(UserWarning):
+    """Once per process: a limit is held by a weaker mechanism than the policy's default."""

@@ -1,0 +1,183 @@
+"""Results as text for a model and as JSON for machines. Loaded only when one is asked for.
+
+Guest-made text is indented and ours is not, so that nothing a guest prints reads as a line of ours (J14).
+"""
+
+from __future__ import annotations
+
+from ringfence.values import Struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.results import Denial, Result
+    from ringfence.values import Json
+
+_JSON_BYTES = 8 * 1024 * 1024
+_JSON_DEPTH = 100
+_MESSAGE_CHARS = 500
+
+_CAUSES = {
+    "done": "ended",
+    "exit": "ended with an error",
+    "exception": "raised an exception",
+    "compile": "did not compile; nothing ran",
+    "signal": "died of a signal",
+    "not-found": "no such program inside",
+    "not-executable": "the program may not be run",
+    "wall-clock": "ran out of time",
+    "memory": "ran out of memory",
+    "cpu-time": "used up its CPU time",
+    "caller": "was killed by the caller",
+    "interrupted": "was interrupted",
+    "guest-lost": "took its own supervisor down; nothing it said is believed",
+}
+
+
+def headline(result: Result) -> str:
+    """One line of ours: status, reason, how it ended."""
+    parts = [_CAUSES[result.reason]]
+    if result.exit_code:
+        parts.append(f"exit code {result.exit_code}")
+    if result.signal:
+        parts.append(f"signal {result.signal}")
+    parts.append(f"{result.duration_s:.2f} s")
+    return f"{result.status}: {', '.join(parts)}"
+
+
+def failure(result: Result) -> str:
+    """The message of the GuestError for `result`."""
+    said = ""
+    if result.exception is not None:
+        said = f"{result.exception.name}: {result.exception.message}"
+    elif result.stderr_bytes:
+        said = result.stderr.strip().rpartition("\n")[2]
+    return headline(result) + (f"; the guest said: {_clean(said[:_MESSAGE_CHARS])}" if said else "")
+
+
+def render(result: Result, max_chars: int) -> str:
+    """At most `max_chars` characters: what matters most first, each section cut in its middle."""
+    head = [headline(result), *(_denial_line(denial) for denial in result.denials)]
+    if result.truncated:
+        head.append("note: output over the limit was dropped from its middle")
+    if not result.state_kept:
+        head.append("note: the session's state is gone; the next run starts a new one")
+    sections = [(name, text) for name, text in _sections(result) if text]
+    out = "\n".join(head)
+    room = max_chars - len(out)
+    for index, (name, text) in enumerate(sections):
+        share = room // (len(sections) - index)
+        block = f"\n{name}:\n" + _ends(_indent(text), share - len(name) - 3)
+        out += block
+        room -= len(block)
+    return _ends(out, max_chars)
+
+
+def _sections(result: Result) -> list[tuple[str, str]]:
+    exception = result.exception
+    said = "" if exception is None else exception.traceback or f"{exception.name}: {exception.message}"
+    shown = [f"{', '.join(sorted(output.data))}" for output in result.outputs if not output.is_value]
+    return [
+        ("value", result.value or ""),
+        ("exception", said),
+        ("stdout", result.stdout),
+        ("stderr", result.stderr),
+        ("displayed", "\n".join(shown)),
+    ]
+
+
+def _denial_line(denial: Denial) -> str:
+    times = f" ({denial.count} times)" if denial.count > 1 else ""
+    allow = f"; to allow it: {denial.allow}" if denial.allow else ""
+    return _clean(f"denied: {denial.message}{times}{allow}")
+
+
+def _clean(text: str) -> str:
+    """One line: what would end it, or cannot be printed, is escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _indent(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return "\n".join("  " + line for line in text.splitlines())
+
+
+def _ends(text: str, size: int) -> str:
+    if len(text) <= size:
+        return text
+    mark = f"\n[… {len(text) - size} characters left out …]\n"
+    if size <= len(mark) + 2:
+        return text[: max(size, 0)]
+    # The second half starts inside a line of the guest's; the indent keeps it from looking like one of ours.
+    half = (size - len(mark) - 2) // 2
+    return text[:half] + mark + "  " + text[len(text) - half :]
+
+
+def to_dict(value: Struct) -> dict[str, Json]:
+    """Every field under its own name; a Result also its properties."""
+    from ringfence.results import Output, Result
+
+    found = {name: _json(getattr(value, name)) for name in type(value).__fields__}
+    if isinstance(value, Result):
+        derived: dict[str, Json] = {"ok": value.ok, "stdout": value.stdout, "stderr": value.stderr}
+        return found | derived | {"value": value.value}
+    if isinstance(value, Output):
+        return found | {"text": value.text}
+    return found
+
+
+def _json(value: object) -> Json:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        from base64 import b64encode
+
+        return b64encode(value).decode("ascii")
+    if isinstance(value, Struct):
+        return to_dict(value)
+    if isinstance(value, dict):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_json(item) for item in value]
+    return _timestamp(value)
+
+
+def _timestamp(value: object) -> str:
+    from datetime import datetime
+
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+def parse_json(data: bytes) -> Json:
+    """Guest-made JSON within caps on size, depth and numbers (F20); None for anything else."""
+    if len(data) > _JSON_BYTES:
+        return None
+    import json
+
+    try:
+        found: Json = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return found if _within_depth(found) else None
+
+
+def _refuse_constant(name: str) -> Json:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _within_depth(found: Json) -> bool:
+    level = [found]
+    for _ in range(_JSON_DEPTH + 1):
+        below: list[Json] = []
+        for item in level:
+            if isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, float) and item - item != 0:  # 1e999 parses as infinity
+                return False
+        if not below:
+            return True
+        level = below
+    return False
