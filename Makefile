@@ -1,0 +1,69 @@
+# The targets are what CI runs. Each sets up what it needs and is silent about it when there is nothing to do.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+PY := .venv/bin/python
+
+# Debian packages the tests use, besides a Python with venv.
+#   git             `exec` on a repository; the list of files that test_forbidden.py reads
+#   gcc, libc6-dev  attacks that need machine code: other ABIs, static programs
+SYSTEM_PACKAGES := git gcc libc6-dev
+# bubblewrap is a peer in the benchmarks.
+BENCH_PACKAGES := bubblewrap
+
+.PHONY: help setup system demo test lint format typecheck pytest attack bench lock clean
+
+help:
+	@echo 'make demo       set up .venv and show the main job'
+	@echo 'make test       set up all that tests need; lint, types, tests'
+	@echo 'make format     rewrite the code in the house format'
+	@echo 'make attack     the escape attempts, as a user runs them'
+	@echo 'make bench      the table of docs/performance.md, measured here'
+	@echo 'make lock       choose dependencies anew (needs uv)'
+	@echo 'make clean      remove what these made, .venv too'
+
+setup:
+	@scripts/setup dev
+
+system:
+	@scripts/system $(SYSTEM_PACKAGES)
+
+demo:
+	@scripts/setup build
+	@$(PY) examples/demo.py
+
+test: system setup lint typecheck pytest
+
+lint: setup
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --check --quiet . || { echo 'not in the house format: make format'; exit 1; }
+
+format: setup
+	@$(PY) -m ruff check --quiet --fix-only .
+	@$(PY) -m ruff format --quiet .
+
+typecheck: setup
+	@$(PY) -m mypy --no-error-summary
+
+pytest: setup
+	@$(PY) -m pytest -q $(ARGS)
+
+attack:
+	@scripts/setup build
+	@$(PY) -m ringfence attack $(ARGS)
+
+bench:
+	@scripts/system $(BENCH_PACKAGES)
+	@scripts/setup dev
+	@scripts/setup bench
+	@$(PY) -m benchmarks $(ARGS)
+
+# No index or other address goes into a lock file: hashes say what, the installer's configuration says from where.
+lock:
+	@cd requirements && for name in build dev bench; do \
+	    uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	        --no-emit-index-url --no-emit-find-links $$name.in --output-file $$name.txt || exit 1; \
+	done
+
+clean:
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
