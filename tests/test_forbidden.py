@@ -1,0 +1,172 @@
+"""What must not be in the code base: ways in which bytes become code (J09), children that are not ours, stray words."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "ringfence"
+
+FORBIDDEN_MODULES = frozenset(
+    ["cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve", "torch", "yaml"]
+)
+FORBIDDEN_BUILTINS = frozenset(["__import__", "compile", "eval", "exec"])
+FORBIDDEN_CALLS = frozenset(
+    ["importlib.import_module", "os.popen", "os.system", "os.wait", "os.wait3", "pty.spawn", "runpy.run_path"]
+)
+
+
+class Allowance(NamedTuple):
+    where: str  # a file, or a folder with a closing slash, below src/ringfence
+    what: str
+    why: str
+
+
+ALLOWED = (
+    Allowance("guest/", "compile", "inside the box, running the guest's code is the job"),
+    Allowance("guest/", "exec", "inside the box, running the guest's code is the job"),
+    Allowance("guest/", "eval", "inside the box, a cell's last expression has a value"),
+    Allowance("guest/", "__import__", "preloading: names from the caller's Image, before any guest byte"),
+    Allowance("guest/", "importlib.import_module", "preloading: names from the caller's Image, before any guest byte"),
+    Allowance("guest/", "waitpid(-1)", "PID 1 of a sandbox reaps what is left to it; none of it is the caller's"),
+    Allowance("guest/", "SIGCHLD handler", "processes of ours alone: no guestd or PID 1 shares one with the caller"),
+    Allowance("__init__.py", "importlib.import_module", "lazy exports: from a fixed table, never a name from outside"),
+)  # fmt: skip
+
+
+class Finding(NamedTuple):
+    where: str
+    line: int
+    what: str
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_number(node: ast.expr, number: int) -> bool:
+    try:
+        return bool(ast.literal_eval(node) == number)
+    except ValueError:
+        return False
+
+
+def is_true(node: ast.expr) -> bool:
+    return not (isinstance(node, ast.Constant) and not node.value)
+
+
+def findings_in_call(call: ast.Call) -> Iterator[str]:
+    name = dotted(call.func)
+    last = name.rpartition(".")[2]
+    if name in FORBIDDEN_BUILTINS:
+        yield name
+    if name in FORBIDDEN_CALLS:
+        yield name
+    if last in ("waitpid", "wait4") and call.args and is_number(call.args[0], -1):
+        yield "waitpid(-1)"
+    if last == "waitid" and call.args and dotted(call.args[0]).endswith("P_ALL"):
+        yield "waitpid(-1)"
+    if last == "signal" and call.args and dotted(call.args[0]).endswith("SIGCHLD"):
+        yield "SIGCHLD handler"
+    for keyword in call.keywords:
+        if keyword.arg in ("shell", "allow_pickle") and is_true(keyword.value):
+            yield f"{keyword.arg}=True"
+
+
+def findings_in(text: str, where: str) -> list[Finding]:
+    found: list[Finding] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Call):
+            found.extend(Finding(where, node.lineno, what) for what in findings_in_call(node))
+            continue
+        else:
+            continue
+        found.extend(Finding(where, node.lineno, n) for n in names if n.split(".")[0] in FORBIDDEN_MODULES)
+    return found
+
+
+def covers(allowance: Allowance, finding: Finding) -> bool:
+    folder = allowance.where.endswith("/")
+    inside = finding.where.startswith(allowance.where) if folder else finding.where == allowance.where
+    return inside and finding.what == allowance.what
+
+
+def test_no_bytes_become_code_and_no_child_of_the_caller_is_reaped() -> None:
+    found = [
+        finding
+        for path in sorted(SOURCE.rglob("*.py"))
+        for finding in findings_in(path.read_text(), path.relative_to(SOURCE).as_posix())
+        if not any(covers(allowance, finding) for allowance in ALLOWED)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("import pickle", ["pickle"]),
+        ("from yaml import load", ["yaml"]),
+        ("eval(x)", ["eval"]),
+        ("__import__(name)", ["__import__"]),
+        ("importlib.import_module(name)", ["importlib.import_module"]),
+        ("os.system(line)", ["os.system"]),
+        ("subprocess.run(line, shell=True)", ["shell=True"]),
+        ("np.load(file, allow_pickle=flag)", ["allow_pickle=True"]),
+        ("os.waitpid(-1, 0)", ["waitpid(-1)"]),
+        ("os.waitid(os.P_ALL, 0, os.WEXITED)", ["waitpid(-1)"]),
+        ("signal.signal(signal.SIGCHLD, f)", ["SIGCHLD handler"]),
+        ("box.exec(argv); re.compile(x); subprocess.run(argv, shell=False); os.waitpid(pid, 0)", []),
+    ],
+)
+def test_the_reader_of_code_sees_each_kind(text: str, what: list[str]) -> None:
+    assert [finding.what for finding in findings_in(text, "x.py")] == what
+
+
+# A bracket in each word keeps this file, and any other search for them, from finding itself.
+STRAY_WORDS = re.compile(
+    r"/wor[k]/(main|shared|steering|\.library)|/far[m]/|py[p]i\.org|python[h]osted\.org|[n]pmjs\.org|deb\.[d]ebian\.org"
+    r"|suba[g]ent|developers? [s]ession|\bC[E]O\b",
+    re.IGNORECASE,
+)
+
+
+def tracked_files() -> list[Path]:
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):  # an unpacked archive: all of it was shipped
+        return [p for p in ROOT.rglob("*") if p.is_file() and ".venv" not in p.parts and ".git" not in p.parts]
+    return [p for name in listed.decode().split("\0") if name and (p := ROOT / name).is_file()]
+
+
+def test_no_file_names_a_machine_a_registry_or_how_it_was_made() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+        for path in tracked_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if STRAY_WORDS.search(line)
+    ]
+    assert found == []
+
+
+def test_a_lock_file_holds_hashes_and_no_address() -> None:
+    for path in (ROOT / "requirements").glob("*.txt"):
+        lines = path.read_text().splitlines()
+        assert [
+            line for line in lines if "://" in line or (line.lstrip().startswith("--") and "--hash=" not in line)
+        ] == []
+        pins = [line for line in lines if re.match(r"[A-Za-z0-9]", line)]
+        assert pins, path
+        assert [line for line in pins if "==" not in line or not line.endswith("\\")] == []

@@ -1,0 +1,69 @@
+"""The launch path imports nothing heavy: seen in a fresh interpreter, module by module and after real runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+# What each costs on Python 3.11, roughly: asyncio 30 ms, dataclasses 15, argparse 8, subprocess 8, typing 6, re 6.
+HEAVY = frozenset(
+    """
+    argparse ast asyncio attr concurrent.futures contextlib dataclasses datetime decimal email enum functools http
+    importlib.metadata inspect logging msgspec multiprocessing pathlib pickle platform pydantic random re rich selectors
+    shutil socket ssl subprocess tempfile threading tomllib traceback typing unittest urllib uuid zipfile
+    """.split()  # noqa: SIM905 - a column of words reads better than a column of quotes
+)
+# Cheap enough, and needed: each with who needs it.
+ALLOWED: dict[str, str] = {}
+
+
+def heavy_after(code: str) -> set[str]:
+    """Heavy modules in a fresh interpreter after `code`. -I: no user site, no variables, no working directory."""
+    program = f"""
+import sys
+before = set(sys.modules)
+sys.path.insert(0, {str(SOURCE)!r})
+{code}
+loaded = sorted(set(sys.modules) - before)
+import json
+print()
+print(json.dumps(loaded))
+"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    return (set(json.loads(done.stdout.splitlines()[-1])) & HEAVY) - ALLOWED.keys()
+
+
+def launch_modules() -> list[str]:
+    """Every module of the layers a launch goes through. Loading TOML is not launching."""
+    packages = ["values", "errors", "results", "events", "policy", "plan", "wire", "backends/process"]
+    files = [f for p in packages for f in [SOURCE / "ringfence" / f"{p}.py", *(SOURCE / "ringfence" / p).rglob("*.py")]]
+    names = (f.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".") for f in files if f.exists())
+    return sorted(name.removesuffix(".__init__") for name in names)
+
+
+def test_a_heavy_module_would_be_seen() -> None:
+    assert "dataclasses" in heavy_after("import dataclasses")
+
+
+@pytest.mark.parametrize("module", launch_modules())
+def test_a_module_of_the_launch_path_imports_nothing_heavy(module: str) -> None:
+    assert heavy_after(f"import {module}") == set()
+
+
+def test_the_package_and_its_names_import_nothing_heavy() -> None:
+    assert heavy_after("import ringfence; ringfence.run, ringfence.Policy, ringfence.Limits, ringfence.Result") == set()
+
+
+def test_a_whole_run_imports_nothing_heavy() -> None:
+    assert heavy_after("import ringfence; assert ringfence.run('print(1)').stdout == '1\\n'") == set()
+
+
+def test_a_whole_command_imports_nothing_heavy() -> None:
+    assert heavy_after("from ringfence.cli import main; assert main(['exec', '--', '/bin/true']) == 0") == set()
