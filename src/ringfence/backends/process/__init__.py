@@ -1,0 +1,1 @@
+"""The process backend: namespaces, seccomp, Landlock and cgroups around ordinary processes."""

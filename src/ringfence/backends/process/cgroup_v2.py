@@ -1,0 +1,344 @@
+"""cgroup v2: as root below the hierarchy's root, as an ordinary user in a subtree that was delegated.
+
+The kernel lets no group hold both processes and children with controllers, so processes sit in leaves only, and the
+caller, which we never move, keeps us from using its own group: the nearest one above it has to be writable.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from ringfence.backends.process import cgroup_base as base
+from ringfence.backends.process import owners
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.backends.process.cgroup_base import DeadTest, GroupLimits
+
+WANTED = ("memory", "pids", "cpu")
+ZYGOTE = "zygote.leaf"  # no box id holds a dot
+_SYSTEMD_RUN = ("/usr/bin/systemd-run", "/bin/systemd-run")
+
+
+def find() -> Tree | None:
+    """The tree this process can use now; None when no group it may write can be given controllers."""
+    parent = _parent()
+    return None if parent is None else Tree(parent, f"{parent}/{base.BASE}", _controllers(parent))
+
+
+def delegable() -> ScopeTree | None:
+    """See `cgroup.delegable`."""
+    runtime = f"/run/user/{os.geteuid()}"
+    program = next((path for path in _SYSTEMD_RUN if os.access(path, os.X_OK)), None)
+    manager = _manager()
+    if program is None or not os.path.exists(f"{runtime}/systemd/private") or not os.path.isdir(manager):
+        return None
+    return ScopeTree(program, runtime, _read_set(f"{manager}/cgroup.controllers"))
+
+
+def remove_dead_owners(is_dead: DeadTest) -> list[str]:
+    """See `cgroup.remove_dead_owners`. Scopes are looked for too, though systemd removes an empty one itself."""
+    removed: list[str] = []
+    parent = _parent()
+    if parent is not None:
+        top = f"{parent}/{base.BASE}"
+        dead = [f"{top}/{owner}" for owner in base.names(top) if is_dead(owner)]
+        removed += [directory for directory in dead if _remove_tree(directory, 2.0)]
+        base.remove_if_empty(top)
+    if os.geteuid() != 0:
+        removed += _remove_dead_scopes(is_dead)
+    return removed
+
+
+def _remove_dead_scopes(is_dead: DeadTest) -> list[str]:
+    slice_ = f"{_manager()}/app.slice"
+    removed = []
+    for name in base.names(slice_):
+        owner = name.removeprefix(f"{base.BASE}-").removesuffix(".scope").rpartition("-")[0]
+        if name.startswith(f"{base.BASE}-") and is_dead(owner) and _remove_tree(f"{slice_}/{name}", 2.0):
+            removed.append(f"{slice_}/{name}")
+    return removed
+
+
+class Tree(base.Tree):
+    """`<parent>/ringfence/<owner>/<box>`; `parent` belongs to the host, everything below to us."""
+
+    kind = "cgroup v2"
+
+    def __init__(self, parent: str, top: str, controllers: set[str]) -> None:
+        self._parent = parent
+        self._base = top
+        self._take(controllers)
+
+    def _take(self, controllers: set[str]) -> None:
+        self._controllers = [controller for controller in WANTED if controller in controllers]
+        self.has_memory = "memory" in controllers
+        self.has_cpu = "cpu" in controllers
+        self.has_pids = "pids" in controllers
+        self.has_freezer = True  # part of the core of v2 since 5.2
+
+    @property
+    def mechanisms(self) -> base.Mechanisms:
+        return base.Mechanisms(
+            memory="cgroup v2 memory.max" if self.has_memory else None,
+            cpu="cgroup v2 cpu.max" if self.has_cpu else None,
+            processes="cgroup v2 pids.max" if self.has_pids else None,
+        )
+
+    def create(self, box_id: str, limits: GroupLimits) -> Group:
+        base.check_box_id(box_id)
+        group = Group(self._make(box_id), box_id, self._controllers)
+        try:
+            group.prepare()
+            group.set(limits)
+        except OSError:
+            group.remove()
+            raise
+        return group
+
+    def zygote_fd(self) -> int | None:
+        leaf = f"{self._owner_base()}/{ZYGOTE}"
+        if not os.path.isdir(leaf):
+            leaf = self._make(ZYGOTE)
+        return base.open_procs(leaf)
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        gone = _remove_tree(self._owner_base(), timeout_s)
+        base.remove_if_empty(self._base)
+        return gone
+
+    def _owner_base(self) -> str:
+        return f"{self._base}/{owners.name()}"
+
+    def _make(self, leaf: str) -> str:
+        directory = self._owner_base()
+        try:
+            os.mkdir(f"{directory}/{leaf}", 0o755)
+        except FileNotFoundError:
+            self._make_base(directory)
+            os.mkdir(f"{directory}/{leaf}", 0o755)
+        return f"{directory}/{leaf}"
+
+    def _make_base(self, directory: str) -> None:
+        """Make ringfence/<owner> with controllers enabled all the way; another process may remove the empty base."""
+        for _ in range(10):
+            try:
+                base.make_dirs(self._parent, base.BASE, os.path.basename(directory))
+                for above in (self._parent, self._base, directory):
+                    _enable(above, self._controllers)
+                return
+            except FileNotFoundError:
+                continue
+        raise OSError(errno.EBUSY, "the cgroup base directory vanishes as fast as it is made", self._base)
+
+
+class ScopeTree(Tree):
+    """Groups in a systemd user scope that the zygote is started in. Usable after `attach`."""
+
+    def __init__(self, program: str, runtime: str, controllers: set[str]) -> None:
+        super().__init__("", "", controllers)
+        self._program = program
+        self._runtime = runtime
+        self._started = 0
+
+    def launch_prefix(self) -> list[str]:
+        """systemd-run needs the address of the user manager; the zygote gets an empty environment all the same."""
+        self._started += 1
+        unit = f"{base.BASE}-{owners.name()}-{self._started}"
+        env = ["/usr/bin/env", "-i"]
+        run = [self._program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", f"--unit={unit}", "--"]
+        return [*env, f"XDG_RUNTIME_DIR={self._runtime}", *run, *env]
+
+    def attach(self, zygote_pid: int) -> None:
+        """Find the zygote's scope, move what is in it to a leaf, and enable controllers. OSError when it has none."""
+        path = _own_path(zygote_pid)
+        scope = f"{base.MOUNT}{path}"
+        if not os.path.basename(scope).startswith(f"{base.BASE}-{owners.name()}-"):
+            raise OSError(errno.ENOENT, "the zygote is not in the systemd scope it was started with", scope)
+        leaf = base.make_dirs(scope, ZYGOTE)
+        for _ in range(100):
+            for pid in (found := base.pids(scope)):
+                _move(pid, leaf)
+            if not found:
+                break
+        self._base = scope
+        self._take(_read_set(f"{scope}/cgroup.controllers"))
+        _enable(scope, self._controllers)
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """Kills the zygote in it too: systemd removes the scope once it is empty."""
+        return not self._base or _remove_tree(self._base, timeout_s)
+
+    def _owner_base(self) -> str:
+        if not self._base:
+            raise OSError(errno.ENOENT, "no zygote has been attached to this tree yet")
+        return self._base
+
+    def _make_base(self, directory: str) -> None:
+        raise OSError(errno.ENOENT, "the systemd scope of the zygote is gone; start another zygote", directory)
+
+
+class Group(base.Group):
+    """One leaf.
+
+    memory.oom.group stays 0, as on v1: the kernel kills the largest process, the counter in memory.events says so,
+    and the spawner, which is small, survives for the next run of the sandbox.
+    """
+
+    def __init__(self, directory: str, box_id: str, controllers: list[str]) -> None:
+        self.box_id = box_id
+        self._directory = directory
+        self._controllers = controllers
+
+    def prepare(self) -> None:
+        """What is set once: no swap (F05). Where the kernel has no swap accounting there is no such file."""
+        swap = f"{self._directory}/memory.swap.max"
+        if "memory" in self._controllers and os.path.exists(swap):
+            base.write(swap, "0")
+
+    def join_fds(self) -> list[int]:
+        return [base.open_procs(self._directory)]
+
+    def set(self, limits: GroupLimits) -> None:
+        if "memory" in self._controllers:
+            base.write(f"{self._directory}/memory.max", str(limits.memory_bytes))
+        if "cpu" in self._controllers:
+            base.write(f"{self._directory}/cpu.max", f"{base.quota_us(limits.cpus)} {base.CPU_PERIOD_US}")
+        if "pids" in self._controllers:
+            base.write(f"{self._directory}/pids.max", str(limits.processes))
+
+    def usage(self) -> base.GroupUsage:
+        microseconds = base.counter(f"{self._directory}/cpu.stat", "usage_usec")
+        return base.GroupUsage(
+            cpu_s=None if microseconds is None else microseconds / 1e6,
+            memory_peak_bytes=base.number(f"{self._directory}/memory.peak"),
+            processes_peak=base.number(f"{self._directory}/pids.peak"),
+            oom_kills=base.counter(f"{self._directory}/memory.events", "oom_kill"),
+        )
+
+    def freeze(self, timeout_s: float = 2.0) -> bool:
+        base.write(f"{self._directory}/cgroup.freeze", "1")
+        return _wait(self._directory, "frozen", 1, time.monotonic() + timeout_s)
+
+    def thaw(self) -> None:
+        if os.path.isdir(self._directory):
+            base.write(f"{self._directory}/cgroup.freeze", "0")
+
+    def thaw_fd(self) -> int | None:
+        return None
+
+    def kill(self, timeout_s: float = 2.0) -> bool:
+        return _kill(self._directory, time.monotonic() + timeout_s)
+
+    def remove(self, timeout_s: float = 2.0) -> bool:
+        deadline = time.monotonic() + timeout_s
+        if not os.path.isdir(self._directory):
+            return True
+        _kill(self._directory, deadline)
+        return base.rmdir_until([self._directory], deadline)
+
+
+def _kill(directory: str, deadline: float) -> bool:
+    """Kill a whole subtree. Before 5.14 there is no cgroup.kill: what is frozen cannot fork away, and still dies."""
+    try:
+        if os.path.exists(f"{directory}/cgroup.kill"):
+            base.write(f"{directory}/cgroup.kill", "1")
+        else:
+            _kill_frozen(directory, deadline)
+    except FileNotFoundError:
+        return True
+    return _wait(directory, "populated", 0, deadline)
+
+
+def _kill_frozen(directory: str, deadline: float) -> None:
+    base.write(f"{directory}/cgroup.freeze", "1")
+    _wait(directory, "frozen", 1, min(deadline, time.monotonic() + 0.2))
+    for below in [directory, *_descendants(directory)]:
+        base.signal_all(below)
+    base.write(f"{directory}/cgroup.freeze", "0")
+
+
+def _wait(directory: str, key: str, value: int, deadline: float) -> bool:
+    pause = 0.0002
+    while (now := base.counter(f"{directory}/cgroup.events", key)) != value:
+        if now is None:
+            return not os.path.isdir(directory)
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
+    return True
+
+
+def _remove_tree(directory: str, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    if not os.path.isdir(directory):
+        return True
+    _kill(directory, deadline)
+    return base.rmdir_until([*_descendants(directory), directory], deadline)
+
+
+def _descendants(directory: str) -> list[str]:
+    """Every group below, deepest first."""
+    found = []
+    for name in base.names(directory):
+        found += [*_descendants(f"{directory}/{name}"), f"{directory}/{name}"]
+    return found
+
+
+def _parent() -> str | None:
+    """The directory below which `ringfence` can be made."""
+    if os.geteuid() == 0:
+        return base.MOUNT if _usable(base.MOUNT) else None
+    path = os.path.dirname(_own_path(os.getpid()) or "/")
+    while path != "/":
+        directory = f"{base.MOUNT}{path}"
+        if _usable(directory) and os.stat(directory).st_uid == os.geteuid():
+            return directory
+        path = os.path.dirname(path)
+    return None
+
+
+def _usable(directory: str) -> bool:
+    files = ("", "/cgroup.procs", "/cgroup.subtree_control")
+    return all(os.access(directory + file, os.W_OK) for file in files) and "memory" in _controllers(directory)
+
+
+def _controllers(directory: str) -> set[str]:
+    """Those that groups below `directory` have, or could have if we enabled them."""
+    enabled = _read_set(f"{directory}/cgroup.subtree_control")
+    real_root = not os.path.exists(f"{directory}/cgroup.type")
+    if real_root or not base.read(f"{directory}/cgroup.procs"):
+        enabled |= _read_set(f"{directory}/cgroup.controllers")
+    return enabled & set(WANTED)
+
+
+def _enable(directory: str, controllers: list[str]) -> None:
+    missing = [name for name in controllers if name not in _read_set(f"{directory}/cgroup.subtree_control")]
+    if missing:
+        base.write(f"{directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in missing))
+
+
+def _read_set(path: str) -> set[str]:
+    return set((base.read(path) or "").split())
+
+
+def _own_path(pid: int) -> str | None:
+    for line in (base.read(f"/proc/{pid}/cgroup") or "").splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    return None
+
+
+def _move(pid: int, directory: str) -> None:
+    try:
+        base.write(f"{directory}/cgroup.procs", str(pid))
+    except ProcessLookupError:
+        return  # it ended
+
+
+def _manager() -> str:
+    uid = os.geteuid()
+    return f"{base.MOUNT}/user.slice/user-{uid}.slice/user@{uid}.service"

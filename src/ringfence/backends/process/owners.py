@@ -1,0 +1,61 @@
+"""The name of a library process, and whether that process is still alive. Owns nothing on disk.
+
+A name is `<pid>-<start time>-<pid namespace>`: a pid alone is given out again, a start time makes it unique until
+the next boot, and a pid means nothing in another pid namespace. Everything we leave outside our own memory (cgroups,
+records) carries this name, so that a sweep can tell what nobody needs any more.
+"""
+
+from __future__ import annotations
+
+import os
+
+_INITIAL_PID_NAMESPACE = 4026531836
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of `pid`; None when there is no such process, or only its zombie."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 4096)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)
+    fields = text[text.rindex(b")") + 2 :].split()  # the name before it may hold blanks and brackets
+    return None if fields[0] in b"ZX" else int(fields[19])
+
+
+def pid_namespace() -> int:
+    """The inode number that names the pid namespace of this process."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return _INITIAL_PID_NAMESPACE
+
+
+def name() -> str:
+    """The name of this process. Not cached: after a fork it is another one."""
+    pid = os.getpid()
+    return f"{pid}-{start_time(pid) or 0}-{pid_namespace()}"
+
+
+def parse(text: str) -> tuple[int, int, int] | None:
+    """(pid, start time, pid namespace) of a name; None when it is not a name of ours."""
+    parts = text.split("-")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+        return None
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def is_dead(text: str) -> bool:
+    """Whether the process of this name is certainly gone.
+
+    False for what is not a name, and for a process of another pid namespace: we cannot see whether it lives.
+    """
+    found = parse(text)
+    if found is None or found[2] != pid_namespace():
+        return False
+    return start_time(found[0]) != found[1]
