@@ -1,0 +1,64 @@
+"""A user without rights for tests that run as root, and how to run Python as that user."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+USER_NAME = "ringfence-test"
+
+
+class OrdinaryUser(NamedTuple):
+    """A user without rights, and a copy of the source that it can read."""
+
+    name: str
+    uid: int
+    gid: int
+    home: Path
+    source: Path
+    python: str
+
+    def run(
+        self, code: str | Path, *args: str, stdin: str | None = None, timeout_s: float = 50
+    ) -> subprocess.CompletedProcess[str]:
+        """A piece of Python, or a file of it, as this user, with only the variables a login would have."""
+        mine = os.geteuid() == self.uid
+        command = [self.python, "-c", code] if isinstance(code, str) else [self.python, str(code)]
+        return subprocess.run(
+            [*command, *args],
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            cwd=self.home,
+            env=self.environment(),
+            timeout=timeout_s,
+            check=False,
+            start_new_session=True,
+            user=None if mine else self.uid,
+            group=None if mine else self.gid,
+            extra_groups=None if mine else [],
+        )
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "HOME": str(self.home),
+            "USER": self.name,
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": str(self.source),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+
+def account() -> pwd.struct_passwd:
+    """The account of the tests when we are root, made if it is missing; else our own."""
+    if os.geteuid() != 0:
+        return pwd.getpwuid(os.geteuid())
+    try:
+        return pwd.getpwnam(USER_NAME)
+    except KeyError:
+        subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", USER_NAME], check=True, capture_output=True)
+        return pwd.getpwnam(USER_NAME)

@@ -1,0 +1,49 @@
+"""Fixtures for all tests: nothing is left behind, and the same code as a user without rights."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import leftovers
+from accounts import OrdinaryUser, account
+
+TESTS = Path(__file__).resolve().parent
+SOURCE = TESTS.parent / "src"
+# Not the interpreter of the virtual environment: that may live below /root, where an ordinary user cannot go.
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+@pytest.fixture(scope="session")
+def ordinary_user() -> Iterator[OrdinaryUser]:
+    user = account()
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or SYSTEM_PYTHON
+    # Not tmp_path: pytest keeps its folders to the user that runs it.
+    with tempfile.TemporaryDirectory(prefix="rf-tests-") as folder:
+        os.chmod(folder, 0o755)
+        source = Path(folder, "src")
+        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+        subprocess.run(["chmod", "-R", "a+rX", str(source)], check=True)
+        yield OrdinaryUser(user.pw_name, user.pw_uid, user.pw_gid, Path(user.pw_dir), source, python)
+
+
+def _guarded(path: Path) -> bool:
+    return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in leftovers.GUARDED
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test of sandboxes nothing is left: processes, cgroups, mounts, files, descriptors."""
+    if not _guarded(request.path):
+        yield
+        return
+    before = leftovers.count()
+    yield
+    left = leftovers.wait_for_nothing(before)
+    assert left == [], "left behind: " + ", ".join(left)

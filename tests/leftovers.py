@@ -1,0 +1,126 @@
+"""What a sandbox could leave on the host, counted from /proc and /sys: what descends from us or carries our name."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+# A library process keeps a zygote, a template for each view and a few spares that never ran guest code. They stay
+# between tests; everything else must be gone, and the spares must not grow past their number.
+STANDING = frozenset(["rf-zygote", "rf-template", "rf-monitor", "rf-init", "rf-spawner"])
+SPARES_PER_TEMPLATE = 4
+GUARDED = ("attacks", "backends", "behaviour", "conformance", "sandbox", "soak")
+_CGROUPS = Path("/sys/fs/cgroup")
+_PLACES = [Path("/run/ringfence"), Path("/tmp"), Path("/dev/shm")]
+
+
+class Process(NamedTuple):
+    pid: int
+    started: int
+    name: str
+
+
+class Leftovers(NamedTuple):
+    """Equal before and after a test when it left nothing, but for the library's standing stock."""
+
+    processes: frozenset[Process]
+    standing: int
+    monitors_over_stock: int
+    cgroups_of_the_dead: frozenset[str]
+    mounts: int
+    files: frozenset[str]
+    descriptors: int
+
+
+def _stat(pid: str) -> tuple[Process, int] | None:
+    try:
+        text = Path("/proc", pid, "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    return Process(int(pid), int(fields[19]), head.partition("(")[2]), int(fields[1])
+
+
+def descendants(of: int | None = None) -> frozenset[Process]:
+    """Every process below this one, zombies too: a zombie is a wait that somebody forgot."""
+    root = os.getpid() if of is None else of
+    found = [row for pid in os.listdir("/proc") if pid.isdigit() and (row := _stat(pid))]
+    children: dict[int, list[Process]] = {}
+    for process, parent in found:
+        children.setdefault(parent, []).append(process)
+    below: list[Process] = []
+    queue = [root]
+    while queue:
+        mine = children.get(queue.pop(), [])
+        below.extend(mine)
+        queue.extend(process.pid for process in mine)
+    return frozenset(below)
+
+
+def orphans() -> frozenset[Process]:
+    """Processes with our names whose library is gone: they were given to PID 1."""
+    found = [row for pid in os.listdir("/proc") if pid.isdigit() and (row := _stat(pid))]
+    return frozenset(process for process, parent in found if parent == 1 and process.name.startswith("rf-"))
+
+
+def _owner_is_dead(name: str) -> bool:
+    """A cgroup of ours is called <pid>-<start time>-<pid namespace> of the library process that made it."""
+    pid, _, rest = name.partition("-")
+    row = _stat(pid) if pid.isdigit() else None
+    return row is None or str(row[0].started) != rest.partition("-")[0]
+
+
+def cgroups_of_the_dead() -> frozenset[str]:
+    """Ours are at the top of a hierarchy as root, and below the user's slice otherwise."""
+    bases = [*_CGROUPS.glob("ringfence"), *_CGROUPS.glob("*/ringfence")]
+    return frozenset(str(d) for base in bases for d in base.iterdir() if d.is_dir() and _owner_is_dead(d.name))
+
+
+def _files() -> frozenset[str]:
+    found: set[str] = set()
+    for place in _PLACES:
+        pattern = "*" if place.name == "ringfence" else "ringfence-*"
+        # uid locks are a fixed, reused set of empty files: their number is bounded by design
+        found.update(str(p) for p in place.glob(pattern) if p.name != "uid")
+    return frozenset(found)
+
+
+def count() -> Leftovers:
+    below = descendants()
+    names = [process.name for process in below]
+    stock = SPARES_PER_TEMPLATE * max(1, names.count("rf-template"))
+    return Leftovers(
+        processes=frozenset(p for p in below if p.name not in STANDING) | orphans(),
+        standing=len(below),
+        monitors_over_stock=max(0, names.count("rf-monitor") - stock),
+        cgroups_of_the_dead=cgroups_of_the_dead(),
+        mounts=len(Path("/proc/self/mountinfo").read_bytes().splitlines()),
+        files=_files(),
+        descriptors=len(os.listdir("/proc/self/fd")),
+    )
+
+
+def difference(before: Leftovers, after: Leftovers) -> list[str]:
+    """What is there now and was not before, in words."""
+    found = [f"process {p.pid} {p.name!r}" for p in sorted(after.processes - before.processes)]
+    found += [f"cgroup {path}" for path in sorted(after.cgroups_of_the_dead - before.cgroups_of_the_dead)]
+    found += [f"file {path}" for path in sorted(after.files - before.files)]
+    if after.monitors_over_stock > before.monitors_over_stock:
+        found.append(f"{after.monitors_over_stock} monitors more than spares explain")
+    if after.mounts > before.mounts:
+        found.append(f"{after.mounts - before.mounts} mounts")
+    # a spare made during the test holds descriptors of its own; with the same stock the number is exact
+    if after.standing <= before.standing and after.descriptors > before.descriptors:
+        found.append(f"{after.descriptors - before.descriptors} descriptors")
+    return found
+
+
+def wait_for_nothing(before: Leftovers, *, within_s: float = 3.0) -> list[str]:
+    """What is still left when everything has had `within_s` to go. Returns at once when nothing is."""
+    deadline = time.monotonic() + within_s
+    while (left := difference(before, count())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
