@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 
 from ringfence.plan.interpreter import within
+from ringfence.plan.mounts import Surroundings, place
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.plan.interpreter import Interpreter
+    from ringfence.plan.protected import Protected
     from ringfence.policy.model import Policy
 
     Op = list[object]
@@ -42,9 +44,11 @@ _LINKS = (
 _FILES = (
     (
         "etc/passwd",
-        "root:x:0:0:root:/root:/usr/sbin/nologin\n"
-        f"user:x:1000:1000:user:{GUEST_HOME}:/bin/sh\n"
-        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        (
+            "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+            f"user:x:1000:1000:user:{GUEST_HOME}:/bin/sh\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+        ),
     ),
     ("etc/group", "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"),
     ("etc/hosts", "127.0.0.1 localhost ringfence\n::1 localhost ip6-localhost ip6-loopback\n"),
@@ -82,32 +86,71 @@ _TOKENS = ("/usr/etc", "/usr/local/etc")  # npm's and pip's global configuration
 
 @final
 class View(Struct):
-    """Operations and what they come to. `template` ones are shared by sandboxes, `box` ones need one sandbox's uid."""
+    """Operations and what they come to. `template` ones are shared by sandboxes, `box` ones need one sandbox's uid,
+    disk or private file systems, and come after those are mounted."""
 
     template: tuple[Op, ...]
     box: tuple[Op, ...]
     shown: tuple[str, ...]  # for --explain
     path: str  # the guest's PATH
-    protected: tuple[object, ...] = ()
+    protected: tuple[Protected, ...] = ()  # for backends/process/protect.py, before the operations are applied
 
 
-def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str) -> View:
-    """The guest's view under `policy`. `uid` and `home` are the caller's; 0 means that mounts are made by real root.
+def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str, state: tuple[str, ...] = ()) -> View:
+    """The guest's view under `policy`. `uid` and `home` are the caller's; uid 0 means that real root makes the mounts.
 
-    Raises PolicyError for a mount or command that cannot be shown. Reads host metadata, changes nothing.
+    `state`: directories of ours, never shown. Raises PolicyError for a mount or command that cannot be shown.
+    Reads host metadata, changes nothing. About 1 ms.
     """
+    system, lines, path = _programs(policy, interpreter)
+    etc = _etc()
+    around = Surroundings(
+        interpreter=interpreter,
+        system=tuple((f"/{op[2]}", str(op[1])) for op in (*system, *etc) if op[0] == "bind"),
+        links=_guest_links(system),
+        uid=uid,
+        home=home,
+        state=state,
+    )
+    placed = place(tuple(policy.mounts), around)
     ops: list[Op] = [["dir", name, 0o755] for name in _DIRECTORIES]
-    ops += _system()
-    ops += _etc()
+    ops += system
+    ops += etc
+    ops += _git_excludes(placed.protected)
     ops += [["dev", name] for name in _DEVICES]
     ops += [["symlink", text, target] for text, target in _LINKS]
-    template, box = _interpreter(interpreter, uid)
-    path = ":".join((*interpreter.programs, SYSTEM_PATH))
-    return View(template=(*ops, *template), box=tuple(box), shown=(), path=path)
+    return View(
+        template=(*ops, *placed.template),
+        box=placed.box,
+        shown=(*lines, *placed.shown),
+        path=path,
+        protected=placed.protected,
+    )
 
 
-def _bind(source: str, target: str, *, rw: bool = False, idmap: bool = False) -> Op:
-    return ["bind", source, target.lstrip("/"), {"rw": rw, "idmap": idmap, "exec": True}]
+def _programs(policy: Policy, interpreter: Interpreter) -> tuple[list[Op], list[str], str]:
+    """/usr as a whole, or only what the named commands need."""
+    return _system(), ["/usr: read-only, all of the host's programs"], ":".join((*interpreter.programs, SYSTEM_PATH))
+
+
+def _guest_links(system: list[Op]) -> tuple[tuple[str, str], ...]:
+    """Links in the guest's root that a mount's target may go through, with what they stand for."""
+    links = [(f"/{op[2]}", os.path.normpath(f"/{op[1]}")) for op in system if op[0] == "symlink"]
+    return (*links, ("/var/tmp", "/tmp"), ("/var/run", "/run"))
+
+
+def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
+    """Placeholders are ours, not the guest's work: its `git status` and `git add --all` leave them out."""
+    names = sorted({os.path.basename(one.path) for one in protected if one.placeholder is not None})
+    if not names:
+        return []
+    config = "[core]\n\texcludesFile = /etc/gitexclude\n"
+    text = "".join(f"/{name}\n" for name in names)
+    return [["file", "etc/gitconfig", config, 0o644], ["file", "etc/gitexclude", text, 0o644]]
+
+
+def _bind(source: str, target: str) -> Op:
+    return ["bind", source, target, {"rw": False, "idmap": False, "exec": True}]
 
 
 def _system() -> list[Op]:
@@ -136,35 +179,6 @@ def _etc() -> list[Op]:
         elif within(source, "/etc"):
             ops.append(_bind(source, f"etc/{name}"))
     return ops
-
-
-def _interpreter(interpreter: Interpreter, uid: int) -> tuple[list[Op], list[Op]]:
-    template: list[Op] = []
-    box: list[Op] = []
-    for root in interpreter.roots:
-        source = os.path.realpath(root)
-        idmap = uid == 0 and closed_to_others(source)
-        if idmap or within(root, "/tmp"):
-            box.append(_bind(source, root, idmap=idmap))
-        else:
-            template.append(_bind(source, root))
-    return template, box
-
-
-def closed_to_others(path: str, *, entries: int = 64) -> bool:
-    """Whether an unrelated uid could not read `path` or one of the first `entries` things below it (M4)."""
-    queue = [path]
-    for current in queue:
-        try:
-            mode = os.stat(current, follow_symlinks=current == path).st_mode
-        except OSError:
-            continue
-        is_directory = mode & 0o170000 == 0o040000
-        if mode & 0o170000 != 0o120000 and mode & 0o005 != 0o005 and (is_directory or not mode & 0o004):
-            return True
-        if is_directory and len(queue) < entries:
-            queue += [f"{current}/{name}" for name in _listed(current)[: entries - len(queue)]]
-    return False
 
 
 def _listed(path: str) -> list[str]:

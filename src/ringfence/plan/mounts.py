@@ -1,0 +1,419 @@
+"""Places a policy's mounts and the interpreter's directories in the guest's root; refuses what would break the fence.
+
+Sources are resolved once, here; the resolved path is what is bound (A11). Only host metadata is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ringfence.errors import PolicyError
+from ringfence.plan.credentials import contains_home, holdings, holds_credentials
+from ringfence.plan.interpreter import within
+from ringfence.plan.protected import Protected, beneath, is_protected_source, protection
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.plan.interpreter import Interpreter
+    from ringfence.policy.model import Mount
+    from ringfence.values import MountMode
+
+    Op = list[object]
+
+PRIVATE = ("/tmp", "/workspace")  # file systems of one sandbox: what lies there is mounted after them
+_KERNEL = ("/proc", "/sys", "/dev")
+_FIXED = ("/", "/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/tmp", "/run", "/var")
+_SYSTEM = ("/usr", "/etc", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/var/spool")
+_KERNEL_TYPES = frozenset(
+    ("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf", "configfs")
+)
+
+
+@final
+class Entry(Struct):
+    """One thing to be shown. `index` is its place in the policy; None: it belongs to the interpreter."""
+
+    source: str
+    target: str
+    mode: MountMode
+    directory: bool
+    idmap: bool
+    index: int | None
+    hide: tuple[str, ...] = ()
+    protect: tuple[str, ...] = ()
+
+
+@final
+class Placed(Struct):
+    """Operations for all entries, in the order in which they hold."""
+
+    template: tuple[Op, ...]
+    box: tuple[Op, ...]
+    protected: tuple[Protected, ...]
+    shown: tuple[str, ...]
+
+
+@final
+class Surroundings(Struct):
+    """What the mounts are placed into."""
+
+    interpreter: Interpreter
+    system: tuple[tuple[str, str], ...]  # target and source of what is bound already
+    links: tuple[tuple[str, str], ...]  # link and what it stands for: bin → usr/bin
+    uid: int
+    home: str
+    state: tuple[str, ...]  # directories of ours that no guest may see
+
+
+def place(mounts: tuple[Mount, ...], around: Surroundings) -> Placed:
+    """Where everything goes. Raises PolicyError, with the key and a fix, for a mount that cannot or must not be."""
+    entries: list[Entry] = []
+    for index, mount in enumerate(mounts):
+        entry = _entry(index, mount, around)
+        for other in entries:
+            if other.target == entry.target:
+                raise PolicyError(
+                    f"mounts {other.index} and {index} have the same target {entry.target}",
+                    key=f"mounts[{index}].target",
+                    fix="give one of them another target",
+                )
+        entries.append(entry)
+    entries = _with_interpreter(entries, around)
+    entries.sort(key=lambda entry: (entry.target.count("/"), entry.target))
+    return _operations(entries, around)
+
+
+# ── one mount ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
+    named = os.path.abspath(os.fspath(mount.source))
+    source = os.path.realpath(named)
+    mode = _file_type(source, named, index, mount)
+    _check_source(index, mount, source, around)
+    target = _target(index, mount, named, around)
+    directory = stat.S_ISDIR(mode)
+    if not directory:
+        _check_file(index, mount, source)
+    return Entry(
+        source=source,
+        target=target,
+        mode=mount.mode,
+        directory=directory,
+        idmap=around.uid == 0 and (mount.mode != "ro" or closed_to_others(source)),
+        index=index,
+        hide=tuple(mount.hide),
+        protect=tuple(mount.protect),
+    )
+
+
+def _file_type(source: str, named: str, index: int, mount: Mount) -> int:
+    try:
+        mode = os.stat(source).st_mode
+    except OSError as error:
+        raise PolicyError(
+            f"mount source {named} cannot be used: {error.strerror}",
+            key=f"mounts[{index}].source",
+            fix="make it first, or correct the path",
+        ) from None
+    if stat.S_ISBLK(mode) or stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        raise PolicyError(
+            f"mount source {named} is a device or a pipe; only files and folders can be shown",
+            key=f"mounts[{index}].source",
+        )
+    if stat.S_ISSOCK(mode) and not mount.credentials:
+        raise PolicyError(
+            f"mount source {named} is a socket: who can connect to it acts as the program behind it",
+            key=f"mounts[{index}].source",
+            fix=f"leave it out, or accept it with credentials = true on mounts[{index}]",
+        )
+    return mode
+
+
+def _check_source(index: int, mount: Mount, source: str, around: Surroundings) -> None:
+    key = f"mounts[{index}].source"
+    if source == "/" or any(within(source, path) for path in _KERNEL):
+        raise PolicyError(f"{source} of the host is never shown", key=key, fix="mount the folder that is needed")
+    for path in around.state:
+        if within(path, source) or within(source, path):
+            raise PolicyError(
+                f"{source} holds Ringfence's own state ({path})", key=key, fix="mount a folder that does not contain it"
+            )
+    below = _kernel_mount_below(source)
+    if below is not None:
+        raise PolicyError(
+            f"{source} has a kernel file system mounted below it ({below})",
+            key=key,
+            fix="unmount it, or mount a folder that does not contain it",
+        )
+    if mount.mode == "rw":
+        _check_writable(index, source)
+    if not mount.credentials:
+        _check_credentials(index, mount, source, around.home)
+
+
+def _check_writable(index: int, source: str) -> None:
+    key = f"mounts[{index}].mode"
+    if any(within(source, path) for path in _SYSTEM):
+        raise PolicyError(f"{source} is part of the host's system and is never writable", key=key, fix='mode = "copy"')
+    name = is_protected_source(source)
+    if name is not None:
+        raise PolicyError(
+            f"{source} is never writable: programs on the host run or trust what is in {name}",
+            key=key,
+            fix='mode = "copy"',
+        )
+
+
+def _check_credentials(index: int, mount: Mount, source: str, home: str) -> None:
+    hidden = [f"{source}/{name.strip('/')}" for name in mount.hide]
+    found = [one for one in holdings(source, home) if not any(within(one.path, path) for path in hidden)]
+    owner = contains_home(source, home)
+    if not found and (owner is None or hidden):
+        return
+    if found:
+        reason = holds_credentials(source, home) or ""
+        names = [os.path.relpath(one.path, source) for one in found if within(one.path, source) and one.path != source]
+    else:
+        reason, names = f"contains the home directory {owner}", []
+    hiding = f"hide them ({' '.join('--hide ' + name for name in names[:4])}), or " if names else ""
+    raise PolicyError(
+        f"mount source {source} {reason}",
+        key=f"mounts[{index}].source",
+        fix=f"mount only the folder that is needed, or {hiding}accept it with credentials = true on mounts[{index}]",
+    )
+
+
+def _check_file(index: int, mount: Mount, source: str) -> None:
+    if mount.mode == "copy":
+        raise PolicyError(
+            f'{source} is a file; mode "copy" is for folders',
+            key=f"mounts[{index}].mode",
+            fix='mode = "ro", or mount its folder',
+        )
+    for field in ("hide", "protect"):
+        if getattr(mount, field):
+            raise PolicyError(f"{source} is a file: nothing lies below it", key=f"mounts[{index}].{field}")
+
+
+def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
+    key = f"mounts[{index}].target"
+    text = named if mount.target is None else str(mount.target)
+    if not text.startswith("/") or ".." in text.split("/") or "\0" in text:
+        raise PolicyError(f"target {text!r} is not an absolute path without '..'", key=key, fix='such as "/data"')
+    target = "/" + os.path.normpath(text).lstrip("/")
+    for link, meaning in around.links:
+        if within(target, link):
+            target = meaning + target[len(link) :]
+    if target in _FIXED or any(within(target, path) for path in _KERNEL):
+        raise PolicyError(
+            f"nothing can be mounted at {target}: it is part of every sandbox",
+            key=key,
+            fix='choose another target, such as "/workspace" or "/data"',
+        )
+    if not target.isprintable():
+        raise PolicyError(f"target {target!r} has characters that cannot be printed", key=key)
+    return target
+
+
+def closed_to_others(path: str, *, entries: int = 64) -> bool:
+    """Whether an unrelated uid could not read `path` or one of the first `entries` things below it (M4)."""
+    queue = [path]
+    for current in queue:
+        try:
+            mode = os.lstat(current).st_mode
+        except OSError:
+            continue
+        is_directory = stat.S_ISDIR(mode)
+        needed = 0o005 if is_directory else 0o004
+        if not stat.S_ISLNK(mode) and mode & needed != needed:
+            return True
+        if is_directory and len(queue) < entries:
+            try:
+                queue += [f"{current}/{name}" for name in sorted(os.listdir(current))[: entries - len(queue)]]
+            except OSError:
+                return True
+    return False
+
+
+def _kernel_mount_below(source: str) -> str | None:
+    """A bind is recursive: a /proc or /sys that somebody mounted below the source would come along."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if after.split(" ", 1)[0] in _KERNEL_TYPES:
+            where = before.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+            if within(where, source):
+                return where
+    return None
+
+
+# ── together with the interpreter ────────────────────────────────────────────────────────────────
+
+
+def _with_interpreter(entries: list[Entry], around: Surroundings) -> list[Entry]:
+    """The interpreter's directories beside the policy's. Inside a writable mount they are held read-only: what a guest
+    writes there, the caller's own Python would run."""
+    held: dict[int, list[str]] = {}
+    added: list[Entry] = []
+    for root in around.interpreter.roots:
+        cover = _cover(root, entries)
+        if cover is None:
+            added.append(_interpreter_entry(root, around))
+        elif not _same_file(_behind(cover, root), root):
+            raise PolicyError(
+                f"target {cover.target} covers the Python that runs the guest ({root})",
+                key=f"mounts[{cover.index}].target",
+                fix="choose another target",
+            )
+    for path in (*around.interpreter.roots, around.interpreter.prefix, _own_package()):
+        for position, entry in enumerate(entries):
+            inside = os.path.realpath(path)
+            if entry.mode == "rw" and entry.directory and inside != entry.source and within(inside, entry.source):
+                held.setdefault(position, []).append(os.path.relpath(inside, entry.source))
+    for position, names in held.items():
+        entry = entries[position]
+        entries[position] = _replace_protect(entry, (*entry.protect, *names))
+    return entries + added
+
+
+def _interpreter_entry(root: str, around: Surroundings) -> Entry:
+    source = os.path.realpath(root)
+    idmap = around.uid == 0 and closed_to_others(source)
+    return Entry(source=source, target=root, mode="ro", directory=os.path.isdir(source), idmap=idmap, index=None)
+
+
+def _own_package() -> str:
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def _replace_protect(entry: Entry, protect: tuple[str, ...]) -> Entry:
+    return Entry(
+        source=entry.source,
+        target=entry.target,
+        mode=entry.mode,
+        directory=entry.directory,
+        idmap=entry.idmap,
+        index=entry.index,
+        hide=entry.hide,
+        protect=protect,
+    )
+
+
+def _cover(path: str, entries: list[Entry]) -> Entry | None:
+    around = [entry for entry in entries if within(path, entry.target)]
+    return max(around, key=lambda entry: len(entry.target), default=None)
+
+
+def _behind(entry: Entry, path: str) -> str:
+    """The host path that `path` inside shows through `entry`."""
+    return entry.source + path[len(entry.target) :]
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+# ── operations ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _operations(entries: list[Entry], around: Surroundings) -> Placed:
+    template: list[Op] = []
+    box: list[Op] = []
+    protected: list[Protected] = []
+    shown: list[str] = []
+    in_box: list[Entry] = []
+    for entry in entries:
+        above = _cover(entry.target, [other for other in entries if other.target != entry.target])
+        private = any(within(entry.target, path) for path in PRIVATE)
+        boxed = entry.idmap or entry.mode == "copy" or private or above in in_box
+        if boxed:
+            in_box.append(entry)
+        _check_mount_point(entry, above, around)
+        if above is None and not _bound_already(entry.target, around):
+            point: Op = ["dir", entry.target[1:], 0o755] if entry.directory else ["file", entry.target[1:], "", 0o644]
+            if entry.target not in PRIVATE:
+                (box if private else template).append(point)
+        ops, held = _inside(entry)
+        (box if boxed else template).extend([_mount(entry), *ops])
+        protected += held
+        shown += _lines(entry, held)
+    return Placed(template=tuple(template), box=tuple(box), protected=tuple(protected), shown=tuple(shown))
+
+
+def _mount(entry: Entry) -> Op:
+    target = entry.target[1:]
+    if entry.mode == "copy":
+        return ["overlay", entry.source, target, {"idmap": entry.idmap}]
+    return ["bind", entry.source, target, {"rw": entry.mode == "rw", "idmap": entry.idmap, "exec": True}]
+
+
+def _inside(entry: Entry) -> tuple[list[Op], list[Protected]]:
+    ops: list[Op] = []
+    held: list[Protected] = []
+    if entry.mode == "rw" and entry.directory:
+        whole = protection(entry.source, entry.target, entry.protect, key=f"mounts[{entry.index}].protect")
+        ops += whole.ops
+        held += whole.paths
+    for name in entry.hide:
+        hidden = _hidden(entry, name)
+        if hidden is not None:
+            ops.append(["hide", hidden.target[1:]])
+            held += [hidden] if entry.mode != "copy" else []  # an overlay keeps what it looked up
+    return ops, held
+
+
+def _hidden(entry: Entry, name: str) -> Protected | None:
+    """What `hide` covers: the file itself, wherever inside the source a link leads. Nothing there: nothing to hide."""
+    relative = beneath(name, key=f"mounts[{entry.index}].hide")
+    path = os.path.realpath(f"{entry.source}/{relative}")
+    if not os.path.exists(path) or path == entry.source or not within(path, entry.source):
+        return None
+    target = entry.target + path[len(entry.source) :]
+    return Protected(path=path, target=target, directory=os.path.isdir(path), hidden=True)
+
+
+def _bound_already(target: str, around: Surroundings) -> str | None:
+    """The host path behind `target` when it lies in something that every sandbox has bound."""
+    for shown, source in around.system:
+        if within(target, shown):
+            return source + target[len(shown) :]
+    return None
+
+
+def _check_mount_point(entry: Entry, above: Entry | None, around: Surroundings) -> None:
+    """A target inside another mount must exist there as itself: to make it changes the host, a link leads elsewhere."""
+    behind = _behind(above, entry.target) if above is not None else _bound_already(entry.target, around)
+    if behind is None:
+        return
+    if os.path.realpath(behind) == behind and os.path.exists(behind) and os.path.isdir(behind) == entry.directory:
+        return
+    if above is not None and above.mode == "copy" and not os.path.lexists(behind):
+        return
+    raise PolicyError(
+        f"target {entry.target} lies inside another mount, where there is no such {_kind(entry)} ({behind})",
+        key=f"mounts[{entry.index}].target" if entry.index is not None else "mounts",
+        fix=f"make {behind} on the host, or choose a target outside",
+    )
+
+
+def _kind(entry: Entry) -> str:
+    return "folder" if entry.directory else "file"
+
+
+def _lines(entry: Entry, held: list[Protected]) -> list[str]:
+    words = {"ro": "read-only", "rw": "writable", "copy": "a copy; the host's files stay as they are"}
+    owner = "" if entry.index is not None else ", for Python"
+    place = entry.target if entry.target == entry.source else f"{entry.target} (the host's {entry.source})"
+    lines = [f"{place}: {words[entry.mode]}{owner}"]
+    lines += [f"{path.target}: {'hidden' if path.hidden else 'read-only, protected'}" for path in held]
+    return lines

@@ -1,0 +1,264 @@
+"""Names what stays read-only inside a writable mount: files that a program on the host later runs or believes (L01).
+
+Decides which paths are held and by which operations; makes nothing. backends/process/protect.py makes the placeholders
+and watches. Below the mount's first level only `.git` is looked into; the end scan finds these names at any depth.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ringfence.errors import PolicyError
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Op = list[object]
+
+# Held whether they exist or not: a placeholder is made on the host for what does not (A13, CVE-2026-25725).
+HELD_FILES = (
+    ".mcp.json",
+    ".envrc",
+    ".bashrc",
+    ".bash_profile",
+    ".bash_login",
+    ".bash_logout",
+    ".profile",
+    ".zshrc",
+    ".zshenv",
+    ".zprofile",
+    ".zlogin",
+)
+HELD_DIRECTORIES = (".vscode", ".idea", ".claude", ".cursor", ".devcontainer")
+
+# Held when they exist; one that appears is reported at the end. A placeholder would get in the way of common tools.
+HELD_IF_PRESENT = (
+    ".gitconfig",
+    ".npmrc",
+    ".yarnrc",
+    ".yarnrc.yml",
+    ".pnpmfile.cjs",
+    ".devcontainer.json",
+    ".exrc",
+    ".nvim.lua",
+    ".vimrc",
+    ".husky",
+    ".githooks",
+    ".gemini",
+    ".codex",
+    ".windsurf",
+    ".zed",
+    ".kiro",
+    ".fish",
+)
+
+# Inside a git directory. `commondir` is the one nobody lists: a file of that name makes git take hooks and
+# configuration from wherever it points. "." in it means what its absence means; an empty one stops git.
+_GIT_FILES = ("config", "commondir")
+_GIT_DIRECTORIES = ("hooks",)
+_GIT_IF_PRESENT = ("config.worktree", "worktrees")
+_MODULES = 64  # submodules looked into; with more, all of .git/modules is read-only
+
+CONTENT = {"commondir": ".\n", ".mcp.json": '{"mcpServers": {}}\n'}  # of placeholders that may not be empty
+
+NAMES = frozenset((*HELD_FILES, *HELD_DIRECTORIES, *HELD_IF_PRESENT))
+
+
+@final
+class Protected(Struct):
+    """One path that must stay what it was when the sandbox started: same inode under the same name."""
+
+    path: str  # on the host
+    target: str  # inside
+    directory: bool
+    placeholder: str | None = None  # what to write there first; None: it exists
+    hidden: bool = False  # covered, not read-only
+
+
+@final
+class Protection(Struct):
+    """What is done inside one writable mount."""
+
+    ops: tuple[Op, ...]
+    paths: tuple[Protected, ...]
+
+
+def protection(source: str, target: str, extra: tuple[str, ...], *, key: str) -> Protection:
+    """Operations for a writable directory `source` shown at `target`. `extra`: relative paths besides the built-in.
+
+    Every ancestor below the mount is made a mount point of its own, or `mv .git .git2` would take the protection along
+    (A12, M10). Raises PolicyError for a path that leaves the mount or is a link: a link cannot be held.
+    """
+    wanted = _builtin(source)
+    for relative in extra:
+        _add(wanted, source, relative, key=key)
+    pinned: dict[str, None] = {}
+    paths: list[Protected] = []
+    for relative in sorted(wanted, key=lambda name: (name.count("/"), name)):
+        if any(relative.startswith(f"{one}/") for one in wanted):
+            continue  # below one that is read-only as a whole
+        _refuse_links(source, relative, key=key)
+        parts = relative.split("/")
+        pinned.update(dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts))))
+        paths.append(_protected(source, target, relative, wanted[relative]))
+    inside = target.lstrip("/")
+    ops: list[Op] = [["pin", f"{inside}/{relative}"] for relative in sorted(pinned, key=lambda name: name.count("/"))]
+    ops += [["protect", path.target.lstrip("/")] for path in paths]
+    return Protection(ops=tuple(ops), paths=tuple(paths))
+
+
+def is_protected_source(source: str) -> str | None:
+    """The protected name that `source` itself is or lies in, if any: showing it writable would undo the list."""
+    parts = source.strip("/").split("/")
+    for index, part in enumerate(parts):
+        if part in HELD_DIRECTORIES or part in HELD_FILES:
+            return part
+        if part == ".git" and parts[index + 1 : index + 2] in ([name] for name in (*_GIT_DIRECTORIES, *_GIT_FILES)):
+            return f".git/{parts[index + 1]}"
+    return None
+
+
+def _builtin(source: str) -> dict[str, bool]:
+    """Relative path → whether it is a directory where it does not exist yet."""
+    wanted: dict[str, bool] = dict.fromkeys(HELD_FILES, False) | dict.fromkeys(HELD_DIRECTORIES, True)
+    wanted |= {name: False for name in HELD_IF_PRESENT if os.path.lexists(f"{source}/{name}")}
+    if os.path.basename(source) == ".git" or _is_git_directory(source):
+        wanted |= _git_paths(source, "")
+    wanted |= _dot_git(source)
+    return wanted
+
+
+def _dot_git(source: str) -> dict[str, bool]:
+    """`.git` in the mount's top. None there: none is made, because an empty one would break `git` for the whole folder;
+    the end scan reports one that appears."""
+    dot_git = f"{source}/.git"
+    try:
+        mode = os.lstat(dot_git).st_mode
+    except OSError:
+        return {}
+    if stat.S_ISDIR(mode):
+        return _git_paths(source, ".git") | _hooks_path(source)
+    wanted = {".git": False}
+    directory = _gitfile_target(dot_git)
+    if directory is not None and directory.startswith(f"{source}/"):
+        wanted |= _git_paths(source, os.path.relpath(directory, source))
+    return wanted
+
+
+def _git_paths(source: str, relative: str) -> dict[str, bool]:
+    def inside(name: str) -> str:
+        return f"{relative}/{name}" if relative else name
+
+    if os.path.isfile(f"{source}/{inside('commondir')}"):  # a linked worktree's: its hooks and config are elsewhere
+        return {
+            inside(name): False
+            for name in ("commondir", "config.worktree")
+            if os.path.lexists(f"{source}/{inside(name)}")
+        }
+    wanted = {inside(name): False for name in _GIT_FILES} | {inside(name): True for name in _GIT_DIRECTORIES}
+    wanted |= {inside(name): False for name in _GIT_IF_PRESENT if os.path.lexists(f"{source}/{inside(name)}")}
+    modules = _git_directories_below(f"{source}/{inside('modules')}")
+    if len(modules) > _MODULES:
+        return wanted | {inside("modules"): True}
+    for module in modules:
+        wanted |= _git_paths(source, os.path.relpath(module, source))
+    return wanted
+
+
+def _git_directories_below(directory: str) -> list[str]:
+    """Git directories of submodules; a name may have slashes, so folders that are none are looked into."""
+    found: list[str] = []
+    queue = [directory]
+    for current in queue:
+        if len(found) > _MODULES or len(queue) > 16 * _MODULES:
+            break
+        try:
+            names = sorted(entry.name for entry in os.scandir(current) if entry.is_dir(follow_symlinks=False))
+        except OSError:
+            continue
+        for name in names:
+            path = f"{current}/{name}"
+            if _is_git_directory(path):
+                found.append(path)
+            else:
+                queue.append(path)
+    return found
+
+
+def _is_git_directory(path: str) -> bool:
+    return all(os.path.lexists(f"{path}/{name}") for name in ("HEAD", "objects", "refs"))
+
+
+def _hooks_path(source: str) -> dict[str, bool]:
+    """Where this repository's `core.hooksPath` leads, when that is inside the mount."""
+    try:
+        with open(f"{source}/.git/config", encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 20).splitlines()
+    except OSError:
+        return {}
+    wanted: dict[str, bool] = {}
+    for line in lines:
+        name, _, value = line.partition("=")
+        if name.strip().lower() == "hookspath":
+            path = os.path.normpath(os.path.join(source, value.strip().strip('"')))
+            if path.startswith(f"{source}/") and os.path.isdir(path):
+                wanted[os.path.relpath(path, source)] = True
+    return wanted
+
+
+def _gitfile_target(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(4096)
+    except OSError:
+        return None
+    if not text.startswith("gitdir:"):
+        return None
+    return os.path.realpath(os.path.join(os.path.dirname(path), text[7:].strip()))
+
+
+def _add(wanted: dict[str, bool], source: str, relative: str, *, key: str) -> None:
+    name = beneath(relative, key=key)
+    wanted[name] = relative.endswith("/") or os.path.isdir(f"{source}/{name}")
+    if not os.path.isdir(os.path.dirname(f"{source}/{name}")):
+        raise PolicyError(
+            f"{relative!r} cannot be protected: its folder does not exist in {source}",
+            key=key,
+            fix="protect the first folder of the path that exists, or make the folder",
+        )
+
+
+def beneath(relative: str, *, key: str) -> str:
+    """A relative path in normal form; PolicyError when it is absolute, leaves its root, or is a pattern's root."""
+    name = os.path.normpath(relative) if relative else ""
+    if not name or name.startswith(("/", "../")) or name in (".", "..") or "\0" in name:
+        raise PolicyError(
+            f"{relative!r} is not a path below the mount's source", key=key, fix="write it relative to the source"
+        )
+    if ".." in relative.split("/"):
+        raise PolicyError(f"{relative!r} has '..' in it", key=key, fix=f"write {name!r}")
+    return name
+
+
+def _refuse_links(source: str, relative: str, *, key: str) -> None:
+    path = source
+    for part in relative.split("/"):
+        path = f"{path}/{part}"
+        if os.path.islink(path):
+            raise PolicyError(
+                f"{path} is a symbolic link, which the guest could replace; a protected path must be a file or folder",
+                key=key,
+                fix='use mode "copy", or replace the link by what it leads to',
+            )
+
+
+def _protected(source: str, target: str, relative: str, as_directory: bool) -> Protected:
+    path = f"{source}/{relative}"
+    shown = f"{target.rstrip('/')}/{relative}"
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        content = "" if as_directory else CONTENT.get(os.path.basename(relative), "")
+        return Protected(path=path, target=shown, directory=as_directory, placeholder=content)
+    return Protected(path=path, target=shown, directory=stat.S_ISDIR(mode))
