@@ -34,7 +34,7 @@ demo:
 test: system setup lint typecheck pytest
 
 lint: setup
-	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff check --quiet --output-format concise .
 	@$(PY) -m ruff format --check --quiet . || { echo 'not in the house format: make format'; exit 1; }
 
 format: setup
