@@ -1,0 +1,148 @@
+"""One process sandbox as the library holds it: its channel, its cgroup, its uid, and how all of it goes away."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+
+from ringfence.backends.process.zygote import explain_refusal
+from ringfence.errors import SandboxLostError, StartTimeoutError
+from ringfence.results import Usage
+from ringfence.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ringfence.backends.process.cgroup_base import Group
+    from ringfence.backends.process.uids import HeldUid
+    from ringfence.plan.model import ProcessPlan
+    from ringfence.results import Denial, Enforcement
+
+START_S = 10.0
+_END_S = 5.0
+
+
+class ProcessBox:
+    """Not safe from two threads at once; the layers above hold one lock for each sandbox."""
+
+    def __init__(
+        self,
+        plan: ProcessPlan,
+        channel: socket.socket,
+        python: Mapping[str, object],
+        *,
+        group: Group | None,
+        uid: HeldUid | None,
+        retire: Callable[[ProcessBox], None],
+    ) -> None:
+        self.plan = plan
+        self.channel = channel
+        self.python = python
+        self.enforcement: Enforcement = plan.enforcement
+        self.env = plan.env
+        self._group = group
+        self._uid = uid
+        self._retire = retire
+        self._init_pidfd = -1
+        self._ooms = 0
+        self._closed = False
+        self.on_destroyed: list[Callable[[], None]] = []
+
+    def wait_ready(self, deadline: float) -> None:
+        """Raises UnsupportedError when the host refused a step, StartTimeoutError, or SandboxLostError."""
+        reader = frames.Reader()
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.channel], [], [], left)[0]:
+                raise StartTimeoutError("the sandbox did not start in time", fix="try again when the host is less busy")
+            data = self.channel.recv(1 << 12)
+            if not data:
+                raise SandboxLostError("the sandbox ended while it was built", fix="ringfence doctor")
+            for frame in reader.feed(data):
+                self._begin(frames.event(frame.payload))
+                return
+
+    def _begin(self, event: dict[str, object]) -> None:
+        if event["ev"] == "failed":
+            raise explain_refusal(str(event["error"]), event["errno"])
+        if event["ev"] != "ready":
+            raise SandboxLostError("the sandbox's monitor said something else than that it is ready")
+        pid = event["init"]
+        assert isinstance(pid, int)
+        try:
+            self._init_pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise SandboxLostError("the sandbox ended as soon as it was built", fix="try again") from None
+
+    @property
+    def ready_now(self) -> bool:
+        return bool(select.select([self.channel], [], [], 0)[0])
+
+    def usage(self) -> Usage:
+        if self._group is None:
+            return Usage()
+        used = self._group.usage()
+        return Usage(
+            cpu_s=used.cpu_s, memory_peak_bytes=used.memory_peak_bytes, processes_peak=used.processes_peak
+        )
+
+    def out_of_memory(self) -> bool:
+        if self._group is None:
+            return False
+        before, self._ooms = self._ooms, self._group.usage().oom_kills or 0
+        return self._ooms > before
+
+    def kill(self) -> None:
+        """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""
+        if self._init_pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    def close(self) -> None:
+        """Kill now, clean up behind the caller's back."""
+        if self._closed:
+            return
+        self._closed = True
+        self.kill()
+        try:
+            self.channel.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        self._retire(self)
+
+    def destroy(self) -> None:
+        """Wait for the end, then remove what is left. Called once, by whoever `retire` gave it to."""
+        deadline = time.monotonic() + _END_S
+        self.channel.settimeout(_END_S)
+        try:
+            while time.monotonic() < deadline and self.channel.recv(1 << 16):
+                pass
+        except OSError:
+            pass
+        self.channel.close()
+        if self._init_pidfd >= 0:
+            os.close(self._init_pidfd)
+            self._init_pidfd = -1
+        if self._group is not None:
+            self._group.remove()
+        if self._uid is not None:
+            self._uid.release()
+        for done in self.on_destroyed:
+            done()
+
+    def forget(self) -> None:
+        """In a forked child of the library: the sandbox is not ours."""
+        self._closed = True
+        self.channel.close()
+        if self._init_pidfd >= 0:
+            os.close(self._init_pidfd)
+            self._init_pidfd = -1
+
+    def findings(self) -> tuple[Denial, ...]:
+        return ()

@@ -1,0 +1,326 @@
+"""Owns what this library process keeps between sandboxes: zygotes, templates, spares, and the thread that cleans up.
+
+A spare is a sandbox that is built and fenced and has never run guest code. It is given out once. Spares are kept only
+for policies that name no host files, because what such a policy shows may change.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import socket
+import threading
+import time
+
+from ringfence.backends.process import cgroup, uids
+from ringfence.backends.process.box import START_S, ProcessBox
+from ringfence.backends.process.cgroup import GroupLimits
+from ringfence.backends.process.zygote import Template, Zygote
+from ringfence.errors import RingfenceError, SandboxLostError
+from ringfence.guest.fence import OURS, RESERVE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.backends.process.cgroup import Tree
+    from ringfence.plan.interpreter import Interpreter
+    from ringfence.plan.model import ProcessPlan
+
+_TEMPLATES = 8
+_MOST_SPARES = 4
+_SPARE_IDLE_S = 60.0
+
+
+class Shelf:
+    """The spares of one plan: how many are wanted follows how many are asked for at once."""
+
+    def __init__(self, plan: ProcessPlan) -> None:
+        self.plan = plan
+        self.spares: list[ProcessBox] = []
+        self.wanted = 1
+        self.used_at = time.monotonic()
+
+
+class Pool:
+    """One per library process and interpreter. Safe from several threads."""
+
+    def __init__(self, interpreter: Interpreter, preload: tuple[str, ...]) -> None:
+        self.tree: Tree | None = cgroup.find() or cgroup.delegable()
+        self.hits = self.misses = 0
+        self._interpreter = interpreter
+        self._preload = preload
+        self._python = {"sys_path": interpreter.sys_path, "executable": interpreter.command}
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._templates: dict[int, Template] = {}
+        self._shelves: dict[int, Shelf] = {}
+        self._work: queue.SimpleQueue[ProcessBox | Shelf | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._count = 0
+
+    def take(self, plan: ProcessPlan) -> ProcessBox:
+        """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises."""
+        deadline = time.monotonic() + START_S
+        box = self._from_shelf(plan) if plan.shared else None
+        if box is not None:
+            try:
+                box.wait_ready(deadline)
+                return box
+            except SandboxLostError:  # its template died while it waited
+                box.close()
+        for attempt in (1, 2):
+            box = None
+            try:
+                box = self._start(plan)
+                box.wait_ready(deadline)
+                return box
+            except BaseException as error:
+                if box is not None:
+                    box.close()
+                self._drop_template(plan)
+                if attempt == 2 or not isinstance(error, SandboxLostError):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _from_shelf(self, plan: ProcessPlan) -> ProcessBox | None:
+        with self._lock:
+            shelf = self._shelves.get(id(plan))
+            if shelf is None:
+                shelf = self._shelves[id(plan)] = Shelf(plan)
+            shelf.used_at = time.monotonic()
+            box = shelf.spares.pop(0) if shelf.spares else None
+            if box is not None and box.ready_now:
+                self.hits += 1
+            else:
+                self.misses += 1
+                shelf.wanted = min(_MOST_SPARES, shelf.wanted + 1)
+        self._do(shelf)
+        return box
+
+    def _start(self, plan: ProcessPlan) -> ProcessBox:
+        template = self._template(plan)
+        with self._lock:
+            self._count += 1
+            box_id = f"{self._count}-{os.urandom(3).hex()}"
+        group = self._group(plan, box_id)
+        uid = None
+        ours, theirs = socket.socketpair()
+        try:
+            uid = uids.hold() if plan.box["as_root"] else None
+            box = ProcessBox(plan, ours, self._python, group=group, uid=uid, retire=self._do)
+            self._send(template, plan, box, theirs, group, uid)
+        except BaseException:
+            ours.close()
+            if group is not None:
+                group.remove()
+            if uid is not None:
+                uid.release()
+            raise
+        finally:
+            theirs.close()
+            if not plan.shared:
+                template.close()
+        return box
+
+    def _send(self, template: Template, plan: ProcessPlan, box: ProcessBox, theirs: socket.socket, group: object, uid: object) -> None:
+        payload = dict(plan.box)
+        fds = [theirs.fileno()]
+        opened: list[int] = []
+        if box._group is not None:
+            counter = box._group.cpu_fd()
+            payload["cpu_fd"] = counter is not None
+            opened = [*([counter] if counter is not None else []), *box._group.join_fds()]
+        if box._uid is not None:
+            payload["owner"] = box._uid.uid
+            payload["ops"] = [_owned(op, box._uid.uid) for op in payload["ops"]]  # type: ignore[attr-defined]
+        fence = dict(payload["fence"])  # type: ignore[call-overload]
+        fence["affinity"] = self._choose_cpus(plan.cpus)
+        payload["fence"] = fence
+        try:
+            template.launch(payload, fds + opened)
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def _choose_cpus(self, cpus: float) -> list[int]:
+        """As many CPUs as the policy pays for: libraries start a thread for each CPU they see."""
+        available = sorted(os.sched_getaffinity(0))
+        count = max(1, -int(-cpus // 1))
+        start = os.urandom(1)[0]
+        return [available[(start + i) % len(available)] for i in range(min(count, len(available)))]
+
+    def _group(self, plan: ProcessPlan, box_id: str) -> cgroup.Group | None:
+        if self.tree is None or not plan.cgroup:
+            return None
+        if self._zygote is None:
+            raise AssertionError("a group is made after its zygote")
+        limits = GroupLimits(plan.memory_bytes, plan.processes + OURS + RESERVE, plan.cpus)
+        return self.tree.create(box_id, limits)
+
+    def _template(self, plan: ProcessPlan) -> Template:
+        with self._lock:
+            zygote = self._live_zygote()
+            found = self._templates.get(id(plan)) if plan.shared else None
+        if found is not None:
+            return found
+        template = zygote.template(plan.template, as_root=bool(plan.box["as_root"]))
+        if plan.shared:
+            with self._lock:
+                self._shelves.setdefault(id(plan), Shelf(plan))  # keeps the plan, and so its id, alive
+                self._templates[id(plan)] = template
+                self._trim()
+        return template
+
+    def _live_zygote(self) -> Zygote:
+        if self._zygote is None or not self._zygote.alive:
+            if self._zygote is not None:
+                self._zygote.close()
+                self._templates.clear()
+            self._zygote = Zygote(self._interpreter, self._preload, self.tree)
+        return self._zygote
+
+    def _drop_template(self, plan: ProcessPlan) -> None:
+        with self._lock:
+            template = self._templates.pop(id(plan), None)
+        if template is not None:
+            template.close()
+
+    def _trim(self) -> None:
+        """Forget the templates used longest ago. Caller holds the lock."""
+        while len(self._templates) > _TEMPLATES:
+            oldest = min(self._templates, key=lambda key: self._shelves[key].used_at)
+            self._templates.pop(oldest).close()
+            for spare in self._shelves.pop(oldest).spares:
+                spare.close()
+
+    # the thread that builds spares and removes what has ended
+
+    def _do(self, work: ProcessBox | Shelf) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._keep_house, name="ringfence", daemon=True)
+                self._thread.start()
+        if self._closed:
+            if isinstance(work, ProcessBox):
+                work.destroy()
+            return
+        self._work.put(work)
+
+    def _keep_house(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=_SPARE_IDLE_S / 4)
+            except queue.Empty:
+                self._drop_idle_spares()
+                continue
+            if work is None:
+                return
+            if isinstance(work, ProcessBox):
+                work.destroy()
+            else:
+                self._refill(work)
+
+    def _refill(self, shelf: Shelf) -> None:
+        while not self._closed and len(shelf.spares) < shelf.wanted:
+            try:
+                spare = self._start(shelf.plan)
+            except (RingfenceError, OSError):
+                return  # the next take() meets the same failure and says so to the caller
+            with self._lock:
+                shelf.spares.append(spare)
+
+    def _drop_idle_spares(self) -> None:
+        limit = time.monotonic() - _SPARE_IDLE_S
+        with self._lock:
+            idle = [s for shelf in self._shelves.values() if shelf.used_at < limit for s in shelf.spares]
+            for shelf in self._shelves.values():
+                if shelf.used_at < limit:
+                    shelf.spares, shelf.wanted = [], 1
+        for spare in idle:
+            spare.close()
+
+    def close(self) -> None:
+        """End everything that is kept and wait until it is gone."""
+        with self._lock:
+            spares = [spare for shelf in self._shelves.values() for spare in shelf.spares]
+            self._shelves.clear()
+            thread = self._thread
+        for spare in spares:
+            spare.close()
+        self._closed = True
+        if thread is not None:
+            self._work.put(None)
+            thread.join(10)
+        while not self._work.empty():
+            work = self._work.get_nowait()
+            if isinstance(work, ProcessBox):
+                work.destroy()
+        for template in self._templates.values():
+            template.close()
+        if self._zygote is not None:
+            self._zygote.close()
+        if self.tree is not None:
+            self.tree.close()
+
+    def forget(self) -> None:
+        """In a forked child: nothing of this is ours; the parent goes on with it."""
+        for template in self._templates.values():
+            template.close()
+        for shelf in self._shelves.values():
+            for spare in shelf.spares:
+                spare.forget()
+        if self._zygote is not None:
+            self._zygote.forget()
+
+
+def _owned(op: list[object], uid: int) -> list[object]:
+    if op[0] == "overlay" and isinstance(op[3], dict):
+        return [*op[:3], {**op[3], "owner": uid}]
+    return op
+
+
+# Zygotes and spares belong to the process, like its heap: two sandboxes of one program share them.
+_pools: dict[tuple[str, tuple[str, ...]], Pool] = {}
+_pools_lock = threading.Lock()
+
+
+def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
+    key = (interpreter.executable, preload)
+    with _pools_lock:
+        found = _pools.get(key)
+        if found is None:
+            if not _pools:
+                _prepare_process()
+            found = _pools[key] = Pool(interpreter, preload)
+        return found
+
+
+def close_all() -> None:
+    """End every pool of this process. At exit, and in tests that count what is left."""
+    with _pools_lock:
+        pools = list(_pools.values())
+        _pools.clear()
+    for one in pools:
+        one.close()
+
+
+def _prepare_process() -> None:
+    from ringfence.backends.process import state
+
+    state.sweep()
+    if not _registered:
+        _registered.append(True)
+        atexit.register(close_all)
+        os.register_at_fork(after_in_child=_forget_all)
+
+
+_registered: list[bool] = []
+
+
+def _forget_all() -> None:
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    for one in _pools.values():
+        one.forget()
+    _pools.clear()

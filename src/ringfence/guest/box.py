@@ -1,0 +1,229 @@
+"""Applies a plan's operations: builds the sandbox's root, private file systems and /proc. Decides nothing.
+
+Operations are lists made by the planner (docs/design/process-backend.md). Targets are relative to the new root, which is
+the current directory while a template is built and `/` afterwards.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+
+from . import kernel as k
+
+MASK = ".mask"  # an empty file and an empty directory, both read-only, to cover things with
+DISK = ".disk"  # mount point of the sandbox's disk when `copy` mounts share it with /workspace
+_RO = k.MOUNT_ATTR_RDONLY | k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
+_TMPFS_FLAGS = k.MS_NOSUID | k.MS_NODEV
+
+Op = list[object]
+
+
+class Applier:
+    """One pass over operations. `idmap_fd`: user namespace for idmapped mounts, made on first use by `idmap`."""
+
+    def __init__(self, idmap: object = None) -> None:
+        self._idmap = idmap
+        self._copies = 0
+
+    def apply(self, ops: list[Op]) -> None:
+        for op in ops:
+            name, *args = op
+            method = getattr(self, f"_op_{name}", None)
+            if method is None:
+                raise ValueError(f"unknown operation {name!r}")
+            method(*args)
+
+    def _op_dir(self, target: str, mode: int) -> None:
+        os.makedirs(target, 0o755, exist_ok=True)
+        os.chmod(target, mode)
+
+    def _op_file(self, target: str, text: str, mode: int) -> None:
+        _parents(target)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(target, mode)
+
+    def _op_symlink(self, text: str, target: str) -> None:
+        _parents(target)
+        os.symlink(text, target)
+
+    def _op_bind(self, source: str, target: str, options: dict[str, bool]) -> None:
+        _make_like(source, target)
+        attributes = k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
+        if not options.get("rw"):
+            attributes |= k.MOUNT_ATTR_RDONLY
+        if options.get("exec") is False:
+            attributes |= k.MOUNT_ATTR_NOEXEC
+        if options.get("idmap"):
+            self._bind_idmapped(source, target, attributes)
+            return
+        k.mount(source, target, None, k.MS_BIND | k.MS_REC)
+        k.mount_setattr(k.AT_FDCWD, target, k.AT_RECURSIVE, add=attributes)
+
+    def _bind_idmapped(self, source: str, target: str, attributes: int) -> None:
+        tree = k.open_tree_clone(source)
+        try:
+            owner = os.fstat(tree)
+            idmap_fd = self._idmap(owner.st_uid, owner.st_gid)  # type: ignore[operator]  # given whenever an op asks
+            k.mount_setattr(
+                tree, "", k.AT_EMPTY_PATH | k.AT_RECURSIVE, add=attributes | k.MOUNT_ATTR_IDMAP, idmap_fd=idmap_fd
+            )
+            os.close(idmap_fd)
+            k.move_mount(tree, target)
+        finally:
+            os.close(tree)
+
+    def _op_dev(self, name: str) -> None:
+        target = f"dev/{name}"
+        _make_like("/dev/null", target)
+        k.mount(f"/dev/{name}", target, None, k.MS_BIND)
+        k.mount_setattr(k.AT_FDCWD, target, 0, add=k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NOEXEC)
+
+    def _op_tmpfs(self, target: str, options: str) -> None:
+        os.makedirs(target, 0o755, exist_ok=True)
+        k.mount("tmpfs", target, "tmpfs", _TMPFS_FLAGS, options)
+
+    def _op_hide(self, target: str) -> None:
+        cover(target)
+
+    def _op_protect(self, target: str) -> None:
+        k.mount(target, target, None, k.MS_BIND | k.MS_REC)
+        k.mount_setattr(k.AT_FDCWD, target, k.AT_RECURSIVE, add=_RO)
+
+    def _op_pin(self, target: str) -> None:
+        k.mount(target, target, None, k.MS_BIND | k.MS_REC)
+
+    def _op_overlay(self, source: str, target: str, options: dict[str, bool]) -> None:
+        """`copy`: the host's files below, the sandbox's disk above. A file source is copied by the caller instead."""
+        self._copies += 1
+        base = f"{DISK}/copy{self._copies}"
+        lower = f"{DISK}/lower{self._copies}"
+        for path in (base, f"{base}/upper", f"{base}/work", lower):
+            os.mkdir(path, 0o700)
+        self._op_bind(source, lower, {"idmap": bool(options.get("idmap"))})
+        mode = stat.S_IMODE(os.stat(lower).st_mode)
+        os.chmod(f"{base}/upper", mode)
+        owner = options.get("owner")
+        if owner is not None:
+            os.chown(f"{base}/upper", owner, owner)
+        os.makedirs(target, 0o755, exist_ok=True)
+        layers = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
+        if os.geteuid() != 0 or not options.get("idmap"):
+            layers += ",userxattr"
+        k.mount("overlay", target, "overlay", _TMPFS_FLAGS, layers)
+
+
+def _parents(target: str) -> None:
+    parent = os.path.dirname(target)
+    if parent:
+        os.makedirs(parent, 0o755, exist_ok=True)
+
+
+def _make_like(source: str, target: str) -> None:
+    """A mount point of the kind of `source`, unless something is there already."""
+    if os.path.lexists(target):
+        return
+    if os.path.isdir(source):
+        os.makedirs(target, 0o755, exist_ok=True)
+        return
+    _parents(target)
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+
+
+def cover(target: str) -> None:
+    """Show nothing at `target`: an empty read-only file or directory of ours. A write is EROFS, never swallowed."""
+    kind = "dir" if os.path.isdir(target) else "file"
+    k.mount(f"{MASK}/{kind}", target, None, k.MS_BIND)
+    k.mount_setattr(k.AT_FDCWD, target, 0, add=_RO | k.MOUNT_ATTR_NOEXEC)
+
+
+def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
+    """Build the root in this (new) mount namespace, pivot into it, make it read-only.
+
+    `keep_outer_proc`: in a user namespace the kernel grants a fresh /proc only where a complete one is already mounted
+    (M9), so the outer one lies below the mount point until the sandbox's own covers it; nobody inside can uncover it.
+    """
+    k.mount(None, "/", None, k.MS_REC | k.MS_PRIVATE)
+    base = "/tmp"  # noqa: S108  # any directory serves: the mount is private and covers it
+    k.mount("tmpfs", base, "tmpfs", _TMPFS_FLAGS, "size=4m,nr_inodes=4000,mode=755")
+    os.chdir(base)
+    os.mkdir(MASK, 0o755)
+    os.mkdir(f"{MASK}/dir", 0o555)
+    os.close(os.open(f"{MASK}/file", os.O_WRONLY | os.O_CREAT, 0o444))
+    for directory in ("proc", "dev", "tmp", "workspace", DISK):
+        os.mkdir(directory, 0o755)
+    Applier().apply(ops)
+    if keep_outer_proc:
+        k.mount("/proc", "proc", None, k.MS_BIND | k.MS_REC)
+    k.mount(None, ".", None, k.MS_BIND | k.MS_REMOUNT | k.MS_RDONLY | k.MS_NOSUID | k.MS_NODEV)
+    k.pivot_root_here()
+
+
+def mount_private(sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: object) -> None:
+    """File systems that belong to one sandbox: disk, /tmp, /dev/shm, terminals, and the mounts that need its uid."""
+    os.chdir("/")
+    own = f",uid={owner},gid={owner}"
+    k.mount("tmpfs", "tmp", "tmpfs", _TMPFS_FLAGS, f"{sizes['tmp']},mode=1777{own}")
+    k.mount("tmpfs", "dev/shm", "tmpfs", _TMPFS_FLAGS | k.MS_NOEXEC, f"{sizes['shm']},mode=1777{own}")
+    if any(op[0] == "overlay" for op in ops):
+        k.mount("tmpfs", DISK, "tmpfs", _TMPFS_FLAGS, f"{sizes['disk']},mode=755")
+        os.mkdir(f"{DISK}/workspace", 0o755)
+        os.chown(f"{DISK}/workspace", owner, owner)
+        k.mount(f"{DISK}/workspace", "workspace", None, k.MS_BIND)
+        k.mount_setattr(k.AT_FDCWD, "workspace", 0, add=k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV)
+    else:
+        k.mount("tmpfs", "workspace", "tmpfs", _TMPFS_FLAGS, f"{sizes['disk']},mode=755{own}")
+    terminal = "newinstance,ptmxmode=0666,mode=620" + (own if os.geteuid() == 0 and owner else "")
+    k.mount("devpts", "dev/pts", "devpts", k.MS_NOSUID | k.MS_NOEXEC, terminal)
+    Applier(idmap).apply(ops)
+    if any(op[0] == "overlay" for op in ops):
+        cover(DISK)
+
+
+# What a guest may see of /proc besides its own processes. An allow-list: a new entry of a newer kernel is masked (B15).
+_PROC_SHOWN = frozenset(
+    "self thread-self cpuinfo filesystems loadavg meminfo mounts net stat sys sysvipc uptime version".split()
+)
+
+
+def mount_proc() -> None:
+    """A fresh /proc of this pid namespace, by a process inside it. Never the outer one (B14)."""
+    k.mount("proc", "/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
+
+
+def restrict_proc(*, subset: bool, mask: bool) -> None:
+    """Show of /proc the guest's processes and little else; `subset`: nothing else, not even /proc/sys."""
+    if subset:
+        k.mount("proc", "/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC, "subset=pid")
+        return
+    if not mask:
+        return
+    os.chdir("/")
+    for name in os.listdir("/proc"):
+        if name not in _PROC_SHOWN and not name.isdigit():
+            cover(f"proc/{name}")
+    k.mount("proc/sys", "proc/sys", None, k.MS_BIND | k.MS_REC)
+    k.mount_setattr(k.AT_FDCWD, "proc/sys", k.AT_RECURSIVE, add=_RO | k.MOUNT_ATTR_NOEXEC)
+    cover("proc/sys/kernel/random/boot_id")
+
+
+def write(directory: int, path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP_RUNNING = 0x41
+
+
+def bring_up_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP_RUNNING))

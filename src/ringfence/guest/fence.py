@@ -1,0 +1,77 @@
+"""Owns the order in which a process gives up its rights. Each step is data in the plan's `fence`.
+
+Mount rights go first (nothing can be mounted under Landlock), system calls last.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import resource
+
+from . import kernel as k
+
+# Processes of the sandbox that are ours and count against RLIMIT_NPROC: monitor, PID 1, spawner.
+OURS = 3
+# What the spawner may start beyond the guest's limit, so that a guest at its limit can still be served (F07).
+RESERVE = 5
+
+Fence = dict[str, object]
+
+
+def limit_kernel_objects(sys_directory: int, fence: Fence) -> None:
+    """Per user namespace: no further user namespaces (E01), few inotify objects (F33). Needs its capabilities."""
+    if not fence["namespace_limits"]:
+        return
+    values = {
+        "max_user_namespaces": "0",
+        "max_inotify_instances": "128",
+        "max_inotify_watches": "65536",
+    }
+    for name, value in values.items():
+        fd = os.open(f"user/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=sys_directory)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
+
+
+def set_limits(fence: Fence, *, processes: int) -> None:
+    limits: dict[str, int] = fence["rlimits"]  # type: ignore[assignment]  # plan data, made by plan/
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+    cpus: list[int] = fence["affinity"]  # type: ignore[assignment]
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+def give_up_rights(fence: Fence, *, landlock: bool) -> None:
+    """Capabilities, privileges, Landlock, system calls. What follows can only lose more."""
+    if fence["no_new_privileges"]:
+        k.no_new_privileges()
+    if landlock and fence["landlock_abi"]:
+        k.restrict_with_landlock(
+            int(fence["landlock_abi"]),  # type: ignore[call-overload]
+            scopes=bool(fence["landlock_scopes"]),
+            files=bool(fence["landlock_files"]),
+        )
+    if fence["seccomp"] and not fence["no_new_privileges"]:
+        k.install_seccomp(base64.b64decode(str(fence["seccomp"])))
+    if fence["capabilities"]:
+        k.drop_capabilities()
+    if fence["seccomp"] and fence["no_new_privileges"]:
+        k.install_seccomp(base64.b64decode(str(fence["seccomp"])))
+    if fence["not_dumpable"]:
+        k.set_dumpable(0)
+
+
+def finish_for_guest(fence: Fence, *, processes: int) -> None:
+    """The last steps, in the process that becomes the guest: its own process limit, the last filter, dumpable again.
+
+    Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway.
+    """
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+    if fence["last_layer"]:
+        k.install_seccomp(base64.b64decode(str(fence["last_layer"])))
+    k.set_dumpable(1)

@@ -1,0 +1,39 @@
+"""guestd's half of the wire: frames of length, type and stream, then the payload. The host's half is ringfence.wire."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+HEADER = struct.Struct("<IBI")  # payload length, type, stream
+JSON, STDIN, STDOUT, STDERR = 0, 1, 2, 3
+
+
+def pack(kind: int, stream: int, payload: bytes) -> bytes:
+    return HEADER.pack(len(payload), kind, stream) + payload
+
+
+def message(**data: object) -> bytes:
+    return pack(JSON, 0, json.dumps(data).encode())
+
+
+class Reader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
+        buffer = self._buffer
+        buffer += data
+        frames = []
+        start = 0
+        while len(buffer) - start >= HEADER.size:
+            length, kind, stream = HEADER.unpack_from(buffer, start)
+            end = start + HEADER.size + length
+            if len(buffer) < end:
+                break
+            frames.append((kind, stream, bytes(buffer[start + HEADER.size : end])))
+            start = end
+        del buffer[:start]
+        return frames

@@ -1,0 +1,271 @@
+"""Owns one thing that runs in a sandbox, seen from the monitor: its streams, its stdin, its report and its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from . import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .guestd import Guestd
+    from .place import Place
+
+_READ = 1 << 16
+_REPORT_CAP = 1 << 18
+_AFTER_EXIT = (1 << 20) + _READ  # a pipe holds at most 1 MiB; more than that was written after the exit
+
+
+class Job:
+    def __init__(self, guestd: Guestd, number: int, request: dict[str, object]) -> None:
+        self.id = number
+        self.one_shot = bool(request["one_shot"])
+        self.inner_pid = 0
+        self.why: str | None = None
+        self.deadline: float | None = None
+        self.cpu_deadline: float | None = None
+        self._guestd = guestd
+        self._request = request
+        self._pidfd = -1
+        self._stdin = -1
+        self._pending = bytearray()
+        self._closing_stdin = False
+        self._outputs: dict[int, int] = {}  # descriptor → frame type
+        self._report_fd = -1
+        self._report = bytearray()
+        self._credit = int(request["credit"])  # type: ignore[call-overload]
+        self._paused = False
+        self._status: dict[str, object] | None = None
+        self._left_after_exit = _AFTER_EXIT
+
+    def start(self, place: Place) -> None:
+        """Raises OSError when the sandbox cannot hold one more process."""
+        mine, theirs = self._pipes()
+        try:
+            self._pidfd, self.inner_pid = place.spawn(self._request, theirs, one_shot=self.one_shot)
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        out, err, report = mine
+        self._outputs = {out: frames.STDOUT, err: frames.STDERR}
+        self._report_fd = report
+        for fd in self._outputs:
+            self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
+        self._guestd.watch(report, select.EPOLLIN, self._on_report)
+        self._guestd.watch(self._pidfd, select.EPOLLIN, self._on_exit)
+
+    def _pipes(self) -> tuple[tuple[int, int, int], list[int]]:
+        if self._request["stdin"]:
+            stdin, self._stdin = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._stdin, False)
+        else:
+            stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        out, out_theirs = os.pipe2(os.O_CLOEXEC)
+        err, err_theirs = os.pipe2(os.O_CLOEXEC)
+        report, report_theirs = os.pipe2(os.O_CLOEXEC)
+        for fd in (out, err, report):
+            os.set_blocking(fd, False)
+        self._opened = (out, err, report)
+        return (out, err, report), [stdin, out_theirs, err_theirs, report_theirs]
+
+    def abandon(self) -> None:
+        """It never started."""
+        for fd in (*self._opened, self._stdin):
+            if fd >= 0:
+                os.close(fd)
+
+    # output
+
+    def _reader(self, fd: int) -> Callable[[int], None]:
+        def on_output(_: int) -> None:
+            self._read(fd)
+
+        return on_output
+
+    def _read(self, fd: int) -> None:
+        if self._credit <= 0 or self._guestd.congested:
+            self._pause()
+            return
+        try:
+            data = os.read(fd, min(_READ, self._credit))
+        except BlockingIOError:
+            if self._status is not None:
+                self._let_go(fd)
+            return
+        if not data:
+            self._close_output(fd)
+            return
+        self._credit -= len(data)
+        self._guestd.relay(self._outputs[fd], self.id, data)
+        if self._status is not None:
+            self._left_after_exit -= len(data)
+            if self._left_after_exit <= 0:
+                self._let_go(fd)
+
+    def _pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            for fd in self._outputs:
+                self._guestd.unwatch(fd)
+
+    def resume(self) -> None:
+        if self._paused and self._credit > 0 and not self._guestd.congested:
+            self._paused = False
+            for fd in self._outputs:
+                self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
+            if self._status is not None:
+                self._drain()
+
+    def add_credit(self, count: int) -> None:
+        self._credit += count
+        self.resume()
+
+    def _close_output(self, fd: int) -> None:
+        self._guestd.unwatch(fd)
+        del self._outputs[fd]
+        os.close(fd)
+        self._maybe_finish()
+
+    def _let_go(self, fd: int) -> None:
+        """The process has ended and this pipe is drained, but a child of its holds the other end (D16).
+
+        Its later output goes nowhere, and it does not block.
+        """
+        self._guestd.unwatch(fd)
+        del self._outputs[fd]
+        if self.one_shot:
+            os.close(fd)
+        else:
+            self._guestd.watch(fd, select.EPOLLIN, _discard(self._guestd, fd))
+        self._maybe_finish()
+
+    # input
+
+    def write(self, data: bytes) -> None:
+        if self._stdin >= 0 and not self._closing_stdin:
+            self._pending += data
+            self._push()
+
+    def close_stdin(self) -> None:
+        self._closing_stdin = True
+        self._push()
+
+    def _push(self) -> None:
+        if self._stdin < 0:
+            return
+        taken = 0
+        try:
+            while self._pending:
+                count = os.write(self._stdin, self._pending[:_READ])
+                del self._pending[:count]
+                taken += count
+        except BlockingIOError:
+            self._want_write()
+        except OSError:  # EPIPE: nobody reads any more
+            self._drop_stdin(broken=True)
+            return
+        if taken:
+            self._guestd.say(ev="took", id=self.id, bytes=taken)
+        if not self._pending and self._closing_stdin:
+            self._drop_stdin(broken=False)
+        elif not self._pending:
+            self._guestd.unwatch(self._stdin)
+
+    def _want_write(self) -> None:
+        self._guestd.unwatch(self._stdin)
+        self._guestd.watch(self._stdin, select.EPOLLOUT, lambda _: self._push())
+
+    def _drop_stdin(self, *, broken: bool) -> None:
+        self._guestd.unwatch(self._stdin)
+        os.close(self._stdin)
+        self._stdin = -1
+        self._pending.clear()
+        if broken:
+            self._guestd.say(ev="stdin-closed", id=self.id)
+
+    # the end
+
+    def signal(self, number: int) -> None:
+        import signal
+
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return
+
+    def _on_report(self, _: int) -> None:
+        try:
+            data = os.read(self._report_fd, _READ)
+        except BlockingIOError:
+            return
+        self._report += data[: _REPORT_CAP - len(self._report)]
+        if not data:
+            self._close_report()
+
+    def _close_report(self) -> None:
+        if self._report_fd >= 0:
+            self._guestd.unwatch(self._report_fd)
+            os.close(self._report_fd)
+            self._report_fd = -1
+
+    def _on_exit(self, _: int) -> None:
+        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        usage = _usage_of_children()
+        self._guestd.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        if info is None:
+            return
+        exited = info.si_code == os.CLD_EXITED
+        self._status = {
+            "code": info.si_status if exited else None,
+            "signal": None if exited else info.si_status,
+            "cpu_s": usage,
+        }
+        self._ended_at = time.monotonic()
+        while self._report_fd >= 0 and self._more_report():
+            pass
+        self._drain()
+
+    def _more_report(self) -> bool:
+        before = len(self._report)
+        self._on_report(0)
+        return len(self._report) > before
+
+    def _drain(self) -> None:
+        """What the process wrote before it ended; not what its children write later."""
+        for fd in list(self._outputs):
+            while fd in self._outputs and not self._paused:
+                self._read(fd)
+        self._maybe_finish()
+
+    def _maybe_finish(self) -> None:
+        if self._status is None or self._outputs:
+            return
+        status, self._status = self._status, None
+        self._close_report()
+        if self._stdin >= 0:
+            self._drop_stdin(broken=False)
+        report = self._report.decode("utf-8", "replace")
+        self._guestd.finished(self, why=self.why, report=report, ended_at=self._ended_at, **status)
+
+
+def _usage_of_children() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:
+    def on_output(_: int) -> None:
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            return
+        if not data:
+            guestd.unwatch(fd)
+            os.close(fd)
+
+    return on_output

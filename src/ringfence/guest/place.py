@@ -1,0 +1,217 @@
+"""Builds one sandbox around the monitor and holds its two fixed processes: PID 1 and the spawner."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+
+from . import box, init, spawner
+from . import kernel as k
+
+_ANSWER_S = 5.0
+_INLINE = 1 << 16
+
+Plan = dict[str, object]
+
+
+class Place:
+    """The inside, as the monitor sees it."""
+
+    def __init__(self, plan: Plan, join: list[int], init_pid: int, init_socket: socket.socket) -> None:
+        self._plan = plan
+        self._join = join
+        self.init_pid = init_pid
+        self.init_pidfd = os.pidfd_open(init_pid)
+        self._init = init_socket
+        self._spawner_pidfd = -1
+        self._spawner_inner = 0
+        self._start_spawner()
+
+    def _start_spawner(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                spawner.spawner(theirs, self._plan["fence"], self._join)  # type: ignore[arg-type]
+            finally:
+                os._exit(70)
+        theirs.close()
+        ours.settimeout(_ANSWER_S)
+        self._spawner_pidfd = os.pidfd_open(pid)
+        hello = ours.recv(1 << 12)
+        if not hello:
+            raise OSError(f"the spawner ended while it fenced itself: {_status_of(pid)}")
+        self._spawner_inner = int(json.loads(hello)["pid"])
+        self._socket = ours
+
+    def spawn(self, request: dict[str, object], fds: list[int], *, one_shot: bool) -> tuple[int, int]:
+        """(pidfd, pid inside). A spawner that a guest killed or stopped is replaced, once."""
+        body = json.dumps(request["job"]).encode()
+        if one_shot:
+            self._hand_over(body, fds, become=True)
+            return self._spawner_pidfd, self._spawner_inner
+        try:
+            self._hand_over(body, fds, become=False)
+            return self._answer()
+        except (TimeoutError, BrokenPipeError, ConnectionError):
+            self._replace_spawner()
+            self._hand_over(body, fds, become=False)
+            return self._answer()
+
+    def _hand_over(self, body: bytes, fds: list[int], *, become: bool) -> None:
+        if len(body) <= _INLINE:
+            head = {"become": become, **json.loads(body)}
+            socket.send_fds(self._socket, [json.dumps(head).encode()], fds)
+            return
+        memory = os.memfd_create("job", os.MFD_CLOEXEC)
+        with open(memory, "wb") as file:
+            file.write(body)
+            file.flush()
+            socket.send_fds(self._socket, [json.dumps({"become": become}).encode()], [*fds, memory])
+
+    def _answer(self) -> tuple[int, int]:
+        data, fds, _, _ = socket.recv_fds(self._socket, 1 << 12, 1)
+        if not data:
+            raise ConnectionError("the spawner is gone")
+        answer = json.loads(data)
+        if "errno" in answer:
+            raise OSError(answer["errno"], os.strerror(answer["errno"]))
+        return fds[0], int(answer["pid"])
+
+    def _replace_spawner(self) -> None:
+        _kill(self._spawner_pidfd)
+        os.waitid(os.P_PIDFD, self._spawner_pidfd, os.WEXITED)
+        os.close(self._spawner_pidfd)
+        self._socket.close()
+        self._start_spawner()
+
+    def kill_init(self) -> None:
+        """SIGKILL to PID 1: the kernel kills everything inside."""
+        _kill(self.init_pidfd)
+
+    def kill_all_but(self, kept: list[int]) -> bool:
+        """Everything inside but the trees of `kept`. False when something would not die in time."""
+        self._init.settimeout(_ANSWER_S / 5)
+        try:
+            self._init.send(json.dumps({"alone": [self._spawner_inner], "trees": kept}).encode())
+            return self._init.recv(64) == b"0"
+        except OSError:
+            return False
+
+    def destroy(self) -> None:
+        """Kill everything and reap our children, so that the pid namespace can end."""
+        self.kill_init()
+        poll = select.poll()
+        poll.register(self.init_pidfd, select.POLLIN)
+        while not poll.poll(0):
+            try:
+                if os.waitid(os.P_ALL, 0, os.WEXITED) is None:
+                    break
+            except ChildProcessError:
+                break
+
+
+def _kill(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _status_of(pid: int) -> str:
+    _, status = os.waitpid(pid, 0)
+    return f"status {os.waitstatus_to_exitcode(status)}"
+
+
+def build(plan: Plan, fds: list[int], proc: int) -> Place:
+    """Namespaces, private file systems, PID 1, the guest's uid, the spawner; in this order, each needed by the next."""
+    k.set_name("rf-monitor")
+    for number in (signal.SIGCHLD, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    as_root = bool(plan["as_root"])
+    owner = int(plan["owner"]) if as_root else 1000  # type: ignore[call-overload]
+    namespaces = int(plan["namespaces"])  # type: ignore[call-overload]
+    k.unshare(namespaces & ~k.CLONE_NEWPID)  # the pid namespace comes last: its first child must be PID 1
+    if not as_root:
+        box.write(proc, "self/uid_map", "1000 0 1")
+        box.write(proc, "self/gid_map", "1000 0 1")
+    if namespaces & k.CLONE_NEWUTS:
+        socket.sethostname("ringfence")
+    if namespaces & k.CLONE_NEWNET:
+        box.bring_up_loopback()
+    sizes: dict[str, str] = plan["sizes"]  # type: ignore[assignment]
+    box.mount_private(sizes, owner=owner, ops=plan["ops"], idmap=_idmapper(owner, proc))  # type: ignore[arg-type]
+    k.unshare(namespaces & k.CLONE_NEWPID)
+    pid, sock = _start_init(plan, as_root)
+    if as_root:
+        _enter_user_namespace(plan, pid, sock, proc, owner)
+    if sock.recv(16) != b"ready":
+        raise OSError(f"PID 1 ended while it was set up: {_status_of(pid)}")
+    os.close(proc)
+    return Place(plan, fds[int(bool(plan["cpu_fd"])) + 1 :], pid, sock)
+
+
+def _start_init(plan: Plan, as_root: bool) -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            if as_root:
+                init.prepare_as_root(theirs, plan)
+            else:
+                init.prepare_as_user(plan)
+            init.serve(theirs, plan)
+        except OSError as error:
+            theirs.send(f"!{error}".encode()[:200])
+        finally:
+            os._exit(70)
+    theirs.close()
+    return pid, ours
+
+
+def _enter_user_namespace(plan: Plan, pid: int, sock: socket.socket, proc: int, owner: int) -> None:
+    """Map the guest's uid in PID 1's user namespace, join it, and be that uid from here on."""
+    word = sock.recv(256)
+    if word != b"unshared":
+        raise OSError(f"PID 1 could not be set up: {word.decode('utf-8', 'replace').lstrip('!')}")
+    os.setgroups([])
+    mapped = bool(plan["user_namespace"])
+    if mapped:
+        box.write(proc, f"{pid}/uid_map", f"1000 {owner} 1")
+        box.write(proc, f"{pid}/gid_map", f"1000 {owner} 1")
+        pidfd = os.pidfd_open(pid)
+        k.setns(pidfd, k.CLONE_NEWUSER)
+        os.close(pidfd)
+    sock.send(b"mapped")
+    init.become(owner, mapped=mapped)
+
+
+def _idmapper(owner: int, proc: int) -> object:
+    def idmap(uid: int, gid: int) -> int:
+        """A user namespace in which files of `uid` belong to the guest: for mount_setattr."""
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                k.unshare(k.CLONE_NEWUSER)
+                os.write(write_end, b"x")
+                signal.pause()
+            finally:
+                os._exit(0)
+        os.close(write_end)
+        try:
+            os.read(read_end, 1)
+            box.write(proc, f"{pid}/uid_map", f"{uid} {owner} 1")
+            box.write(proc, f"{pid}/gid_map", f"{gid} {owner} 1")
+            return os.open(f"{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        finally:
+            os.close(read_end)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    return idmap

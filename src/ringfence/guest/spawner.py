@@ -1,0 +1,160 @@
+"""Owns the spawner: the one fenced process that every guest process of a sandbox is cloned from.
+
+It waits for jobs from the monitor. A job is one packet: JSON, and the descriptors for standard streams and the report.
+The spawner runs no guest code itself, except that a one-shot run turns it into the guest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+from . import fence as fencing
+from . import kernel as k
+
+MAX_PACKET = 1 << 17
+REPORT_FD = 3
+
+
+def spawner(sock: socket.socket, fence: fencing.Fence, join: list[int]) -> None:
+    """Fence this process, then serve jobs until the monitor is gone. Never returns."""
+    k.set_name("rf-spawner")
+    for fd in join:
+        os.write(fd, b"0")
+    k.unshare(k.CLONE_NEWCGROUP)  # after the join: /proc/self/cgroup then reads "/" (B13)
+    os.setsid()
+    os.chdir("/workspace")
+    os.umask(0o022)
+    wire = os.dup(sock.fileno())
+    _keep_only(wire)
+    limit = int(fence["processes"])  # type: ignore[call-overload]
+    fencing.set_limits(fence, processes=limit + fencing.OURS + fencing.RESERVE)
+    fencing.give_up_rights(fence, landlock=True)
+    _serve(socket.socket(fileno=REPORT_FD + 1), fence, limit)
+
+
+def _keep_only(wire: int) -> None:
+    """Descriptors 0–2 read and write nothing, 4 is the socket to the monitor, all others are closed (D01, D02)."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.dup2(wire, REPORT_FD + 1, inheritable=False)
+    os.close(REPORT_FD) if REPORT_FD not in (wire,) and _is_open(REPORT_FD) else None
+    k.close_from(REPORT_FD + 2)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _serve(sock: socket.socket, fence: fencing.Fence, limit: int) -> None:
+    sock.send(json.dumps({"pid": os.getpid()}).encode())
+    while True:
+        data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET, 6)
+        if not data:
+            os._exit(0)
+        job = json.loads(data)
+        if job["become"]:
+            sock.close()
+            _child(job, fds, fence, limit + fencing.OURS - 1)
+        _clone(sock, job, fds, fence, limit + fencing.OURS)
+
+
+def _clone(sock: socket.socket, job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> None:
+    try:
+        pid, pidfd = k.clone_for_parent()
+    except OSError as error:
+        sock.send(json.dumps({"errno": error.errno}).encode())
+    else:
+        if pid == 0:
+            sock.close()
+            _child(job, fds, fence, processes)
+        socket.send_fds(sock, [json.dumps({"pid": pid}).encode()], [pidfd])
+        os.close(pidfd)
+    for fd in fds:
+        os.close(fd)
+
+
+def _child(job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> None:
+    """In the new process: streams in place, then the work the job names. Never returns."""
+    code = 125
+    try:
+        code = _work(job, fds, fence, processes)
+    except BaseException as error:  # noqa: BLE001  # the last frame of this process: say it and end
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(code)
+
+
+def _work(job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> int:
+    payload = fds[4] if len(fds) > 4 else -1
+    for target, fd in enumerate(fds[:3]):
+        os.dup2(fd, target)
+    body = _read_all(payload) if payload >= 0 else None
+    os.dup2(fds[3], REPORT_FD, inheritable=False)
+    k.close_from(REPORT_FD + 1)
+    if body is not None:
+        job = {**job, **json.loads(body)}
+    if job["kind"] == "file":
+        from . import fileworker
+
+        return fileworker.work(job, REPORT_FD)
+    os.setsid() if os.getsid(0) != os.getpid() else None
+    fencing.finish_for_guest(fence, processes=processes)
+    _leave_directory(job)
+    if job["kind"] == "exec":
+        return _exec(job)
+    from . import pycode
+
+    return pycode.run(job, REPORT_FD)
+
+
+def _read_all(fd: int) -> bytes:
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read()
+
+
+def _report(**data: object) -> None:
+    os.write(REPORT_FD, json.dumps(data).encode())
+
+
+def _leave_directory(job: dict[str, object]) -> None:
+    try:
+        os.chdir(str(job["cwd"]))
+    except OSError as error:
+        _report(errno=error.errno, stage="cwd")
+        os._exit(125)
+
+
+def _exec(job: dict[str, object]) -> int:
+    """execve, looking the program up in the guest's PATH. Returns only when it failed."""
+    argv: list[str] = job["argv"]  # type: ignore[assignment]  # from the host, checked there
+    env: dict[str, str] = job["env"]  # type: ignore[assignment]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    program = os.fsencode(argv[0])
+    names = [program] if b"/" in program else [os.path.join(d, program) for d in _path_of(env)]
+    failure = 2
+    for name in names:
+        try:
+            os.execve(name, [_bytes(a) for a in argv], {_bytes(a): _bytes(b) for a, b in env.items()})
+        except OSError as error:
+            if error.errno not in (2, 20) or failure == 2:  # ENOENT, ENOTDIR: the next directory may have it
+                failure = error.errno if error.errno is not None else 2
+    _report(errno=failure, stage="exec")
+    return 126 if failure not in (2, 20) else 127
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _path_of(env: dict[str, str]) -> list[bytes]:
+    return [_bytes(d) for d in env.get("PATH", "/usr/bin:/bin").split(":") if d]

@@ -1,0 +1,120 @@
+"""Owns the zygote and its templates: small warm interpreters that sandboxes are forked from. No guest code runs here.
+
+The zygote is started by exec with an empty environment, so nothing of the caller is in its memory (H12). It serves
+requests on a packet socket: a template is a fork with a root of its own, a sandbox is a fork of a template.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from . import box, guestd
+from . import kernel as k
+
+CONTROL_FD = 3
+LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
+_MAX_PACKET = 1 << 18
+_MAX_FDS = 16
+
+
+def main() -> None:
+    k.close_from(LIBRARY_FD + 1)
+    k.set_name("rf-zygote")
+    k.new_session_keyring()
+    os.umask(0o022)
+    os.chdir("/")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who then ends us
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    k.become_subreaper()
+    control = socket.socket(fileno=CONTROL_FD)
+    hello = json.loads(control.recv(_MAX_PACKET))
+    control.send(json.dumps(_preload(hello)).encode())
+    _serve(control, _zygote_request)
+
+
+def _preload(hello: dict[str, object]) -> dict[str, object]:
+    """Import what guests will want. Thread pools stay off: a fork takes one thread along (M6)."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    sys.path[:] = hello["sys_path"]  # type: ignore[assignment]  # from the library
+    for name in ("linecache", "traceback", "_sitebuiltins", "atexit", "threading", "resource"):
+        __import__(name)
+    from . import fence, fileworker, init, pycode, spawner  # noqa: F401  # before the fork, not after each
+
+    for name in hello["preload"]:  # type: ignore[attr-defined]
+        try:
+            __import__(name)
+        except BaseException as error:  # noqa: BLE001  # the module's own import may raise anything
+            return {"error": f"{type(error).__name__}: {error}", "module": name}
+    os.environ.clear()
+    gc.collect()
+    gc.freeze()
+    threads = len(os.listdir("/proc/self/task"))
+    return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}
+
+
+def _serve(control: socket.socket, handle: object) -> None:
+    """Requests until the library is gone or closes the socket."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(LIBRARY_FD, select.POLLIN)
+    while True:
+        ready = dict(poll.poll())
+        if control.fileno() in ready:
+            data, fds, _, _ = socket.recv_fds(control, _MAX_PACKET, _MAX_FDS)
+            if not data:
+                os._exit(0)
+            handle(control, json.loads(data), fds)  # type: ignore[operator]
+            for fd in fds:
+                os.close(fd)
+        elif LIBRARY_FD in ready:
+            os._exit(0)
+
+
+def _zygote_request(control: socket.socket, request: dict[str, object], fds: list[int]) -> None:
+    if os.fork() == 0:
+        os.dup2(fds[0], CONTROL_FD, inheritable=False)
+        for fd in fds:
+            os.close(fd)
+        control.detach()
+        _template(request)
+
+
+def _template(request: dict[str, object]) -> None:
+    """A root of its own, then requests for sandboxes. Never returns."""
+    k.set_name("rf-template")
+    control = socket.socket(fileno=CONTROL_FD)
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        as_root = bool(request["as_root"])
+        if as_root:
+            k.unshare(k.CLONE_NEWNS)
+        else:
+            uid, gid = os.geteuid(), os.getegid()
+            k.unshare(k.CLONE_NEWUSER | k.CLONE_NEWNS)
+            box.write(proc, "self/setgroups", "deny")
+            box.write(proc, "self/uid_map", f"0 {uid} 1")
+            box.write(proc, "self/gid_map", f"0 {gid} 1")
+        box.build_template(request["ops"], keep_outer_proc=not as_root)  # type: ignore[arg-type]
+    except (OSError, ValueError) as error:
+        _say_failed(control, error)
+        os._exit(1)
+    control.send(b'{"ok":true}')
+
+    def sandbox(_: socket.socket, plan: dict[str, object], fds: list[int]) -> None:
+        if os.fork() == 0:
+            control.close()
+            guestd.monitor(plan, fds, LIBRARY_FD, proc)
+
+    _serve(control, sandbox)
+
+
+def _say_failed(control: socket.socket, error: Exception) -> None:
+    number = error.errno if isinstance(error, OSError) else None
+    control.send(json.dumps({"error": str(error), "errno": number}).encode())

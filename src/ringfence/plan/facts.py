@@ -1,0 +1,34 @@
+"""Finds out what this host can do, cheaply and without side effects. What must be tried to be known is doctor's."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.plan.model import HostFacts
+
+_NR_LANDLOCK_CREATE = 444
+
+
+def host_facts(*, memory_by: str | None, cpu_by: str | None, pids_by: str | None) -> HostFacts:
+    """`*_by` name the cgroup file that holds each limit, as the backend found them."""
+    uname = os.uname()
+    return HostFacts(
+        as_root=os.geteuid() == 0,
+        machine=uname.machine,
+        kernel=uname.release,
+        landlock_abi=landlock_abi(),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        memory_by=memory_by,
+        cpu_by=cpu_by,
+        pids_by=pids_by,
+    )
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock ABI, 0 where it has none or it is switched off."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    version = libc.syscall(ctypes.c_long(_NR_LANDLOCK_CREATE), None, ctypes.c_long(0), ctypes.c_long(1))
+    return max(0, int(version))

@@ -1,0 +1,84 @@
+"""What a plan is made of: facts about the host, and everything a backend needs to know to keep a policy. Plain data."""
+
+from __future__ import annotations
+
+from ringfence.values import Struct, final, frozen_map, put
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence.results import Enforcement
+    from ringfence.values import Json
+
+    Op = list[object]
+
+
+@final
+class HostFacts(Struct):
+    """What was found out about this host, cheaply and without side effects. None: no cgroup controller for it."""
+
+    as_root: bool
+    machine: str
+    kernel: str
+    landlock_abi: int  # 0: none
+    cpus: tuple[int, ...]  # this process may run on
+    memory_by: str | None
+    cpu_by: str | None
+    pids_by: str | None
+
+
+@final
+class ProcessPlan(Struct):
+    """What the process backend will do. `box` goes to the monitor as it is, with the sandbox's uid and CPUs added."""
+
+    template: tuple[Op, ...]
+    box: Mapping[str, object]
+    memory_bytes: int  # of the cgroup: the policy's memory and every tmpfs, so that a full disk is ENOSPC (F34)
+    processes: int
+    cpus: float
+    env: Mapping[str, str]
+    enforcement: Enforcement
+    lines: tuple[str, ...]  # for --explain
+    protected: tuple[object, ...]
+    shared: bool  # nothing of the policy names host files: templates and spares may be kept
+    cgroup: bool = True
+
+    def __post_init__(self) -> None:
+        put(self, "env", frozen_map(self.env))
+
+
+@final
+class Plan(Struct):
+    """What a backend will do to keep a policy. Pure; nothing has started."""
+
+    backend: str
+    enforcement: Enforcement
+    rejected: Mapping[str, str]  # backend → why "auto" did not take it
+    _lines: tuple[str, ...] = ()
+
+    def explain(self) -> str:
+        """The plan for people: the backend, why not another, and what holds each promise."""
+        lines = [f"backend: {self.backend}"]
+        lines += [f"  not {name}: {why}" for name, why in self.rejected.items()]
+        lines.append("held by:")
+        width = max(len(name) for name in type(self.enforcement).__fields__)
+        for name in type(self.enforcement).__fields__:
+            control = getattr(self.enforcement, name)
+            weaker = f"  (weaker: {control.note})" if control.level == "weaker" else ""
+            lines.append(f"  {name.ljust(width)}  {control.mechanism}{weaker}")
+        lines += self._lines
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Json]:
+        controls: dict[str, Json] = {}
+        for name in type(self.enforcement).__fields__:
+            control = getattr(self.enforcement, name)
+            controls[name] = {"mechanism": control.mechanism, "level": control.level, "note": control.note}
+        return {"backend": self.backend, "enforcement": controls, "rejected": dict(self.rejected)}
+
+
+def make_plan(backend: str, enforcement: Enforcement, rejected: Mapping[str, str], lines: tuple[str, ...]) -> Plan:
+    plan = Plan(backend, enforcement, frozen_map(rejected))
+    put(plan, "_lines", lines)
+    return plan

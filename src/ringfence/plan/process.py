@@ -1,0 +1,135 @@
+"""policy + host facts → what the process backend will do. Pure: the same input gives the same plan."""
+
+from __future__ import annotations
+
+from ringfence.plan import seccomp
+from ringfence.plan.model import HostFacts, ProcessPlan
+from ringfence.results import Control, Enforcement
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.plan.view import View
+    from ringfence.policy.model import Limits, Policy
+
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+_SHM_BYTES = 64 << 20
+_PAGE = 4096
+# Counted by the kernel for each user of a user namespace, so small numbers do not disturb other sandboxes (F33).
+_FIXED_RLIMITS = {"CORE": 0, "SIGPENDING": 1024, "MSGQUEUE": 819_200, "MEMLOCK": 8 << 20, "RTPRIO": 0, "NICE": 0}
+HOME = "/workspace"
+
+
+def plan_process(policy: Policy, facts: HostFacts, view: View) -> ProcessPlan:
+    limits = policy.limits
+    shm = min(_SHM_BYTES, limits.memory // 2)
+    return ProcessPlan(
+        template=view.template,
+        box={
+            "as_root": facts.as_root,
+            "owner": 0,
+            "user_namespace": True,
+            "namespaces": _namespaces(facts),
+            "proc_subset": policy.strict,
+            "proc_masks": True,
+            "sizes": _sizes(limits, shm),
+            "ops": list(view.box),
+            "fence": _fence(policy, facts),
+            "cpu_fd": False,
+        },
+        memory_bytes=limits.memory + 2 * _whole_pages(limits.disk) + _whole_pages(shm),
+        processes=limits.processes,
+        cpus=limits.cpus,
+        env=_environment(policy, view),
+        enforcement=_enforcement(policy, facts),
+        lines=_lines(policy, view),
+        protected=view.protected,
+        shared=not policy.mounts and policy.commands == "any",
+    )
+
+
+def _namespaces(facts: HostFacts) -> int:
+    """As root the user namespace comes later, made by PID 1: what is made before it belongs to the initial one."""
+    own = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
+    return own if facts.as_root else own | NEWUSER
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def _sizes(limits: Limits, shm: int) -> dict[str, str]:
+    """tmpfs options. The root of a tmpfs is an inode of its own, hence the one more."""
+    disk = f"size={_whole_pages(limits.disk)},nr_inodes={limits.disk_files + 1}"
+    return {"disk": disk, "tmp": disk, "shm": f"size={_whole_pages(shm)},nr_inodes=1001"}
+
+
+def _fence(policy: Policy, facts: HostFacts) -> dict[str, object]:
+    limits = policy.limits
+    rlimits = {**_FIXED_RLIMITS, "NOFILE": limits.open_files, "CPU": int(limits.cpu_time_s) + 1}
+    if facts.memory_by is None:
+        rlimits["DATA"] = limits.memory
+    return {
+        "processes": limits.processes,
+        "rlimits": rlimits,
+        "affinity": [],
+        "no_new_privileges": True,
+        "capabilities": True,
+        "landlock_abi": facts.landlock_abi,
+        "landlock_files": True,
+        "landlock_scopes": True,
+        "seccomp": base64_of(seccomp.guest_filter()),
+        "last_layer": base64_of(seccomp.last_layer()),
+        "not_dumpable": True,
+        "namespace_limits": True,
+    }
+
+
+def base64_of(program: bytes) -> str:
+    from binascii import b2a_base64
+
+    return b2a_base64(program, newline=False).decode()
+
+
+def _environment(policy: Policy, view: View) -> dict[str, str]:
+    own = {"PATH": view.path, "HOME": HOME, "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}
+    return {**own, **policy.env}
+
+
+def _full(mechanism: str, note: str = "") -> Control:
+    return Control(mechanism, "full", note)
+
+
+def _enforcement(policy: Policy, facts: HostFacts) -> Enforcement:
+    landlock = f" + Landlock ABI {facts.landlock_abi}" if facts.landlock_abi else ""
+    pids = f" + {facts.pids_by}" if facts.pids_by else ""
+    return Enforcement(
+        files=_full(f"mount namespace + read-only root{landlock}"),
+        network=_full("empty network namespace"),
+        processes=_full(f"pid namespace + RLIMIT_NPROC in a user namespace{pids}"),
+        syscalls=_full("seccomp allow-list"),
+        privileges=_full("user namespace, no capabilities, no_new_privs"),
+        time=_full("clock of the monitor, outside the sandbox"),
+        cpu=_cpu(facts),
+        memory=_memory(facts),
+        disk=_full("tmpfs size and inodes"),
+        output=_full("host keeps the first and last half"),
+    )
+
+
+def _cpu(facts: HostFacts) -> Control:
+    if facts.cpu_by is not None:
+        return _full(f"{facts.cpu_by} + CPU affinity")
+    note = "whole CPUs by affinity, CPU time for each process and not for the tree"
+    return Control("CPU affinity + RLIMIT_CPU", "weaker", note)
+
+
+def _memory(facts: HostFacts) -> Control:
+    if facts.memory_by is not None:
+        return _full(facts.memory_by, "the limit is memory plus the sizes of the file systems in memory")
+    return Control("RLIMIT_DATA", "weaker", "for each process, not for the tree; shared memory is not counted")
+
+
+def _lines(policy: Policy, view: View) -> tuple[str, ...]:
+    lines = ["shown inside:", *(f"  {line}" for line in view.shown)] if view.shown else []
+    lines += ["system calls:", *(f"  {line}" for line in seccomp.describe())]
+    return tuple(lines)

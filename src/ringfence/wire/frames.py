@@ -1,0 +1,129 @@
+"""Parses what comes from a sandbox, strictly: every byte is taken as hostile (J07, J08, F20).
+
+A frame is a length, a type, a stream and a payload. Control payloads are one JSON object of known events, data payloads
+are raw. Anything else is a WireError, after which the channel is not read again.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+
+from ringfence.values import Struct, final
+
+HEADER = struct.Struct("<IBI")
+JSON, STDIN, STDOUT, STDERR = 0, 1, 2, 3
+MAX_PAYLOAD = 1 << 20
+
+
+class WireError(Exception):
+    """The other side broke the format."""
+
+
+@final
+class Frame(Struct):
+    kind: int
+    stream: int
+    payload: bytes
+
+
+def pack(kind: int, stream: int, payload: bytes) -> bytes:
+    return HEADER.pack(len(payload), kind, stream) + payload
+
+
+def message(**data: object) -> bytes:
+    return pack(JSON, 0, json.dumps(data).encode())
+
+
+class Reader:
+    """Cuts a byte stream into frames. Holds at most one frame that is not complete."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Every frame that is complete now. Raises WireError for a header that no peer of ours sends."""
+        buffer = self._buffer
+        buffer += data
+        frames = []
+        start = 0
+        while len(buffer) - start >= HEADER.size:
+            length, kind, stream = HEADER.unpack_from(buffer, start)
+            if length > MAX_PAYLOAD:
+                raise WireError(f"a frame of {length} bytes: the most is {MAX_PAYLOAD}")
+            if kind not in (JSON, STDOUT, STDERR):
+                raise WireError(f"a frame of unknown type {kind}")
+            end = start + HEADER.size + length
+            if len(buffer) < end:
+                break
+            frames.append(Frame(kind, stream, bytes(buffer[start + HEADER.size : end])))
+            start = end
+        del buffer[:start]
+        return frames
+
+
+# event → its fields and their types; a field may be None only where NoneType stands beside the type
+_NONE = type(None)
+_EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "ready": {"init": (int,)},
+    "failed": {"error": (str,), "errno": (int, _NONE)},
+    "refused": {"id": (int,), "errno": (int,), "error": (str,)},
+    "took": {"id": (int,), "bytes": (int,)},
+    "stdin-closed": {"id": (int,)},
+    "end": {"why": (str,)},
+    "exit": {
+        "id": (int,),
+        "code": (int, _NONE),
+        "signal": (int, _NONE),
+        "why": (str, _NONE),
+        "report": (str,),
+        "cpu_s": (float, int),
+        "ended_at": (float, int),
+    },
+}
+
+
+def event(payload: bytes) -> dict[str, object]:
+    """One control message, with exactly the fields its event has, each of its type. Raises WireError otherwise."""
+    data = strict_json(payload)
+    if not isinstance(data, dict) or not isinstance(data.get("ev"), str):
+        raise WireError("a control message that is no event")
+    fields = _EVENTS.get(data["ev"])
+    if fields is None:
+        raise WireError("an unknown event")
+    if set(data) != {"ev", *fields}:
+        raise WireError(f"a {data['ev']} event with other fields than it has")
+    for name, types in fields.items():
+        if type(data[name]) not in types:
+            raise WireError(f"a {data['ev']} event whose {name} has another type")
+    return data
+
+
+def strict_json(payload: bytes) -> object:
+    """Parsed JSON: UTF-8, no repeated keys, no NaN, no number beyond 64 bits, no deeper than the parser goes."""
+    try:
+        return json.loads(
+            payload.decode("utf-8"),
+            object_pairs_hook=_no_repeats,
+            parse_constant=_no_constants,
+            parse_int=_small_int,
+        )
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not JSON: {error}") from None
+
+
+def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise WireError("a repeated key")
+    return found
+
+
+def _no_constants(name: str) -> object:
+    raise WireError(f"{name} is not JSON")
+
+
+def _small_int(text: str) -> int:
+    if len(text) > 20:
+        raise WireError("a number beyond 64 bits")
+    return int(text)
