@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ringfence.results import Denial, Output, Result
 from ringfence.values import Struct, final, frozen_map, put
 
 TYPE_CHECKING = False
@@ -11,6 +10,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Literal, TypeAlias
 
+    from ringfence.results import Denial, Output, Result
     from ringfence.values import State
 
 

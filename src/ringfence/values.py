@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Argv: TypeAlias = list[str] | tuple[str, ...]
     GuestPath: TypeAlias = str | PurePosixPath
     HostPath: TypeAlias = str | os.PathLike[str]
-    Json: TypeAlias = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+    Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
     BackendName: TypeAlias = Literal["auto", "process", "container", "gvisor", "vm", "wasm", "remote"]
     SessionLanguage: TypeAlias = Literal["python", "javascript", "bash"]
@@ -125,7 +125,7 @@ class Struct(metaclass=StructMeta):
             fields = cls.__fields__
             if len(args) > len(fields):
                 raise TypeError(f"{cls.__name__}() takes at most {len(fields)} arguments, {len(args)} were given")
-            values = dict(zip(fields, args))
+            values = dict(zip(fields, args, strict=False))
             for field in kwargs:
                 if field in values:
                     raise TypeError(f"{cls.__name__}() got multiple values for argument {field!r}")

@@ -1,0 +1,22 @@
+"""What is allowed: the policy's values, loading, narrowing, explaining. Imports nothing above values and errors."""
+
+from __future__ import annotations
+
+from ringfence.policy.image import Image
+from ringfence.policy.model import Limits, Mount, Network, Policy, Rule
+from ringfence.policy.quota import Quota
+from ringfence.policy.secrets import Secret
+from ringfence.policy.sizes import format_size, parse_size
+
+__all__ = [
+    "Image",
+    "Limits",
+    "Mount",
+    "Network",
+    "Policy",
+    "Quota",
+    "Rule",
+    "Secret",
+    "format_size",
+    "parse_size",
+]

@@ -1,0 +1,174 @@
+"""Checks of single policy values: each takes a value and its key, and returns the one canonical form.
+
+All raise PolicyError and nothing else, whatever they are given. Constructors and the TOML loader share them.
+"""
+
+from __future__ import annotations
+
+from ringfence.errors import PolicyError
+from ringfence.policy.sizes import shorten
+from ringfence.values import frozen_map
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeAlias
+
+    Check: TypeAlias = Callable[[object, str], Any]
+
+LONGEST_TEXT = 131_072  # one string of argv or environ on Linux (MAX_ARG_STRLEN)
+LONGEST_LIST = 10_000
+_TEN_YEARS_S = 315_360_000.0
+_NAME_START = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
+_NAME_REST = _NAME_START | frozenset("0123456789")
+
+
+def text(value: object, key: str) -> str:
+    """A str without NUL and lone surrogates, not longer than the kernel takes."""
+    if not isinstance(value, str):
+        raise PolicyError(f"{key} must be a string, not {type(value).__name__}", key=key)
+    if "\0" in value:
+        raise PolicyError(f"{key} holds a NUL byte: {shorten(value)}", key=key, fix="remove the NUL byte")
+    if len(value) >= LONGEST_TEXT:
+        raise PolicyError(f"{key} is longer than {LONGEST_TEXT} characters", key=key, fix="shorten it")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        fix = "use text that can be written as UTF-8"
+        raise PolicyError(f"{key} holds a lone surrogate: {shorten(value)}", key=key, fix=fix) from None
+    return str(value)
+
+
+def items(value: object, key: str) -> tuple[object, ...]:
+    """A list or tuple; a bare str is the mistake this exists for."""
+    if isinstance(value, (str, bytes)):
+        fix = f"write a list: [{shorten(value)}]"
+        raise PolicyError(f"{key} must be a list, not a bare {type(value).__name__}", key=key, fix=fix)
+    if not isinstance(value, (list, tuple)):
+        raise PolicyError(f"{key} must be a list, not {type(value).__name__}", key=key)
+    if len(value) > LONGEST_LIST:
+        raise PolicyError(f"{key} has more than {LONGEST_LIST} entries", key=key, fix="shorten it")
+    return tuple(value)
+
+
+def each(value: object, key: str, check: Check) -> tuple[Any, ...]:
+    """A list whose every entry passes `check`, none twice."""
+    found: dict[Any, int] = {}
+    for index, item in enumerate(items(value, key)):
+        place = f"{key}[{index}]"
+        entry = check(item, place)
+        if entry in found:
+            fix = "remove one of them"
+            raise PolicyError(f"{place} repeats {shorten(str(entry))} of {key}[{found[entry]}]", key=place, fix=fix)
+        found[entry] = index
+    return tuple(found)
+
+
+def listed(check: Check) -> Check:
+    """The check of a list from the check of its entries."""
+    return lambda value, key: each(value, key, check)
+
+
+def choice(*allowed: str) -> Check:
+    """One of a closed set of words."""
+
+    def check(value: object, key: str) -> str:
+        if isinstance(value, str) and value in allowed:
+            return value
+        words = ", ".join(f'"{word}"' for word in allowed)
+        raise PolicyError(
+            f"{key} must be one of {words}, not {shorten(value)}", key=key, fix=suggestion(value, allowed)
+        )
+
+    return check
+
+
+def flag(value: object, key: str) -> bool:
+    """True or False, and no number that would pass for one."""
+    if isinstance(value, bool):
+        return value
+    raise PolicyError(f"{key} must be true or false, not {shorten(value)}", key=key)
+
+
+def integer(largest: int, smallest: int = 1) -> Check:
+    """A whole number in a range. A bool is not a number."""
+
+    def check(value: object, key: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise PolicyError(f"{key} must be a whole number, not {shorten(value)}", key=key)
+        if not smallest <= value <= largest:
+            raise PolicyError(f"{key} must be between {smallest} and {largest}, not {shorten(value)}", key=key)
+        return int(value)
+
+    return check
+
+
+def number(smallest: float, largest: float, unit: str = "") -> Check:
+    """A finite number in a range, as a float. NaN fails every comparison, so it is refused with the rest."""
+
+    def check(value: object, key: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise PolicyError(f"{key} must be a number{unit}, not {shorten(value)}", key=key)
+        if not smallest <= value <= largest:
+            span = f"between {smallest:g} and {largest:.0f}{unit}"
+            raise PolicyError(f"{key} must be {span}, not {shorten(value)}", key=key)
+        return float(value)
+
+    return check
+
+
+seconds = number(0.001, _TEN_YEARS_S, " of seconds")
+
+
+def variable(value: object, key: str) -> str:
+    """The name of an environment variable: not empty, without "=" and NUL."""
+    name = text(value, key)
+    if not name or "=" in name or not name.isprintable():
+        fix = "use letters, digits and underscores"
+        raise PolicyError(f"{key}: {shorten(name)} is not the name of a variable", key=key, fix=fix)
+    return name
+
+
+def identifier(value: object, key: str) -> str:
+    """A name of ASCII letters, digits and underscores that a shell could use too."""
+    name = text(value, key)
+    if not name or len(name) > 255 or name[0] not in _NAME_START or not _NAME_REST.issuperset(name):
+        fix = "use letters, digits and underscores, a digit not first"
+        raise PolicyError(f"{key}: {shorten(name)} is not a name", key=key, fix=fix)
+    return name
+
+
+def environment(value: object, key: str) -> Mapping[str, str]:
+    """Variables and their values, frozen."""
+    import collections.abc
+
+    if not isinstance(value, collections.abc.Mapping):
+        raise PolicyError(f"{key} must be a mapping of strings, not {type(value).__name__}", key=key)
+    if len(value) > LONGEST_LIST:
+        raise PolicyError(f"{key} has more than {LONGEST_LIST} variables", key=key, fix="shorten it")
+    found = {}
+    for name, content in value.items():
+        checked = variable(name, key)
+        found[checked] = text(content, f"{key}.{checked}")
+    return frozen_map(found)
+
+
+def program(value: object, key: str) -> str:
+    """The name of a program, not a path: what it is found as inside is not the caller's to choose."""
+    name = text(value, key)
+    if "/" in name:
+        fix = f"write its name only: {shorten(name.rsplit('/', 1)[1])}"
+        raise PolicyError(f"{key}: {shorten(name)} is a path, commands are names", key=key, fix=fix)
+    if not name or name in (".", "..") or len(name) > 255 or not name.isprintable() or name != name.strip():
+        raise PolicyError(f"{key}: {shorten(name)} is not the name of a program", key=key)
+    return name
+
+
+def suggestion(value: object, allowed: tuple[str, ...] | list[str]) -> str | None:
+    """What was probably meant, as a fix; None when nothing is near."""
+    if not isinstance(value, str) or len(value) > 100:
+        return None
+    from difflib import get_close_matches
+
+    near = get_close_matches(value.lower(), allowed, n=1, cutoff=0.6)
+    return f'did you mean "{near[0]}"?' if near else None

@@ -1,0 +1,54 @@
+"""The digest of a policy: SHA-256 over canonical JSON. On the launch path, so neither json nor hashlib is imported."""
+
+from __future__ import annotations
+
+import sys
+
+from ringfence.values import Struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.policy.model import Policy
+
+_PLAIN = frozenset(map(chr, range(32, 127))) - frozenset('"\\')
+
+
+def digest(policy: Policy) -> str:
+    """Hex digits that are the same for equal policies, on every machine and Python."""
+    return _sha256(canonical(policy).encode("ascii"))
+
+
+def canonical(value: object) -> str:
+    """JSON in one form: ASCII, no spaces, fields in the order of their class, other keys sorted."""
+    if isinstance(value, Struct):
+        names = type(value).__fields__
+        return "{" + ",".join(f"{_quote(name)}:{canonical(getattr(value, name))}" for name in names) + "}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_quote(key)}:{canonical(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, tuple):
+        return "[" + ",".join(map(canonical, value)) + "]"
+    if isinstance(value, str):
+        return _quote(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (int, float)):
+        return repr(value)
+    raise TypeError(f"a {type(value).__name__} has no canonical form")
+
+
+def _quote(text: str) -> str:
+    if _PLAIN.issuperset(text):
+        return f'"{text}"'
+    units = text.encode("utf-16-be", "surrogatepass")
+    codes = (int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2))
+    return '"' + "".join(chr(code) if chr(code) in _PLAIN else f"\\u{code:04x}" for code in codes) + '"'
+
+
+def _sha256(data: bytes) -> str:
+    # hashlib loads OpenSSL, some 3 ms; this is the interpreter's own, under the name its version gives it.
+    try:
+        return str(__import__("_sha2" if sys.version_info >= (3, 12) else "_sha256").sha256(data).hexdigest())
+    except ImportError:  # a Python built without it
+        from hashlib import sha256
+
+        return sha256(data).hexdigest()

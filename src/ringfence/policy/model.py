@@ -1,0 +1,376 @@
+"""What is allowed, as frozen values: Limits, Rule, Network, Mount, Policy.
+
+A value that exists is valid and in canonical form. Nothing here looks at this host.
+"""
+
+from __future__ import annotations
+
+from ringfence.errors import PolicyError
+from ringfence.policy.checks import (
+    choice,
+    each,
+    environment,
+    flag,
+    integer,
+    items,
+    listed,
+    number,
+    program,
+    seconds,
+)
+from ringfence.policy.hosts import HostPattern, parse_pattern
+from ringfence.policy.paths import below, guest_target, host_path
+from ringfence.policy.requests import cidr, host, method, path_prefix, reachable_host
+from ringfence.policy.secrets import Secret
+from ringfence.policy.sizes import parse_size, shorten
+from ringfence.values import FrozenMap, Struct, fill, final, put, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal, Self
+
+    from ringfence.policy.checks import Check
+    from ringfence.values import GuestPath, HostPath, Isolation, MountMode, PresetName, Size, Strings
+
+_COUNT = integer((1 << 31) - 1)
+_CPUS = number(0.01, 4096)
+
+
+def _one(value: object, key: str, kind: type[Struct]) -> object:
+    if type(value) is kind:
+        return value
+    fix = f"write {kind.__name__}(…)"
+    raise PolicyError(f"{key} must be a {kind.__name__}, not {type(value).__name__}", key=key, fix=fix)
+
+
+def _typed(value: object, key: str, kind: type[Struct]) -> tuple[object, ...]:
+    found = items(value, key)
+    for index, item in enumerate(found):
+        _one(item, f"{key}[{index}]", kind)
+    return found
+
+
+def _refuse_repeated_rules(network: Network) -> None:
+    seen = list(network.patterns())
+    for index, rule in enumerate(network.rules):
+        pattern = parse_pattern(rule.host)
+        for other in seen:
+            same_port = pattern.port == other.port or pattern.port is None or other.port is None
+            if (pattern.name, pattern.wildcard) == (other.name, other.wildcard) and same_port:
+                key = f"network.rules[{index}].host"
+                fix = "name a host once, in allow or in rules"
+                raise PolicyError(f"{key}: {rule.host} is already named as {other}", key=key, fix=fix)
+        seen.append(pattern)
+
+
+def _refuse_shared_targets(mounts: tuple[Mount, ...]) -> None:
+    seen: dict[str, int] = {}
+    for index, mount in enumerate(mounts):
+        if mount.path in seen:
+            key = f"mounts[{index}].target"
+            fix = "give one of them another target"
+            raise PolicyError(f"{key}: {shorten(mount.path)} is taken by mounts[{seen[mount.path]}]", key=key, fix=fix)
+        seen[mount.path] = index
+
+
+LIMIT_CHECKS: dict[str, Check] = {
+    "timeout_s": seconds,
+    "cpu_time_s": seconds,
+    "cpus": _CPUS,
+    "memory": parse_size,
+    "processes": integer(4_194_304),
+    "open_files": integer(1_048_576),
+    "disk": parse_size,
+    "disk_files": _COUNT,
+    "output": parse_size,
+    "lifetime_s": seconds,
+    "idle_s": seconds,
+    "on_idle": choice("close", "pause"),
+}
+
+
+@final
+class Limits(Struct):
+    """Numbers for one sandbox. `timeout_s` is for each run or exec; `lifetime_s` for the sandbox."""
+
+    timeout_s: float
+    cpu_time_s: float
+    cpus: float
+    memory: int
+    processes: int
+    open_files: int
+    disk: int
+    disk_files: int
+    output: int
+    lifetime_s: float
+    idle_s: float
+    on_idle: Literal["close", "pause"]
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 30,
+        cpu_time_s: float = 30,
+        cpus: float = 1,  # share of CPU time, and the number of CPUs the guest sees
+        memory: Size = "512M",  # the whole tree, /tmp and /workspace in memory included; no swap
+        processes: int = 128,  # threads count
+        open_files: int = 1024,
+        disk: Size = "100M",  # /workspace and every `copy` mount together
+        disk_files: int = 10_000,
+        output: Size = "1M",  # kept in a Result: first and last half; streams are not cut
+        lifetime_s: float = 3600,  # stands still while paused
+        idle_s: float = 3600,  # without a call and without a running process
+        on_idle: Literal["close", "pause"] = "close",
+    ) -> None:
+        given = locals()
+        fill(self, {name: check(given[name], f"limits.{name}") for name, check in LIMIT_CHECKS.items()})
+
+
+RULE_CHECKS: dict[str, Check] = {
+    "host": reachable_host,
+    "methods": listed(method),
+    "paths": listed(path_prefix),
+    "protocol": choice("tls", "http", "tcp"),
+}
+
+
+@final
+class Rule(Struct):
+    """A host permitted only for some requests. Seeing them needs TLS interception for that host."""
+
+    host: str
+    methods: Strings = ()  # empty: any
+    paths: Strings = ()  # prefixes, empty: any
+    protocol: Literal["tls", "http", "tcp"] = "tls"  # tcp: name pinned, address checked, bytes opaque
+
+    def __post_init__(self) -> None:
+        for name, check in RULE_CHECKS.items():
+            put(self, name, check(getattr(self, name), f"network.rules.{name}"))
+        if self.protocol == "tcp" and (self.methods or self.paths):
+            key = "network.rules.protocol"
+            fix = 'remove methods and paths, or write protocol = "tls"'
+            raise PolicyError(f"the rule for {self.host} is tcp, where no requests are seen", key=key, fix=fix)
+
+
+def _allow(value: object, key: str) -> tuple[str, ...] | str:
+    return "public" if value == "public" else each(value, key, reachable_host)
+
+
+def _ports(value: object, key: str) -> tuple[int, ...]:
+    if not items(value, key):
+        raise PolicyError(f"{key} is empty", key=key, fix="name a port, such as 443")
+    return each(value, key, integer(65_535))
+
+
+NETWORK_CHECKS: dict[str, Check] = {
+    "allow": _allow,
+    "deny": listed(host),
+    "ports": _ports,
+    "private": listed(cidr),
+    "connections": integer(65_535),
+    "upload": parse_size,
+    "download": parse_size,
+}
+
+
+@final
+class Network(Struct):
+    """Where the guest may connect, by name. Empty means nowhere. `deny` wins."""
+
+    allow: tuple[str, ...] | Literal["public"]
+    rules: tuple[Rule, ...]
+    deny: tuple[str, ...]
+    ports: tuple[int, ...]
+    private: tuple[str, ...]
+    connections: int
+    upload: int
+    download: int
+
+    def __init__(
+        self,
+        *,
+        allow: Strings | Literal["public"] = (),  # "a.com", "a.com:8443", "*.a.com" (not a.com itself)
+        rules: list[Rule] | tuple[Rule, ...] = (),  # a host is in allow or in rules, not in both
+        deny: Strings = (),
+        ports: list[int] | tuple[int, ...] = (443, 80),  # for entries that name no port
+        private: Strings = (),  # CIDRs a permitted name may resolve to; metadata never
+        connections: int = 64,  # open at once
+        upload: Size = "100M",
+        download: Size = "1G",
+    ) -> None:
+        given = locals()
+        checked = {name: check(given[name], f"network.{name}") for name, check in NETWORK_CHECKS.items()}
+        checked["rules"] = _typed(rules, "network.rules", Rule)
+        fill(self, checked)
+        _refuse_repeated_rules(self)
+
+    @classmethod
+    def open(cls) -> Self:
+        """`Network(allow="public")`: any public address, still no private, loopback or metadata one."""
+        return cls(allow="public")
+
+    def patterns(self) -> tuple[HostPattern, ...]:
+        """`allow` parsed; empty when it is "public"."""
+        return () if self.allow == "public" else tuple([parse_pattern(entry) for entry in self.allow])
+
+
+MOUNT_CHECKS: dict[str, Check] = {
+    "source": host_path,
+    "target": guest_target,
+    "mode": choice("ro", "rw", "copy"),
+    "hide": listed(below),
+    "protect": listed(below),
+    "credentials": flag,
+}
+
+
+@final
+class Mount(Struct):
+    """A host path shown inside. Without `target`, at its own path, so that tools keep working.
+
+    A relative `source` is made absolute here and now; "~" is not expanded.
+    """
+
+    source: HostPath
+    target: GuestPath | None = None
+    mode: MountMode = "ro"
+    hide: Strings = ()  # relative to source: shown as absent
+    protect: Strings = ()  # kept read-only in an "rw" mount, besides the built-in list
+    credentials: bool = False  # accept a source that holds credentials or sockets
+
+    def __post_init__(self) -> None:
+        for name, check in MOUNT_CHECKS.items():
+            if name != "target" or self.target is not None:
+                put(self, name, check(getattr(self, name), f"mounts.{name}"))
+        if self.target is None:
+            guest_target(self.source, "mounts.source")  # shown at its own path, which must be a possible one
+
+    @property
+    def path(self) -> str:
+        """Where it appears inside."""
+        return str(self.source if self.target is None else self.target)
+
+
+def _commands(value: object, key: str) -> tuple[str, ...] | str:
+    if isinstance(value, str) and value != "any":
+        fix = f'write [{shorten(value)}], or "any"'
+        raise PolicyError(f'{key} must be a list of names or "any", not {shorten(value)}', key=key, fix=fix)
+    return "any" if value == "any" else each(value, key, program)
+
+
+POLICY_CHECKS: dict[str, Check] = {
+    "commands": _commands,
+    "env": environment,
+    "isolation": choice("runtime", "kernel", "own-kernel"),
+    "strict": flag,
+}
+
+
+@final
+class Policy(Struct):
+    """What is allowed in one sandbox. The default is closed: no network, no host files, no variables."""
+
+    limits: Limits
+    network: Network
+    mounts: tuple[Mount, ...]
+    commands: tuple[str, ...] | Literal["any"]
+    env: Mapping[str, str]
+    secrets: tuple[Secret, ...]
+    isolation: Isolation
+    strict: bool
+    _digest: str | None
+
+    def __init__(
+        self,
+        *,
+        limits: Limits = Limits(),  # noqa: B008  # frozen
+        network: Network = Network(),  # noqa: B008  # frozen
+        mounts: list[Mount] | tuple[Mount, ...] = (),
+        commands: Strings | Literal["any"] = "any",  # programs that exist for the guest
+        env: Mapping[str, str] = FrozenMap(),
+        secrets: list[Secret] | tuple[Secret, ...] = (),
+        isolation: Isolation = "kernel",
+        strict: bool = False,  # True: a limit only a weaker mechanism can hold is refused
+    ) -> None:
+        given = locals()
+        checked = {name: check(given[name], name) for name, check in POLICY_CHECKS.items()}
+        checked["limits"] = _one(limits, "limits", Limits)
+        checked["network"] = _one(network, "network", Network)
+        checked["mounts"] = _typed(mounts, "mounts", Mount)
+        checked["secrets"] = _typed(secrets, "secrets", Secret)
+        fill(self, checked)
+        if mounts:
+            _refuse_shared_targets(self.mounts)
+        if secrets:
+            from ringfence.policy.reach import check_secrets
+
+            check_secrets(self)
+
+    @classmethod
+    def preset(cls, name: PresetName) -> Self:
+        """`offline` is `Policy()`; `dev` has room to build; `hostile` needs own-kernel and strict."""
+        from ringfence.policy.presets import preset
+
+        return preset(name)
+
+    @classmethod
+    def load(cls, path: HostPath) -> Self:
+        """Read TOML. Relative mounts start at the file's folder. Raises PolicyError with the line."""
+        from ringfence.policy.load import load
+
+        return load(path)
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        """Read TOML. Mounts must be absolute: a text has no folder. Raises PolicyError with the line."""
+        from ringfence.policy.load import loads
+
+        return loads(text)
+
+    def to_toml(self) -> str:
+        """Raises PolicyError for a secret that has no `from_env` or `from_file`."""
+        from ringfence.policy.dump import to_toml
+
+        return to_toml(self)
+
+    def explain(self) -> str:
+        """The policy in sentences."""
+        from ringfence.policy.explain import explain
+
+        return explain(self)
+
+    if TYPE_CHECKING:
+
+        def replace(
+            self,
+            *,
+            limits: Limits = ...,
+            network: Network = ...,
+            mounts: list[Mount] | tuple[Mount, ...] = ...,
+            commands: Strings | Literal["any"] = ...,
+            env: Mapping[str, str] = ...,
+            secrets: list[Secret] | tuple[Secret, ...] = ...,
+            isolation: Isolation = ...,
+            strict: bool = ...,
+        ) -> Self: ...
+    else:
+
+        def replace(self, **changes):
+            """A copy with some parts changed, checked as a whole."""
+            return replace(self, **changes)
+
+    def narrow(self, request: Policy) -> Self:
+        """`request`, if this policy allows all of it; else PolicyError naming each part that does not fit."""
+        from ringfence.policy.narrow import narrow
+
+        return narrow(self, request)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the policy's canonical JSON, in hex; secret values are not in it. Made once."""
+        if self._digest is None:
+            from ringfence.policy.digest import digest
+
+            put(self, "_digest", digest(self))
+        return str(self._digest)

@@ -1,0 +1,47 @@
+"""What a network lets the guest reach, for questions about two policies or a policy and its secrets."""
+
+from __future__ import annotations
+
+from ringfence.errors import PolicyError
+from ringfence.policy.hosts import HostPattern, parse_pattern
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.policy.model import Network, Policy
+
+
+def ports_of(pattern: HostPattern, network: Network) -> frozenset[int]:
+    """The ports a pattern stands for in its network."""
+    return frozenset(network.ports if pattern.port is None else (pattern.port,))
+
+
+def check_secrets(policy: Policy) -> None:
+    """Each secret is named once, is not also a plain variable, and goes only where TLS carries it."""
+    seen = set()
+    for index, secret in enumerate(policy.secrets):
+        key = f"secrets[{index}].name"
+        if secret.name in seen:
+            raise PolicyError(f"{key}: {secret.name} is named twice", key=key, fix="remove one of them")
+        if secret.name in policy.env:
+            fix = "remove it from env: the placeholder takes that name"
+            raise PolicyError(f"{key}: {secret.name} is also in env", key=key, fix=fix)
+        seen.add(secret.name)
+        for host in secret.hosts:
+            _check_host(policy.network, parse_pattern(host), f"secrets[{index}].hosts")
+
+
+def _check_host(network: Network, wanted: HostPattern, key: str) -> None:
+    if network.allow == "public" or any(_reaches(network, entry, wanted) for entry in network.patterns()):
+        return
+    protocols = {rule.protocol for rule in network.rules if _reaches(network, parse_pattern(rule.host), wanted)}
+    if "tls" in protocols:
+        return
+    if protocols:
+        fix = 'write protocol = "tls" in its rule'
+        raise PolicyError(f"{key}: {wanted} is only reachable without TLS", key=key, fix=fix)
+    fix = f'add "{wanted}" to network.allow'
+    raise PolicyError(f"{key}: {wanted} is not reachable under network", key=key, fix=fix)
+
+
+def _reaches(network: Network, entry: HostPattern, wanted: HostPattern) -> bool:
+    return entry.covers(wanted) and (wanted.port is None or wanted.port in ports_of(entry, network))
