@@ -306,7 +306,7 @@ KERNEL: list[tuple[str, str, list[int | str], int]] = [
     ("prctl", "prctl", [0x59616D61, 0, 0, 0, 0], errno.EPERM),
     ("listener", "seccomp", [1, 8, 0], errno.EPERM),
     ("personality", "personality", [0x0040000], errno.EPERM),
-    ("prlimit", "prlimit64", [1, 9999, 0, 0], errno.EPERM),
+    ("prlimit", "prlimit64", [0x7FFFFFFF, 7, 0, 0], errno.EPERM),
     ("prlimit", "prlimit64", [2**32, 7, 0, 0], errno.EPERM),
     ("setid-bits", "chmod", ["/no/such/place", 0o4755], errno.EPERM),
     ("setid-bits", "open", ["/no/such/place", 0o101, 0o4755], errno.EPERM),
