@@ -23,6 +23,7 @@ __all__ = [
     "delegable",
     "find",
     "remove_dead_owners",
+    "remove_noted",
 ]
 
 
@@ -58,3 +59,16 @@ def remove_dead_owners(is_dead: DeadTest) -> list[str]:
     from ringfence.backends.process import cgroup_v1
 
     return cgroup_v1.remove_dead_owners(is_dead)
+
+
+def remove_noted(path: str, owner: str) -> bool:
+    """Kill and remove a v2 group that a dead owner's record names; False when it is not one of that owner's."""
+    name = os.path.basename(path)
+    theirs = path.endswith(f"/ringfence/{owner}") or (
+        name.startswith(f"ringfence-{owner}-") and name.endswith(".scope")
+    )
+    if not theirs or not path.startswith(f"{MOUNT}/") or ".." in path.split("/"):
+        return False
+    from ringfence.backends.process import cgroup_v2
+
+    return os.path.isdir(path) and cgroup_v2.remove_tree(path, timeout_s=2.0)

@@ -68,6 +68,10 @@ class Group(ABC):
         """Put these limits in place of the ones before. OSError when the kernel refuses one."""
 
     @abstractmethod
+    def cpu_fd(self) -> int | None:
+        """A read-only descriptor of the CPU time counter, for the monitor's clock. None: nothing counts it."""
+
+    @abstractmethod
     def usage(self) -> GroupUsage:
         """Read the counters. All None after `remove`."""
 
@@ -116,6 +120,11 @@ class Tree(ABC):
     @abstractmethod
     def zygote_fd(self) -> int | None:
         """v2: a descriptor like those of `join_fds`, of a leaf for the zygote. None where it can stay put (v1)."""
+
+    @property
+    def path(self) -> str | None:
+        """v2: the directory of this process's groups, worth a `cgroup` note in its record. None: found by name."""
+        return None
 
     def launch_prefix(self) -> list[str]:
         """What to put before the zygote's argv, so that it starts where it may make groups. Mostly nothing."""

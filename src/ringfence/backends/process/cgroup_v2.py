@@ -45,7 +45,7 @@ def remove_dead_owners(is_dead: DeadTest) -> list[str]:
     if parent is not None:
         top = f"{parent}/{base.BASE}"
         dead = [f"{top}/{owner}" for owner in base.names(top) if is_dead(owner)]
-        removed += [directory for directory in dead if _remove_tree(directory, 2.0)]
+        removed += [directory for directory in dead if remove_tree(directory, 2.0)]
         base.remove_if_empty(top)
     if os.geteuid() != 0:
         removed += _remove_dead_scopes(is_dead)
@@ -57,7 +57,7 @@ def _remove_dead_scopes(is_dead: DeadTest) -> list[str]:
     removed = []
     for name in base.names(slice_):
         owner = name.removeprefix(f"{base.BASE}-").removesuffix(".scope").rpartition("-")[0]
-        if name.startswith(f"{base.BASE}-") and is_dead(owner) and _remove_tree(f"{slice_}/{name}", 2.0):
+        if name.startswith(f"{base.BASE}-") and is_dead(owner) and remove_tree(f"{slice_}/{name}", 2.0):
             removed.append(f"{slice_}/{name}")
     return removed
 
@@ -98,6 +98,10 @@ class Tree(base.Tree):
             raise
         return group
 
+    @property
+    def path(self) -> str | None:
+        return self._owner_base()
+
     def zygote_fd(self) -> int | None:
         leaf = f"{self._owner_base()}/{ZYGOTE}"
         if not os.path.isdir(leaf):
@@ -105,7 +109,7 @@ class Tree(base.Tree):
         return base.open_procs(leaf)
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        gone = _remove_tree(self._owner_base(), timeout_s)
+        gone = remove_tree(self._owner_base(), timeout_s)
         base.remove_if_empty(self._base)
         return gone
 
@@ -169,7 +173,7 @@ class ScopeTree(Tree):
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Kills the zygote in it too: systemd removes the scope once it is empty."""
-        return not self._base or _remove_tree(self._base, timeout_s)
+        return not self._base or remove_tree(self._base, timeout_s)
 
     def _owner_base(self) -> str:
         if not self._base:
@@ -208,6 +212,9 @@ class Group(base.Group):
             base.write(f"{self._directory}/cpu.max", f"{base.quota_us(limits.cpus)} {base.CPU_PERIOD_US}")
         if "pids" in self._controllers:
             base.write(f"{self._directory}/pids.max", str(limits.processes))
+
+    def cpu_fd(self) -> int | None:
+        return os.open(f"{self._directory}/cpu.stat", os.O_RDONLY | os.O_CLOEXEC)
 
     def usage(self) -> base.GroupUsage:
         microseconds = base.counter(f"{self._directory}/cpu.stat", "usage_usec")
@@ -272,7 +279,8 @@ def _wait(directory: str, key: str, value: int, deadline: float) -> bool:
     return True
 
 
-def _remove_tree(directory: str, timeout_s: float) -> bool:
+def remove_tree(directory: str, timeout_s: float) -> bool:
+    """Kill and remove a group with everything below it. True when it is gone."""
     deadline = time.monotonic() + timeout_s
     if not os.path.isdir(directory):
         return True

@@ -1,0 +1,394 @@
+"""The state directory of this user: records of what must not outlive a library process, and the sweep that reads them.
+
+Touches nothing but what carries our name or stands in a record of ours, and only when its owner is dead.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import fcntl
+import os
+import stat
+import time
+
+from ringfence.backends.process import owners
+from ringfence.errors import SandboxClosedError, SandboxError, UnsupportedError
+from ringfence.values import Struct, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TypeAlias
+
+    Fact: TypeAlias = str | int
+    Entry: TypeAlias = tuple[str, tuple[tuple[str, Fact], ...]]  # kind, sorted facts
+
+_NAME = "ringfence"
+_OWNERS = "owners"
+_NEW = ".new"  # a record being written again
+_COMPACT_AFTER = 1_000  # lines of a record that say nothing any more
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class SweepReport(Struct):
+    """What a sweep removed. `busy`: another sweep was at it for too long; this one left the records to it."""
+
+    owners: tuple[str, ...] = ()
+    cgroups: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    uids: int = 0
+    busy: bool = False
+
+
+def state_dir() -> str:
+    """The state directory, made when missing: ours, 0700, no link (C09, C10). UnsupportedError otherwise."""
+    if os.geteuid() == 0:
+        return _own(f"/run/{_NAME}")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and _is_mine(runtime):
+        return _own(f"{runtime}/{_NAME}")
+    home = os.path.expanduser("~/.local/state")
+    os.makedirs(home, 0o700, exist_ok=True)
+    return _own(f"{home}/{_NAME}")
+
+
+def directory(name: str) -> str:
+    """A directory below the state directory, made when missing, with the same promises."""
+    return _own(f"{state_dir()}/{name}")
+
+
+def register() -> Owner:
+    """The record of this process, made when missing. Cheap; call it once and keep it."""
+    return Owner(f"{directory(_OWNERS)}/{owners.name()}")
+
+
+def sweep(timeout_s: float = 5.0) -> SweepReport:
+    """Remove what dead library processes left: frozen or running guests, cgroups, placeholders, files, uid locks.
+
+    Costs a directory listing or two when there is nothing. Two sweeps never work at once; the second waits up to
+    `timeout_s`.
+    """
+    from ringfence.backends.process import cgroup
+
+    groups = tuple(cgroup.remove_dead_owners(owners.is_dead))  # guests first: then nothing of theirs writes any more
+    records = directory(_OWNERS)
+    report = SweepReport()
+    if any(True for _ in _dead(records)):
+        report = _sweep_records(records, timeout_s)
+    uids = _sweep_uids() if report.owners or groups else 0
+    return replace(report, cgroups=(*groups, *report.cgroups), uids=uids)
+
+
+class Owner:
+    """The record of one library process: a file of JSON lines. Safe to use from many threads.
+
+    In a fork of the process it is a dead object: `note` and `forget` raise SandboxClosedError.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._lock = _thread.allocate_lock()
+        self._entries: dict[Entry, None] = dict.fromkeys(_read_record(path))
+        self._stale_lines = 0
+        self._fd = _open_record(path, os.O_CREAT)
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        """Write down something to remove should this process die. On disk when this returns.
+
+        Kinds: `placeholder` and `file` (path, device, inode), `cgroup` (path).
+        """
+        entry = (kind, tuple(sorted(facts.items())))
+        with self._lock:
+            self._check()
+            if entry not in self._entries:
+                self._entries[entry] = None
+                self._append("note", entry)
+
+    def forget(self, kind: str, **facts: Fact) -> None:
+        """Take back a note with the same facts. One that is not there is no error."""
+        entry = (kind, tuple(sorted(facts.items())))
+        with self._lock:
+            self._check()
+            if entry in self._entries:
+                del self._entries[entry]
+                self._append("forget", entry)
+                self._stale_lines += 2
+                if self._stale_lines > _COMPACT_AFTER + len(self._entries):
+                    self._compact()
+
+    def make_placeholder(self, path: str) -> bool:
+        """Make an empty file at `path` that the sweep removes; False when something is there already.
+
+        The inode is noted before it has a name, so that no kill at any moment leaves it behind unknown (M10).
+        """
+        parent = os.open(os.path.dirname(os.path.abspath(path)), _DIRECTORY)
+        try:
+            return self._link_placeholder(path, parent)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+            return self._create_placeholder(path, parent)
+        finally:
+            os.close(parent)
+
+    def _link_placeholder(self, path: str, parent: int) -> bool:
+        fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o444, dir_fd=parent)
+        try:
+            facts = _facts(path, os.fstat(fd))
+            self.note("placeholder", **facts)
+            try:
+                os.link(f"/proc/self/fd/{fd}", os.path.basename(path), dst_dir_fd=parent, follow_symlinks=True)
+            except OSError as error:
+                self.forget("placeholder", **facts)
+                if isinstance(error, FileExistsError):
+                    return False
+                raise
+        finally:
+            os.close(fd)
+        return True
+
+    def _create_placeholder(self, path: str, parent: int) -> bool:
+        """For file systems that make no file without a name (NFS, FAT, some FUSE): a small window stays."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(os.path.basename(path), flags, 0o444, dir_fd=parent)
+        except FileExistsError:
+            return False
+        try:
+            self.note("placeholder", **_facts(path, os.fstat(fd)))
+        finally:
+            os.close(fd)
+        return True
+
+    def make_placeholder_directory(self, path: str) -> bool:
+        """The same for an empty directory. Killed between the two steps, an empty directory stays."""
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            return False
+        self.note("placeholder", **_facts(path, os.stat(path, follow_symlinks=False)))
+        return True
+
+    def remove_placeholders(self, below: str = "/") -> list[str]:
+        """Remove the placeholders of this process below a directory, last made first; returns their paths."""
+        prefix = below.rstrip("/") + "/"
+        mine = [dict(facts) for kind, facts in reversed(self._entries) if kind == "placeholder"]
+        chosen = [facts for facts in mine if str(facts["path"]).startswith(prefix)]
+        removed = [str(facts["path"]) for facts in chosen if remove_if_same(facts, only_empty=True)]
+        for facts in chosen:
+            self.forget("placeholder", **facts)
+        return removed
+
+    def close(self) -> None:
+        """End the record. What is still noted stays on disk, for a sweep after this process is gone."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd < 0:
+                return
+            if os.getpid() == self._pid and not self._entries:
+                _unlink(self._path)
+            os.close(fd)
+
+    def _check(self) -> None:
+        if self._fd < 0 or os.getpid() != self._pid:
+            raise SandboxClosedError(
+                f"the record {self._path} belongs to process {self._pid}, or is closed",
+                fix="make sandboxes in the process that uses them, after a fork",
+            )
+
+    def _append(self, verb: str, entry: Entry) -> None:
+        os.write(self._fd, _line(verb, entry))
+
+    def _compact(self) -> None:
+        """Write what is still true to a new file and put it in the place of the old one."""
+        new = f"{self._path}{_NEW}"
+        _unlink(new)
+        fd = _open_record(new, os.O_CREAT | os.O_EXCL)
+        os.write(fd, b"".join(_line("note", entry) for entry in self._entries))
+        os.rename(new, self._path)
+        os.close(self._fd)
+        self._fd = fd
+        self._stale_lines = 0
+
+
+def remove_if_same(facts: dict[str, Fact], *, only_empty: bool) -> bool:
+    """Remove a file or an empty directory when it is still the one that was noted. True when it was removed.
+
+    The parent is opened once: a directory swapped for a link in between leads nowhere (C01 and its like), because
+    there the name has another inode.
+    """
+    path = str(facts["path"])
+    try:
+        parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    name = os.path.basename(path)
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if (found.st_dev, found.st_ino) != (facts["device"], facts["inode"]):
+            return False
+        if stat.S_ISDIR(found.st_mode):
+            os.rmdir(name, dir_fd=parent)
+        elif only_empty and found.st_size:
+            return False
+        else:
+            os.unlink(name, dir_fd=parent)
+    except OSError:
+        return False  # gone, not empty, or on a file system that is read-only now: not ours to force
+    finally:
+        os.close(parent)
+    return True
+
+
+# ── the sweep ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _dead(records: str) -> Iterator[str]:
+    for name in os.listdir(records):
+        owner = name.removesuffix(_NEW)
+        if owners.is_dead(owner) or (owners.parse(owner) and _is_abandoned(f"{records}/{name}", owner)):
+            yield name
+
+
+def _is_abandoned(path: str, owner: str) -> bool:
+    """For an owner of another pid namespace (a container, an earlier one): nobody locks its record any more."""
+    found = owners.parse(owner)
+    if found is None or found[2] == owners.pid_namespace():
+        return False
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _sweep_records(records: str, timeout_s: float) -> SweepReport:
+    lock = os.open(f"{state_dir()}/sweep.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if not _lock_until(lock, time.monotonic() + timeout_s):
+            return SweepReport(busy=True)
+        swept: list[str] = []
+        groups: list[str] = []
+        files: list[str] = []
+        for name in list(_dead(records)):
+            entries = _read_record(f"{records}/{name}")
+            _sweep_entries(name.removesuffix(_NEW), entries, groups, files)
+            _unlink(f"{records}/{name}")
+            swept.append(name)
+        return SweepReport(owners=tuple(swept), cgroups=tuple(groups), files=tuple(files))
+    finally:
+        os.close(lock)
+
+
+def _sweep_entries(owner: str, entries: list[Entry], groups: list[str], files: list[str]) -> None:
+    from ringfence.backends.process import cgroup
+
+    for kind, facts in reversed(entries):
+        path = str(dict(facts)["path"])
+        if kind == "cgroup" and cgroup.remove_noted(path, owner):
+            groups.append(path)
+    for kind, facts in reversed(entries):
+        if kind in ("placeholder", "file") and remove_if_same(dict(facts), only_empty=kind == "placeholder"):
+            files.append(str(dict(facts)["path"]))
+
+
+def _sweep_uids() -> int:
+    if os.geteuid() != 0:
+        return 0
+    from ringfence.backends.process import uids
+
+    return uids.sweep()
+
+
+def _lock_until(fd: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+# ── records and directories ──────────────────────────────────────────────────────────────────────
+
+
+def _open_record(path: str, flags: int) -> int:
+    """Open and lock a record; the lock tells other pid namespaces that we live."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+    if _lock_until(fd, time.monotonic() + 1.0):
+        return fd
+    os.close(fd)
+    raise SandboxError(f"the record {path} is open already: a process registers once", code="registered-twice")
+
+
+def _line(verb: str, entry: Entry) -> bytes:
+    import json
+
+    return json.dumps({"verb": verb, "kind": entry[0], "facts": dict(entry[1])}).encode() + b"\n"
+
+
+def _read_record(path: str) -> list[Entry]:
+    """What a record still says, in the order of the notes. The last line may be half written."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    import json
+
+    entries: dict[Entry, None] = {}
+    for line in lines:
+        if not line.endswith(b"\n"):
+            continue
+        said = json.loads(line)
+        entry = (said["kind"], tuple(sorted(said["facts"].items())))
+        if said["verb"] == "note":
+            entries[entry] = None
+        else:
+            entries.pop(entry, None)
+    return list(entries)
+
+
+def _facts(path: str, found: os.stat_result) -> dict[str, Fact]:
+    return {"path": os.path.abspath(path), "device": found.st_dev, "inode": found.st_ino}
+
+
+def _own(path: str) -> str:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    if not _is_mine(path):
+        raise UnsupportedError(
+            f"{path} cannot hold our state: it is a link, no directory, another user's, or open to others",
+            code="state-directory",
+            fix=f"look at it, then remove it: ls -ld {path}",
+        )
+    return path
+
+
+def _is_mine(path: str) -> bool:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
