@@ -1,0 +1,168 @@
+"""The `ringfence` command. Owns the verbs, and that every end is an exit code and a sentence, never a traceback.
+
+Start-up time is a feature: nothing is imported here that `ringfence exec` does not use, and a verb when it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ringfence.cli.console import Console, OutputClosed, Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    Verb: TypeAlias = Callable[[list[str], Console], int]
+
+__all__ = ["main"]
+
+EXIT_USAGE = 2
+EXIT_OURS = 125
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+
+VERBS = ("run", "exec", "doctor", "policy", "attack")
+
+# Verbs of the surface that this version does not hold, and what does the job until then.
+LATER = {
+    "shell": "for one command: ringfence exec -- COMMAND",
+    "image": "programs and packages of this machine are shown read-only: ringfence exec -- COMMAND",
+    "serve": "from Python, in your own server: ringfence.run(code), ringfence.Sandbox()",
+    "keys": "there is no server yet, so there are no keys",
+    "sandbox": "sandboxes end with the process that made them; there is no server to ask",
+    "audit": "each run's facts go to a file with: ringfence exec --report FILE -- COMMAND",
+    "mcp": "from a tool of your own: ringfence run --json FILE",
+    "browser": "on this machine: ringfence run FILE",
+}
+_GUEST_VERBS = ("run", "exec", "shell")  # their exit codes below 125 are the guest's
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line (without the program's name) and return its exit code; raises nothing.
+
+    Without `argv` it is the process's own command line.
+    """
+    if argv is None:
+        _fill_closed_descriptors()
+    words = sys.argv[1:] if argv is None else argv
+    console = Console()
+    try:
+        return _guarded(words, console)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except OutputClosed:
+        return EXIT_PIPE
+    except Problem:  # that the message itself could not be written
+        return EXIT_OURS
+
+
+def _guarded(words: list[str], console: Console) -> int:
+    try:
+        return _dispatch(words, console)
+    except Problem as problem:
+        console.fail(str(problem), code=problem.code, fix=problem.fix)
+        return _bad_argument(words) if problem.status is None else problem.status
+    except (KeyboardInterrupt, OutputClosed):
+        raise
+    except Exception as error:  # noqa: BLE001  # the last line: people get a sentence, not a traceback
+        from ringfence.cli.failure import tell
+
+        return tell(error, console, bad_argument=_bad_argument(words))
+
+
+def _bad_argument(words: list[str]) -> int:
+    return EXIT_OURS if words and words[0] in _GUEST_VERBS else EXIT_USAGE
+
+
+def _dispatch(words: list[str], console: Console) -> int:
+    if not words:
+        from ringfence.cli.console import ERR, write
+        from ringfence.cli.help import TEXTS
+
+        write(ERR, TEXTS[""].encode())
+        return EXIT_USAGE
+    verb, rest = words[0], words[1:]
+    if verb in VERBS:
+        return _verb(verb)(rest, console)
+    if verb in ("--help", "-h"):
+        return show_help("", console)
+    if verb == "help":
+        return _help(rest, console)
+    if verb in ("--version", "-V"):
+        from ringfence import __version__
+
+        console.out(f"ringfence {__version__}\n")
+        return 0
+    if verb in LATER:
+        return _later(verb, rest, console)
+    raise _unknown(verb)
+
+
+def _verb(verb: str) -> Verb:
+    if verb == "exec":
+        from ringfence.cli.exec import main as chosen
+    elif verb == "run":
+        from ringfence.cli.run import main as chosen
+    elif verb == "policy":
+        from ringfence.cli.policy import main as chosen
+    elif verb == "doctor":
+        from ringfence.cli.doctor import main as chosen
+    else:
+        from ringfence.cli.attack import main as chosen
+    return chosen
+
+
+def show_help(topic: str, console: Console) -> int:
+    """Print a help text."""
+    from ringfence.cli.help import TEXTS
+
+    console.out(TEXTS[topic])
+    return 0
+
+
+def _help(rest: list[str], console: Console) -> int:
+    from ringfence.cli.help import TEXTS
+
+    topic = rest[0] if rest and rest[0] not in ("--help", "-h") else ""
+    if topic in TEXTS:
+        return show_help(topic, console)
+    from ringfence.cli.names import nearest
+
+    near = nearest(topic, TEXTS)
+    see = f"did you mean: ringfence help {near}?" if near else "see: ringfence --help"
+    raise Problem(f"there is no help on {topic!r}", fix=see)
+
+
+def _later(verb: str, rest: list[str], console: Console) -> int:
+    before = rest[: rest.index("--")] if "--" in rest else rest
+    if "--help" in before or "-h" in before:
+        return show_help(verb, console)
+    console.json = "--json" in before
+    raise Problem(f"{verb} is not in this version", fix=LATER[verb], code="not-in-this-version", status=EXIT_OURS)
+
+
+def _unknown(verb: str) -> Problem:
+    from ringfence.cli.names import nearest
+
+    if verb.startswith("-"):
+        return Problem(f"no verb before {verb}", fix="options come after the verb: ringfence VERB [OPTIONS] ...")
+    near = nearest(verb, [*VERBS, *LATER, "help"])
+    if near:
+        return Problem(f"there is no verb {verb!r}", fix=f"did you mean: ringfence {near}?")
+    if os.path.isfile(verb):
+        return Problem(f"there is no verb {verb!r}", fix=f"to run that file: ringfence run {verb}")
+    return Problem(
+        f"there is no verb {verb!r}", fix=f"to run a command: ringfence exec -- {verb}; verbs: ringfence --help"
+    )
+
+
+def _fill_closed_descriptors() -> None:
+    """With `>&-` the next file opened would be number 1, and the guest's output would go into it."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

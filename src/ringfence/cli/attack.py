@@ -1,0 +1,118 @@
+"""ringfence attack: our own escape attempts on this host, drawn as a table. They belong to `ringfence.attacks`."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.cli.console import ERR, OUT, Problem, colours, write
+from ringfence.cli.escapes import one_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringfence.attacks import Matrix, Row
+    from ringfence.cli.console import Console
+    from ringfence.values import Json
+
+_COLOURS = {"held": "32", "got through": "31;1", "inconclusive": "33", "not applicable": "2"}
+
+
+def main(argv: list[str], console: Console) -> int:
+    """0 when all held, 1 when one got through, 3 when none did but a case was inconclusive."""
+    from ringfence.cli.tables import attack_table
+
+    given = attack_table().parse(argv, console)
+    if given is None:
+        from ringfence.cli import show_help
+
+        return show_help("attack", console)
+    from ringfence import attacks
+
+    ids = choose(given.words, [attack.id for attack in attacks.catalogue()])
+    if given.has("--list"):
+        return _list(ids, console)
+    live = progress_line() if os.isatty(ERR) and not console.json else None
+    matrix = attacks.run(ids, backend=given.last("--backend"), progress=live or _silent)
+    if live is not None:
+        write(ERR, b"\r\x1b[K")
+    if console.json:
+        console.out_json(matrix.to_dict())
+    else:
+        console.out(table(matrix, coloured=colours(OUT)))
+    return exit_code(matrix)
+
+
+def choose(words: list[str], known: list[str]) -> list[str]:
+    """The ids that ID and letter arguments mean, in the catalogue's order; all without arguments. Raises Problem."""
+    if not words:
+        return known
+    chosen: set[str] = set()
+    for word in words:
+        wanted = word.upper()
+        found = [each for each in known if each == wanted or (len(wanted) == 1 and each.startswith(wanted))]
+        if not found:
+            from ringfence.cli.names import nearest
+
+            near = nearest(wanted, known) if len(wanted) > 1 else None
+            guess = f"did you mean {near}? " if near else ""
+            raise Problem(f"there is no attack {word!r}", fix=f"{guess}all there are: ringfence attack --list")
+        chosen.update(found)
+    return [each for each in known if each in chosen]
+
+
+def exit_code(matrix: Matrix) -> int:
+    """What the verdicts add up to."""
+    verdicts = {row.verdict for row in matrix.rows}
+    if "got through" in verdicts:
+        return 1
+    return 3 if "inconclusive" in verdicts else 0
+
+
+def _list(ids: list[str], console: Console) -> int:
+    from ringfence import attacks
+
+    listed = [attack for attack in attacks.catalogue() if attack.id in set(ids)]
+    if console.json:
+        rows: list[Json] = [{"id": each.id, "title": each.title} for each in listed]
+        console.out_json({"attacks": rows})
+    else:
+        console.out("".join(f"{each.id:4} {each.title}\n" for each in listed))
+    return 0
+
+
+def table(matrix: Matrix, *, coloured: bool) -> str:
+    """A line per attempt, what it got through first, and the count."""
+    rank = {"got through": 0, "inconclusive": 1}
+    lines = []
+    for row in sorted(matrix.rows, key=lambda each: (rank.get(each.verdict, 2), each.id)):
+        lines += _lines(row, coloured)
+    counts = {verdict: sum(row.verdict == verdict for row in matrix.rows) for verdict in _COLOURS}
+    lines.append("")
+    lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no attack ran")
+    return "\n".join(lines) + "\n"
+
+
+def _lines(row: Row, coloured: bool) -> list[str]:
+    mark = f"{row.verdict:14}"
+    if coloured:
+        mark = f"\x1b[{_COLOURS[row.verdict]}m{mark}\x1b[0m"
+    lines = [f"{row.id:4} {mark} {one_line(row.title)}"]
+    if row.verdict in ("got through", "inconclusive"):
+        lines += [f"     control {arm}: {one_line(said)}" for arm, said in row.arms.items()]
+    if row.detail and row.verdict != "held":
+        lines.append(f"     {one_line(row.detail)}")
+    return lines
+
+
+def progress_line() -> Callable[[int, int, str], None]:
+    """Draws "12/104 F07" over itself on the terminal of standard error."""
+
+    def draw(done: int, total: int, attack: str) -> None:
+        write(ERR, f"\r\x1b[K{done}/{total} {one_line(attack)}".encode())
+
+    return draw
+
+
+def _silent(done: int, total: int, attack: str) -> None:
+    del done, total, attack

@@ -1,0 +1,115 @@
+"""Owns what ringfence itself says: messages on standard error, errors as JSON on standard output, and how they look.
+
+Writes go to the descriptors, not to `sys.stdout`: one order with the guest's bytes, and no text layer to refuse a name.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.values import Json
+
+OUT, ERR = 1, 2
+
+_OURS = 125
+_NAMES = {OUT: "standard output", ERR: "standard error"}
+
+
+class Problem(Exception):  # noqa: N818  # a word of the CLI; RingfenceError is the library's
+    """Something the person at the command line can put right. Nothing was started.
+
+    `status` is the exit code; None: the verb's own for a bad argument.
+    """
+
+    def __init__(self, message: str, *, fix: str | None = None, code: str = "usage", status: int | None = None) -> None:
+        super().__init__(message)
+        self.fix = fix
+        self.code = code
+        self.status = status
+
+
+class OutputClosed(BrokenPipeError):  # noqa: N818  # nobody's mistake: who read our output has gone
+    """The reader of our standard output or error has gone."""
+
+
+class Console:
+    """Where one call of ringfence speaks. `json` and `quiet` are set by the options as soon as they are read."""
+
+    __slots__ = ("json", "quiet")
+
+    def __init__(self) -> None:
+        self.json = False
+        self.quiet = False
+
+    def say(self, message: str) -> None:
+        """A message of ours: every line of it starts with our name, so that no guest line passes for one."""
+        lines = message.splitlines() or [""]
+        write(ERR, "".join(f"ringfence: {_safe(line)}\n" for line in lines).encode("utf-8", "surrogateescape"))
+
+    def note(self, message: str) -> None:
+        """A message that `--quiet` silences."""
+        if not self.quiet:
+            self.say(message)
+
+    def out(self, text: str) -> None:
+        """Text a verb was asked for."""
+        write(OUT, text.encode("utf-8", "surrogateescape"))
+
+    def out_json(self, value: Json) -> None:
+        """One JSON document on standard output."""
+        write(OUT, dump(value))
+
+    def fail(self, message: str, *, code: str, fix: str | None) -> None:
+        """An error, as JSON when that was asked for."""
+        if self.json:
+            self.out_json({"error": {"code": code, "message": message, "fix": fix}})
+            return
+        self.say(message)
+        if fix:
+            self.say(fix)
+
+
+def dump(value: Json) -> bytes:
+    """`value` as one indented JSON document that ends in a line end. ASCII, so a terminal may show guest text in it."""
+    import json
+
+    return json.dumps(value, indent=2, ensure_ascii=True).encode() + b"\n"
+
+
+def write(fd: int, data: bytes) -> None:
+    """All of `data`, also to a descriptor that someone made non-blocking. Raises OutputClosed, or Problem."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            import select
+
+            select.select([], [fd], [])
+        except BrokenPipeError as error:
+            raise OutputClosed(*error.args) from None
+        except OSError as error:
+            name = _NAMES.get(fd, "the report")
+            raise Problem(f"cannot write {name}: {error.strerror}", code="output", status=_OURS) from None
+
+
+def colours(fd: int) -> bool:
+    """Whether what we write to `fd` may be coloured."""
+    return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def quoted(word: str) -> str:
+    """`word` as one word of a shell line that a person may copy."""
+    if word and all(char.isascii() and (char.isalnum() or char in "@%+=:,./-_") for char in word):
+        return word
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def _safe(line: str) -> str:
+    if line.isascii() and line.isprintable():
+        return line
+    from ringfence.cli.escapes import one_line
+
+    return one_line(line)

@@ -1,0 +1,104 @@
+"""ringfence doctor: what this host can enforce, as a table. The examination belongs to `ringfence.plan.doctor`."""
+
+from __future__ import annotations
+
+from ringfence.cli.console import OUT, Problem, colours
+from ringfence.cli.escapes import one_line
+from ringfence.cli.tables import BACKENDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.cli.console import Console
+    from ringfence.plan.doctor import BackendReport, Report
+
+_MARKS = {"ok": ("ok", "32"), "weaker": ("weaker", "33"), "missing": ("missing", "31")}
+
+
+def main(argv: list[str], console: Console) -> int:
+    """0 when some backend (of those named) keeps the policy, 1 when none does."""
+    from ringfence.cli.tables import doctor_table
+
+    given = doctor_table().parse(argv, console)
+    if given is None:
+        from ringfence.cli import show_help
+
+        return show_help("doctor", console)
+    wanted = _wanted(given.words)
+    name = given.last("--policy") or "offline"
+    from ringfence.cli.policies import find
+    from ringfence.plan.doctor import examine
+
+    report = examine(find(name))
+    if console.json:
+        console.out_json(report.to_dict())
+    elif given.has("--fix"):
+        console.out(script(report))
+    else:
+        console.out(table(report, name, wanted, coloured=colours(OUT)))
+    return 0 if _kept(report, wanted) else 1
+
+
+def _wanted(words: list[str]) -> list[str]:
+    known = [name for name in BACKENDS if name != "auto"]
+    for word in words:
+        if word not in known:
+            from ringfence.cli.names import nearest
+
+            near = nearest(word, known)
+            fix = f"did you mean {near}? " if near else ""
+            raise Problem(f"there is no backend {word!r}", fix=f"{fix}backends are: {', '.join(known)}")
+    return words
+
+
+def _kept(report: Report, wanted: list[str]) -> bool:
+    return report.auto is not None if not wanted else any(each.works for each in _chosen(report, wanted))
+
+
+def _chosen(report: Report, wanted: list[str]) -> list[BackendReport]:
+    return [each for each in report.backends if not wanted or each.name in wanted]
+
+
+def table(report: Report, policy: str, wanted: list[str], *, coloured: bool) -> str:
+    """The examination for a person: a block per backend, a line per thing tried, its fix below it."""
+    lines: list[str] = []
+    for backend in _chosen(report, wanted):
+        works = "works" if backend.works else "does not work here"
+        lines += (
+            ["", _bold(f"{backend.name}: {works}", coloured)]
+            if lines
+            else [_bold(f"{backend.name}: {works}", coloured)]
+        )
+        width = max((len(what) for what, *_ in backend.lines), default=0)
+        for what, state, detail, fix in backend.lines:
+            word, colour = _MARKS[state]
+            mark = f"\x1b[{colour}m{word:7}\x1b[0m" if coloured else f"{word:7}"
+            lines.append(f"  {mark}  {what:{width}}  {one_line(detail)}".rstrip())
+            if fix:
+                lines += [
+                    f"  {'':7}  fix: {line}" if n == 0 else f"  {'':7}       {line}"
+                    for n, line in enumerate(fix.splitlines())
+                ]
+    lines.append("")
+    if report.auto is None:
+        lines.append(f"auto: none keeps the policy {policy!r}")
+    else:
+        lines.append(f"auto: {report.auto} keeps the policy {policy!r}")
+    lines += [f"  {name} was not taken: {one_line(why)}" for name, why in report.rejected.items()]
+    if report.fixes():
+        lines.append("all fixes as a script: ringfence doctor --fix")
+    return "\n".join(lines) + "\n"
+
+
+def script(report: Report) -> str:
+    """The fixes as a shell script that stops at the first that fails. A person reads it before a root shell does."""
+    fixes = report.fixes()
+    if not fixes:
+        return "#!/bin/sh\n# nothing to fix: every part that was tried works\n"
+    return (
+        "#!/bin/sh\n# what ringfence doctor found missing on this host; read it before you run it\nset -eu\n"
+        + "".join(line.rstrip("\n") + "\n" for line in fixes)
+    )
+
+
+def _bold(text: str, coloured: bool) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if coloured else text

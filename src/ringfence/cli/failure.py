@@ -1,0 +1,56 @@
+"""Owns how an exception that reached the top becomes a message and an exit code. Imported only when there is one."""
+
+from __future__ import annotations
+
+from ringfence.errors import PolicyError, RingfenceError, UnsupportedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.cli.console import Console
+
+_OURS = 125
+
+
+def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
+    """Say what happened and what to do now; the exit code."""
+    if isinstance(error, PolicyError):
+        console.fail(_at_line(error), code=error.code, fix=error.fix)
+        return bad_argument
+    if isinstance(error, UnsupportedError):
+        console.fail(str(error), code=error.code, fix=_fixes(error))
+        return _OURS
+    if isinstance(error, RingfenceError):
+        console.fail(str(error), code=error.code, fix=error.fix)
+        return _OURS
+    if isinstance(error, OSError) and error.strerror:
+        named = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        console.fail(named, code="os-error", fix=None)
+        return _OURS
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    console.fail(f"internal error: {words} ({_where(error)}); please report", code="internal", fix=None)
+    return _OURS
+
+
+def _at_line(error: PolicyError) -> str:
+    return f"line {error.line}: {error}" if error.line is not None else str(error)
+
+
+def _fixes(error: UnsupportedError) -> str | None:
+    lines = []
+    for missing in error.missing:
+        line = f"{missing.backend}: {missing.what}" + (f"; fix: {missing.fix}" if missing.fix else "")
+        if line not in lines:
+            lines.append(line)
+    if error.fix and not any(error.fix in line for line in lines):
+        lines.append(error.fix)
+    return "\n".join(lines) or None
+
+
+def _where(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "nowhere"
+    code = trace.tb_frame.f_code
+    return f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"

@@ -1,0 +1,164 @@
+"""Owns one sandbox from the command line: start it, pass streams and signals, remove it, tell how it ended.
+
+The sandbox is closed on every way out; a signal ends the guest first and us after.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.cli.console import ERR, OUT, Problem, dump, write
+from ringfence.cli.ending import exit_code, has_notes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from ringfence import Process, Result, Sandbox
+    from ringfence.cli.console import Console
+    from ringfence.cli.settings import Settings
+else:
+    import _signal as signal  # the same without its enums, which would cost 4 ms
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A signal told us to end. Not an Exception: nothing on the way up may take it for an error of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Job:
+    """What is to run: `argv` inside, our input to it if `stdin`, after `prepare` has put files there."""
+
+    __slots__ = ("argv", "prepare", "stdin")
+
+    def __init__(
+        self, argv: list[str], *, stdin: bool = True, prepare: Callable[[Sandbox], None] | None = None
+    ) -> None:
+        self.argv = argv
+        self.stdin = stdin
+        self.prepare = prepare
+
+
+def launch(job: Job, settings: Settings, console: Console) -> int:
+    """Run the job in a fresh sandbox and return the exit code. Raises Problem and RingfenceError when nothing ran."""
+    from ringfence import Sandbox
+
+    box = Sandbox(backend=settings.backend, image=settings.image, policy=settings.policy)
+    if settings.explain:
+        console.out(box.plan().explain().rstrip("\n") + "\n")
+        return 0
+    report = _open_report(settings)
+    old = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        _catch_signals(old)
+        result, tail = _run(box, job, settings, console)
+    except Stopped as stopped:
+        name = {2: "Ctrl-C", 15: "SIGTERM"}.get(stopped.number, "SIGHUP")
+        console.fail(f"stopped by {name}: everything inside was killed", code="stopped", fix=None)
+        return 128 + stopped.number
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if report is not None:
+        write(report, dump(result.to_dict()))
+        os.close(report)
+    if not console.json:
+        _tell(result, tail, job, settings, console)
+    else:
+        console.out_json(result.to_dict())
+    return exit_code(result)
+
+
+def _run(box: Sandbox, job: Job, settings: Settings, console: Console) -> tuple[Result, bytes]:
+    try:
+        box.start()
+        if job.prepare is not None:
+            job.prepare(box)
+        process = box.spawn(job.argv, cwd=settings.cwd)
+        if job.stdin:
+            from ringfence.cli.streams import feed
+
+            feed(process)
+        else:
+            process.close_stdin()
+        return _relay(process, settings, console)
+    except BaseException:
+        for number in _SIGNALS:  # a second signal does not wait: what is left dies with us
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _leave)
+        raise
+    finally:
+        box.close()
+
+
+def _relay(process: Process, settings: Settings, console: Console) -> tuple[Result, bytes]:
+    """Pass events on until it ends: the result, and the end of what it said on standard error."""
+    from ringfence.cli.streams import OutputStreams
+    from ringfence.events import Exit, Gap, Stderr, Stdout
+
+    streams = OutputStreams(raw=settings.raw)
+    for event in process:
+        if isinstance(event, Exit):
+            streams.finish()
+            return event.result, streams.stderr_tail
+        if isinstance(event, Gap):
+            console.note(f"{event.lost_bytes} bytes of output are lost: they came faster than they were read")
+        elif not console.json and isinstance(event, Stdout | Stderr):
+            streams.write(OUT if isinstance(event, Stdout) else ERR, event.data)
+    raise AssertionError("a process ended without an Exit event")
+
+
+def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Console) -> None:
+    if not console.quiet and has_notes(result):
+        from ringfence.cli.notes import notes
+
+        for line in notes(result, job.argv, settings, tail):
+            console.say(line)
+
+
+def _open_report(settings: Settings) -> int | None:
+    """Opened before the guest exists: a file that cannot be written is found out before anything runs."""
+    if settings.net_log is not None:
+        _start_net_log(settings)
+    if settings.report is None:
+        return None
+    return _create("--report", settings.report)
+
+
+def _start_net_log(settings: Settings) -> None:
+    assert settings.net_log is not None
+    if settings.policy.network.allow or settings.policy.network.rules:
+        raise Problem("--net-log with a network is not in this version", fix="leave --net-log out", code="unsupported")
+    os.close(_create("--net-log", settings.net_log))  # no network, no connections
+
+
+def _create(name: str, path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise Problem(
+            f"{name} {path}: cannot write it: {error.strerror}", fix=f"name a file that you may write: {name} FILE"
+        ) from None
+
+
+def _catch_signals(old: Mapping[signal.Signals, object]) -> None:
+    for number, handler in old.items():
+        if handler is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
+            signal.signal(number, _stop)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise Stopped(number)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del frame
+    os._exit(128 + number)

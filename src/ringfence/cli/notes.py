@@ -1,0 +1,136 @@
+"""Owns what is said after a run that was ended, denied something, or held by less: each with the option that helps.
+
+Words from the guest go through `Console.say`, and into an option to copy only when a shell would leave them alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.cli.console import quoted
+from ringfence.cli.shown import absolute, inside
+from ringfence.policy import format_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.cli.settings import Settings
+    from ringfence.results import Denial, Result
+
+_ABSENT = (b"No such file or directory", b"ENOENT", b"FileNotFoundError", b"cannot find")
+_MAX_NOTES = 20
+
+
+def notes(result: Result, argv: list[str], settings: Settings, stderr_tail: bytes) -> list[str]:
+    """Lines for standard error, the most useful last."""
+    lines = _weaker(result)
+    denials = [_denial(denial) for denial in result.denials]
+    lines += denials[:_MAX_NOTES]
+    if len(denials) > _MAX_NOTES:
+        lines.append(f"{len(denials) - _MAX_NOTES} more kinds of denial: --report FILE has them all")
+    return lines + _ending(result, argv, settings, stderr_tail)
+
+
+def _ending(result: Result, argv: list[str], settings: Settings, stderr_tail: bytes) -> list[str]:
+    limits = settings.policy.limits
+    match result.reason:
+        case "wall-clock":
+            return [f"stopped after {limits.timeout_s:g} s, the time limit; for more: --timeout S"]
+        case "cpu-time":
+            return [f"stopped after {limits.cpu_time_s:g} s of CPU time, the limit; for more: --limit cpu_time_s=S"]
+        case "memory":
+            return [
+                f"killed: it needed more memory than its limit of {format_size(limits.memory)}; for more: --memory SIZE"
+            ]
+        case "guest-lost":
+            return ["lost: the guest took its own supervisor down, and how it ended is not known"]
+        case "not-found":
+            return missing_program(argv[0], settings)
+        case "not-executable":
+            return [f"{argv[0]} is there inside but may not be run: is it executable, and a program for this machine?"]
+        case "exit" | "exception" | "signal":
+            return _not_shown(argv, settings, stderr_tail)
+        case _:
+            return []
+
+
+def _weaker(result: Result) -> list[str]:
+    names = result.enforcement.weaker
+    if not names:
+        return []
+    controls = [(name, getattr(result.enforcement, name)) for name in names]
+    held = "; ".join(
+        f"{name}: {control.mechanism}" + (f", {control.note}" if control.note else "") for name, control in controls
+    )
+    return [
+        f"weaker than the policy's default here: {held}",
+        "what would make it full: ringfence doctor; to refuse: --strict",
+    ]
+
+
+def _denial(denial: Denial) -> str:
+    times = f" ({denial.count} times)" if denial.count > 1 else ""
+    return f"denied: {denial.message}{times}{_what_allows(denial)}"
+
+
+def _what_allows(denial: Denial) -> str:
+    if denial.allow is None:
+        return ""
+    if denial.kind == "network" and quoted(denial.target) == denial.target:
+        return f"; to allow it: --allow-net {denial.target}"
+    return f"; to allow it, in the policy: {denial.allow}"
+
+
+def missing_program(name: str, settings: Settings) -> list[str]:
+    """Why a program is not there inside, and what would put it there."""
+    if "/" in name:
+        return [_missing_path(name, settings)]
+    commands = settings.policy.commands
+    if commands != "any" and name not in commands:
+        return [f"no program {name} inside: the policy's commands leave it out; add {name!r} to its commands"]
+    host = which(name)
+    if host is None:
+        return [f"no program {name} inside, and none on this machine either: check the name, or install it"]
+    folder = os.path.dirname(os.path.realpath(host))
+    top = os.path.dirname(folder) if os.path.basename(folder) in ("bin", "sbin") else folder
+    return [
+        f"no program {name} inside. This machine has it at {host}, which is not shown",
+        f"to show it: ringfence exec --ro {quoted(top)} -- {quoted(os.path.realpath(host))} ...",
+    ]
+
+
+def _missing_path(name: str, settings: Settings) -> str:
+    host = absolute(name)
+    if not os.path.exists(host):
+        return f"no program {name} inside, and none on this machine either: check the path"
+    if inside(host, settings.policy.mounts) is None:
+        shown = "." if not name.startswith("/") and ".." not in name else os.path.dirname(host)
+        return f"{name} is on this machine but not shown inside: add --ro {quoted(shown)}"
+    return f"{name} is shown inside but cannot start: the interpreter in its first line, or its loader, is not there"
+
+
+def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[str]:
+    """A failure that a path of this machine explains: named in the command, or missed by it, and not shown inside."""
+    mounts = settings.policy.mounts
+    for word in argv[1:]:
+        if 0 < len(word) < 4096 and "\0" not in word and _is_own_file(word) and inside(absolute(word), mounts) is None:
+            return [f"{word} is on this machine but not shown inside: add --ro {quoted(word)}"]
+    if inside(os.getcwd(), mounts) is None and any(words in stderr_tail for words in _ABSENT):
+        return ["this folder is not shown inside: add --ro . (or --rw . to let it write, --copy . for a copy)"]
+    return []
+
+
+def _is_own_file(word: str) -> bool:
+    """Whether a word of a command names a file of the person: relative and there, or in this or the home folder."""
+    if word.startswith("-"):
+        return False
+    home = os.path.expanduser("~")
+    return os.path.exists(word) and (not word.startswith("/") or word.startswith((home + "/", os.getcwd() + "/")))
+
+
+def which(name: str) -> str | None:
+    """Where this machine's PATH has a program."""
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder, name)
+        if folder and os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None

@@ -1,0 +1,49 @@
+"""ringfence run: a piece of code in a fresh sandbox."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence import Sandbox
+    from ringfence.cli.console import Console
+    from ringfence.cli.launch import Job
+    from ringfence.cli.source import Code
+
+WORKSPACE = "/workspace"
+_MAX_ARGUMENT = 100_000  # the kernel's own limit for one word is 128 KiB
+
+
+def main(argv: list[str], console: Console) -> int:
+    """The exit code of what ran, or ours."""
+    from ringfence.cli.tables import run_table
+
+    given = run_table().parse(argv, console)
+    if given is None:
+        from ringfence.cli import show_help
+
+        return show_help("run", console)
+    from ringfence.cli.launch import launch
+    from ringfence.cli.settings import Settings
+    from ringfence.cli.source import Code
+
+    settings = Settings(given, "offline")
+    return launch(job_for(Code(given)), settings, console)
+
+
+def job_for(code: Code) -> Job:
+    """Code given with -c goes in as an argument, as an interpreter takes it; a file goes in as a file of its name."""
+    from ringfence.cli.launch import Job
+    from ringfence.cli.source import INTERPRETERS
+
+    interpreter = INTERPRETERS[code.language][0]
+    switch = {"python": "-c", "bash": "-c", "javascript": "-e"}[code.language]
+    if code.inline and len(code.text) <= _MAX_ARGUMENT:
+        zero = ["bash"] if code.language == "bash" else []  # bash -c takes $0 before the arguments
+        end = ["--"] if code.language == "javascript" and code.args else []
+        return Job([interpreter, switch, code.text.decode(), *zero, *end, *code.args])
+    path = f"{WORKSPACE}/{code.name}"
+
+    def prepare(box: Sandbox) -> None:
+        box.files.write(path, code.text)
+
+    return Job([interpreter, path, *code.args], stdin=not code.from_stdin, prepare=prepare)

@@ -1,0 +1,100 @@
+"""Owns which host paths a command line shows inside (--ro, --rw, --copy, --hide), and where a guest then starts."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.cli.console import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.policy import Mount
+    from ringfence.values import MountMode
+
+MODES: dict[str, MountMode] = {"--ro": "ro", "--rw": "rw", "--copy": "copy"}
+
+
+def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    """The policy's mounts with the options on top: one at the same place is replaced, --hide goes to the nearest."""
+    from ringfence.policy import Mount
+    from ringfence.values import replace
+
+    added: dict[str, Mount] = {}
+    for name, raw in options:
+        if name in MODES:
+            source, target = _split(name, raw)
+            mount = Mount(source, target, mode=MODES[name])
+            if mount.path in added:
+                raise Problem(f"{name} {raw}: {mount.path} is shown twice", fix="leave one of the two out")
+            added[mount.path] = mount
+    mounts = [mount for mount in base if mount.path not in added] + list(added.values())
+    for name, raw in options:
+        if name == "--hide":
+            path = absolute(raw)
+            index = _holder(path, raw, mounts)
+            relative = os.path.relpath(path, source_of(mounts[index]))
+            mounts[index] = replace(mounts[index], hide=(*mounts[index].hide, relative))
+    return tuple(mounts)
+
+
+def source_of(mount: Mount) -> str:
+    """The host path of a mount."""
+    return os.fspath(mount.source)
+
+
+def absolute(path: str) -> str:
+    """A host path from the root on. Links stay as they are named, but where `..` would cross one they are followed."""
+    whole = os.path.join(os.getcwd(), path)
+    return os.path.realpath(whole) if ".." in path.split("/") else os.path.normpath(whole)
+
+
+def beneath(path: str, folder: str) -> bool:
+    """Whether `path` is `folder` or in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
+    """Where the host's `path` is inside: below the deepest mount that holds it. None: it is not shown."""
+    holders = [mount for mount in mounts if beneath(path, source_of(mount))]
+    if not holders:
+        return None
+    mount = max(holders, key=lambda each: len(source_of(each)))
+    return os.path.normpath(os.path.join(mount.path, os.path.relpath(path, source_of(mount))))
+
+
+def start_folder(mounts: tuple[Mount, ...]) -> str | None:
+    """This folder as it is inside, if it, or something in it, is shown; else None, which is /workspace."""
+    here = os.getcwd()
+    there = inside(here, mounts)
+    if there is not None:
+        return there
+    return here if any(beneath(mount.path, here) for mount in mounts) and here != "/" else None
+
+
+def _split(name: str, raw: str) -> tuple[str, str | None]:
+    if os.path.lexists(raw):
+        return absolute(raw), None
+    source, colon, target = raw.rpartition(":")
+    if colon and source and os.path.lexists(source):
+        if not target.startswith("/"):
+            fix = f"the place inside starts with /: {name} {source}:/{target.lstrip('./') or 'data'}"
+            raise Problem(f"{name} {raw}: {target!r} is not a whole path", fix=fix)
+        return absolute(source), target
+    missing = source if colon and target.startswith("/") else raw
+    fix = f"check the name, or make it first: mkdir -p {missing}"
+    if missing.startswith("~"):
+        fix = f"the shell left ~ as it is: write {name} {missing} with a space between, or the whole path"
+    raise Problem(f"{name} {missing}: there is no such file or folder on this machine", fix=fix, code="mount-missing")
+
+
+def _holder(path: str, raw: str, mounts: list[Mount]) -> int:
+    holders = [index for index, mount in enumerate(mounts) if beneath(path, source_of(mount))]
+    if not holders:
+        raise Problem(
+            f"--hide {raw}: nothing that holds it is shown, so it is absent already",
+            fix="leave it out, or show its folder: --ro, --rw or --copy FOLDER",
+        )
+    index = max(holders, key=lambda each: len(source_of(mounts[each])))
+    if path == source_of(mounts[index]):
+        raise Problem(f"--hide {raw}: the same path is shown", fix="leave one of the two options out")
+    return index

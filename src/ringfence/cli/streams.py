@@ -1,0 +1,87 @@
+"""Owns the guest's three streams on our side: its output to ours as it comes, our input to its as it comes."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ringfence.cli.console import ERR, OUT, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence import Process
+    from ringfence.cli.escapes import EscapeFilter
+
+_PIECE = 64 * 1024
+_TAIL = 8 * 1024
+_NULL_DEVICE = os.makedev(1, 3)
+
+
+class OutputStreams:
+    """Our standard output and error. On a terminal only text and colours pass, unless `raw`."""
+
+    __slots__ = ("_filters", "stderr_tail")
+
+    def __init__(self, *, raw: bool) -> None:
+        self._filters: dict[int, EscapeFilter] = {}
+        self.stderr_tail = b""
+        for fd in (OUT, ERR):
+            if not raw and os.isatty(fd):
+                from ringfence.cli.escapes import EscapeFilter
+
+                self._filters[fd] = EscapeFilter()
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Pass a piece on. Raises BrokenPipeError when its reader has gone."""
+        if fd == ERR:
+            self.stderr_tail = (self.stderr_tail + data)[-_TAIL:]
+        if fd in self._filters:
+            data = self._filters[fd].feed(data)
+        write(fd, data)
+
+    def finish(self) -> None:
+        """The guest has ended: write what a filter held back, and switch its colours off."""
+        for fd, strip in self._filters.items():
+            write(fd, strip.finish())
+
+
+def feed(process: Process) -> None:
+    """Pass our standard input on, in a thread where reading it may wait. Returns at once."""
+    try:
+        mode = os.fstat(0)
+    except OSError:
+        process.close_stdin()
+        return
+    if stat.S_ISCHR(mode.st_mode) and mode.st_rdev == _NULL_DEVICE:
+        process.close_stdin()
+        return
+    import _thread  # threading would cost a millisecond, and this thread needs neither a name nor a join
+
+    _thread.start_new_thread(_pump, (process, os.isatty(0)))
+
+
+def _pump(process: Process, terminal: bool) -> None:
+    from ringfence.errors import RingfenceError
+
+    try:
+        while piece := _read(terminal):
+            process.write(piece)
+        process.close_stdin()
+    except (OSError, RingfenceError):
+        return  # the guest closed its input or has ended; the main thread knows how
+
+
+def _read(terminal: bool) -> bytes:
+    while terminal and not _in_foreground():
+        import time
+
+        time.sleep(0.2)  # a read in the background would stop our whole process (SIGTTIN), guest and all
+    return os.read(0, _PIECE)
+
+
+def _in_foreground() -> bool:
+    import select
+
+    while not select.select([0], [], [], 1.0)[0]:
+        pass
+    return os.tcgetpgrp(0) == os.getpgrp()
