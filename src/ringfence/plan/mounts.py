@@ -379,7 +379,7 @@ def _hidden(entry: Entry, name: str) -> Protected | None:
     if not os.path.exists(path) or path == entry.source or not within(path, entry.source):
         return None
     target = entry.target + path[len(entry.source) :]
-    return Protected(path=path, target=target, directory=os.path.isdir(path), hidden=True)
+    return Protected(root=entry.source, path=path, target=target, directory=os.path.isdir(path), hidden=True)
 
 
 def _bound_already(target: str, around: Surroundings) -> str | None:

@@ -69,10 +69,12 @@ NAMES = frozenset((*HELD_FILES, *HELD_DIRECTORIES, *HELD_IF_PRESENT))
 class Protected(Struct):
     """One path that must stay what it was when the sandbox started: same inode under the same name."""
 
-    path: str  # on the host
+    root: str  # the mount's source on the host
+    path: str  # on the host, below root
     target: str  # inside
     directory: bool
-    placeholder: str | None = None  # what to write there first; None: it exists
+    content: str | None = None  # of a placeholder, should the path be missing at the start; None: then nothing is held
+    missing: bool = False  # when the plan was made
     hidden: bool = False  # covered, not read-only
 
 
@@ -255,10 +257,16 @@ def _refuse_links(source: str, relative: str, *, key: str) -> None:
 
 def _protected(source: str, target: str, relative: str, as_directory: bool) -> Protected:
     path = f"{source}/{relative}"
-    shown = f"{target.rstrip('/')}/{relative}"
     try:
-        mode = os.lstat(path).st_mode
+        as_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+        missing = False
     except OSError:
-        content = "" if as_directory else CONTENT.get(os.path.basename(relative), "")
-        return Protected(path=path, target=shown, directory=as_directory, placeholder=content)
-    return Protected(path=path, target=shown, directory=stat.S_ISDIR(mode))
+        missing = True
+    return Protected(
+        root=source,
+        path=path,
+        target=f"{target.rstrip('/')}/{relative}",
+        directory=as_directory,
+        content="" if as_directory else CONTENT.get(os.path.basename(relative), ""),
+        missing=missing,
+    )

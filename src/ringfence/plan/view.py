@@ -141,7 +141,7 @@ def _guest_links(system: list[Op]) -> tuple[tuple[str, str], ...]:
 
 def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
     """Placeholders are ours, not the guest's work: its `git status` and `git add --all` leave them out."""
-    names = sorted({os.path.basename(one.path) for one in protected if one.placeholder is not None})
+    names = sorted({os.path.basename(one.path) for one in protected if one.missing})
     if not names:
         return []
     config = "[core]\n\texcludesFile = /etc/gitexclude\n"
