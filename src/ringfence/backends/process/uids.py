@@ -41,6 +41,8 @@ class HeldUid:
         try:
             if os.getpid() == self._pid:
                 os.unlink(self._path)  # while locked: who waits for this inode finds it is not the file any more
+        except FileNotFoundError:
+            return  # somebody emptied the state directory
         finally:
             os.close(fd)
 

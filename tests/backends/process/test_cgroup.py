@@ -1,0 +1,377 @@
+"""Groups really made on this host: limits hold, counters count, a kill leaves nothing.
+
+Run as root on v1 here; tests/v2 runs the same file on v2, as root and in a systemd user session.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from backends.process.children import Say, child, state_of
+from ringfence.backends.process import cgroup, cgroup_base, owners
+from ringfence.backends.process.cgroup import Group, GroupLimits, GroupUsage, Mechanisms, Tree
+
+LIMITS = GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0)
+NOBODY_YET = 2_070_001  # outside of every range this host knows
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+    found = cgroup.find()
+    if found is None:
+        pytest.skip("no cgroup this user may write")
+    yield found
+    assert found.close()
+    assert _left_of(owners.name()) == []
+
+
+@pytest.fixture
+def group(tree: Tree) -> Group:
+    return tree.create("box", LIMITS)
+
+
+def _left_of(owner: str) -> list[str]:
+    return [path for path, _, _ in os.walk(cgroup_base.MOUNT) if f"/ringfence/{owner}" in path]
+
+
+def _sleep(say: Say) -> None:
+    say("here")
+    time.sleep(60)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _eat_memory(say: Say) -> None:
+    hoard = []
+    say("here")
+    while True:
+        hoard.append(bytearray(1 << 20))
+
+
+def _fork_until_refused(say: Say) -> None:
+    count = 0
+    while True:
+        try:
+            pid = os.fork()
+        except BlockingIOError:
+            break
+        if pid == 0:
+            time.sleep(60)
+            os._exit(0)
+        count += 1
+    say(count)
+    time.sleep(60)
+
+
+def _spin(say: Say) -> None:
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        pass
+    say("done")
+
+
+def _fork_bomb(say: Say) -> None:
+    say("here")
+    while True:
+        try:
+            if os.fork() == 0:
+                continue
+            time.sleep(0.0001)
+            os._exit(0)
+        except BlockingIOError:
+            continue
+
+
+def test_the_mechanisms_name_what_holds_each_limit(tree: Tree) -> None:
+    if tree.kind == "cgroup v1":
+        expected = Mechanisms(
+            memory="cgroup v1 memory.limit_in_bytes", cpu="cgroup v1 cpu.cfs_quota_us", processes="cgroup v1 pids.max"
+        )
+    else:
+        expected = Mechanisms(
+            memory="cgroup v2 memory.max",
+            cpu="cgroup v2 cpu.max" if tree.has_cpu else None,
+            processes="cgroup v2 pids.max",
+        )
+    assert tree.mechanisms == expected
+
+
+def test_finding_a_tree_changes_nothing() -> None:
+    before = sorted(os.walk(cgroup_base.MOUNT))
+    cgroup.find()
+    assert sorted(os.walk(cgroup_base.MOUNT)) == before
+
+
+def test_a_new_group_has_used_nothing(group: Group) -> None:
+    used = group.usage()
+    assert used == GroupUsage(
+        cpu_s=0.0,
+        memory_peak_bytes=used.memory_peak_bytes and 0,
+        processes_peak=used.processes_peak and 0,
+        oom_kills=0,
+    )
+
+
+def test_a_hog_over_the_memory_limit_is_killed_and_counted_once(group: Group) -> None:
+    fds = group.join_fds()
+    with child(_eat_memory, join=fds) as hog:
+        assert hog.wait() == -signal.SIGKILL
+    _close(fds)
+    used = group.usage()
+    assert used.oom_kills == 1
+    assert used.memory_peak_bytes is None or 60 << 20 <= used.memory_peak_bytes <= 64 << 20
+
+
+def test_a_limit_set_later_holds_in_both_directions(group: Group) -> None:
+    group.set(GroupLimits(memory_bytes=256 << 20, processes=16, cpus=1.0))
+    group.set(GroupLimits(memory_bytes=32 << 20, processes=4, cpus=0.5))
+    fds = group.join_fds()
+    with child(_eat_memory, join=fds) as hog:
+        assert hog.wait() == -signal.SIGKILL
+    with child(_fork_until_refused, join=fds) as forker:
+        assert forker.hear() == 3
+        group.kill()
+    _close(fds)
+    peak = group.usage().memory_peak_bytes
+    assert peak is None or peak <= 32 << 20
+
+
+def test_processes_over_the_limit_are_refused_and_the_peak_is_known(group: Group) -> None:
+    fds = group.join_fds()
+    with child(_fork_until_refused, join=fds) as forker:
+        assert forker.hear() == 15
+        assert group.usage().processes_peak in (16, None)
+        assert group.kill()
+    _close(fds)
+
+
+def test_half_a_cpu_gets_half_of_a_second_of_cpu_time_in_a_second(tree: Tree) -> None:
+    if not tree.has_cpu:
+        pytest.skip("the cpu controller is not delegated here")
+    group = tree.create("half", GroupLimits(memory_bytes=64 << 20, processes=16, cpus=0.5))
+    fds = group.join_fds()
+    with child(_spin, join=fds) as spinner:
+        assert spinner.hear() == "done"
+        used = group.usage().cpu_s
+    _close(fds)
+    assert used is not None
+    assert 0.05 < used < 0.7  # without the quota it is 1.0 on an idle host
+
+
+def test_a_frozen_group_stands_still_and_runs_on_after_a_thaw(group: Group) -> None:
+    fds = group.join_fds()
+    with child(_spin, join=fds) as spinner:
+        time.sleep(0.1)
+        assert group.freeze()
+        first = group.usage().cpu_s
+        time.sleep(0.2)
+        assert group.usage().cpu_s == first
+        group.thaw()
+        assert spinner.hear() == "done"
+    _close(fds)
+
+
+def test_a_frozen_group_can_be_killed(group: Group) -> None:
+    fds = group.join_fds()
+    with child(_sleep, join=fds) as sleeper:
+        sleeper.hear()
+        assert group.freeze()
+        assert group.kill()
+        assert sleeper.wait() == -signal.SIGKILL
+    _close(fds)
+
+
+def test_whoever_holds_the_thaw_descriptor_can_thaw_without_rights(group: Group) -> None:
+    fd = group.thaw_fd()
+    if fd is None:
+        pytest.skip("v2: SIGKILL reaches a frozen process")
+    fds = group.join_fds()
+
+    def thaw(say: Say) -> None:
+        say(os.write(fd, b"THAWED"))
+
+    with child(_sleep, join=fds) as sleeper:
+        sleeper.hear()
+        group.freeze()
+        os.kill(sleeper.pid, signal.SIGKILL)
+        time.sleep(0.1)
+        assert state_of(sleeper.pid) == "D"  # the control arm: without a thaw it does not die
+        with child(thaw, uid=NOBODY_YET) as monitor:
+            assert monitor.hear() == 6
+        assert sleeper.wait() == -signal.SIGKILL
+    _close([fd, *fds])
+
+
+def test_a_fork_bomb_is_killed_to_the_last_process(tree: Tree) -> None:
+    group = tree.create("bomb", GroupLimits(memory_bytes=128 << 20, processes=64, cpus=1.0))
+    fds = group.join_fds()
+    with child(_fork_bomb, join=fds) as bomb:
+        bomb.hear()
+        time.sleep(0.1)
+        assert group.kill(timeout_s=10)
+    _close(fds)
+    assert group.remove(timeout_s=5)
+
+
+def test_removing_kills_what_runs_and_may_be_repeated(group: Group) -> None:
+    fds = group.join_fds()
+    with child(_sleep, join=fds) as sleeper:
+        sleeper.hear()
+        assert group.remove()
+        assert sleeper.wait() == -signal.SIGKILL
+    _close(fds)
+    assert group.remove()
+    assert group.kill()
+    assert group.usage() == GroupUsage(cpu_s=None, memory_peak_bytes=None, processes_peak=None, oom_kills=None)
+
+
+def test_a_process_without_rights_joins_through_descriptors_it_was_given(group: Group) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    fds = group.join_fds()
+
+    def join(say: Say) -> None:
+        for fd in fds:
+            os.write(fd, b"0")
+        with open("/proc/self/cgroup") as file:
+            say(file.read().count(f"/ringfence/{owner}/box\n"))
+        time.sleep(60)
+
+    owner = owners.name()
+    with child(join, uid=NOBODY_YET) as guest:
+        assert guest.hear() == len(fds)
+        assert group.remove()
+    _close(fds)
+
+
+def test_the_caller_is_never_moved(tree: Tree) -> None:
+    before = cgroup_base.read("/proc/self/cgroup")
+    tree.create("other", LIMITS).remove()
+    fd = tree.zygote_fd()
+    if fd is not None:
+        os.close(fd)
+    assert cgroup_base.read("/proc/self/cgroup") == before
+
+
+def test_a_group_that_exists_is_not_made_again_and_stays(tree: Tree, group: Group) -> None:
+    with pytest.raises(FileExistsError):
+        tree.create("box", LIMITS)
+
+
+@pytest.mark.parametrize("bad", ["", ".", "..", "a/b", "a\0b", "cgroup.procs", "tasks", "zygote.leaf"])
+def test_a_box_id_that_is_no_plain_name_is_refused(tree: Tree, bad: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a cgroup"):
+        tree.create(bad, LIMITS)
+
+
+def test_a_limit_the_kernel_refuses_leaves_no_group(tree: Tree) -> None:
+    with pytest.raises(OSError):  # noqa: PT011  # v1 and v2 differ in the number
+        tree.create("refused", GroupLimits(memory_bytes=64 << 20, processes=1 << 60, cpus=1.0))
+    assert not [path for path in _left_of(owners.name()) if path.endswith("refused")]
+
+
+def test_an_ordinary_user_without_a_delegated_group_finds_nothing() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+
+    def look(say: Say) -> None:
+        say([cgroup.find() is None, cgroup.delegable() is None])
+
+    with child(look, uid=NOBODY_YET) as user:
+        assert user.hear() == [True, True]
+
+
+def test_the_dead_are_removed_and_the_living_are_left(tree: Tree, group: Group) -> None:
+    mine = owners.name()
+
+    def own_and_freeze(say: Say) -> None:
+        box = tree.create("orphan", LIMITS)
+        fds = box.join_fds()
+        guest = os.fork()
+        if guest == 0:
+            for fd in fds:
+                os.write(fd, b"0")
+            os.write(ready, b"1")
+            time.sleep(60)
+            os._exit(0)
+        os.read(wait, 1)
+        box.freeze()
+        say([owners.name(), guest])
+        time.sleep(60)
+
+    wait, ready = os.pipe()
+    with child(own_and_freeze) as owner:
+        name, guest = owner.hear()
+        assert cgroup.remove_dead_owners(owners.is_dead) == []
+        owner.kill()
+        assert state_of(guest) in "DS"  # frozen: on v1 not even SIGKILL would end it
+        removed = cgroup.remove_dead_owners(owners.is_dead)
+    _close([wait, ready])
+    assert [path for path in removed if not path.endswith(f"/ringfence/{name}")] == []
+    assert len(removed) >= 1
+    assert state_of(guest) in ("gone", "Z")
+    assert _left_of(name) == []
+    assert _left_of(mine) != []
+
+
+def test_a_zygote_leaf_takes_a_process_beside_the_boxes(tree: Tree, group: Group) -> None:
+    fd = tree.zygote_fd()
+    if fd is None:
+        pytest.skip("v1 knows no rule against processes in inner groups")
+
+    def where(say: Say) -> None:
+        with open("/proc/self/cgroup") as file:
+            say(file.read().strip().endswith("/zygote.leaf"))
+
+    with child(where, join=[fd]) as zygote:
+        assert zygote.hear() is True
+    os.close(fd)
+
+
+def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
+    tree = cgroup.delegable()
+    if tree is None:
+        pytest.skip("no systemd user manager to ask")
+    hog = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+    script = f"/usr/bin/env; echo ready; read path; echo 0 > $path; exec {sys.executable} -S -c '{hog}'"
+    argv = [*tree.launch_prefix(), "/bin/sh", "-c", script]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as zygote:
+        try:
+            assert zygote.stdin is not None
+            assert zygote.stdout is not None
+            said = iter(zygote.stdout.readline, "ready\n")
+            assert [line for line in said if not line.startswith(("PWD=", "_=", "SHLVL="))] == []
+            tree.attach(zygote.pid)
+            assert tree.mechanisms.memory == "cgroup v2 memory.max"
+            group = tree.create("box", LIMITS)
+            zygote.stdin.write(f"{tree.path}/box/cgroup.procs\n")
+            zygote.stdin.flush()
+            assert zygote.wait(timeout=30) == -signal.SIGKILL
+            assert group.usage().oom_kills == 1
+            assert group.remove()
+            assert tree.close()
+        finally:
+            zygote.kill()
+
+
+def test_remove_noted_refuses_what_is_not_that_owners() -> None:
+    assert [
+        cgroup.remove_noted(path, "1-2-3")
+        for path in (
+            "/sys/fs/cgroup",
+            "/sys/fs/cgroup/system.slice",
+            "/sys/fs/cgroup/ringfence/1-2-4",
+            "/sys/fs/cgroup/x/../ringfence/1-2-3",
+            "/tmp/ringfence/1-2-3",
+        )
+    ] == [False] * 5

@@ -1,0 +1,45 @@
+"""A name tells whether its process is still there."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from backends.process.children import Say, child
+from ringfence.backends.process import owners
+
+
+def _say_name(say: Say) -> None:
+    say(owners.name())
+    time.sleep(60)
+
+
+def test_a_name_holds_pid_start_time_and_pid_namespace() -> None:
+    assert owners.parse(owners.name()) == (os.getpid(), owners.start_time(os.getpid()), owners.pid_namespace())
+
+
+def test_a_process_is_dead_when_it_is_gone_or_a_zombie() -> None:
+    with child(_say_name) as other:
+        name = other.hear()
+        assert not owners.is_dead(name)
+        os.kill(other.pid, 9)
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+        assert owners.is_dead(name)
+        other.wait()
+        assert owners.is_dead(name)
+
+
+def test_the_same_pid_with_another_start_time_is_dead() -> None:
+    pid, start, namespace = owners.parse(owners.name()) or (0, 0, 0)
+    assert owners.is_dead(f"{pid}-{start + 1}-{namespace}")
+
+
+def test_what_we_cannot_judge_is_not_dead() -> None:
+    assert [owners.is_dead(name) for name in ("", "docker", "1-2", "999999-1-1", "a-b-c", "-1-2-3", "1-2-3-4")] == [
+        False
+    ] * 7
+
+
+def test_a_fork_has_a_name_of_its_own() -> None:
+    with child(_say_name) as other:
+        assert other.hear() != owners.name()

@@ -1,0 +1,322 @@
+"""The state directory is ours alone, and what a killed process left is swept, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from backends.process.children import Say, child, state_of
+from ringfence.backends.process import cgroup, owners, state
+from ringfence.backends.process.state import SweepReport
+from ringfence.errors import SandboxClosedError, SandboxError, UnsupportedError
+
+
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state directory of the test's own, so that reports hold this test's things only."""
+    place = tmp_path / "state"
+    monkeypatch.setattr(state, "state_dir", lambda: state._own(str(place)))
+    return place
+
+
+@pytest.fixture
+def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "remove_dead_owners", lambda _: [])
+    monkeypatch.setattr(state, "_sweep_uids", lambda: 0)
+
+
+# ── the directory (C09, C10) ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    path = state._own(str(tmp_path / "new"))
+    assert (os.stat(path).st_mode & 0o7777, os.stat(path).st_uid) == (0o700, os.geteuid())
+    assert state._own(path) == path
+
+
+def test_a_link_a_file_and_an_open_directory_are_refused_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "open").mkdir(0o755)
+    for name in ("link", "file", "open"):
+        with pytest.raises(UnsupportedError, match=f"/{name} cannot hold our state") as caught:
+            state._own(str(tmp_path / name))
+        assert caught.value.fix == f"look at it, then remove it: ls -ld {tmp_path}/{name}"
+
+
+def test_another_users_directory_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    (tmp_path / "theirs").mkdir(0o700)
+    os.chown(tmp_path / "theirs", 2_070_001, 2_070_001)
+    with pytest.raises(UnsupportedError, match="cannot hold our state"):
+        state._own(str(tmp_path / "theirs"))
+
+
+def test_an_ordinary_user_has_it_in_the_runtime_directory_or_at_home(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    for above in (tmp_path, *tmp_path.parents[:3]):
+        os.chmod(above, 0o755)
+    run, home, loose = tmp_path / "run", tmp_path / "home", tmp_path / "loose"
+    for path in (run, home, loose):
+        path.mkdir(0o700)
+        os.chown(path, 2_070_001, 2_070_001)
+    loose.chmod(0o777)
+
+    def ask(say: Say) -> None:
+        os.environ["HOME"] = str(home)
+        for runtime in (str(run), str(loose), "relative", ""):
+            os.environ["XDG_RUNTIME_DIR"] = runtime
+            say(state.state_dir())
+
+    with child(ask, uid=2_070_001) as user:
+        at_home = f"{home}/.local/state/ringfence"
+        assert [user.hear() for _ in range(4)] == [f"{run}/ringfence", at_home, at_home, at_home]
+
+
+# ── records ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_record_says_what_was_noted_and_not_forgotten(own_state: Path) -> None:
+    owner = state.register()
+    owner.note("cgroup", path="/a")
+    owner.note("file", path="/b", device=1, inode=2)
+    owner.note("cgroup", path="/a")
+    owner.forget("cgroup", path="/a")
+    owner.forget("cgroup", path="/never")
+    record = own_state / "owners" / owners.name()
+    assert state._read_record(str(record)) == [("file", (("device", 1), ("inode", 2), ("path", "/b")))]
+    owner.forget("file", path="/b", device=1, inode=2)
+    owner.close()
+    assert list((own_state / "owners").iterdir()) == []
+
+
+def test_a_record_with_something_in_it_outlives_close_and_is_taken_up_again(own_state: Path) -> None:
+    owner = state.register()
+    owner.note("cgroup", path="/a")
+    owner.close()
+    owner.close()
+    again = state.register()
+    again.forget("cgroup", path="/a")
+    again.close()
+    assert list((own_state / "owners").iterdir()) == []
+
+
+def test_a_record_does_not_grow_with_what_is_forgotten(own_state: Path) -> None:
+    owner = state.register()
+    owner.note("cgroup", path="/kept")
+    for number in range(3_000):
+        owner.note("cgroup", path=f"/{number}")
+        owner.forget("cgroup", path=f"/{number}")
+    record = own_state / "owners" / owners.name()
+    assert record.stat().st_size < 200_000
+    assert state._read_record(str(record)) == [("cgroup", (("path", "/kept"),))]
+    owner.forget("cgroup", path="/kept")
+    owner.close()
+    assert list((own_state / "owners").iterdir()) == []
+
+
+def test_a_half_written_last_line_is_passed_over(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    whole = state._line("note", ("cgroup", (("path", "/a"),)))
+    record.write_bytes(whole + whole[:-5])
+    assert state._read_record(str(record)) == [("cgroup", (("path", "/a"),))]
+
+
+def test_a_process_registers_once(own_state: Path) -> None:
+    owner = state.register()
+    with pytest.raises(SandboxError, match="a process registers once"):
+        state.register()
+    owner.close()
+
+
+def test_in_a_fork_the_record_is_a_dead_object_and_stays_the_parents(own_state: Path) -> None:
+    owner = state.register()
+
+    def use(say: Say) -> None:
+        try:
+            owner.note("cgroup", path="/a")
+        except SandboxClosedError as error:
+            say(error.code)
+        owner.close()
+        say("closed")
+
+    with child(use) as fork:
+        assert [fork.hear(), fork.hear()] == ["sandbox-closed", "closed"]
+    assert [path.name for path in (own_state / "owners").iterdir()] == [owners.name()]
+    owner.close()
+
+
+# ── placeholders ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_placeholder_is_an_empty_file_that_goes_away_again(own_state: Path, tmp_path: Path) -> None:
+    owner = state.register()
+    project = tmp_path / "project"
+    project.mkdir()
+    assert owner.make_placeholder_directory(f"{project}/.vscode")
+    assert owner.make_placeholder(f"{project}/.vscode/tasks.json")
+    assert not owner.make_placeholder(f"{project}/.vscode/tasks.json")
+    assert not owner.make_placeholder_directory(f"{project}/.vscode")
+    assert (project / ".vscode" / "tasks.json").stat().st_size == 0
+    assert owner.remove_placeholders(str(project)) == [f"{project}/.vscode/tasks.json", f"{project}/.vscode"]
+    assert list(project.iterdir()) == []
+    owner.close()
+    assert list((own_state / "owners").iterdir()) == []
+
+
+def test_a_placeholder_is_made_where_files_without_a_name_are_not_to_be_had(own_state: Path, tmp_path: Path) -> None:
+    owner = state.register()
+    parent = os.open(tmp_path, os.O_RDONLY)
+    assert owner._create_placeholder(f"{tmp_path}/held", parent)
+    assert not owner._create_placeholder(f"{tmp_path}/held", parent)
+    os.close(parent)
+    assert owner.remove_placeholders(str(tmp_path)) == [f"{tmp_path}/held"]
+    owner.close()
+
+
+def test_a_placeholder_that_was_filled_replaced_or_linked_away_stays(own_state: Path, tmp_path: Path) -> None:
+    owner = state.register()
+    names = ("filled", "replaced", "linked")
+    for name in names:
+        (tmp_path / name).mkdir()
+        owner.make_placeholder(f"{tmp_path}/{name}/file")
+    os.chmod(tmp_path / "filled" / "file", 0o644)
+    (tmp_path / "filled" / "file").write_text("theirs")
+    (tmp_path / "new").write_text("")
+    (tmp_path / "new").rename(tmp_path / "replaced" / "file")
+    (tmp_path / "linked").rename(tmp_path / "moved")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("")
+    (tmp_path / "linked").symlink_to(tmp_path / "victim")
+    assert owner.remove_placeholders(str(tmp_path)) == []
+    assert [(tmp_path / name / "file").exists() for name in ("filled", "replaced", "victim")] == [True] * 3
+    owner.close()
+
+
+def test_only_placeholders_below_the_named_directory_are_removed(own_state: Path, tmp_path: Path) -> None:
+    owner = state.register()
+    for name in ("one", "one-more"):
+        (tmp_path / name).mkdir()
+        owner.make_placeholder(f"{tmp_path}/{name}/file")
+    assert owner.remove_placeholders(f"{tmp_path}/one") == [f"{tmp_path}/one/file"]
+    assert owner.remove_placeholders() == [f"{tmp_path}/one-more/file"]
+    owner.close()
+
+
+# ── the sweep ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _leave_behind(project: Path) -> tuple[str, list[str]]:
+    """A process makes two placeholders and a file, and is killed. Returns its name and their paths, last first."""
+
+    def work(say: Say) -> None:
+        owner = state.register()
+        owner.make_placeholder_directory(f"{project}/.git")
+        owner.make_placeholder(f"{project}/.git/config")
+        Path(f"{project}/socket").write_text("bytes")
+        owner.note("file", **state._facts(f"{project}/socket", os.stat(f"{project}/socket")))
+        say(owners.name())
+        time.sleep(60)
+
+    with child(work) as owner:
+        name = owner.hear()
+        owner.kill()
+    return name, [f"{project}/socket", f"{project}/.git/config", f"{project}/.git"]
+
+
+def test_what_a_killed_process_noted_is_removed_and_reported(own_state: Path, no_groups: None, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "theirs").write_text("")
+    name, left = _leave_behind(project)
+    assert state.sweep() == SweepReport(owners=(name,), files=tuple(left))
+    assert [path.name for path in project.iterdir()] == ["theirs"]
+    assert state.sweep() == SweepReport()
+
+
+def test_what_the_living_noted_is_left(own_state: Path, no_groups: None, tmp_path: Path) -> None:
+    owner = state.register()
+    owner.make_placeholder(f"{tmp_path}/held")
+    assert state.sweep() == SweepReport()
+    assert (tmp_path / "held").exists()
+    owner.remove_placeholders()
+    owner.close()
+
+
+def test_a_record_from_another_pid_namespace_counts_as_dead_only_when_nobody_locks_it(
+    own_state: Path, no_groups: None
+) -> None:
+    name = f"{os.getpid()}-1-{owners.pid_namespace() + 1}"
+    owner = state.Owner(f"{state.directory('owners')}/{name}")
+    owner.note("cgroup", path="/sys/fs/cgroup/none")
+    assert state.sweep() == SweepReport()
+    owner.close()
+    assert state.sweep() == SweepReport(owners=(name,))
+
+
+def test_files_that_are_no_records_are_left(own_state: Path, no_groups: None) -> None:
+    strange = Path(state.directory("owners")) / "README"
+    strange.write_text("not ours")
+    assert state.sweep() == SweepReport()
+    assert strange.exists()
+
+
+def test_two_sweeps_do_not_work_at_once(own_state: Path, no_groups: None, tmp_path: Path) -> None:
+    import fcntl
+
+    name, left = _leave_behind(tmp_path)
+    lock = os.open(own_state / "sweep.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert state.sweep(timeout_s=0.05) == SweepReport(busy=True)
+    os.close(lock)
+    assert state.sweep() == SweepReport(owners=(name,), files=tuple(left))
+
+
+def test_a_sweep_with_nothing_to_do_is_cheap(own_state: Path) -> None:
+    state.sweep()
+    started = time.perf_counter()
+    for _ in range(50):
+        state.sweep()
+    assert (time.perf_counter() - started) / 50 < 0.005  # ten times what is meant, for a busy host
+
+
+def test_a_frozen_guest_of_a_killed_process_is_swept(own_state: Path) -> None:
+    """D18: on cgroup v1 a frozen process survives SIGKILL, so the control arm sees it alive before the sweep."""
+    tree = cgroup.find()
+    if tree is None:
+        pytest.skip("no cgroup this user may write")
+    wait, ready = os.pipe()
+
+    def work(say: Say) -> None:
+        state.register().note("cgroup", path=tree.path or "/")
+        group = tree.create("orphan", cgroup.GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0))
+        fds = group.join_fds()
+        guest = os.fork()
+        if guest == 0:
+            for fd in fds:
+                os.write(fd, b"0")
+            os.write(ready, b"1")
+            time.sleep(60)
+            os._exit(0)
+        os.read(wait, 1)
+        group.freeze()
+        say([owners.name(), guest])
+        time.sleep(60)
+
+    with child(work) as owner:
+        name, guest = owner.hear()
+        owner.kill()
+        assert state_of(guest) in ("D", "S")
+        report = state.sweep()
+    os.close(wait)
+    os.close(ready)
+    assert report.owners == (name,)
+    assert [path for path in report.cgroups if path.endswith(f"/ringfence/{name}")] != []
+    assert state_of(guest) in ("gone", "Z")
+    assert not any(os.path.isdir(path) for path in report.cgroups)
