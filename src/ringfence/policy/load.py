@@ -1,0 +1,333 @@
+"""Policies from TOML: every mistake with its key, its line and what to do. Reads only the file that was named."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.errors import PolicyError
+from ringfence.policy.checks import choice, environment, suggestion, text, variable
+from ringfence.policy.lines import TooDeepError, find_lines
+from ringfence.policy.model import (
+    LIMIT_CHECKS,
+    MOUNT_CHECKS,
+    NETWORK_CHECKS,
+    POLICY_CHECKS,
+    RULE_CHECKS,
+    Limits,
+    Mount,
+    Network,
+    Policy,
+    Rule,
+)
+from ringfence.policy.paths import host_path, plain_path
+from ringfence.policy.presets import NAMES, preset
+from ringfence.policy.secrets import SECRET_CHECKS, Secret
+from ringfence.policy.sizes import shorten
+from ringfence.policy.source import read_regular
+from ringfence.values import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ringfence.policy.checks import Check
+    from ringfence.policy.lines import Path
+    from ringfence.values import HostPath
+
+LARGEST = 1 << 20
+VERSION = 1
+_TOP = ("version", "extends", "limits", "network", "mounts", "secrets", *POLICY_CHECKS)
+
+
+def load(path: HostPath) -> Policy:
+    """The policy in a file. Raises PolicyError with the first mistake and how many follow."""
+    found, folder = read(path)
+    return loads(found, folder)
+
+
+def loads(toml: str, folder: str | None = None) -> Policy:
+    """The policy in a text. Relative paths start at `folder`; without one they are mistakes."""
+    policy, errors = _read(toml, folder)
+    if policy is not None and not errors:
+        return policy
+    first = errors[0]
+    if len(errors) > 1:
+        more = f" (and {len(errors) - 1} more; `ringfence policy check` lists them all)"
+        raise PolicyError(str(first) + more, key=first.key, line=first.line, fix=first.fix, code=first.code)
+    raise first
+
+
+def check(toml: str, folder: str | None = None) -> list[PolicyError]:
+    """Every mistake of a text, in the order of its lines; empty when it is a policy."""
+    return _read(toml, folder)[1]
+
+
+def read(path: HostPath) -> tuple[str, str]:
+    """The text of a policy file and its folder. PolicyError when it is no readable UTF-8 file of at most 1 MiB."""
+    place = host_path(path, "policy")
+    fix = "name a TOML file; `ringfence policy show` prints one"
+    try:
+        data = read_regular(place, LARGEST)
+    except OSError as error:
+        reason = error.strerror or "it cannot be read"
+        raise PolicyError(f"cannot read policy {shorten(place)}: {reason}", key="policy", fix=fix) from None
+    try:
+        return data.decode("utf-8"), os.path.dirname(place)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"policy {shorten(place)} is not UTF-8 text (line {line})"
+        raise PolicyError(message, key="policy", line=line, fix="save it as UTF-8") from None
+
+
+def _read(toml: str, folder: str | None) -> tuple[Policy | None, list[PolicyError]]:
+    try:
+        data, lines = _parse(toml)
+    except PolicyError as error:
+        return None, [error]
+    reader = _Reader(lines, folder)
+    policy = reader.policy(data)
+    reader.errors.sort(key=lambda error: error.line or 0)
+    return policy, reader.errors
+
+
+def _parse(toml: object) -> tuple[dict[str, Any], dict[Path, int]]:
+    if not isinstance(toml, str):
+        raise PolicyError(f"a policy must be text, not {type(toml).__name__}", key="policy")
+    if len(toml) > LARGEST:
+        raise PolicyError(f"a policy has at most {LARGEST} characters", key="policy", fix="shorten it")
+    import tomllib
+
+    toml = toml.replace("\r\n", "\n").removeprefix("\ufeff")
+    try:
+        lines = find_lines(toml)
+        return tomllib.loads(toml), lines
+    except TooDeepError as error:
+        raise PolicyError(f"a key or value is {error}", key="policy", line=error.line, fix="flatten it") from None
+    except (ValueError, RecursionError) as error:
+        message, line = _located(str(error), toml)
+        raise PolicyError(f"not TOML: {message}", key="policy", line=line) from None
+
+
+def _located(message: str, toml: str) -> tuple[str, int | None]:
+    """tomllib says "… (at line 3, column 5)" or "… (at end of document)"."""
+    reason, found, place = message.rpartition(" (at ")
+    if not found:
+        return shorten(message), None
+    words = place.removeprefix("line ").partition(",")[0]
+    line = int(words) if words.isdecimal() and len(words) < 8 else toml.rstrip("\n").count("\n") + 1
+    return reason, line
+
+
+class _Reader:
+    """Reads one document and keeps every mistake instead of stopping at the first."""
+
+    def __init__(self, lines: dict[Path, int], folder: str | None) -> None:
+        self.lines = lines
+        self.folder = folder
+        self.errors: list[PolicyError] = []
+
+    def policy(self, data: dict[str, Any]) -> Policy | None:
+        self.refuse_unknown(data, _TOP, ())
+        self.version(data)
+        base = preset("offline")
+        if "extends" in data:
+            found = self.attempt(("extends",), lambda: preset(choice(*NAMES)(data["extends"], "extends")))
+            base = found if isinstance(found, Policy) else base
+        parts = self.checked(data, POLICY_CHECKS, ())
+        if "env" in data and "env" not in parts:
+            self.each_variable(data["env"])
+        for name, build in (("limits", self.limits), ("network", self.network)):
+            if name in data:
+                parts[name] = build(self.table(data[name], (name,)), base)
+        for name, build_one in (("mounts", self.mount), ("secrets", self.secret)):
+            if name in data:
+                parts[name] = self.tables(data[name], (name,), build_one)
+        if self.errors:
+            return None
+        policy = self.attempt((), lambda: replace(base, **parts))
+        return policy if isinstance(policy, Policy) else None
+
+    # one mistake
+
+    def fail(self, error: PolicyError, path: Path) -> None:
+        """Keep `error` under its full key and the nearest line known for it."""
+        error.key = error.key if not path else _spell(path) + _index(error.key)
+        found = _split(error.key or "") if not path else (*path, *_split(_index(error.key)))
+        while found and found not in self.lines:
+            found = found[:-1]
+        error.line = self.lines.get(found, 1)
+        self.errors.append(error)
+
+    def attempt(self, path: Path, build: Callable[[], object]) -> object:
+        """What `build` returns, or None and a mistake."""
+        try:
+            return build()
+        except PolicyError as error:
+            self.fail(error, path)
+            return None
+
+    def refuse_unknown(self, data: dict[str, Any], known: tuple[str, ...], path: Path) -> None:
+        for key in data:
+            if key not in known:
+                fix = suggestion(key, known) or f"keys here: {', '.join(known)}"
+                self.fail(PolicyError(f"{_spell((*path, key))} is not a key of a policy", fix=fix), (*path, key))
+
+    def checked(self, data: dict[str, Any], checks: dict[str, Check], path: Path) -> dict[str, Any]:
+        """The values that pass their checks."""
+        found: dict[str, Any] = {}
+        for name, one in checks.items():
+            if name in data:
+                place = (*path, name)
+                try:
+                    found[name] = one(data[name], _spell(place))
+                except PolicyError as error:
+                    self.fail(error, place)
+        return found
+
+    def table(self, value: object, path: Path) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        fix = f"write it as [{_spell(path)}]"
+        self.fail(PolicyError(f"{_spell(path)} must be a table, not {_kind(value)}", fix=fix), path)
+        return {}
+
+    def tables(self, value: object, path: Path, build: Callable[[dict[str, Any], Path], object]) -> list[object]:
+        """What `build` makes of each table of an array of tables."""
+        if not isinstance(value, list):
+            fix = f"write each as [[{_spell(path)}]]"
+            self.fail(PolicyError(f"{_spell(path)} must be a list of tables, not {_kind(value)}", fix=fix), path)
+            return []
+        found = []
+        for index, item in enumerate(value):
+            place = (*path, index)
+            before = len(self.errors)
+            data = self.table(item, place)
+            if len(self.errors) == before:
+                found.append(build(data, place))
+        return [item for item in found if item is not None]
+
+    # parts
+
+    def version(self, data: dict[str, Any]) -> None:
+        version = data.get("version")
+        if "version" not in data:
+            self.fail(PolicyError("version is missing", fix=f"start the file with version = {VERSION}"), ("version",))
+        elif version is True or version != VERSION or not isinstance(version, int):
+            message = f"version must be {VERSION}, not {shorten(version)}"
+            self.fail(PolicyError(message, fix=f"write version = {VERSION}"), ("version",))
+
+    def each_variable(self, data: object) -> None:
+        """Name every wrong variable, not only the first."""
+        if not isinstance(data, dict):
+            return
+        self.errors = [error for error in self.errors if not (error.key or "").startswith("env")]
+        for name, value in data.items():
+            self.attempt(("env", name), lambda name=name, value=value: environment({name: value}, "env"))  # type: ignore[misc]  # bound now
+
+    def limits(self, data: dict[str, Any], base: Policy) -> object:
+        self.refuse_unknown(data, tuple(LIMIT_CHECKS), ("limits",))
+        found = self.checked(data, LIMIT_CHECKS, ("limits",))
+        limits: Limits = replace(base.limits, **found)
+        return limits
+
+    def network(self, data: dict[str, Any], base: Policy) -> object:
+        self.refuse_unknown(data, (*NETWORK_CHECKS, "rules"), ("network",))
+        before = len(self.errors)
+        found = self.checked(data, NETWORK_CHECKS, ("network",))
+        if "rules" in data:
+            found["rules"] = self.tables(data["rules"], ("network", "rules"), self.rule)
+        if len(self.errors) > before:
+            return None
+
+        def build() -> Network:
+            return replace(base.network, **found)
+
+        return self.attempt((), build)
+
+    def rule(self, data: dict[str, Any], path: Path) -> object:
+        found = self.part(data, RULE_CHECKS, path, required=("host",))
+        return None if found is None else self.attempt(path, lambda: Rule(**found))
+
+    def mount(self, data: dict[str, Any], path: Path) -> object:
+        if "source" in data:
+            source = self.attempt((*path, "source"), lambda: self.absolute(data["source"], "mounts.source"))
+            if source is None:
+                return None
+            data = data | {"source": source}
+        found = self.part(data, MOUNT_CHECKS, path, required=("source",))
+        return None if found is None else self.attempt(path, lambda: Mount(**found))
+
+    def secret(self, data: dict[str, Any], path: Path) -> object:
+        if "value" in data:
+            fix = "remove it; write from_env or from_file, so that the file holds no secret"
+            self.fail(PolicyError("a policy file cannot hold the value of a secret", fix=fix), (*path, "value"))
+            return None
+        checks = {**SECRET_CHECKS, "from_env": variable, "from_file": self.absolute}
+        found = self.part(data, checks, path, required=("name", "hosts"))
+        if found is None:
+            return None
+        if ("from_env" in found) == ("from_file" in found):
+            message = f"{_spell(path)} needs one of from_env and from_file"
+            self.fail(PolicyError(message, fix='write from_env = "NAME" or from_file = "path"'), path)
+            return None
+        return self.attempt(path, lambda: Secret.deferred(**found))
+
+    def part(
+        self, data: dict[str, Any], checks: dict[str, Check], path: Path, required: tuple[str, ...]
+    ) -> dict[str, Any] | None:
+        """The checked values of one table of a list; None when there were mistakes."""
+        before = len(self.errors)
+        self.refuse_unknown(data, tuple(checks), path)
+        for name in required:
+            if name not in data:
+                self.fail(PolicyError(f"{_spell(path)} has no {name}", fix=f"add {name} = …"), path)
+        found = self.checked(data, checks, path)
+        return found if len(self.errors) == before else None
+
+    def absolute(self, value: object, key: str) -> str:
+        """A host path as a policy file writes it: "~" is the home folder, a relative one starts at the file's."""
+        path = plain_path(text(value, key), key)
+        if path.startswith("~"):
+            path = os.path.expanduser(path)
+        elif not os.path.isabs(path):
+            if self.folder is None:
+                fix = "write an absolute path, or load the policy from a file"
+                raise PolicyError(f"{key}: {shorten(path)} is relative, and a text has no folder", key=key, fix=fix)
+            path = os.path.join(self.folder, path)
+        return host_path(path, key)
+
+
+def _kind(value: object) -> str:
+    return {str: "a string", list: "a list", bool: "a boolean", dict: "a table"}.get(type(value), "a single value")
+
+
+def _spell(path: Path) -> str:
+    """("mounts", 0, "target") is mounts[0].target; a key that is not plain is shown escaped and cut."""
+    spelled = ""
+    for part in path:
+        if isinstance(part, int):
+            spelled += f"[{part}]"
+        else:
+            shown = part if part.replace("_", "").replace("-", "").isalnum() and len(part) < 60 else shorten(part)
+            spelled += f".{shown}" if spelled else shown
+    return spelled
+
+
+def _index(key: str | None) -> str:
+    """The list index that a check added to its key: "[2]" of "network.allow[2]"."""
+    if not key or not key.endswith("]"):
+        return ""
+    index = key[key.rfind("[") :]
+    return index if index[1:-1].isdecimal() else ""
+
+
+def _split(key: str) -> Path:
+    """The path of a spelled key."""
+    path: list[str | int] = []
+    for part in key.replace("[", ".[").split("."):
+        if part.startswith("[") and part[1:-1].isdecimal() and len(part) < 10:
+            path.append(int(part[1:-1]))
+        elif part:
+            path.append(part)
+    return tuple(path)
