@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringfence.cli.escapes import one_line
 from ringfence.errors import PolicyError, RingfenceError, UnsupportedError
 
 TYPE_CHECKING = False
@@ -26,7 +27,7 @@ def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
         named = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         console.fail(named, code="os-error", fix=None)
         return _OURS
-    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    words = one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     console.fail(f"internal error: {words} ({_where(error)}); please report", code="internal", fix=None)
     return _OURS
 

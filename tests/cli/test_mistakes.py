@@ -1,0 +1,191 @@
+"""Wrong input: one clear message with its fix, the exit code of `help exit`, and nothing started."""
+
+# ruff: noqa: E501  # a row of a table is one line
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ringfence.cli import LATER, main
+from ringfence.cli.source import MAX_CODE
+
+
+@pytest.fixture(autouse=True)
+def no_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Reaching the launch is the failure of every test here."""
+
+    def launched(*_: object) -> int:
+        raise AssertionError("it was launched")
+
+    monkeypatch.setattr("ringfence.cli.launch.launch", launched)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data.csv").write_text("a,b\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "binary.py").write_bytes(b"\x7fELF\0\0")
+    (tmp_path / "latin1.py").write_bytes(b"# caf\xe9\n")
+    (tmp_path / "empty.py").write_text(" \n")
+    (tmp_path / "ok.py").write_text("print(1)\n")
+    (tmp_path / "bad.toml").write_text("version = 1\n[limits]\nmemroy = 1\n")
+
+
+MISTAKES = [
+    ("exec", "no command to run", "put it after the options: ringfence exec -- ls -l"),
+    ("exec --", "no command to run", "put it after the options: ringfence exec -- ls -l"),
+    ("exec --memory 12Q -- ls", "--memory 12Q: limits.memory is '12Q', which is not a size", "write bytes, or"),
+    ("exec --memory 0 -- ls", "--memory 0: limits.memory must be between 1 byte and", "write bytes, or"),
+    ("exec --memory -5 -- ls", "--memory -5: limits.memory", "write bytes, or"),
+    ("exec --timeout 0 -- ls", "--timeout 0 leaves no time to run", "give more than 0 seconds: --timeout 30"),
+    ("exec --timeout -1 -- ls", "--timeout -1 leaves no time to run", "give more than 0 seconds: --timeout 30"),
+    ("exec --timeout nan -- ls", "--timeout 'nan' is not a number of seconds", "write, for 90 seconds: --timeout 90"),
+    ("exec --timeout 5m -- ls", "--timeout '5m' is not a number of seconds", "write, for 90 seconds: --timeout 90"),
+    ("exec --limit cpu=2 -- ls", "--limit 'cpu=2': there is no limit 'cpu'", "did you mean --limit cpus=2? limits are:"),
+    ("exec --limit cpus -- ls", "--limit 'cpus': cpus takes a number", "for example: --limit cpus=1.5"),
+    ("exec --limit processes=1.5 -- ls", "--limit processes=1.5: limits.processes must be a whole number", "for example:"),
+    ("exec --limit processes=many -- ls", "--limit 'processes=many': processes takes a whole number", "for example:"),
+    ("exec --limit on_idle=stop -- ls", "--limit on_idle=stop: limits.on_idle must be one of", "for example:"),
+    ("exec --ro missing -- ls", "--ro missing: there is no such file or folder on this machine", "check the name"),
+    ("exec --ro missing:/data -- ls", "--ro missing: there is no such file or folder", "check the name"),
+    ("exec --ro=~/x -- ls", "--ro ~/x: there is no such file or folder", "the shell left ~ as it is"),
+    ("exec --ro src:data -- ls", "--ro src:data: 'data' is not a whole path", "the place inside starts with /: --ro src:/data"),
+    ("exec --ro src:/ -- ls", "mounts.target: nothing can be mounted onto /", "choose a folder"),
+    ("exec --ro src:/a/../b -- ls", "mounts.target: '/a/../b' holds \"..\"", "write the path without it"),
+    ("exec --ro . --rw . -- ls", "--rw .: ", "leave one of the two out"),
+    ("exec --hide .env -- ls", "--hide .env: nothing that holds it is shown, so it is absent already", "leave it out"),
+    ("exec --ro src --hide src -- ls", "--hide src: the same path is shown", "leave one of the two options out"),
+    ("exec --env NOPE_NOPE -- ls", "--env NOPE_NOPE: there is no variable NOPE_NOPE here", "give it one: --env NOPE_NOPE=V"),
+    ("exec -e =x -- ls", "env: '' is not the name of a variable", "use letters"),
+    ("exec --secret TOKEN -- ls", "--secret 'TOKEN' does not say which host may get it", "write the variable and the host"),
+    ("exec --secret @a.com -- ls", "--secret '@a.com' does not say", "write the variable and the host"),
+    ("exec --secret NOPE_NOPE@a.com -- ls", "--secret NOPE_NOPE: there is no variable NOPE_NOPE here", "set it first"),
+    ("exec --secret HOME@a.com -- ls", "--secret HOME@a.com: a.com is not reachable", "add --allow-net a.com"),
+    ("exec --allow-net a..com -- ls", "network.allow[0]", ""),
+    ("exec --allow-net public --allow-net a.com:8443 -- ls", "--allow-net a.com:8443 and --allow-net public cannot be", ""),
+    ("exec --backend proces -- ls", "--backend 'proces' is not known", "did you mean --backend process? it takes one of:"),
+    ("exec --isolation kernal -- ls", "--isolation 'kernal' is not known", "did you mean --isolation kernel?"),
+    ("exec --tty -- ls", "--tty is not in this version", "without it"),
+    ("exec --policy devv -- ls", "there is no policy 'devv'", "did you mean dev? presets are offline, dev, hostile;"),
+    ("exec --policy none.toml -- ls", "there is no file 'none.toml'", "to write one: ringfence policy show dev > FILE.toml"),
+    ("exec --policy src -- ls", "'src' is not a policy file", "a policy file's name ends in .toml"),
+    ("exec --policy bad.toml -- ls", "line 3: limits.memroy is not a key of a policy", 'did you mean "memory"?'),
+    ("exec --cwd sub -- ls", "--cwd sub: ", "add --ro sub, or name a place inside"),
+    ("exec --rw . --report out.json -- ls", "--report out.json is in a folder that the guest may write", "name a file else"),
+    ("exec --rw . --net-log out -- ls", "--net-log out is in a folder that the guest may write", "name a file elsewhere"),
+    ("run nope.py", "there is no file 'nope.py'", "name a file, or give the code: "),
+    ("run okk.py", "there is no file 'okk.py'", "did you mean ok.py?"),
+    ("run src", "src is a folder, not a file of code", "name the file, and show it the rest: ringfence run --ro src src/main.py"),
+    ("run binary.py", "binary.py is not text: it holds NUL bytes", "it takes source text; a program runs with: "),
+    ("run latin1.py", "latin1.py is not UTF-8: byte 5 is 0xe9", "save it as UTF-8"),
+    ("run empty.py", "empty.py holds no python code", "name a file, or give the code: "),
+    ("run -c", "-c needs a value: -c CODE", "see: ringfence run --help"),
+    ("run -l pyhton ok.py", "--language 'pyhton' is not known", "did you mean --language python?"),
+    ("run -l ruby ok.py", "ruby is not in this version", "run takes python, javascript, bash;"),
+    ("run main.go", "go is not in this version", "run takes python, javascript, bash;"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "message", "fix"), MISTAKES)
+def test_a_mistake_is_said_with_its_fix(line: str, message: str, fix: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code = main(line.split())
+    said = capfd.readouterr()
+    first, *rest = said.err.splitlines()
+    assert (code, said.out) == (125, "")
+    assert first.startswith(f"ringfence: {message}")
+    assert "".join(rest).startswith(f"ringfence: {fix}" if fix else "")
+
+
+@pytest.mark.parametrize(("line", "message", "fix"), MISTAKES)
+def test_with_json_it_is_an_object(line: str, message: str, fix: str, capfd: pytest.CaptureFixture[str]) -> None:
+    verb, *rest = line.split()
+    assert main([verb, "--json", *rest]) == 125
+    said = capfd.readouterr()
+    error = json.loads(said.out)["error"]
+    assert (sorted(error), said.err) == (["code", "fix", "message"], "")
+    assert error["message"].startswith(message)
+    assert (error["fix"] or "").startswith(fix)
+
+
+def test_empty_code_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-c", ""]) == 125
+    assert capfd.readouterr().err.startswith("ringfence: -c holds no python code\n")
+
+
+@pytest.mark.parametrize(("argument", "message"), [("print('\udce9')", "-c is not UTF-8"), ("a\0b", "-c is not text")])
+def test_code_on_the_command_line_is_text_too(argument: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-c", argument]) == 125
+    assert capfd.readouterr().err.startswith(f"ringfence: {message}")
+
+
+def test_code_over_the_cap_is_refused_without_reading_it_all(capfd: pytest.CaptureFixture[str]) -> None:
+    with open("large.py", "wb") as file:
+        file.write(b"#" * (MAX_CODE + 1))
+        file.truncate(1 << 40)
+    assert main(["run", "large.py"]) == 125
+    assert capfd.readouterr().err.startswith("ringfence: large.py is more than 16 MiB of code\n")
+
+
+def test_a_file_that_may_not_be_read_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "ok.py/x.py"]) == 125
+    assert capfd.readouterr().err.startswith("ringfence: cannot read 'ok.py/x.py': Not a directory\n")
+
+
+def test_no_code_on_a_terminal_is_not_waited_for(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda fd: fd == 0)
+    assert main(["run"]) == 125
+    assert capfd.readouterr().err.startswith("ringfence: no code to run\nringfence: name a file, or give the code: ")
+
+
+@pytest.mark.parametrize("verb", LATER)
+def test_a_verb_that_is_not_built_says_what_to_use(verb: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "x"]) == 125
+    assert capfd.readouterr().err == f"ringfence: {verb} is not in this version\nringfence: {LATER[verb]}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("exce", "there is no verb 'exce'\nringfence: did you mean: ringfence exec?"),
+        ("ok.py", "there is no verb 'ok.py'\nringfence: to run that file: ringfence run ok.py"),
+        ("npm test", "there is no verb 'npm'\nringfence: to run a command: ringfence exec -- npm; verbs: ringfence --help"),
+        ("--json run", "no verb before --json\nringfence: options come after the verb: ringfence VERB [OPTIONS] ..."),
+        ("doctor proces", "there is no backend 'proces'\nringfence: did you mean process? backends are: process, container, gvisor, vm, wasm, remote"),
+        ("doctor --jsn", "doctor has no option --jsn\nringfence: did you mean --json? see: ringfence doctor --help"),
+        ("policy", "policy needs to know what to do\nringfence: one of: check, explain, show, list; see: ringfence policy --help"),
+        ("policy chek", "policy has no 'chek'\nringfence: did you mean: ringfence policy check? it has: check, explain, show, list"),
+        ("policy check", "policy check needs a policy\nringfence: name one: ringfence policy check FILE.toml"),
+        ("policy list x", "policy list takes no 'x'\nringfence: see: ringfence policy --help"),
+        ("policy check dev --rw .", "policy check takes no --rw\nringfence: what options add up to: ringfence policy show --rw ..."),
+        ("policy show dev -p dev", "two policies: dev and --policy\nringfence: name one of them"),
+    ],
+)  # fmt: skip
+def test_other_verbs_end_with_2(line: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
+    assert capfd.readouterr().err == f"ringfence: {said}\n"
+
+
+def test_an_error_of_ours_is_one_line_and_no_traceback(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise ZeroDivisionError("half\nway")
+
+    monkeypatch.setattr("ringfence.cli.launch.launch", broken)
+    assert main(["exec", "ls"]) == 125
+    said = capfd.readouterr().err
+    assert said.startswith("ringfence: internal error: ZeroDivisionError: half\\nway (test_mistakes.py:")
+    assert said.count("\n") == 1
+    assert said.endswith(" broken); please report\n")
+
+
+def test_ctrl_c_before_anything_ran_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ringfence.cli.launch.launch", interrupted)
+    assert main(["exec", "ls"]) == 130
