@@ -10,7 +10,7 @@ import sys
 
 from ringfence.values import Struct, final
 
-_SHARED_STORES = ("/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")  # interpreters there link across the store
+SHARED_STORES = ("/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")  # interpreters there link across the store
 
 
 @final
@@ -114,7 +114,7 @@ def _venv_python(prefix: str) -> str | None:
 
 def _base_roots(base: str, name: str, executable: str, stdlib: tuple[str, ...]) -> tuple[str, ...]:
     """The base installation under the name it is called by, and under its real one: links inside lead to either."""
-    for store in _SHARED_STORES:
+    for store in SHARED_STORES:
         if within(executable, store):
             return (store,)
     if _holds_more_than_python(base):

@@ -9,7 +9,6 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
-from ringfence.plan.credentials import contains_home, holdings, holds_credentials
 from ringfence.plan.interpreter import within
 from ringfence.plan.protected import Protected, beneath, is_protected_source, protection
 from ringfence.values import Struct, final
@@ -168,6 +167,8 @@ def _check_writable(index: int, source: str) -> None:
 
 
 def _check_credentials(index: int, mount: Mount, source: str, home: str) -> None:
+    from ringfence.plan.credentials import contains_home, holdings, holds_credentials
+
     hidden = [f"{source}/{name.strip('/')}" for name in mount.hide]
     found = [one for one in holdings(source, home) if not any(within(one.path, path) for path in hidden)]
     owner = contains_home(source, home)

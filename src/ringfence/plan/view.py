@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 from ringfence.plan.interpreter import within
-from ringfence.plan.mounts import Surroundings, place
-from ringfence.values import Struct, final
+from ringfence.plan.mounts import PRIVATE, Surroundings, place
+from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,38 +102,86 @@ def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str, state
     `state`: directories of ours, never shown. Raises PolicyError for a mount or command that cannot be shown.
     Reads host metadata, changes nothing. About 1 ms.
     """
-    system, lines, path = _programs(policy, interpreter)
+    base = _whole_system() if policy.commands == "any" else _listed_programs(policy.commands, interpreter)
     etc = _etc()
     around = Surroundings(
-        interpreter=interpreter,
-        system=tuple((f"/{op[2]}", str(op[1])) for op in (*system, *etc) if op[0] == "bind"),
-        links=_guest_links(system),
+        interpreter=replace(interpreter, roots=base.roots or interpreter.roots),
+        system=tuple((f"/{op[2]}", str(op[1])) for op in (*base.ops, *etc) if op[0] == "bind"),
+        links=_guest_links(base.ops),
         uid=uid,
         home=home,
         state=state,
     )
     placed = place(tuple(policy.mounts), around)
     ops: list[Op] = [["dir", name, 0o755] for name in _DIRECTORIES]
-    ops += system
+    ops += [op for op in base.ops if not _is_private(op)]
     ops += etc
     ops += _git_excludes(placed.protected)
     ops += [["dev", name] for name in _DEVICES]
     ops += [["symlink", text, target] for text, target in _LINKS]
     return View(
         template=(*ops, *placed.template),
-        box=placed.box,
-        shown=(*lines, *placed.shown),
-        path=path,
+        box=(*(op for op in base.ops if _is_private(op)), *placed.box),
+        shown=(*base.lines, *placed.shown),
+        path=":".join((*interpreter.programs, SYSTEM_PATH)),
         protected=placed.protected,
     )
 
 
-def _programs(policy: Policy, interpreter: Interpreter) -> tuple[list[Op], list[str], str]:
-    """/usr as a whole, or only what the named commands need."""
-    return _system(), ["/usr: read-only, all of the host's programs"], ":".join((*interpreter.programs, SYSTEM_PATH))
+@final
+class _Base(Struct):
+    """The system below the mounts: all of it, or what the named commands need."""
+
+    ops: tuple[Op, ...]
+    lines: tuple[str, ...]
+    roots: tuple[str, ...] = ()  # of the interpreter, when not all of them
 
 
-def _guest_links(system: list[Op]) -> tuple[tuple[str, str], ...]:
+def _whole_system() -> _Base:
+    """/usr, and the names beside it as this host has them: links into /usr, or directories of their own."""
+    ops: list[Op] = [_bind("/usr", "usr")]
+    ops += [["hide", path[1:]] for path in _TOKENS if _listed(path)]
+    ops += _beside_usr()
+    ops += [_bind(f"/{name}", name) for name in _MERGED if _is_directory(f"/{name}")]
+    return _Base(ops=tuple(ops), lines=("/usr: read-only, all of the host's programs",))
+
+
+def _listed_programs(names: tuple[str, ...], interpreter: Interpreter) -> _Base:
+    """Folders of programs hold only the named ones and what these start; folders of libraries are whole."""
+    from ringfence.plan.commands import PROGRAM_DIRECTORIES, closure, library_directories, roots_without_programs
+
+    named = closure(names, interpreter)
+    roots = roots_without_programs(interpreter, named)
+    whole = [*library_directories(), *(f"/{name}" for name in _MERGED if name[0] == "l" and _is_directory(f"/{name}"))]
+    whole += [path for path in named.directories if not _in_any(path, (*whole, *roots))]
+    ops = _beside_usr()
+    ops += [["dir", path[1:], 0o755] for path in PROGRAM_DIRECTORIES if not os.path.islink(path)]
+    ops += [_bind(path, path[1:]) for path in sorted(whole, key=lambda path: (path.count("/"), path))]
+    present = (*whole, *roots, "/etc/alternatives", *(f"/{op[2]}" for op in _beside_usr()))
+    ops += [_bind(path, path[1:]) for path in named.files if not _in_any(path, present)]
+    ops += [["symlink", text, link[1:]] for link, text in named.links if not _in_any(link, present)]
+    return _Base(ops=tuple(ops), lines=named.explain_lines(), roots=roots)
+
+
+def _beside_usr() -> list[Op]:
+    return [["symlink", os.readlink(f"/{name}"), name] for name in _MERGED if os.path.islink(f"/{name}")]
+
+
+def _is_directory(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _in_any(path: str, directories: tuple[str, ...]) -> bool:
+    return any(within(path, directory) for directory in directories)
+
+
+def _is_private(op: Op) -> bool:
+    """Whether an operation's place is in a file system of one sandbox, which is mounted over the template's."""
+    target = "/" + str(op[2] if op[0] in ("bind", "symlink") else op[1])
+    return _in_any(target, PRIVATE)
+
+
+def _guest_links(system: tuple[Op, ...]) -> tuple[tuple[str, str], ...]:
     """Links in the guest's root that a mount's target may go through, with what they stand for."""
     links = [(f"/{op[2]}", os.path.normpath(f"/{op[1]}")) for op in system if op[0] == "symlink"]
     return (*links, ("/var/tmp", "/tmp"), ("/var/run", "/run"))
@@ -151,19 +199,6 @@ def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
 
 def _bind(source: str, target: str) -> Op:
     return ["bind", source, target, {"rw": False, "idmap": False, "exec": True}]
-
-
-def _system() -> list[Op]:
-    """/usr, and the names beside it as this host has them: links into /usr, or directories of their own."""
-    ops: list[Op] = [_bind("/usr", "usr")]
-    ops += [["hide", path[1:]] for path in _TOKENS if _has_entries(path)]
-    for name in _MERGED:
-        path = f"/{name}"
-        if os.path.islink(path):
-            ops.append(["symlink", os.readlink(path), name])
-        elif os.path.isdir(path):
-            ops.append(_bind(path, name))
-    return ops
 
 
 def _etc() -> list[Op]:
@@ -186,7 +221,3 @@ def _listed(path: str) -> list[str]:
         return sorted(os.listdir(path))
     except OSError:
         return []
-
-
-def _has_entries(path: str) -> bool:
-    return bool(_listed(path))
