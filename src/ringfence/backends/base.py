@@ -31,6 +31,9 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """Kill, and see to it that nothing is left. Does not wait for it. Idempotent."""
 
+        def wait_destroyed(self, timeout_s: float) -> bool:
+            """After close(): whether nothing is left."""
+
         def findings(self) -> tuple[Denial, ...]:
             """What a look at the host's side shows after the end: protected names, set-uid files."""
 

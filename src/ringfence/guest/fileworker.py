@@ -46,8 +46,10 @@ def _root() -> int:
 
 def _open(path: str, flags: int, mode: int = 0) -> int:
     root = _root()
+    if not flags & os.O_PATH:  # openat2 refuses the two beside O_PATH
+        flags |= os.O_NONBLOCK | os.O_NOCTTY
     try:
-        return k.openat2(root, _absolute(path), flags | os.O_NONBLOCK | os.O_NOCTTY, mode, _RESOLVE)
+        return k.openat2(root, _absolute(path), flags, mode, _RESOLVE)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     finally:

@@ -111,6 +111,8 @@ def _work(job: dict[str, object], fds: list[int], fence: fencing.Fence, processe
     _leave_directory(job)
     if job["kind"] == "exec":
         return _exec(job)
+    if job["kind"] == "fresh":
+        return _exec_python(job)
     from . import pycode
 
     return pycode.run(job, REPORT_FD)
@@ -150,6 +152,14 @@ def _exec(job: dict[str, object]) -> int:
                 failure = error.errno if error.errno is not None else 2
     _report(errno=failure, stage="exec")
     return 126 if failure not in (2, 20) else 127
+
+
+def _exec_python(job: dict[str, object]) -> int:
+    """A new interpreter: an address space that no other sandbox shares. The code is a file in memory."""
+    memory = os.memfd_create("run", 0)
+    with open(memory, "wb", closefd=False) as file:
+        file.write(str(job["code"]).encode())
+    return _exec({**job, "argv": [str(job["executable"]), "-I", f"/proc/self/fd/{memory}"]})
 
 
 def _bytes(text: str) -> bytes:

@@ -42,6 +42,7 @@ class ProcessPlan(Struct):
     lines: tuple[str, ...]  # for --explain
     protected: tuple[object, ...]
     shared: bool  # nothing of the policy names host files: templates and spares may be kept
+    fresh: bool = False  # Python code gets a new interpreter by exec instead of the zygote's address space
     cgroup: bool = True
 
     def __post_init__(self) -> None:

@@ -8,6 +8,8 @@ from ringfence.results import Control, Enforcement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ringfence.plan.view import View
     from ringfence.policy.model import Limits, Policy
 
@@ -19,7 +21,9 @@ _FIXED_RLIMITS = {"CORE": 0, "SIGPENDING": 1024, "MSGQUEUE": 819_200, "MEMLOCK":
 HOME = "/workspace"
 
 
-def plan_process(policy: Policy, facts: HostFacts, view: View) -> ProcessPlan:
+def plan_process(
+    policy: Policy, facts: HostFacts, view: View, *, image_env: Mapping[str, str], fresh: bool
+) -> ProcessPlan:
     limits = policy.limits
     shm = min(_SHM_BYTES, limits.memory // 2)
     return ProcessPlan(
@@ -39,11 +43,12 @@ def plan_process(policy: Policy, facts: HostFacts, view: View) -> ProcessPlan:
         memory_bytes=limits.memory + 2 * _whole_pages(limits.disk) + _whole_pages(shm),
         processes=limits.processes,
         cpus=limits.cpus,
-        env=_environment(policy, view),
+        env={**_environment(view), **image_env, **policy.env},
         enforcement=_enforcement(policy, facts),
         lines=_lines(policy, view),
         protected=view.protected,
         shared=not policy.mounts and policy.commands == "any",
+        fresh=fresh,
     )
 
 
@@ -90,9 +95,9 @@ def base64_of(program: bytes) -> str:
     return b2a_base64(program, newline=False).decode()
 
 
-def _environment(policy: Policy, view: View) -> dict[str, str]:
-    own = {"PATH": view.path, "HOME": HOME, "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}
-    return {**own, **policy.env}
+def _environment(view: View) -> dict[str, str]:
+    """All of a guest's variables besides the image's and the policy's. None comes from the host's environment (H01)."""
+    return {"PATH": view.path, "HOME": HOME, "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}  # noqa: S108  # inside
 
 
 def _full(mechanism: str, note: str = "") -> Control:

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 
 from ringfence.backends.process.zygote import explain_refusal
@@ -50,6 +51,7 @@ class ProcessBox:
         self._init_pidfd = -1
         self._ooms = 0
         self._closed = False
+        self._destroyed = threading.Event()
         self.on_destroyed: list[Callable[[], None]] = []
 
     def wait_ready(self, deadline: float) -> None:
@@ -135,6 +137,11 @@ class ProcessBox:
             self._uid.release()
         for done in self.on_destroyed:
             done()
+        self._destroyed.set()
+
+    def wait_destroyed(self, timeout_s: float) -> bool:
+        """After close(): whether nothing is left."""
+        return self._destroyed.wait(timeout_s)
 
     def forget(self) -> None:
         """In a forked child of the library: the sandbox is not ours."""

@@ -108,7 +108,7 @@ class Pool:
         ours, theirs = socket.socketpair()
         try:
             uid = uids.hold() if plan.box["as_root"] else None
-            box = ProcessBox(plan, ours, self._python, group=group, uid=uid, retire=self._do)
+            box = ProcessBox(plan, ours, {**self._python, "fresh": plan.fresh}, group=group, uid=uid, retire=self._do)
             self._send(template, plan, box, theirs, group, uid)
         except BaseException:
             ours.close()

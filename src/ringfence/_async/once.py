@@ -1,0 +1,55 @@
+"""One call, one fresh sandbox, nothing left."""
+
+from __future__ import annotations
+
+from ringfence import calls
+from ringfence._async.link import AsyncLink
+from ringfence._async.process import AsyncProcess, Place
+from ringfence._async.sandbox import AsyncSandbox
+from ringfence._async.waiting import blocking
+from ringfence.launching import prepare
+from ringfence.policy.model import Policy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence.backends import Backend
+    from ringfence.policy.image import Image
+    from ringfence.results import Result
+    from ringfence.values import BackendName
+
+
+async def run_async(
+    code: str,
+    *,
+    language: str = "python",
+    stdin: bytes | str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    backend: BackendName | Backend = "auto",
+    image: str | Image = "host",
+    policy: Policy = Policy(),  # noqa: B008  # frozen
+) -> Result:
+    """A fresh sandbox, one run, nothing left. Same semantics as Sandbox.run, and the process ends, so exit_code is set.
+
+    Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
+    """
+    checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
+    variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
+    if language != "python":
+        async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
+            return await sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
+    launcher = prepare(backend, image, policy)
+    box = await blocking(launcher.launch)
+    try:
+        place = Place(box, AsyncLink(box), policy, launcher.image.name)
+        call = calls.python_call(box, policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=True)
+        process = AsyncProcess(place, call, await place.link.start(call), keep_events=False)
+        if call.stdin:
+            await process._feed_stdin(call.stdin)
+        result = await process.wait()
+        place.link.finish("closed")
+        return result
+    finally:
+        box.close()

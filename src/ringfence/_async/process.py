@@ -1,0 +1,255 @@
+"""Something that runs in a sandbox, as its caller holds it: events, input, signals, the end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from ringfence import calls
+from ringfence.errors import PolicyError, SandboxLostError, UnsupportedError
+from ringfence.events import Exit, Gap, Stderr, Stdout
+from ringfence.wire import frames
+from ringfence.wire.switchboard import STDIN_WINDOW
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+    from typing import Self
+
+    from ringfence._async.link import AsyncLink
+    from ringfence.backends.base import Box
+    from ringfence.events import Event
+    from ringfence.policy.model import Policy
+    from ringfence.results import Result
+    from ringfence.wire.switchboard import Inbox
+
+_CHUNK = 1 << 16
+_KILL_S = 3.0
+
+
+class Place:
+    """What a process needs of its sandbox."""
+
+    def __init__(self, box: Box, link: AsyncLink, policy: Policy, image: str) -> None:
+        self.box = box
+        self.link = link
+        self.policy = policy
+        self.image = image
+
+
+class AsyncProcess:
+    """A command, terminal or cell that is running. Leaving `with` kills it; without `with` it lives as long
+    as the sandbox and survives a lost connection."""
+
+    def __init__(self, place: Place, call: calls.Call, inbox: Inbox, *, keep_events: bool) -> None:
+        self.id = calls.new_id("p")
+        self.argv = call.argv
+        self._place = place
+        self._call = call
+        self._inbox = inbox
+        self._transcript = calls.Transcript(place.policy.limits)
+        self._keep_events = keep_events
+        self._unread: deque[tuple[int, bytes]] = deque()
+        self._unread_bytes = 0
+        self._lost_bytes = 0
+        self._cursor = 0
+        self._decoders: dict[int, object] = {}
+        self._result: Result | None = None
+        self._exit_seen = False
+        self._stopped_by_us: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """False once its end is known here."""
+        return self._result is None and self._inbox.end is None
+
+    # events
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """From the first event not yet read; ends after Exit."""
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            event = self._next_unread()
+            if event is not None:
+                return event
+            if self._result is not None:
+                if self._exit_seen:
+                    raise StopAsyncIteration
+                self._exit_seen = True
+                return Exit(self._result, self._cursor)
+            await self._pull(None)
+
+    def _next_unread(self) -> Event | None:
+        if self._lost_bytes:
+            lost, self._lost_bytes = self._lost_bytes, 0
+            self._cursor += lost
+            return Gap(lost, self._cursor)
+        if not self._unread:
+            return None
+        kind, data = self._unread.popleft()
+        self._unread_bytes -= len(data)
+        self._cursor += len(data)
+        text = self._decode(kind, data)
+        return Stdout(data, text, self._cursor) if kind == frames.STDOUT else Stderr(data, text, self._cursor)
+
+    def _decode(self, kind: int, data: bytes) -> str:
+        """Across chunks: a character cut in two is held back until the rest comes."""
+        import codecs
+
+        decoder = self._decoders.get(kind)
+        if decoder is None:
+            decoder = self._decoders[kind] = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        text: str = decoder.decode(data)  # type: ignore[attr-defined]
+        return text
+
+    async def _pull(self, deadline: float | None) -> bool:
+        """Take what arrived, or wait for it. False at `deadline`. Sets the result at the end."""
+        hard = self._transcript.started + self._call.timeout_s + calls.GRACE_S
+        until = hard if deadline is None else min(hard, deadline)
+        inbox = self._inbox
+        try:
+            arrived = await self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, until)
+        except SandboxLostError:
+            arrived = True
+        if not arrived:
+            if deadline is not None and time.monotonic() < hard:
+                return False
+            self._place.box.kill()  # guestd did not keep its deadline: we do
+            self._inbox.end = {"ev": "over", "why": "timeout"}
+        self._take_output()
+        credit = inbox.credit()
+        if credit and inbox.end is None:
+            await self._place.link.say(op="credit", id=inbox.id, bytes=credit)
+        if inbox.end is not None and not inbox.items and self._result is None:
+            self._finish()
+        return True
+
+    def _take_output(self) -> None:
+        while (item := self._inbox.take()) is not None:
+            self._transcript.add(*item)
+            if self._keep_events:
+                self._unread.append(item)
+                self._unread_bytes += len(item[1])
+        cap = max(self._place.policy.limits.output, 1 << 20)
+        while self._unread_bytes > cap and len(self._unread) > 1:
+            _, data = self._unread.popleft()
+            self._unread_bytes -= len(data)
+            self._lost_bytes += len(data)
+
+    def _finish(self) -> None:
+        end = self._inbox.end
+        assert end is not None
+        place = self._place
+        if end["ev"] == "refused":
+            raise _refused(end)
+        _raise_for_cwd(end, self._call)
+        if end["ev"] == "over" and self._stopped_by_us is not None:
+            end = {**end, "why": self._stopped_by_us}
+        self._result = calls.result(
+            self._call, end, self._transcript, place.box, place.policy, image=place.image, number=self.id
+        )
+
+    async def wait(self, *, timeout_s: float | None = None) -> Result:
+        """Raises TimeoutError when it still runs then; it is not killed."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._result is None:
+            if not await self._pull(deadline):
+                raise TimeoutError(f"{self.argv[0]} still runs after {timeout_s:g} s")
+        return self._result
+
+    # input and signals
+
+    async def write(self, data: bytes | str) -> None:
+        """To stdin. Raises BrokenPipeError when it is closed."""
+        rest = memoryview(calls.check_stdin(data) or b"")
+        inbox = self._inbox
+        while rest:
+            if not self._call.keeps_stdin or inbox.stdin_closed or inbox.end is not None or self._result is not None:
+                raise BrokenPipeError(f"stdin of {self.argv[0]} is closed")
+            await self._place.link.write(inbox, bytes(rest[:_CHUNK]))
+            rest = rest[_CHUNK:]
+            await self._place.link.wait(
+                lambda: inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed or inbox.end is not None, None
+            )
+
+    async def close_stdin(self) -> None:
+        if self.running:
+            await self._place.link.say(op="eof", id=self._inbox.id)
+
+    async def _feed_stdin(self, data: bytes) -> None:
+        """All of `data`, then the end, while output is taken: neither side can block the other (F17)."""
+        inbox = self._inbox
+        rest = memoryview(data)
+        while rest and inbox.end is None and not inbox.stdin_closed:
+            await self._place.link.write(inbox, bytes(rest[:_CHUNK]))
+            rest = rest[_CHUNK:]
+            while inbox.stdin_in_flight >= STDIN_WINDOW and inbox.end is None and not inbox.stdin_closed:
+                await self._place.link.wait(
+                    lambda: inbox.stdin_in_flight < STDIN_WINDOW
+                    or inbox.stdin_closed
+                    or bool(inbox.items)
+                    or inbox.end is not None,
+                    self._transcript.started + self._call.timeout_s + calls.GRACE_S,
+                )
+                if inbox.items or inbox.end is not None:
+                    await self._pull(None)
+        await self.close_stdin()
+
+    async def signal(self, signal: _signal.Signals) -> None:
+        number = int(signal)
+        if not 1 <= number <= 64:
+            raise PolicyError(f"no signal has the number {number}", fix="signal.SIGTERM, for example")
+        if self.running:
+            await self._place.link.say(op="signal", id=self._inbox.id, signal=number)
+
+    async def kill(self) -> Result:
+        """The whole tree. Idempotent."""
+        return await self._stop("caller")
+
+    async def _stop(self, why: str) -> Result:
+        if self._result is None:
+            self._stopped_by_us = why
+            await self._place.link.say(op="kill", id=self._inbox.id, why=why)
+            try:
+                return await self.wait(timeout_s=_KILL_S)
+            except TimeoutError:
+                self._place.box.kill()
+                self._inbox.end = {"ev": "over", "why": why}
+        return await self.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        await self.kill()
+
+
+class AsyncPty(AsyncProcess):
+    """A process on a terminal: one stream, as Stdout."""
+
+    async def resize(self, *, cols: int, rows: int) -> None:
+        raise UnsupportedError("terminals are not in this version", fix="use spawn()")
+
+
+def _refused(end: dict[str, object]) -> OSError:
+    """guestd could not start one more process: the guest is at its limits."""
+    import os
+
+    number = end["errno"]
+    assert isinstance(number, int)
+    return OSError(number, f"{os.strerror(number)}: the sandbox cannot start another process")
+
+
+def _raise_for_cwd(end: dict[str, object], call: calls.Call) -> None:
+    import os
+
+    report = calls.report_of(end)
+    number = report.get("errno")
+    if report.get("stage") == "cwd" and isinstance(number, int) and end.get("code") == 125:
+        raise OSError(number, f"{os.strerror(number)} inside the sandbox", str(call.job["cwd"]))

@@ -1,0 +1,336 @@
+"""The isolated place, as its caller holds it."""
+
+from __future__ import annotations
+
+import time
+
+from ringfence import calls
+from ringfence._async.files import AsyncFiles
+from ringfence._async.later import AsyncAddress, AsyncGateway, AsyncSession
+from ringfence._async.link import AsyncLink
+from ringfence._async.process import AsyncProcess, AsyncPty, Place
+from ringfence._async.waiting import blocking, opening
+from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError, UnsupportedError
+from ringfence.events import ProcessInfo
+from ringfence.launching import prepare
+from ringfence.policy.model import Policy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from ringfence._async.waiting import Opening
+    from ringfence.backends import Backend
+    from ringfence.backends.base import Box
+    from ringfence.launching import ProcessLauncher
+    from ringfence.plan.model import Plan
+    from ringfence.policy.image import Image
+    from ringfence.results import Denial, Enforcement, Result, Usage
+    from ringfence.snapshots import Snapshot
+    from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
+
+_INTERPRETERS = {"javascript": ("node", ".mjs"), "bash": ("bash", ".sh")}
+_DESTROY_S = 10.0
+
+
+class AsyncSandbox:
+    """The isolated place. Starts in `with` or `start()`; nothing happens in the constructor."""
+
+    def __init__(
+        self,
+        *,
+        backend: BackendName | Backend = "auto",
+        image: str | Image = "host",
+        policy: Policy = Policy(),  # noqa: B008  # frozen
+        snapshot: Snapshot | None = None,
+        workspace: Workspace = "auto",
+        tools: Mapping[str, Tool] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy is a Policy, not {type(policy).__name__}; see Policy.load() and Policy.preset()")
+        if snapshot is not None:
+            raise _later("starting from a snapshot")
+        if tools:
+            raise _later("tools")
+        self.id = calls.new_id("s")
+        self.policy = policy
+        self.labels = dict(labels or {})
+        self.files = AsyncFiles(self._running_place)
+        self.network = AsyncGateway()
+        self._launcher: ProcessLauncher = prepare(backend, image, policy, workspace=workspace)
+        self._box: Box | None = None
+        self._place: Place | None = None
+        self._ended: State = "new"
+        self._processes: dict[str, tuple[AsyncProcess, float]] = {}
+
+    @property
+    def state(self) -> State:
+        if self._place is None:
+            return self._ended
+        over = self._place.link.over
+        if over is None:
+            return "running"
+        return "closed" if over in ("closed", "idle", "lifetime") else "lost"
+
+    @property
+    def backend(self) -> str:
+        """The one that was taken, never "auto". Raises SandboxClosedError before start."""
+        if self._box is None:
+            raise SandboxClosedError("the sandbox has not been started, so no backend was taken", fix="call start()")
+        return "process"
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """What holds each promise. Before the start: what will."""
+        return self._launcher.plan().enforcement if self._box is None else self._box.enforcement
+
+    def plan(self) -> Plan:
+        """What start() would do. Raises UnsupportedError when the policy cannot be kept here."""
+        return self._launcher.plan()
+
+    async def start(self) -> Self:
+        if self._box is not None:
+            return self
+        if self._ended == "closed":
+            raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
+        self._box = box = await blocking(self._launcher.launch)
+        link = AsyncLink(box)
+        self._place = Place(box, link, self.policy, self._launcher.image.name)
+        limits = self.policy.limits
+        await link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s)
+        self._ends_at = time.time() + limits.lifetime_s
+        return self
+
+    async def close(self) -> None:
+        """Kill everything inside and leave nothing behind. Idempotent."""
+        self._ended = "closed"
+        if self._place is None or self._box is None:
+            return
+        self._place.link.finish("closed")
+        self._box.close()
+        await blocking(self._box.wait_destroyed, _DESTROY_S)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        await self.close()
+
+    def _running_place(self) -> Place:
+        if self._place is None:
+            how = "was closed" if self._ended == "closed" else "has not been started"
+            fix = "make a new Sandbox" if self._ended == "closed" else "use `with`, or call start()"
+            raise SandboxClosedError(f"sandbox {self.id} {how}", fix=fix)
+        over = self._place.link.over
+        if over is None:
+            return self._place
+        if over in _ENDS:
+            raise SandboxClosedError(f"sandbox {self.id} {_ENDS[over]}", fix="make a new Sandbox")
+        raise SandboxLostError(f"sandbox {self.id} is lost: {_LOSSES.get(over, over)}", fix="make a new Sandbox")
+
+    # code and commands
+
+    async def run(
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        stdin: bytes | str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """In the default session of `language`."""
+        checked, language = calls.check_code(code), calls.check_language(language)
+        given = calls.check_stdin(stdin)
+        variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, self.policy.limits)
+        place = self._running_place()
+        if language == "python":
+            call = calls.python_call(
+                place.box, self.policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=False
+            )
+            return await self._complete(place, call)
+        program, ending = _INTERPRETERS[language]
+        path = f"/tmp/{calls.new_id('run')}{ending}"  # noqa: S108  # inside, a file system of this sandbox alone
+        await self.files.write(path, checked)
+        argv = [program, path]
+        call = calls.exec_call(
+            place.box, self.policy, argv, cwd="/workspace", env=variables, timeout_s=seconds, stdin=given
+        )
+        return await self._complete(place, call)
+
+    async def exec(
+        self,
+        argv: Argv,
+        *,
+        stdin: bytes | str | None = None,
+        cwd: GuestPath | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """A command, without a shell. A str raises TypeError that names `run(…, language="bash")`."""
+        place, call = self._exec_call(argv, cwd, env, user, timeout_s, stdin=calls.check_stdin(stdin))
+        return await self._complete(place, call)
+
+    def spawn(
+        self,
+        argv: Argv,
+        *,
+        cwd: GuestPath | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Opening[AsyncProcess]:
+        """exec that does not wait: iterate its events, write to it, signal it."""
+        place, call = self._exec_call(argv, cwd, env, user, timeout_s, keeps_stdin=True)
+        return opening(self._spawn(place, call))
+
+    async def _spawn(self, place: Place, call: calls.Call) -> AsyncProcess:
+        process = AsyncProcess(place, call, await place.link.start(call), keep_events=True)
+        self._processes[process.id] = (process, time.time())
+        return process
+
+    def _exec_call(
+        self,
+        argv: Argv,
+        cwd: GuestPath | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        timeout_s: float | None,
+        *,
+        stdin: bytes | None = None,
+        keeps_stdin: bool = False,
+    ) -> tuple[Place, calls.Call]:
+        if user not in (None, "user"):
+            raise PolicyError(f"no user named {user!r} inside", key="user", fix='the only one is "user"')
+        words, where, variables = calls.check_argv(argv), calls.check_cwd(cwd), calls.check_env(env)
+        seconds = calls.check_timeout(timeout_s, self.policy.limits)
+        place = self._running_place()
+        call = calls.exec_call(
+            place.box,
+            self.policy,
+            words,
+            cwd=where,
+            env=variables,
+            timeout_s=seconds,
+            stdin=stdin,
+            keeps_stdin=keeps_stdin,
+        )
+        return place, call
+
+    async def _complete(self, place: Place, call: calls.Call) -> Result:
+        """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
+        process = AsyncProcess(place, call, await place.link.start(call), keep_events=False)
+        try:
+            if call.stdin:
+                await process._feed_stdin(call.stdin)
+            return await process.wait()
+        except BaseException:
+            if process.running:
+                await process.kill()
+            raise
+
+    def pty(
+        self,
+        argv: Argv | None = None,
+        *,
+        cols: int = 80,
+        rows: int = 24,
+        cwd: GuestPath | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Opening[AsyncPty]:
+        raise _later("terminals")
+
+    async def session(self, name: str | None = None, *, language: SessionLanguage = "python") -> AsyncSession:
+        """The session of that name, opened if there is none; without a name, the default one of `language`."""
+        raise _later("sessions")
+
+    async def sessions(self) -> tuple[AsyncSession, ...]:
+        return ()
+
+    async def process(self, id: str, *, after: int = 0) -> AsyncProcess:
+        """Take up a spawned process again, its events from cursor `after`. LookupError when unknown."""
+        if id not in self._processes:
+            raise LookupError(f"no process {id!r} was spawned in sandbox {self.id}")
+        if after:
+            raise _later("taking a process up from a cursor")
+        return self._processes[id][0]
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        from datetime import UTC, datetime
+
+        return tuple(
+            ProcessInfo(id, process.argv, process.running, datetime.fromtimestamp(at, UTC))
+            for id, (process, at) in self._processes.items()
+        )
+
+    # copies and time
+
+    async def snapshot(self, *, memory: bool = False) -> Snapshot:
+        raise _later("snapshots")
+
+    async def rollback(self, snapshot: Snapshot) -> None:
+        """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
+        raise _later("snapshots")
+
+    def fork(self, *, memory: bool = True) -> Opening[AsyncSandbox]:
+        """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
+        raise _later("fork()")
+
+    async def pause(self) -> None:
+        raise _later("pause()")
+
+    async def resume(self) -> None:
+        raise _later("resume()")
+
+    async def extend(self, lifetime_s: float) -> datetime:
+        from datetime import UTC, datetime
+
+        if isinstance(lifetime_s, bool) or not isinstance(lifetime_s, int | float) or not 0 < lifetime_s < 1e9:
+            raise PolicyError(f"lifetime_s is {lifetime_s!r}; it is a number above 0", key="lifetime_s")
+        if lifetime_s > self.policy.limits.lifetime_s:
+            raise PolicyError(
+                f"lifetime_s={lifetime_s:g} is more than the policy's {self.policy.limits.lifetime_s:g}",
+                key="lifetime_s",
+                fix="raise limits.lifetime_s",
+            )
+        place = self._running_place()
+        await place.link.say(op="clocks", lifetime_s=lifetime_s, idle_s=self.policy.limits.idle_s)
+        return datetime.fromtimestamp(time.time() + lifetime_s, UTC)
+
+    # looking in, reaching in
+
+    def expose(self, port: int) -> Opening[AsyncAddress]:
+        raise _later("expose()")
+
+    async def usage(self) -> Usage:
+        return self._running_place().box.usage()
+
+    async def denials(self) -> tuple[Denial, ...]:
+        """What the policy refused so far; after close(), also what a look at the writable mounts showed."""
+        return () if self._box is None else self._box.findings()
+
+
+_ENDS = {
+    "closed": "was closed",
+    "idle": "ended: it was idle for limits.idle_s",
+    "lifetime": "ended: its limits.lifetime_s are over",
+}
+_LOSSES = {
+    "lost": "its monitor is gone",
+    "protocol": "it broke the wire's format",
+    "init-lost": "its PID 1 is gone",
+    "tree-stuck": "a process would not die",
+    "protected": "a protected path was replaced on the host",
+}
+
+
+def _later(what: str) -> UnsupportedError:
+    return UnsupportedError(f"{what}: not in this version")

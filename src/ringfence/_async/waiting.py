@@ -1,0 +1,49 @@
+"""What differs between async and sync callers besides `await`: handing out resources, and work that blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from types import TracebackType
+
+T = TypeVar("T")
+
+
+class Opening(Awaitable[T], AbstractAsyncContextManager[T, None], Generic[T]):
+    """`p = await box.spawn(…)` or `async with box.spawn(…) as p`; the second also ends it."""
+
+    def __init__(self, making: Coroutine[Any, Any, T]) -> None:
+        self._making = making
+        self._made: Any = None
+
+    def __await__(self) -> Generator[object, None, T]:
+        return self._making.__await__()
+
+    async def __aenter__(self) -> T:
+        self._made = await self._making
+        entered: T = await self._made.__aenter__()
+        return entered
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        await self._made.__aexit__(exc_type, exc, tb)
+
+
+def opening(making: Coroutine[Any, Any, T]) -> Opening[T]:
+    return Opening(making)
+
+
+async def blocking(work: Callable[..., T], *args: object) -> T:
+    """Run `work` in a thread. It is waited for even when the caller is cancelled, so that nothing is left half-made."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

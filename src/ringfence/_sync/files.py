@@ -1,0 +1,264 @@
+# Generated from ringfence/_async by scripts/unasync: do not edit.
+"""Files inside a sandbox, each operation done by a short-lived worker there with the guest's own rights."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence import calls
+from ringfence._sync.process import Process
+from ringfence._sync.waiting import opening
+from ringfence.errors import SandboxError, UnsupportedError
+from ringfence.events import DiskUsage, FileInfo
+from ringfence.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import TracebackType
+    from typing import BinaryIO, Literal, Self
+
+    from ringfence._sync.process import Place
+    from ringfence.events import FileEvent, Match
+    from ringfence.values import GuestPath, HostPath
+
+_MAX_READ = 1 << 30
+_CHUNK = 1 << 18
+
+
+class Watch:
+    """Changes below a path, as they happen."""
+
+    def __iter__(self) -> Iterator[FileEvent]:
+        return self
+
+    def __next__(self) -> FileEvent:
+        raise StopIteration
+
+    def close(self) -> None:
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        self.close()
+
+
+class Files:
+    """Files inside, through guestd, as the guest's user. Never a host path, except in upload and download."""
+
+    def __init__(self, place: Callable[[], Place]) -> None:
+        self._place = place
+
+    def read(self, path: GuestPath, *, offset: int = 0, size: int | None = None) -> bytes:
+        data = bytearray()
+        for chunk in self._chunks(path, offset, size):
+            data += chunk
+            if len(data) > _MAX_READ:
+                raise OSError(27, "the file is larger than 1 GiB; read it in ranges or with chunks()", str(path))
+        return bytes(data)
+
+    def read_text(self, path: GuestPath, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return (self.read(path)).decode(encoding, errors)
+
+    def chunks(self, path: GuestPath, *, offset: int = 0) -> Iterator[bytes]:
+        return self._chunks(path, offset, None)
+
+    def _chunks(self, path: GuestPath, offset: int, size: int | None) -> Iterator[bytes]:
+        args = {"path": calls.guest_path(path), "offset": _count(offset, "offset"), "size": _optional(size, "size")}
+        worker = self._start(calls.file_call("read", args))
+        for event in _output(worker):
+            yield event
+        self._answer(worker, path)
+
+    def write(
+        self,
+        path: GuestPath,
+        data: bytes | str | BinaryIO | Iterable[bytes],
+        *,
+        append: bool = False,
+        mode: int | None = None,
+    ) -> FileInfo:
+        """Parents are made. A str is written as UTF-8. Replaces as a whole or not at all."""
+        args = {"path": calls.guest_path(path), "append": bool(append), "mode": _mode(mode)}
+        worker = self._start(calls.file_call("write", args, keeps_stdin=True))
+        try:
+            for chunk in _pieces(data):
+                worker.write(chunk)
+            worker.close_stdin()
+        except BrokenPipeError:
+            pass  # the worker ended early: its answer says why
+        except BaseException:
+            worker.kill()
+            raise
+        answer = self._answer(worker, path)
+        return _info(answer.get("info"), str(path))
+
+    def list(self, path: GuestPath = ".", *, recursive: bool = False, pattern: str | None = None) -> Iterator[FileInfo]:
+        """Sorted by name, fetched in pages; symlinks are shown, never followed."""
+        args = {"path": calls.guest_path(path), "recursive": bool(recursive), "pattern": pattern}
+        worker = self._start(calls.file_call("list", args))
+        rest = b""
+        for chunk in _output(worker):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield _info(frames.strict_json(line), "")
+        self._answer(worker, path)
+
+    def search(
+        self, text: str, path: GuestPath = ".", *, regex: bool = False, pattern: str | None = None, limit: int = 1000
+    ) -> Iterator[Match]:
+        raise _later("files.search()", 'exec(["grep", "-rn", …])')
+        yield  # an iterator, like the other half of this surface
+
+    def stat(self, path: GuestPath) -> FileInfo:
+        answer = self._do("stat", path, {"path": calls.guest_path(path)})
+        return _info(answer.get("info"), str(path))
+
+    def exists(self, path: GuestPath) -> bool:
+        try:
+            self.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def mkdir(self, path: GuestPath, *, parents: bool = True, exist_ok: bool = True) -> None:
+        args = {"path": calls.guest_path(path), "parents": bool(parents), "exist_ok": bool(exist_ok)}
+        self._do("mkdir", path, args)
+
+    def rename(self, source: GuestPath, target: GuestPath) -> None:
+        args = {"source": calls.guest_path(source), "target": calls.guest_path(target)}
+        self._do("rename", source, args)
+
+    def remove(self, path: GuestPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        args = {"path": calls.guest_path(path), "recursive": bool(recursive), "missing_ok": bool(missing_ok)}
+        self._do("remove", path, args)
+
+    def chmod(self, path: GuestPath, mode: int) -> None:
+        self._do("chmod", path, {"path": calls.guest_path(path), "mode": _mode(mode)})
+
+    def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
+        return opening(self._watch())
+
+    def _watch(self) -> Watch:
+        raise _later("files.watch()", "list() again after each step")
+
+    def upload(
+        self, source: HostPath, target: GuestPath, *, on_progress: Callable[[int, int | None], None] | None = None
+    ) -> None:
+        """A host file or folder into the sandbox."""
+        raise _later("files.upload()", "files.write() for each file, or a mount")
+
+    def download(
+        self, source: GuestPath, target: HostPath, *, on_progress: Callable[[int, int | None], None] | None = None
+    ) -> None:
+        """Out of the sandbox, into a host folder that is held open; a hostile tree cannot leave it."""
+        raise _later("files.download()", "files.read() for each file")
+
+    def pack(self, path: GuestPath = ".", *, format: Literal["tar", "zip"] = "tar") -> Iterator[bytes]:
+        raise _later("files.pack()", 'exec(["tar", …])')
+        yield b""
+
+    def unpack(
+        self,
+        data: bytes | BinaryIO | Iterable[bytes],
+        path: GuestPath = ".",
+        *,
+        format: Literal["tar", "zip"] = "tar",
+    ) -> None:
+        raise _later("files.unpack()", 'exec(["tar", …])')
+
+    def usage(self) -> DiskUsage:
+        answer = self._do("usage", ".", {})
+        numbers = [answer.get(name) for name in ("bytes", "bytes_limit", "files", "files_limit")]
+        if not all(type(number) is int for number in numbers):
+            raise SandboxError("the file worker gave no answer")
+        used, limit, files, files_limit = numbers
+        return DiskUsage(used, limit, files, files_limit)  # type: ignore[arg-type]  # checked above
+
+    def _start(self, call: calls.Call) -> Process:
+        place = self._place()
+        return Process(place, call, place.link.start(call), keep_events=True)
+
+    def _do(self, call: str, path: GuestPath, args: Mapping[str, object]) -> dict[str, object]:
+        return self._answer(self._start(calls.file_call(call, args)), path)
+
+    def _answer(self, worker: Process, path: GuestPath) -> dict[str, object]:
+        """The worker's outcome; its errors as Python's own."""
+        result = worker.wait()
+        answer = calls.report_of(worker._inbox.end or {})
+        if result.status == "lost":
+            raise SandboxError("the sandbox was lost during a file operation", code="sandbox-lost")
+        number = answer.get("errno")
+        if isinstance(number, int) and 0 < number < 4096:
+            raise OSError(number, os.strerror(number), str(path))
+        if not result.ok:
+            raise SandboxError(f"the file worker ended early ({result.reason})", fix="is the sandbox out of memory?")
+        return answer
+
+
+def _output(worker: Process) -> Iterator[bytes]:
+    from ringfence.events import Gap, Stdout
+
+    for event in worker:
+        if isinstance(event, Stdout):
+            yield event.data
+        elif isinstance(event, Gap):
+            raise SandboxError("output of the file worker was lost")
+
+
+def _pieces(data: bytes | str | BinaryIO | Iterable[bytes]) -> Iterator[bytes]:
+    if isinstance(data, bytes | str):
+        yield data.encode() if isinstance(data, str) else data
+    elif isinstance(data, bytearray | memoryview):
+        yield bytes(data)
+    elif hasattr(data, "read"):
+        while chunk := data.read(_CHUNK):
+            if not isinstance(chunk, bytes):
+                raise TypeError("the file is open as text; open it in binary mode")
+            yield chunk
+    elif hasattr(data, "__iter__"):
+        for chunk in data:
+            yield chunk
+    else:
+        raise TypeError(f"data is bytes, str, a binary file or an iterable of bytes, not {type(data).__name__}")
+
+
+def _info(data: object, path: str) -> FileInfo:
+    """One entry as the worker told it: guest-made, so every field is checked."""
+    from datetime import UTC, datetime
+
+    if not isinstance(data, dict):
+        raise SandboxError("the file worker gave no answer")
+    shown, kind, size, mode = data.get("path"), data.get("kind"), data.get("size"), data.get("mode")
+    modified, target = data.get("modified"), data.get("target")
+    if not isinstance(shown, str) or kind not in ("file", "directory", "symlink", "other"):
+        raise SandboxError("the file worker answered with something else than a file")
+    if type(size) is not int or type(mode) is not int or not isinstance(modified, int | float):
+        raise SandboxError("the file worker answered with something else than numbers")
+    stamp = datetime.fromtimestamp(min(max(modified, 0), 253402300799), UTC)
+    link = target if isinstance(target, str) else None
+    return FileInfo(path or shown, kind, size, mode, stamp, link)
+
+
+def _count(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} is a whole number from 0, not {value!r}")
+    return value
+
+
+def _optional(value: int | None, name: str) -> int | None:
+    return None if value is None else _count(value, name)
+
+
+def _mode(value: int | None) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 0o1777):
+        raise ValueError(f"mode is a number from 0 to 0o1777 (no set-uid or set-gid bits), not {value!r}")
+    return value
+
+
+def _later(what: str, instead: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} is not in this version", fix=f"use {instead}")

@@ -1,0 +1,56 @@
+# Generated from ringfence/_async by scripts/unasync: do not edit.
+"""One call, one fresh sandbox, nothing left."""
+
+from __future__ import annotations
+
+from ringfence import calls
+from ringfence._sync.link import Link
+from ringfence._sync.process import Place, Process
+from ringfence._sync.sandbox import Sandbox
+from ringfence._sync.waiting import blocking
+from ringfence.launching import prepare
+from ringfence.policy.model import Policy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence.backends import Backend
+    from ringfence.policy.image import Image
+    from ringfence.results import Result
+    from ringfence.values import BackendName
+
+
+def run(
+    code: str,
+    *,
+    language: str = "python",
+    stdin: bytes | str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    backend: BackendName | Backend = "auto",
+    image: str | Image = "host",
+    policy: Policy = Policy(),  # noqa: B008  # frozen
+) -> Result:
+    """A fresh sandbox, one run, nothing left. Same semantics as Sandbox.run, and the process ends, so exit_code is set.
+
+    Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
+    """
+    checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
+    variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
+    if language != "python":
+        with Sandbox(backend=backend, image=image, policy=policy) as sandbox:
+            return sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
+    launcher = prepare(backend, image, policy)
+    box = blocking(launcher.launch)
+    try:
+        place = Place(box, Link(box), policy, launcher.image.name)
+        call = calls.python_call(box, policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=True)
+        process = Process(place, call, place.link.start(call), keep_events=False)
+        if call.stdin:
+            process._feed_stdin(call.stdin)
+        result = process.wait()
+        place.link.finish("closed")
+        return result
+    finally:
+        box.close()

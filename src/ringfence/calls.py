@@ -1,0 +1,352 @@
+"""What a call means, without I/O: checks arguments, makes jobs for guestd, and turns an end into a Result."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ringfence.errors import PolicyError
+from ringfence.results import Denial, GuestException, Output, Result
+from ringfence.values import Struct, final, replace
+from ringfence.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence.backends.base import Box
+    from ringfence.policy.model import Limits, Policy
+    from ringfence.values import Argv, GuestPath, Reason, Status
+
+MAX_CODE = 16 << 20
+MAX_ARGUMENTS = 1 << 20
+GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word before it kills by itself
+LANGUAGES = ("python", "javascript", "bash")
+
+
+# ── arguments ────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_code(code: object) -> str:
+    if not isinstance(code, str):
+        kind = type(code).__name__
+        raise TypeError(f"code is a str, not {kind}" + ("; decode it first" if kind == "bytes" else ""))
+    if not code.strip():
+        raise PolicyError("there is no code to run", code="code-empty", fix="pass the text of a program")
+    if len(code) > MAX_CODE:
+        raise PolicyError(
+            f"the code has {len(code):,} characters; the most is {MAX_CODE:,}",
+            code="code-too-long",
+            fix="write it to a file inside with files.write() and exec an interpreter on it",
+        )
+    if "\0" in code:
+        raise PolicyError("the code holds a NUL character", code="code-binary", fix="pass source text, not a binary")
+    _check_text(code, "the code")
+    return code
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PolicyError(
+            f"{what} holds a lone surrogate at character {error.start}",
+            code="not-unicode",
+            fix='decode bytes with errors="replace"',
+        ) from None
+
+
+def check_language(language: object) -> str:
+    if language not in LANGUAGES:
+        raise PolicyError(
+            f"unknown language {language!r}", code="language", fix=f"one of: {', '.join(LANGUAGES)}"
+        )
+    return str(language)
+
+
+def check_argv(argv: object) -> list[str]:
+    if isinstance(argv, str):
+        raise TypeError('argv is a list, such as ["ls", "-l"]; for shell text use run(…, language="bash")')
+    if not isinstance(argv, list | tuple) or not all(isinstance(part, str) for part in argv):
+        raise TypeError("argv is a list or tuple of str")
+    if not argv or not argv[0]:
+        raise PolicyError("argv is empty: there is no program to run", code="argv-empty", fix='for example ["ls"]')
+    for part in argv:
+        if "\0" in part:
+            raise PolicyError(f"argv holds a NUL character in {part!r}", code="argv-nul", fix="remove it")
+    if sum(len(part) + 9 for part in argv) > MAX_ARGUMENTS:
+        raise PolicyError("argv is longer than 1 MiB", code="argv-too-long", fix="pass long input by stdin or a file")
+    for part in argv:
+        _check_text(part, "argv")
+    return list(argv)
+
+
+def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    if not env:
+        return {}
+    from ringfence.policy.model import Policy
+
+    return dict(Policy(env=env).env)
+
+
+def check_cwd(cwd: GuestPath | None) -> str:
+    return "/workspace" if cwd is None else guest_path(cwd)
+
+
+def guest_path(path: object) -> str:
+    """Absolute; relative ones start at /workspace. `..` is resolved by the guest's kernel, beneath its root."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise TypeError(f"a path inside is a str or PurePosixPath, not {type(path).__name__}")
+    if not text:
+        raise PolicyError("the path is empty", code="path-empty", fix='"." is the workspace')
+    if "\0" in text:
+        raise PolicyError(f"the path {text!r} holds a NUL character", code="path-nul", fix="remove it")
+    if len(text) > 4000:
+        raise PolicyError("the path is longer than 4000 characters", code="path-too-long", fix="use a shorter one")
+    return text if text.startswith("/") else f"/workspace/{text}"
+
+
+def check_timeout(timeout_s: float | None, limits: Limits) -> float:
+    """A per-call option narrows the policy, never widens it."""
+    if timeout_s is None:
+        return limits.timeout_s
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
+        raise PolicyError(f"timeout_s is {timeout_s!r}; it is a number above 0", key="timeout_s", fix="for example 5")
+    if timeout_s > limits.timeout_s:
+        raise PolicyError(
+            f"timeout_s={timeout_s:g} is more than the policy's limits.timeout_s={limits.timeout_s:g}",
+            key="timeout_s",
+            fix=f"Policy(limits=Limits(timeout_s={timeout_s:g}))",
+        )
+    return float(timeout_s)
+
+
+def check_stdin(stdin: object) -> bytes | None:
+    if stdin is None or isinstance(stdin, bytes):
+        return stdin
+    if isinstance(stdin, str):
+        _check_text(stdin, "stdin")
+        return stdin.encode()
+    raise TypeError(f"stdin is bytes, str or None, not {type(stdin).__name__}")
+
+
+# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@final
+class Call(Struct):
+    """One thing to run, checked. `job` is guestd's part of it."""
+
+    job: Mapping[str, object]
+    argv: tuple[str, ...]
+    timeout_s: float
+    cpu_s: float | None
+    stdin: bytes | None = None
+    keeps_stdin: bool = False  # stdin stays open for write()
+    one_shot: bool = False
+
+    def start(self, number: int, credit: int) -> bytes:
+        return frames.message(
+            op="start",
+            id=number,
+            one_shot=self.one_shot,
+            job=dict(self.job),
+            stdin=bool(self.stdin) or self.keeps_stdin,
+            credit=credit,
+            timeout_s=self.timeout_s,
+            cpu_s=self.cpu_s,
+        )
+
+
+def python_call(
+    box: Box, policy: Policy, code: str, *, stdin: bytes | None, env: dict[str, str], timeout_s: float, one_shot: bool
+) -> Call:
+    kind = "fresh" if box.python["fresh"] else "python"
+    job = {"kind": kind, "code": code, "env": {**box.env, **env}, "cwd": "/workspace", **box.python}
+    cpu_s = policy.limits.cpu_time_s
+    return Call(job, ("python",), timeout_s, cpu_s, stdin=stdin, one_shot=one_shot)
+
+
+def exec_call(
+    box: Box,
+    policy: Policy,
+    argv: list[str],
+    *,
+    cwd: str,
+    env: dict[str, str],
+    timeout_s: float,
+    stdin: bytes | None = None,
+    keeps_stdin: bool = False,
+) -> Call:
+    job = {"kind": "exec", "argv": argv, "env": {**box.env, **env}, "cwd": cwd}
+    cpu_s = policy.limits.cpu_time_s
+    return Call(job, tuple(argv), timeout_s, cpu_s, stdin=stdin, keeps_stdin=keeps_stdin)
+
+
+def file_call(call: str, args: Mapping[str, object], *, stdin: bytes | None = None, keeps_stdin: bool = False) -> Call:
+    job = {"kind": "file", "call": call, "args": dict(args)}
+    return Call(job, ("file", call), 300.0, None, stdin=stdin, keeps_stdin=keeps_stdin)
+
+
+# ── output ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Kept:
+    """The first and last half of a stream, within a cap. Memory stays at the cap whatever comes (F16)."""
+
+    def __init__(self, cap: int) -> None:
+        self._half = cap // 2
+        self._cap = cap
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.count = 0
+
+    def add(self, data: bytes) -> None:
+        self.count += len(data)
+        room = self._cap - self._half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail += data
+            if len(self._tail) > 2 * self._half + (1 << 16):
+                del self._tail[: len(self._tail) - self._half]
+
+    @property
+    def cut(self) -> bool:
+        return self.count > self._cap
+
+    def bytes(self) -> bytes:
+        if not self.cut:
+            return bytes(self._head + self._tail)
+        tail = self._tail[len(self._tail) - self._half :] if self._half else b""
+        return bytes(self._head) + b"\n[... %d bytes cut ...]\n" % (self.count - self._cap) + bytes(tail)
+
+
+class Transcript:
+    """What one call has produced so far, for its Result."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.stdout = Kept(limits.output)
+        self.stderr = Kept(limits.output)
+        self.started = time.monotonic()
+        self.started_at = time.time()
+
+    def add(self, kind: int, data: bytes) -> None:
+        (self.stdout if kind == frames.STDOUT else self.stderr).add(data)
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{os.urandom(8).hex()}"
+
+
+def report_of(end: Mapping[str, object]) -> dict[str, object]:
+    """The guest-made report, {} when there is none or it is not an object within the caps."""
+    text = str(end.get("report") or "")
+    if not text:
+        return {}
+    try:
+        data = frames.strict_json(text.encode("utf-8", "replace"))
+    except frames.WireError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def result(
+    call: Call, end: Mapping[str, object], transcript: Transcript, box: Box, policy: Policy, *, image: str, number: str
+) -> Result:
+    """How it ended. `end` is guestd's event, or {"ev": "over"} when guestd itself is gone."""
+    from datetime import UTC, datetime
+
+    report = report_of(end)
+    status, reason = _verdict(call, end, report, oom=box.out_of_memory())
+    usage = box.usage()
+    produced = transcript.stdout.count + transcript.stderr.count
+    if usage.cpu_s is None and isinstance(end.get("cpu_s"), float):
+        usage = replace(usage, cpu_s=end["cpu_s"])
+    code, signal = end.get("code"), end.get("signal")
+    failed_start = reason in ("not-found", "not-executable")
+    return Result(
+        id=number,
+        status=status,
+        reason=reason,
+        exit_code={"not-found": 127, "not-executable": 126}.get(reason, code) if failed_start else code,
+        signal=signal,
+        stdout_bytes=transcript.stdout.bytes(),
+        stderr_bytes=transcript.stderr.bytes(),
+        truncated=transcript.stdout.cut or transcript.stderr.cut,
+        outputs=_outputs(report),
+        exception=_exception(report),
+        state_kept=False,
+        duration_s=time.monotonic() - transcript.started,
+        started_at=datetime.fromtimestamp(transcript.started_at, UTC),
+        usage=replace(usage, output_bytes=produced),
+        denials=_denials(call, reason, policy),
+        enforcement=box.enforcement,
+        backend="process",
+        image=image,
+        policy_digest=policy.digest,
+    )
+
+
+_BY_WHY: dict[str, tuple[Status, Reason]] = {
+    "timeout": ("timeout", "wall-clock"),
+    "cpu": ("limit", "cpu-time"),
+    "caller": ("killed", "caller"),
+    "interrupted": ("killed", "interrupted"),
+    "lost": ("lost", "guest-lost"),
+}
+_SIGXCPU, _SIGKILL = 24, 9
+
+
+def _verdict(
+    call: Call, end: Mapping[str, object], report: Mapping[str, object], *, oom: bool
+) -> tuple[Status, Reason]:
+    why = end.get("why")
+    if end["ev"] == "over":
+        return _BY_WHY.get(str(why), ("lost", "guest-lost"))
+    if isinstance(why, str) and why in _BY_WHY:
+        return _BY_WHY[why]
+    if oom and end.get("signal") == _SIGKILL:
+        return "oom", "memory"
+    if end.get("signal") == _SIGXCPU:
+        return "limit", "cpu-time"
+    if end.get("signal") is not None:
+        return "error", "signal"
+    if report.get("stage") == "exec" and end.get("code") in (126, 127):
+        return ("error", "not-found") if end["code"] == 127 else ("error", "not-executable")
+    if end.get("code") == 0:
+        return "ok", "done"
+    return ("error", "exception") if isinstance(report.get("exception"), dict) else ("error", "exit")
+
+
+def _outputs(report: Mapping[str, object]) -> tuple[Output, ...]:
+    value = report.get("value")
+    if not isinstance(value, str):
+        return ()
+    return (Output({"text/plain": value.encode("utf-8", "replace")}, is_value=True),)
+
+
+def _exception(report: Mapping[str, object]) -> GuestException | None:
+    found = report.get("exception")
+    if not isinstance(found, dict):
+        return None
+    texts = [found.get(name) for name in ("name", "message", "traceback")]
+    name, message, traceback = (text if isinstance(text, str) else "" for text in texts)
+    return GuestException(name, message, traceback)
+
+
+def _denials(call: Call, reason: Reason, policy: Policy) -> tuple[Denial, ...]:
+    if reason != "not-found" or policy.commands == "any" or not call.argv:
+        return ()
+    name = call.argv[0].rpartition("/")[2]
+    if name in policy.commands:
+        return ()
+    message = f"{name} is not among the policy's commands"
+    return (Denial("command", name, "exec.not-listed", message, allow=f'commands = [..., "{name}"]'),)
+
+

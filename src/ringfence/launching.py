@@ -1,0 +1,173 @@
+"""Chooses a backend for a policy and makes its plan. Starts nothing before `launch`."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.errors import ImageError, Missing, PolicyError, UnsupportedError
+from ringfence.plan.model import Plan, make_plan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.backends import Backend
+    from ringfence.backends.process.box import ProcessBox
+    from ringfence.backends.process.pool import Pool
+    from ringfence.plan.model import ProcessPlan
+    from ringfence.policy.image import Image
+    from ringfence.policy.model import Policy
+    from ringfence.values import BackendName, Workspace
+
+_NAMES = ("auto", "process", "container", "gvisor", "vm", "wasm", "remote")
+_LATER = "is not in this version"
+# Plans of policies that name no host files, by policy and what else decides them: the same policy gives the same plan
+# object, and with it the same template and spares.
+_plans: dict[object, ProcessPlan] = {}
+_MOST_PLANS = 64
+
+
+class ProcessLauncher:
+    """The process backend for one policy and image."""
+
+    def __init__(self, policy: Policy, image: Image, *, fresh: bool, rejected: dict[str, str]) -> None:
+        self.policy = policy
+        self.image = image
+        self.fresh = fresh
+        self._rejected = rejected
+        self._plan: ProcessPlan | None = None
+
+    def plan(self) -> Plan:
+        made = self.process_plan()
+        return make_plan("process", made.enforcement, self._rejected, made.lines)
+
+    def process_plan(self) -> ProcessPlan:
+        if self._plan is None:
+            self._plan = process_plan(self.policy, self.image, fresh=self.fresh)
+        return self._plan
+
+    def launch(self) -> ProcessBox:
+        """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
+        made = self.process_plan()
+        _warn_if_weaker(made)
+        if self.policy.mounts:
+            return self._launch_with_mounts(made)
+        return _pool(self.image).take(made)
+
+    def _launch_with_mounts(self, made: ProcessPlan) -> ProcessBox:
+        from ringfence.backends.process.guard import launch_guarded
+
+        return launch_guarded(_pool(self.image), made, self.policy)
+
+
+def prepare(
+    backend: BackendName | Backend, image: str | Image, policy: Policy, *, workspace: Workspace = "auto"
+) -> ProcessLauncher:
+    """Raises PolicyError for a wrong argument, UnsupportedError when no backend here keeps the policy."""
+    chosen = _image(image)
+    name, fresh = _backend(backend)
+    if workspace not in ("auto", "memory", "disk"):
+        raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
+    if workspace == "disk":
+        raise UnsupportedError(f"a workspace on disk {_LATER}", fix='workspace="memory"')
+    _refuse_network(policy)
+    if name not in ("auto", "process"):
+        raise UnsupportedError(
+            f"the {name} backend {_LATER}", missing=[Missing(name, f"the {name} backend", 'backend="process"')]
+        )
+    if policy.isolation == "own-kernel":
+        raise UnsupportedError(
+            "the policy asks for a kernel of its own (isolation = own-kernel); the process backend shares the host's",
+            code="isolation",
+            missing=[Missing("process", "a kernel of its own", 'isolation = "kernel"')],
+        )
+    later = dict.fromkeys(("container", "gvisor", "vm", "wasm"), _LATER)
+    return ProcessLauncher(policy, chosen, fresh=fresh, rejected=later if name == "auto" else {})
+
+
+def _image(image: str | Image) -> Image:
+    from ringfence.policy.image import Image as ImageValue
+
+    chosen = ImageValue(image) if isinstance(image, str) else image
+    if not isinstance(chosen, ImageValue):
+        raise TypeError(f"image is a str or an Image, not {type(image).__name__}")
+    if chosen.name != "host":
+        raise ImageError(f"no image named {chosen.name!r}", fix='the only image of this version is "host"')
+    if chosen.pip or chosen.apt or chosen.npm:
+        raise UnsupportedError(f"adding packages to an image {_LATER}", fix="install them for the host's Python")
+    return chosen
+
+
+def _backend(backend: BackendName | Backend) -> tuple[str, bool]:
+    name = backend if isinstance(backend, str) else getattr(backend, "name", None)
+    if name not in _NAMES:
+        raise PolicyError(f"unknown backend {backend!r}", key="backend", fix=f"one of: {', '.join(_NAMES)}")
+    return str(name), bool(getattr(backend, "fresh", False))
+
+
+def _refuse_network(policy: Policy) -> None:
+    network = policy.network
+    if network.allow or network.rules:
+        raise UnsupportedError(f"network access {_LATER}", code="network", fix="leave [network] empty")
+    if policy.secrets:
+        raise UnsupportedError(f"secrets {_LATER}: they need network access", code="secrets", fix="leave them out")
+
+
+def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> ProcessPlan:
+    key = (policy, image, fresh, os.geteuid())
+    found = _plans.get(key)
+    if found is not None:
+        return found
+    from ringfence.plan.facts import host_facts
+    from ringfence.plan.interpreter import home_directory, interpreter
+    from ringfence.plan.process import plan_process
+    from ringfence.plan.view import view
+
+    python = interpreter()
+    tree = _pool(image).tree
+    by = tree.mechanisms if tree is not None else None
+    facts = host_facts(
+        memory_by=by.memory if by else None, cpu_by=by.cpu if by else None, pids_by=by.processes if by else None
+    )
+    seen = view(policy, python, uid=os.geteuid(), home=home_directory())
+    made = plan_process(policy, facts, seen, image_env=image.env, fresh=fresh)
+    if policy.strict and made.enforcement.weaker:
+        raise _too_weak(made)
+    if made.shared:
+        while len(_plans) >= _MOST_PLANS:
+            del _plans[next(iter(_plans))]
+        _plans[key] = made
+    return made
+
+
+def _pool(image: Image) -> Pool:
+    from ringfence.backends.process.pool import pool
+    from ringfence.plan.interpreter import interpreter
+
+    return pool(interpreter(), tuple(image.preload))
+
+
+def _too_weak(made: ProcessPlan) -> UnsupportedError:
+    parts = []
+    for name in made.enforcement.weaker:
+        control = getattr(made.enforcement, name)
+        parts.append(f"{name}: only {control.mechanism} ({control.note})")
+    return UnsupportedError(
+        f"the policy is strict, and a weaker mechanism would hold {'; '.join(parts)}",
+        code="strict",
+        missing=[Missing("process", "a writable cgroup", "ringfence doctor --fix")],
+    )
+
+
+_warned: set[tuple[str, ...]] = set()
+
+
+def _warn_if_weaker(made: ProcessPlan) -> None:
+    weaker = made.enforcement.weaker
+    if not weaker or weaker in _warned:
+        return
+    _warned.add(weaker)
+    import warnings
+
+    from ringfence.errors import WeakerLimitWarning
+
+    names = ", ".join(f"{name} ({getattr(made.enforcement, name).note})" for name in weaker)
+    warnings.warn(f"held by a weaker mechanism on this host: {names}", WeakerLimitWarning, stacklevel=4)

@@ -1,0 +1,97 @@
+"""Sorts a sandbox's frames into one inbox for each thing that runs. Does no I/O: the two links do, one sync, one async."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ringfence.wire import frames
+
+WINDOW = 1 << 20  # output bytes a guest may be ahead of its reader, and what an inbox holds at most
+STDIN_WINDOW = 1 << 18
+_GIVE_BACK = 1 << 17
+
+
+class Inbox:
+    """What has arrived for one job. Items are (kind, bytes) of output; the end is an event."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.items: deque[tuple[int, bytes]] = deque()
+        self.end: dict[str, object] | None = None
+        self.stdin_in_flight = 0
+        self.stdin_closed = False
+        self._taken = 0
+
+    def take(self) -> tuple[int, bytes] | None:
+        """The oldest output, or None when there is none now."""
+        if not self.items:
+            return None
+        item = self.items.popleft()
+        self._taken += len(item[1])
+        return item
+
+    def credit(self) -> int:
+        """Bytes that may be granted to the guest again; 0 while it is not worth a message."""
+        if self._taken < _GIVE_BACK:
+            return 0
+        taken, self._taken = self._taken, 0
+        return taken
+
+
+class Switchboard:
+    def __init__(self) -> None:
+        self._reader = frames.Reader()
+        self._inboxes: dict[int, Inbox] = {}
+        self._next = 1
+        self.over: str | None = None  # why nothing more will come
+
+    def open(self) -> Inbox:
+        inbox = Inbox(self._next)
+        self._next += 1
+        self._inboxes[inbox.id] = inbox
+        return inbox
+
+    def feed(self, data: bytes) -> None:
+        """Sort what arrived. A broken format, like an end of file, ends everything: `over` says why."""
+        if not data:
+            self.finish("lost")
+            return
+        try:
+            for frame in self._reader.feed(data):
+                self._sort(frame)
+        except frames.WireError:
+            self.finish("protocol")
+
+    def finish(self, why: str) -> None:
+        self.over = self.over or why
+        for inbox in self._inboxes.values():
+            inbox.end = inbox.end or {"ev": "over", "why": self.over}
+        self._inboxes.clear()
+
+    def _sort(self, frame: frames.Frame) -> None:
+        if frame.kind != frames.JSON:
+            inbox = self._inboxes.get(frame.stream)
+            if inbox is None:
+                raise frames.WireError("output of something that does not run")
+            inbox.items.append((frame.kind, frame.payload))
+            return
+        event = frames.event(frame.payload)
+        if event["ev"] == "end":
+            self.finish(str(event["why"]))
+            return
+        number = event.get("id")
+        inbox = self._inboxes.get(number) if isinstance(number, int) else None
+        if inbox is None:
+            raise frames.WireError("an event of something that does not run")
+        self._tell(inbox, event)
+
+    def _tell(self, inbox: Inbox, event: dict[str, object]) -> None:
+        if event["ev"] == "took":
+            count = event["bytes"]
+            assert isinstance(count, int)
+            inbox.stdin_in_flight -= count
+        elif event["ev"] == "stdin-closed":
+            inbox.stdin_closed = True
+        else:
+            inbox.end = event
+            del self._inboxes[inbox.id]
