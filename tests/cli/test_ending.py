@@ -114,10 +114,11 @@ def test_a_missing_program_is_looked_for_on_this_machine(folder: Path) -> None:
     ]
 
 
-def test_a_program_the_policy_leaves_out_says_so(folder: Path) -> None:
-    (folder / "p.toml").write_text('version = 1\ncommands = ["git"]\n')
-    assert noted(ended("error", "not-found", exit_code=127), "frobnicate", "-p", "p.toml") == [
-        "no program frobnicate inside: the policy's commands leave it out; add 'frobnicate' to its commands"
+def test_a_program_the_policy_leaves_out_is_said_once() -> None:
+    denial = Denial("command", "frobnicate", "exec.not-listed", "frobnicate is not listed", 'commands = ["frobnicate"]')
+    missing = replace(ended("error", "not-found", exit_code=127), denials=(denial,))
+    assert noted(missing, "frobnicate") == [
+        'denied: frobnicate is not listed; to allow it, in the policy: commands = ["frobnicate"]'
     ]
 
 

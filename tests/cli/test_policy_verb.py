@@ -76,7 +76,7 @@ def test_show_prints_a_preset_that_loads_back(name: str, capfd: pytest.CaptureFi
 
 
 def find_preset(name: str) -> Policy:
-    return {preset: Policy.preset(preset) for preset in ("offline", "dev", "hostile")}[name]  # type: ignore[arg-type]  # three literals
+    return {preset: Policy.preset(preset) for preset in ("offline", "dev", "hostile")}[name]
 
 
 def test_show_prints_what_options_add_up_to(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -27,13 +27,13 @@ def main(argv: list[str], console: Console) -> int:
         from ringfence.cli import show_help
 
         return show_help("attack", console)
-    from ringfence import attacks
+    from ringfence.attacks import catalogue, run
 
-    ids = choose(given.words, [attack.id for attack in attacks.catalogue()])
+    ids = choose(given.words, [attack.id for attack in catalogue()])
     if given.has("--list"):
         return _list(ids, console)
     live = progress_line() if os.isatty(ERR) and not console.json else None
-    matrix = attacks.run(ids, backend=given.last("--backend"), progress=live or _silent)
+    matrix = run(ids, backend=given.last("--backend"), progress=live or _silent)
     if live is not None:
         write(ERR, b"\r\x1b[K")
     if console.json:
@@ -70,9 +70,9 @@ def exit_code(matrix: Matrix) -> int:
 
 
 def _list(ids: list[str], console: Console) -> int:
-    from ringfence import attacks
+    from ringfence.attacks import catalogue
 
-    listed = [attack for attack in attacks.catalogue() if attack.id in set(ids)]
+    listed = [attack for attack in catalogue() if attack.id in set(ids)]
     if console.json:
         rows: list[Json] = [{"id": each.id, "title": each.title} for each in listed]
         console.out_json({"attacks": rows})

@@ -13,7 +13,7 @@ from ringfence.cli.ending import exit_code, has_notes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import FrameType
 
     from ringfence import Process, Result, Sandbox
@@ -28,9 +28,22 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stopped(BaseException):
     """A signal told us to end. Not an Exception: nothing on the way up may take it for an error of its own."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
+
+class Stop:
+    """The handler of the signals that end us. The first ends the guest, the second does not wait for that."""
+
+    __slots__ = ("closing", "number")
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.closing = False
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if self.number is not None:
+            os._exit(128 + number)  # what is left inside dies with us
         self.number = number
+        if not self.closing:
+            raise Stopped
 
 
 class Job:
@@ -55,14 +68,23 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
         console.out(box.plan().explain().rstrip("\n") + "\n")
         return 0
     report = _open_report(settings)
+    stop = Stop()
     old = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
-        _catch_signals(old)
-        result, tail = _run(box, job, settings, console)
-    except Stopped as stopped:
-        name = {2: "Ctrl-C", 15: "SIGTERM"}.get(stopped.number, "SIGHUP")
-        console.fail(f"stopped by {name}: everything inside was killed", code="stopped", fix=None)
-        return 128 + stopped.number
+        for number, handler in old.items():
+            if handler is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
+                signal.signal(number, stop)
+        result, tail = _run(box, job, settings, console, stop)
+    except BaseException:
+        # The flag decides, not the exception: one raised by the signal inside a lock may come out as another.
+        if stop.number is None:
+            raise
+        name = {2: "Ctrl-C", 15: "SIGTERM"}.get(stop.number, "SIGHUP")
+        message = f"stopped by {name}: everything inside was killed"
+        if report is not None:
+            write(report, dump({"error": {"code": "stopped", "message": message, "fix": None}}))
+        console.fail(message, code="stopped", fix=None)
+        return 128 + stop.number
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -76,9 +98,9 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
     return exit_code(result)
 
 
-def _run(box: Sandbox, job: Job, settings: Settings, console: Console) -> tuple[Result, bytes]:
+def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Stop) -> tuple[Result, bytes]:
     try:
-        box.start()
+        _start(box)
         if job.prepare is not None:
             job.prepare(box)
         process = box.spawn(job.argv, cwd=settings.cwd)
@@ -89,13 +111,19 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console) -> tuple[
         else:
             process.close_stdin()
         return _relay(process, settings, console)
-    except BaseException:
-        for number in _SIGNALS:  # a second signal does not wait: what is left dies with us
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _leave)
-        raise
     finally:
+        stop.closing = True
         box.close()
+
+
+def _start(box: Sandbox) -> None:
+    import warnings
+
+    from ringfence.errors import WeakerLimitWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WeakerLimitWarning)  # the notes after the run say it, in the words of options
+        box.start()
 
 
 def _relay(process: Process, settings: Settings, console: Console) -> tuple[Result, bytes]:
@@ -146,19 +174,3 @@ def _create(name: str, path: str) -> int:
         raise Problem(
             f"{name} {path}: cannot write it: {error.strerror}", fix=f"name a file that you may write: {name} FILE"
         ) from None
-
-
-def _catch_signals(old: Mapping[signal.Signals, object]) -> None:
-    for number, handler in old.items():
-        if handler is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
-            signal.signal(number, _stop)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    del frame
-    raise Stopped(number)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    del frame
-    os._exit(128 + number)

@@ -43,6 +43,8 @@ def _ending(result: Result, argv: list[str], settings: Settings, stderr_tail: by
             ]
         case "guest-lost":
             return ["lost: the guest took its own supervisor down, and how it ended is not known"]
+        case "not-found" if any(denial.kind == "command" for denial in result.denials):
+            return []  # the denial has said it
         case "not-found":
             return missing_program(argv[0], settings)
         case "not-executable":
@@ -84,9 +86,6 @@ def missing_program(name: str, settings: Settings) -> list[str]:
     """Why a program is not there inside, and what would put it there."""
     if "/" in name:
         return [_missing_path(name, settings)]
-    commands = settings.policy.commands
-    if commands != "any" and name not in commands:
-        return [f"no program {name} inside: the policy's commands leave it out; add {name!r} to its commands"]
     host = which(name)
     if host is None:
         return [f"no program {name} inside, and none on this machine either: check the name, or install it"]

@@ -1,0 +1,289 @@
+"""One sandbox from the command line, with a pretended sandbox: streams, signals, reports, and always closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ringfence
+from cli.samples import OK, ended
+from ringfence.cli import main
+from ringfence.events import Event, Exit, Gap, Stderr, Stdout
+from ringfence.results import Result
+from ringfence.values import replace
+
+
+class Process:
+    """Says what it was told to say, then ends; `hang` sends us a signal instead."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self.box = box
+        self.closed = False
+
+    def __iter__(self) -> Iterator[Event]:
+        if self.box.signal:
+            os.kill(os.getpid(), self.box.signal)
+            time.sleep(10)
+        if self.box.wants_stdin:
+            deadline = time.monotonic() + 10
+            while not self.closed and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield Stdout(self.box.stdin, "", 0)
+        yield from self.box.events
+        yield Exit(self.box.result, 0)
+
+    def write(self, data: bytes) -> None:
+        self.box.stdin += data
+
+    def close_stdin(self) -> None:
+        self.closed = True
+
+
+class Plan:
+    def explain(self) -> str:
+        return "the plan\n"
+
+
+class Files:
+    def __init__(self) -> None:
+        self.written: dict[str, bytes] = {}
+
+    def write(self, path: str, data: bytes) -> None:
+        self.written[path] = data
+
+
+class Sandbox:
+    """What tests set before, and see after."""
+
+    events: tuple[Event, ...] = ()
+    result: Result = OK
+    signal = 0
+    wants_stdin = False
+    last: Sandbox | None = None
+
+    def __init__(self, **options: object) -> None:
+        self.options = options
+        self.files = Files()
+        self.stdin = b""
+        self.log: list[object] = []
+        type(self).last = self
+
+    def plan(self) -> Plan:
+        return Plan()
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def spawn(self, argv: list[str], *, cwd: str | None) -> Process:
+        self.log.append((argv, cwd))
+        return Process(self)
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+@pytest.fixture(autouse=True)
+def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setitem(vars(ringfence), "Sandbox", Sandbox)
+    monkeypatch.chdir(tmp_path)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    yield
+    Sandbox.events, Sandbox.result, Sandbox.signal, Sandbox.wants_stdin, Sandbox.last = (), OK, 0, False, None
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def log() -> list[object]:
+    assert Sandbox.last is not None
+    return Sandbox.last.log
+
+
+def test_output_passes_untouched_to_a_pipe(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    Sandbox.events = (Stdout(b"\x1b]0;t\x07\xff", "", 0), Stderr(b"\x1b[2J\r", "", 0), Stdout(b"end", "", 0))
+    assert main(["exec", "--", "x", "-y"]) == 0
+    assert capfdbinary.readouterr() == (b"\x1b]0;t\x07\xffend", b"\x1b[2J\r")
+    assert log() == ["start", (["x", "-y"], None), "close"]
+
+
+@pytest.mark.parametrize(("options", "shown"), [([], b"a\x1b[1mb\x1b[0m"), (["--raw"], b"a\x1b]0;t\x07\x1b[1mb")])
+def test_on_a_terminal_only_colours_pass_unless_raw(
+    options: list[str], shown: bytes, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda fd: fd in (1, 2))
+    pieces = b"a\x1b]0", b";t\x07\x1b[", b"1mb"
+    Sandbox.events = tuple(kind(piece, "", 0) for kind in (Stdout, Stderr) for piece in pieces)
+    assert main(["exec", *options, "x"]) == 0
+    assert capfdbinary.readouterr() == (shown, shown)
+
+
+def test_our_input_reaches_it_and_ends(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Sandbox.wants_stdin = True
+    with given_input(b"one\ntwo\xff\n"):
+        assert main(["exec", "cat"]) == 0
+    assert capfdbinary.readouterr().out == b"one\ntwo\xff\n"
+
+
+class given_input:  # noqa: N801  # read as words in a with statement
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __enter__(self) -> None:
+        self.saved = os.dup(0)
+        reader, writer = os.pipe()
+        os.write(writer, self.data)
+        os.close(writer)
+        os.dup2(reader, 0)
+        os.close(reader)
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self.saved, 0)
+        os.close(self.saved)
+
+
+def test_code_from_standard_input_goes_in_as_a_file_and_input_is_closed() -> None:
+    with given_input(b"print(1)\n"):
+        assert main(["run", "-", "a", "--json"]) == 0
+    assert Sandbox.last is not None
+    assert Sandbox.last.files.written == {"/workspace/main.py": b"print(1)\n"}
+    assert log()[1] == (["python3", "/workspace/main.py", "a", "--json"], None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "command", "written"),
+    [
+        (["-c", "1"], ["python3", "-c", "1"], {}),
+        (["-c", "1", "-x"], None, None),
+        (["-c", "1", "x", "-y"], ["python3", "-c", "1", "x", "-y"], {}),
+        (["-l", "bash", "-c", "echo $1", "x"], ["bash", "-c", "echo $1", "bash", "x"], {}),
+        (["-l", "javascript", "-c", "1"], ["node", "-e", "1"], {}),
+        (["-l", "javascript", "-c", "1", "--", "-x"], ["node", "-e", "1", "--", "-x"], {}),
+        (["t.py", "-x"], ["python3", "/workspace/t.py", "-x"], {"/workspace/t.py": b"print(1)"}),
+        (["d/t.sh"], ["bash", "/workspace/t.sh"], {"/workspace/t.sh": b"ls"}),
+        (["-l", "javascript", "t.py"], ["node", "/workspace/t.py"], {"/workspace/t.py": b"print(1)"}),
+    ],
+)
+def test_code_becomes_a_command_of_its_interpreter(
+    argv: list[str], command: list[str] | None, written: dict[str, bytes] | None
+) -> None:
+    Path("t.py").write_text("print(1)")
+    Path("d").mkdir()
+    Path("d/t.sh").write_text("ls")
+    code = main(["run", *argv])
+    if command is None:
+        assert (code, Sandbox.last) == (125, None)
+        return
+    assert Sandbox.last is not None
+    assert (code, log()[1], Sandbox.last.files.written) == (0, (command, None), written)
+
+
+def test_a_shown_folder_is_where_code_starts(tmp_path: Path) -> None:
+    Path("data.csv").write_text("1")
+    Path("t.py").write_text("print(1)")
+    assert main(["run", "--ro", "data.csv", "t.py", "data.csv"]) == 0
+    assert log()[1] == (["python3", "/workspace/t.py", "data.csv"], str(tmp_path))
+
+
+def test_json_is_one_object_instead_of_the_output(capfd: pytest.CaptureFixture[str]) -> None:
+    Sandbox.events = (Stdout(b"hidden", "", 0),)
+    Sandbox.result = replace(ended("error", "exit", exit_code=3), stdout_bytes=b"hidden")
+    assert main(["exec", "--json", "x"]) == 3
+    said = capfd.readouterr()
+    assert (json.loads(said.out), said.err) == (Sandbox.result.to_dict(), "")
+
+
+def test_a_report_is_the_same_object_and_the_output_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Sandbox.events = (Stdout(b"shown", "", 0),)
+    (tmp_path / "r.json").write_text("old " * 10_000)
+    assert main(["exec", "--report", "r.json", "x"]) == 0
+    assert capfd.readouterr().out == "shown"
+    assert json.loads((tmp_path / "r.json").read_text()) == OK.to_dict()
+
+
+def test_a_report_that_cannot_be_written_is_found_out_before(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["exec", "--report", "none/r.json", "x"]) == 125
+    assert capfd.readouterr().err.startswith("ringfence: --report none/r.json: cannot write it: No such file")
+    assert log() == []
+
+
+def test_without_a_network_the_net_log_is_empty(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["exec", "--net-log", "n.log", "x"]) == 0
+    assert (tmp_path / "n.log").read_bytes() == b""
+    assert main(["exec", "--net-log", "n.log", "--allow-net", "a.com", "x"]) == 125
+    assert "--net-log with a network is not in this version" in capfd.readouterr().err
+
+
+def test_explain_prints_the_plan_and_runs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["exec", "--explain", "x"]) == 0
+    assert (capfd.readouterr().out, log()) == ("the plan\n", [])
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+)
+def test_a_signal_kills_what_is_inside_and_says_one_line(
+    number: int, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Sandbox.signal = number
+    assert main(["exec", "x"]) == 128 + number
+    assert capfd.readouterr() == ("", f"ringfence: stopped by {name}: everything inside was killed\n")
+    assert log()[-1] == "close"
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        Sandbox.events = (Stdout(b"", "", 0),)
+        assert main(["exec", "x"]) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+def test_a_reader_that_has_gone_ends_it_quietly(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(fd: int, data: bytes) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    Sandbox.events = (Stdout(b"x", "", 0),)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", gone)
+        assert main(["exec", "x"]) == 141
+    assert (log()[-1], capfd.readouterr()) == ("close", ("", ""))
+
+
+def test_a_full_disk_under_our_output_is_said(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if fd == 1:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    Sandbox.events = (Stdout(b"x", "", 0),)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert main(["exec", "x"]) == 125
+    assert capfd.readouterr().err == "ringfence: cannot write standard output: No space left on device\n"
+    assert log()[-1] == "close"
+
+
+def test_lost_output_and_limits_are_noted_unless_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    Sandbox.events = (Gap(70_000, 0),)
+    Sandbox.result = ended("timeout", "wall-clock")
+    assert main(["exec", "--timeout", "3", "x"]) == 124
+    assert capfd.readouterr().err == (
+        "ringfence: 70000 bytes of output are lost: they came faster than they were read\n"
+        "ringfence: stopped after 3 s, the time limit; for more: --timeout S\n"
+    )
+    assert main(["exec", "-q", "--timeout", "3", "x"]) == 124
+    assert capfd.readouterr().err == ""
