@@ -87,7 +87,7 @@ def canonical_host(text: str) -> str:
         raise ValueError(f"a host has 1 to {_LONGEST} characters")
     labels = name.split(".")
     if _is_number(labels[-1]):
-        return _canonical_ipv4(labels)
+        return _canonical_ipv4(text.split("."))
     for label in labels:
         _check_label(label)
     return name
@@ -132,7 +132,7 @@ def _check_punycode(label: str) -> None:
         shown.encode("utf-8")
     except (ValueError, IndexError, OverflowError):
         raise fault from None
-    if again != label[4:] or shown.isascii():
+    if again != label[4:] or shown.isascii() or not shown.isprintable() or shown != shown.lower():
         raise fault
 
 

@@ -88,6 +88,8 @@ def cidr(value: object, key: str) -> str:
     found = text(value, key)
     fix = 'write a range as "10.0.0.0/8" or "fd12:3456::/32"'
     try:
+        if "%" in found:  # a zone, which ipaddress would keep and no comparison would see
+            raise ValueError
         network = ip_network(found, strict=True)
     except ValueError:
         raise PolicyError(f"{key}: {shorten(found)} is not a range of addresses", key=key, fix=fix) from None

@@ -1,0 +1,157 @@
+"""Results: what they say, and that guest-made text cannot speak in our name."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from ringfence.errors import GuestError
+from ringfence.events import Exit, FileInfo, HostSummary, Stdout
+from ringfence.results import Control, Denial, Enforcement, GuestException, Output, Result, Usage
+from ringfence.values import replace
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+FULL = Control("cgroup v2", "full")
+ENFORCEMENT = Enforcement(*[FULL] * 10)
+GOOD = Result(
+    id="r1",
+    status="ok",
+    reason="done",
+    exit_code=0,
+    signal=None,
+    stdout_bytes=b"hi\n",
+    stderr_bytes=b"",
+    truncated=False,
+    outputs=(),
+    exception=None,
+    state_kept=True,
+    duration_s=0.25,
+    started_at=AT,
+    usage=Usage(),
+    denials=(),
+    enforcement=ENFORCEMENT,
+    backend="process",
+    image="host",
+    policy_digest="00",
+)
+DENIAL = Denial("network", "a.com:443", "net.not-allowed", "a.com is not allowed", 'allow = ["a.com"]', 3, AT)
+
+
+def test_a_control_prints_as_its_mechanism() -> None:
+    assert str(FULL) == "cgroup v2"
+
+
+def test_enforcement_names_what_a_weaker_mechanism_holds() -> None:
+    weak = Control("rlimit", "weaker", "per process, not for the tree")
+    assert replace(ENFORCEMENT, memory=weak, cpu=weak).weaker == ("cpu", "memory")
+    assert ENFORCEMENT.weaker == ()
+
+
+def test_a_good_result_checks_to_itself() -> None:
+    assert GOOD.check() is GOOD
+    assert GOOD.ok
+
+
+def test_a_failed_result_checks_to_an_error_that_holds_it() -> None:
+    bad = replace(GOOD, status="error", reason="exit", exit_code=3, stderr_bytes=b"first\nlast \x1b[31mline\n")
+    with pytest.raises(GuestError) as caught:
+        bad.check()
+    assert caught.value.result is bad
+    assert caught.value.code == "guest-error"
+    assert str(caught.value) == ("error: ended with an error, exit code 3, 0.25 s; the guest said: last \\x1b[31mline")
+
+
+def test_output_that_is_not_utf8_is_replaced_not_refused() -> None:
+    assert replace(GOOD, stdout_bytes=b"a\xff", stderr_bytes=b"\xfe").stdout == "a\ufffd"
+
+
+def test_the_value_is_the_text_of_the_last_expression() -> None:
+    shown = Output({"text/plain": b"chart"})
+    value = Output({"text/plain": b"42", "text/html": b"<b>42</b>", "image/png": b"\x89PNG"}, is_value=True)
+    result = replace(GOOD, outputs=(value, shown))
+    assert result.value == "42"
+    assert (value.html, value.png, value.svg) == ("<b>42</b>", b"\x89PNG", None)
+    assert GOOD.value is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"\xff",
+        b"NaN",
+        b"[1e999]",
+        b"1" * 5000,
+        b"[" * 200 + b"]" * 200,
+        b"[" * 200_000,
+        b'"' + b"a" * 8 * 1024 * 1024 + b'"',
+    ],
+    ids=["cut", "bytes", "nan", "infinite", "huge int", "deep", "bomb", "large"],
+)
+def test_json_outside_the_caps_is_none(data: bytes) -> None:
+    assert Output({"application/json": data}).json is None
+
+
+def test_json_within_the_caps_is_parsed() -> None:
+    assert Output({"application/json": b'{"a": [1, 2.5, null]}'}).json == {"a": [1, 2.5, None]}
+    assert Output({}).json is None
+
+
+def test_render_indents_guest_text_so_that_it_cannot_speak_as_ours() -> None:
+    forged = replace(
+        GOOD, status="error", reason="exit", exit_code=1, stdout_bytes=b"x\nok: ended\rdenied: \x85ok: y\n"
+    )
+    ours = [line for line in forged.render().splitlines() if not line.startswith("  ")]
+    assert ours == ["error: ended with an error, exit code 1, 0.25 s", "stdout:"]
+
+
+def test_render_says_what_was_denied_and_what_would_allow_it() -> None:
+    assert replace(GOOD, denials=(DENIAL,), stdout_bytes=b"").render() == (
+        'ok: ended, 0.25 s\ndenied: a.com is not allowed (3 times); to allow it: allow = ["a.com"]'
+    )
+
+
+@pytest.mark.parametrize("size", [0, 10, 60, 200, 2000])
+def test_render_keeps_both_ends_within_its_size(size: int) -> None:
+    long = replace(GOOD, stdout_bytes=b"START" + b"x" * 50_000 + b"END", stderr_bytes=b"E" * 50_000)
+    text = long.render(max_chars=size)
+    assert len(text) <= size
+    if size == 2000:
+        assert "START" in text
+        assert "END" in text
+
+
+def test_cutting_never_starts_a_line_of_the_guest_at_the_margin() -> None:
+    lines = b"\n".join(b"%05d" % number for number in range(5_000))
+    text = replace(GOOD, stdout_bytes=lines).render(max_chars=500)
+    ours = [line for line in text.splitlines() if not line.startswith("  ")]
+    assert ours == ["ok: ended, 0.25 s", "stdout:", ours[2]]
+    assert ours[2].startswith("[… ")
+
+
+def test_to_dict_is_json_with_every_field_and_bytes_as_base64() -> None:
+    bad = GuestException("ValueError", "no", "Traceback")
+    value = Output({"text/plain": b"4"}, is_value=True)
+    found: Any = replace(GOOD, exception=bad, outputs=(value,), denials=(DENIAL,)).to_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert set(Result.__fields__) | {"ok", "stdout", "stderr", "value"} == set(found)
+    assert (found["stdout"], found["stdout_bytes"], found["value"]) == ("hi\n", "aGkK", "4")
+    assert found["started_at"] == "2026-01-02T03:04:05+00:00"
+    assert found["denials"][0]["first_at"] == "2026-01-02T03:04:05+00:00"
+    assert found["enforcement"]["memory"] == {"mechanism": "cgroup v2", "level": "full", "note": "", "reports": False}
+
+
+def test_a_denial_without_a_time_is_of_now() -> None:
+    assert Denial("network", "a", "c", "m", None).first_at.tzinfo is UTC
+
+
+def test_events_and_records_are_frozen_values() -> None:
+    assert Exit(GOOD, 4) == Exit(result=GOOD, cursor=4)
+    assert Stdout(b"a", "a", 1) != Stdout(b"a", "a", 2)
+    assert FileInfo("a", "file", 1, 0o644, AT).target is None
+    assert hash(HostSummary("a", 1, 0, 0, {"GET": 1}, {200: 1}, 1, 1)) == hash(
+        HostSummary("a", 1, 0, 0, {"GET": 1}, {200: 1}, 1, 1)
+    )
