@@ -343,7 +343,8 @@ def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
     if tree is None:
         pytest.skip("no systemd user manager to ask")
     hog = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-    script = f"/usr/bin/env; echo ready; read path; echo 0 > $path; exec {sys.executable} -S -c '{hog}'"
+    join = "echo 0 > $path"
+    script = f"/usr/bin/env; echo ready; read path; ({join}; exec {sys.executable} -S -c '{hog}'); echo $?; sleep 60"
     argv = [*tree.launch_prefix(), "/bin/sh", "-c", script]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as zygote:
         try:
@@ -356,7 +357,7 @@ def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
             group = tree.create("box", LIMITS)
             zygote.stdin.write(f"{tree.path}/box/cgroup.procs\n")
             zygote.stdin.flush()
-            assert zygote.wait(timeout=30) == -signal.SIGKILL
+            assert zygote.stdout.readline() == f"{128 + signal.SIGKILL}\n"
             assert group.usage().oom_kills == 1
             assert group.remove()
             assert tree.close()
