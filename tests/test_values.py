@@ -165,6 +165,7 @@ def test_errors_are_also_the_builtin_ones_their_names_promise() -> None:
 
 HEAVY = {
     "asyncio",
+    "collections",
     "dataclasses",
     "inspect",
     "typing",
