@@ -24,7 +24,8 @@ def spawner(sock: socket.socket, fence: fencing.Fence, join: list[int]) -> None:
     k.set_name("rf-spawner")
     for fd in join:
         os.write(fd, b"0")
-    k.unshare(k.CLONE_NEWCGROUP)  # after the join: /proc/self/cgroup then reads "/" (B13)
+    if fence["cgroup_namespace"]:
+        k.unshare(k.CLONE_NEWCGROUP)  # after the join: /proc/self/cgroup then reads "/" (B13)
     os.setsid()
     os.chdir("/workspace")
     os.umask(0o022)

@@ -24,6 +24,8 @@ _FENCE = {
 }
 _RLIMITS = {"rlimit-core": "CORE", "rlimit-nofile": "NOFILE", "rlimit-sigpending": "SIGPENDING", "rlimit-cpu": "CPU"}
 
+_MANY = 10_000  # processes: more than any attack starts, fewer than the host's own limit
+
 CONTROLS = (
     *_NAMESPACES,
     *_FENCE,
@@ -66,14 +68,14 @@ def _without_one(plan: ProcessPlan, control: str) -> ProcessPlan:
     elif control == "proc-masks":
         box["proc_masks"] = False
     elif control == "process-limit":
-        fence["processes"] = 1_000_000
-        plan = replace(plan, processes=1_000_000)
+        fence["processes"] = _MANY
+        plan = replace(plan, processes=_MANY)
     elif control == "cgroup":
         plan = replace(plan, cgroup=False)
     elif control == "tmpfs-size":
         box["sizes"] = dict.fromkeys(("disk", "tmp", "shm"), "size=1g,nr_inodes=1000000")
     elif control == "user-namespace":
-        box["user_namespace"] = False
+        box["user_namespace"] = fence["cgroup_namespace"] = False  # the second needs the capabilities of the first
     else:
         raise ValueError(f"no control is named {control!r}; the names are {', '.join(CONTROLS)}")
     box["fence"] = fence

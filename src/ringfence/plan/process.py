@@ -86,6 +86,7 @@ def _fence(policy: Policy, facts: HostFacts) -> dict[str, object]:
         "last_layer": base64_of(seccomp.last_layer()),
         "not_dumpable": True,
         "namespace_limits": True,
+        "cgroup_namespace": True,
     }
 
 
