@@ -204,13 +204,13 @@ def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
     text = named if mount.target is None else str(mount.target)
     if not text.startswith("/") or ".." in text.split("/") or "\0" in text:
         raise PolicyError(f"target {text!r} is not an absolute path without '..'", key=key, fix='such as "/data"')
-    target = "/" + os.path.normpath(text).lstrip("/")
+    spelled = target = "/" + os.path.normpath(text).lstrip("/")
     for link, meaning in around.links:
         if within(target, link):
             target = meaning + target[len(link) :]
-    if target in _FIXED or any(within(target, path) for path in _KERNEL):
+    if spelled in _FIXED or target in _FIXED or any(within(target, path) for path in _KERNEL):
         raise PolicyError(
-            f"nothing can be mounted at {target}: it is part of every sandbox",
+            f"nothing can be mounted at {spelled}: it is part of every sandbox",
             key=key,
             fix='choose another target, such as "/workspace" or "/data"',
         )

@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 
-from ringfence.values import Struct, final
+from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Placeholders:
 
     Several sandboxes may share one folder: each holds a shared lock on every placeholder and has it noted; the last one
     out removes it. `note` is called before the name exists, so that SIGKILL at any moment leaves nothing unknown, and
-    may come again with the inode; `forget` when it is no longer ours. `known` says whether an inode is noted by any
-    sandbox, which tells another's placeholder from the user's own empty file.
+    may come again for that path with the inode; `forget(placeholder)` drops what is noted for its path. `known` says
+    whether an inode is noted by any sandbox, which tells another's placeholder from the user's own empty file.
     """
 
     def __init__(
@@ -103,36 +103,37 @@ class Placeholders:
     def _make(self, path: Protected) -> bool:
         """Whether it was made by us; False when somebody was faster."""
         parent, name = os.path.split(path.path)
+        coming = Placeholder(path.path, path.directory, path.content or "", 0, 0)
         directory = os.open(parent, _OPEN_DIRECTORY)
         try:
             if path.directory:
-                self._note(Placeholder(path.path, path.directory, "", 0, 0))
+                self._note(coming)
                 os.mkdir(name, 0o755, dir_fd=directory)
             else:
-                self._make_file(path, directory, name)
+                self._make_file(coming, directory, name)
         except FileExistsError:
+            self._forget(coming)
             return False
         finally:
             os.close(directory)
         return True
 
-    def _make_file(self, path: Protected, directory: int, name: str) -> None:
+    def _make_file(self, coming: Placeholder, directory: int, name: str) -> None:
         """Without a name first: then its inode is noted before it can be seen, and it never appears half written."""
-        content = path.content or ""
         flags = os.O_WRONLY | os.O_CLOEXEC
         try:
             fd = os.open(".", flags | os.O_TMPFILE, 0o644, dir_fd=directory)
         except OSError:  # a file system without nameless files
-            self._note(Placeholder(path.path, path.directory, content, 0, 0))
+            self._note(coming)
             fd = os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=directory)
             with open(fd, "w", encoding="utf-8") as file:
-                file.write(content)
+                file.write(coming.content)
             return
         with open(fd, "w", encoding="utf-8") as file:
-            file.write(content)
+            file.write(coming.content)
             file.flush()
             status = os.fstat(fd)
-            self._note(Placeholder(path.path, path.directory, content, status.st_dev, status.st_ino))
+            self._note(replace(coming, device=status.st_dev, inode=status.st_ino))
             os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=directory, follow_symlinks=True)
 
 
@@ -209,7 +210,6 @@ class Watch:
         self._expected = _inodes(protected)
         self._names = frozenset(os.path.basename(path) for path in self._expected)
         self._fd = _inotify(sorted({os.path.dirname(path) for path in self._expected}))
-        self._lost: list[str] = []
 
     def fileno(self) -> int:
         return self._fd

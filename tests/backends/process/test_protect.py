@@ -1,0 +1,400 @@
+"""Protected paths on the host's side: placeholders come and go, replaced files are noticed, the end scan reports."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ringfence.backends.process.endscan import end_scan, snapshot_before
+from ringfence.backends.process.protect import Placeholder, Placeholders, Watch, remove
+from ringfence.plan.protected import CONTENT, HELD_DIRECTORIES, HELD_FILES, Protected, protection
+
+
+class Notes:
+    """Stands for the state directory: what it holds after SIGKILL is all that a sweep knows."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Placeholder] = {}
+
+    def note(self, placeholder: Placeholder) -> None:
+        self.kept[placeholder.path] = placeholder
+
+    def forget(self, placeholder: Placeholder) -> None:
+        self.kept.pop(placeholder.path, None)
+
+
+def known(*all_notes: Notes) -> object:
+    def ask(device: int, inode: int) -> bool:
+        return any((one.device, one.inode) == (device, inode) for notes in all_notes for one in notes.kept.values())
+
+    return ask
+
+
+def protected(folder: Path, *extra: str) -> tuple[Protected, ...]:
+    return protection(str(folder), "/data", extra, key="mounts[0].protect").paths
+
+
+def holder(folder: Path, notes: Notes, *others: Notes) -> Placeholders:
+    return Placeholders(protected(folder), note=notes.note, forget=notes.forget, known=known(notes, *others))  # type: ignore[arg-type]
+
+
+def tree(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "a.txt").write_text("a\n")
+    return tmp_path
+
+
+def git_status(folder: Path) -> str:
+    return subprocess.run(
+        ["git", "-C", folder, "status", "--porcelain", "--ignored"], capture_output=True, text=True, check=True
+    ).stdout
+
+
+# ── placeholders ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_placeholders_are_made_for_what_is_missing_and_removed_again(tmp_path: Path) -> None:
+    (tmp_path / ".vscode").mkdir()
+    before = tree(tmp_path)
+    notes = Notes()
+    placeholders = holder(tmp_path, notes)
+    placeholders.make()
+    assert tree(tmp_path) == {*HELD_FILES, *HELD_DIRECTORIES}
+    assert {Path(path).name for path in notes.kept} == {*HELD_FILES, *HELD_DIRECTORIES} - {".vscode"}
+    placeholders.remove()
+    assert (tree(tmp_path), notes.kept) == (before, {})
+
+
+def test_git_works_beside_placeholders_and_its_status_is_as_before(repository: Path) -> None:
+    """An empty `commondir` would stop git; one that says "." means what its absence means."""
+    before = git_status(repository), tree(repository)
+    placeholders = holder(repository, Notes())
+    placeholders.make()
+    assert (repository / ".git" / "commondir").read_text() == CONTENT["commondir"]
+    subprocess.run(["git", "-C", repository, "log", "--all"], check=True, capture_output=True)
+    placeholders.remove()
+    assert (git_status(repository), tree(repository)) == before
+
+
+def test_every_name_is_noted_before_it_can_be_seen(tmp_path: Path) -> None:
+    """SIGKILL between two calls must not leave a file that no sweep knows of."""
+    seen_first: list[str] = []
+
+    class Early(Notes):
+        def note(self, placeholder: Placeholder) -> None:
+            if placeholder.path not in self.kept and os.path.lexists(placeholder.path):
+                seen_first.append(placeholder.path)
+            super().note(placeholder)
+
+    placeholders = holder(tmp_path, Early())
+    placeholders.make()
+    placeholders.remove()
+    assert seen_first == []
+
+
+def test_a_sweep_removes_what_a_killed_process_noted(tmp_path: Path) -> None:
+    notes = Notes()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 2)
+        holder(tmp_path, notes).make()
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert tree(tmp_path) != set()
+    for path in protected(tmp_path):  # as the state directory would have kept them
+        status = os.lstat(path.path)
+        assert remove(Placeholder(path.path, path.directory, path.content or "", status.st_dev, status.st_ino))
+    assert tree(tmp_path) == set()
+
+
+def test_what_was_written_to_or_replaced_in_the_meantime_stays(tmp_path: Path) -> None:
+    placeholders = holder(tmp_path, Notes())
+    placeholders.make()
+    (tmp_path / ".envrc").write_text("export A=1\n")
+    (tmp_path / ".bashrc").unlink()
+    (tmp_path / ".bashrc").write_text("")
+    (tmp_path / ".vscode" / "settings.json").write_text("{}")
+    placeholders.remove()
+    assert tree(tmp_path) == {".envrc", ".bashrc", ".vscode", ".vscode/settings.json"}
+
+
+def test_an_empty_file_of_the_users_own_is_not_taken_for_a_placeholder(tmp_path: Path) -> None:
+    (tmp_path / ".envrc").write_text("")
+    placeholders = holder(tmp_path, Notes())
+    placeholders.make()
+    placeholders.remove()
+    assert tree(tmp_path) == {".envrc"}
+
+
+def test_a_name_that_somebody_else_made_in_the_same_moment_is_not_noted_as_ours(tmp_path: Path) -> None:
+    class Raced(Notes):
+        def note(self, placeholder: Placeholder) -> None:
+            super().note(placeholder)
+            if Path(placeholder.path).name in (".idea", ".envrc") and not os.path.lexists(placeholder.path):
+                Path(placeholder.path).mkdir() if placeholder.directory else Path(placeholder.path).touch()
+
+    notes = Raced()
+    placeholders = holder(tmp_path, notes)
+    placeholders.make()
+    assert {".idea", ".envrc"} & {Path(path).name for path in notes.kept} == set()
+    placeholders.remove()
+    assert tree(tmp_path) == {".idea", ".envrc"}
+
+
+def test_with_two_sandboxes_on_one_folder_the_last_one_removes(tmp_path: Path) -> None:
+    """Taking a placeholder away under a running sandbox would take its protection away."""
+    first, second = Notes(), Notes()
+    one, two = holder(tmp_path, first, second), holder(tmp_path, second, first)
+    one.make()
+    two.make()
+    inode = os.stat(tmp_path / ".mcp.json").st_ino
+    one.remove()
+    assert os.stat(tmp_path / ".mcp.json").st_ino == inode
+    assert (os.stat(tmp_path).st_dev, inode) in one.kept
+    assert first.kept == {}
+    two.remove()
+    assert (tree(tmp_path), second.kept) == (set(), {})
+
+
+def test_a_link_put_in_the_place_of_a_placeholder_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    placeholders = holder(folder, Notes())
+    placeholders.make()
+    (folder / ".envrc").unlink()
+    (folder / ".envrc").symlink_to(victim)
+    placeholders.remove()
+    assert victim.exists()
+    assert tree(folder) == {".envrc"}
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    notes = Notes()
+    placeholders = holder(gone, notes)
+    gone.rmdir()
+    with pytest.raises(OSError, match="gone"):
+        placeholders.make()
+    assert notes.kept == {}
+
+
+# ── the watch ────────────────────────────────────────────────────────────────────────────────────
+
+
+def readable(watch: Watch) -> bool:
+    return bool(select.select([watch], [], [], 0.5)[0])
+
+
+def test_a_protected_file_replaced_by_rename_is_noticed_once(repository: Path) -> None:
+    """M10: the kernel takes the read-only mount off a name that is replaced on the host, as git itself does."""
+    watch = Watch(protected(repository))
+    subprocess.run(["git", "-C", repository, "config", "user.name", "x"], check=True)
+    assert readable(watch)
+    assert watch.check() == [f"{repository}/.git/config"]
+    assert watch.check() == []
+    watch.close()
+
+
+def test_a_renamed_ancestor_is_noticed(repository: Path) -> None:
+    watch = Watch(protected(repository))
+    (repository / ".git").rename(repository / ".git2")
+    assert readable(watch)
+    assert f"{repository}/.git" in watch.check()
+    watch.close()
+
+
+def test_a_removed_placeholder_is_noticed(tmp_path: Path) -> None:
+    placeholders = holder(tmp_path, Notes())
+    placeholders.make()
+    watch = Watch(protected(tmp_path))
+    (tmp_path / ".mcp.json").unlink()
+    assert watch.check() == [f"{tmp_path}/.mcp.json"]
+    watch.close()
+    placeholders.remove()
+
+
+def test_ordinary_work_in_the_folder_is_no_alarm(repository: Path) -> None:
+    watch = Watch(protected(repository))
+    (repository / "b.txt").write_text("b")
+    (repository / "b.txt").rename(repository / "c.txt")
+    subprocess.run(["git", "-C", repository, "add", "-A"], check=True)
+    assert watch.check() == []
+    watch.close()
+
+
+def test_writing_into_a_protected_file_from_the_host_is_no_alarm(repository: Path) -> None:
+    """The mount stays where it is: the name still leads to the same file."""
+    watch = Watch(protected(repository))
+    with open(repository / ".git" / "config", "a") as file:
+        file.write("[x]\n")
+    assert watch.check() == []
+    watch.close()
+
+
+def test_a_path_that_cannot_be_watched_is_an_error(tmp_path: Path) -> None:
+    paths = protected(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(OSError, match="cannot be watched"):
+        Watch(paths)
+
+
+# ── the end scan ─────────────────────────────────────────────────────────────────────────────────
+
+
+def scanned(folder: Path, *work: object) -> list[tuple[str, str]]:
+    before = snapshot_before(str(folder))
+    for step in work:
+        step()  # type: ignore[operator]
+    return [(one.code, os.path.relpath(one.target, folder)) for one in end_scan(str(folder), before)]
+
+
+def settle() -> None:
+    """Until what exists is older than a clock tick, as a project is when a sandbox starts."""
+    time.sleep(0.05)
+
+
+def test_ordinary_files_are_not_reported(repository: Path) -> None:
+    settle()
+    assert scanned(repository, lambda: (repository / "new.py").write_text("")) == []
+
+
+def test_protected_names_at_any_depth_are_reported(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b" / ".vscode"
+
+    def work() -> None:
+        deep.mkdir(parents=True)
+        (deep / "tasks.json").write_text("{}")
+        (tmp_path / "a" / ".mcp.json").write_text("{}")
+
+    assert scanned(tmp_path, work) == [
+        ("mount.protected-name", "a/.mcp.json"),
+        ("mount.protected-name", "a/b/.vscode"),
+        ("mount.protected-name", "a/b/.vscode/tasks.json"),
+    ]
+
+
+def test_a_repository_that_appeared_and_its_hooks_are_reported(tmp_path: Path) -> None:
+    def work() -> None:
+        subprocess.run(["git", "init", "-q", "--template=", tmp_path / "sub"], check=True)
+        (tmp_path / "sub" / ".git" / "hooks").mkdir()
+        (tmp_path / "sub" / ".git" / "hooks" / "pre-commit").write_text("evil")
+
+    assert scanned(tmp_path, work) == [
+        ("mount.protected-name", "sub/.git/config"),
+        ("mount.protected-name", "sub/.git/hooks"),
+        ("mount.protected-name", "sub/.git/hooks/pre-commit"),
+    ]
+
+
+def test_a_folder_that_git_would_take_for_a_repository_is_reported(tmp_path: Path) -> None:
+    """A bare repository needs no `.git`: whoever runs git in that folder runs its configuration."""
+
+    def work() -> None:
+        for name in ("objects", "refs"):
+            (tmp_path / "docs" / name).mkdir(parents=True)
+        (tmp_path / "docs" / "HEAD").write_text("ref: refs/heads/main\n")
+        (tmp_path / "docs" / "config").write_text("[core]\n\tfsmonitor = evil\n")
+
+    assert scanned(tmp_path, work) == [("mount.protected-name", "docs/config")]
+
+
+def test_what_was_there_before_and_did_not_change_is_not_reported(repository: Path) -> None:
+    (repository / "sub" / ".claude").mkdir(parents=True)
+    (repository / "sub" / ".claude" / "settings.json").write_text("{}")
+    settle()
+    assert scanned(repository) == []
+    change = repository / "sub" / ".claude" / "settings.json"
+    assert scanned(repository, lambda: change.write_text("[]")) == [
+        ("mount.protected-name", "sub/.claude/settings.json")
+    ]
+
+
+def test_a_changed_file_cannot_pass_for_an_old_one(tmp_path: Path) -> None:
+    """mtime can be set back by anybody, ctime by nobody."""
+    (tmp_path / ".envrc").write_text("old")
+    settle()
+
+    def work() -> None:
+        (tmp_path / ".envrc").write_text("new")
+        os.utime(tmp_path / ".envrc", (0, 0))
+
+    assert scanned(tmp_path, work) == [("mount.protected-name", ".envrc")]
+
+
+def test_set_uid_files_are_reported(tmp_path: Path) -> None:
+    """A16, M3"""
+
+    def work() -> None:
+        (tmp_path / "tool").write_text("")
+        (tmp_path / "tool").chmod(0o4755)
+
+    assert scanned(tmp_path, work) == [("mount.setuid", "tool")]
+
+
+def test_a_link_is_reported_by_name_and_never_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / ".mcp.json").write_text("")
+
+    def work() -> None:
+        (folder / ".vscode").symlink_to(outside)
+        (folder / "other").symlink_to(outside)
+
+    assert scanned(folder, work) == [("mount.protected-name", ".vscode")]
+
+
+def test_names_of_the_guest_are_printed_escaped(tmp_path: Path) -> None:
+    """A28"""
+    before = snapshot_before(str(tmp_path))
+    odd = os.fsencode(tmp_path) + b"/\x1b[31m\xff\n"
+    os.mkdir(odd)
+    os.mkdir(odd + b"/.vscode")
+    (denial,) = end_scan(str(tmp_path), before)
+    assert denial.target == f"{tmp_path}/\\x1b[31m\\xff\\n/.vscode"
+    assert denial.message.isprintable()
+
+
+def test_a_tree_that_is_too_deep_is_cut_and_the_report_says_so(tmp_path: Path) -> None:
+    """A27"""
+    before = snapshot_before(str(tmp_path))
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(100):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    assert [one.code for one in end_scan(str(tmp_path), before)] == ["mount.scan-cut"]
+
+
+def test_a_flood_of_findings_is_cut_and_the_report_says_so(tmp_path: Path) -> None:
+    before = snapshot_before(str(tmp_path))
+    for index in range(150):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / ".envrc").write_text("")
+    found = end_scan(str(tmp_path), before)
+    assert len(found) == 101
+    assert found[-1].code == "mount.scan-cut"
+
+
+def test_the_scan_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    for index in range(5):
+        (tmp_path / str(index) / "x").mkdir(parents=True)
+    before = len(os.listdir("/proc/self/fd"))
+    end_scan(str(tmp_path), snapshot_before(str(tmp_path)))
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,309 @@
+"""Where mounts go, and which are refused with what advice."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ringfence.errors import PolicyError
+from ringfence.plan.interpreter import Interpreter
+from ringfence.plan.protected import HELD_DIRECTORIES, HELD_FILES
+from ringfence.plan.view import View, view
+from ringfence.policy.model import Mount, Policy
+
+RO = {"rw": False, "idmap": False, "exec": True}
+
+
+def python_in(*roots: str) -> Interpreter:
+    return Interpreter(
+        executable="/usr/bin/python3",
+        command="/usr/bin/python3",
+        version="3.11.2",
+        prefix=os.path.dirname(roots[0]) if roots else "/usr",
+        base_prefix="/usr",
+        stdlib=(),
+        site_packages=(),
+        sys_path=(),
+        roots=roots,
+        programs=(),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A project of somebody, as readable as projects are."""
+    os.chmod(tmp_path, 0o755)
+    project = tmp_path / "project"
+    project.mkdir()
+    return project
+
+
+def seen(*mounts: Mount, uid: int = 1000, roots: tuple[str, ...] = (), state: tuple[str, ...] = ()) -> View:
+    policy = Policy(mounts=mounts)
+    return view(policy, python_in(*roots), uid=uid, home="/home/nobody-of-that-name", state=state)
+
+
+def added(shown: View) -> tuple[list[object], list[object]]:
+    """The operations that the default view does not have."""
+    default = seen()
+    return [op for op in shown.template if op not in default.template], list(shown.box)
+
+
+def refused(*mounts: Mount, **around: object) -> PolicyError:
+    with pytest.raises(PolicyError) as caught:
+        seen(*mounts, **around)  # type: ignore[arg-type]  # passed on as they are
+    return caught.value
+
+
+def test_a_read_only_folder_is_bound_at_its_target_in_the_template(folder: Path) -> None:
+    assert added(seen(Mount(str(folder), "/data"))) == (
+        [["dir", "data", 0o755], ["bind", str(folder), "data", RO]],
+        [],
+    )
+
+
+def test_a_single_file_gets_a_file_to_be_mounted_on(folder: Path) -> None:
+    (folder / "a.txt").write_text("")
+    assert added(seen(Mount(str(folder / "a.txt"), "/data/a.txt"))) == (
+        [["file", "data/a.txt", "", 0o644], ["bind", str(folder / "a.txt"), "data/a.txt", RO]],
+        [],
+    )
+
+
+def test_what_lies_in_the_sandboxes_own_file_systems_is_mounted_after_them(folder: Path) -> None:
+    """A template operation below /tmp would be covered by the sandbox's own /tmp."""
+    for target in ("/workspace", "/workspace/in", "/tmp/in", "/var/tmp/in"):
+        template, box = added(seen(Mount(str(folder), target)))
+        assert template == []
+        assert box[-1] == ["bind", str(folder), target.removeprefix("/var").lstrip("/"), RO]
+
+
+def test_as_root_a_writable_folder_is_idmapped_and_waits_for_the_sandboxes_uid(folder: Path) -> None:
+    template, box = added(seen(Mount(str(folder), "/data", mode="rw"), uid=0))
+    assert ["dir", "data", 0o755] in template
+    assert box[0] == ["bind", str(folder), "data", {"rw": True, "idmap": True, "exec": True}]
+
+
+def test_as_root_a_folder_closed_to_others_is_idmapped(folder: Path) -> None:
+    (folder / "private.txt").touch(mode=0o600)
+    _, box = added(seen(Mount(str(folder), "/data"), uid=0))
+    assert box == [["bind", str(folder), "data", {"rw": False, "idmap": True, "exec": True}]]
+
+
+def test_a_copy_is_an_overlay_without_protection(folder: Path) -> None:
+    shown = seen(Mount(str(folder), "/data", mode="copy"))
+    assert added(shown)[1] == [["overlay", str(folder), "data", {"idmap": False}]]
+    assert shown.protected == ()
+
+
+def test_a_link_as_source_is_resolved_once_and_the_real_folder_is_bound(folder: Path) -> None:
+    """A11"""
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    assert ["bind", str(folder), "data", RO] in seen(Mount(str(link), "/data")).template
+
+
+def test_a_mount_inside_another_comes_after_it(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    inner = folder.parent / "inner"
+    inner.mkdir()
+    template, _ = added(seen(Mount(str(inner), "/data/sub"), Mount(str(folder), "/data")))
+    assert [op[2] for op in template if op[0] == "bind"] == ["data", "data/sub"]  # type: ignore[index]
+
+
+def test_a_mount_inside_one_that_waits_for_the_sandbox_waits_too(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    inner = folder.parent / "inner"
+    inner.mkdir()
+    _, box = added(seen(Mount(str(folder), "/data", mode="copy"), Mount(str(inner), "/data/sub")))
+    assert [op[0] for op in box] == ["overlay", "bind"]  # type: ignore[index]
+
+
+def test_a_mount_inside_another_is_never_made_on_the_host(folder: Path) -> None:
+    error = refused(Mount(str(folder), "/data", mode="rw"), Mount(str(folder), "/data/new"))
+    assert (error.key, error.fix) == (
+        "mounts[1].target",
+        f"make {folder}/new on the host, or choose a target outside",
+    )
+
+
+def test_a_target_that_leads_through_a_link_inside_another_mount_is_refused(folder: Path) -> None:
+    """A11: what the guest of an earlier run left must not lead a mount elsewhere."""
+    (folder / "out").symlink_to("/etc")
+    assert refused(Mount(str(folder), "/data"), Mount(str(folder), "/data/out")).key == "mounts[1].target"
+
+
+def test_two_mounts_with_one_target_are_refused(folder: Path) -> None:
+    """Also when only the guest's own links make them one."""
+    error = refused(Mount(str(folder), "/tmp/in"), Mount("/usr/share", "/var/tmp/in"))
+    assert (str(error), error.key) == ("mounts 0 and 1 have the same target /tmp/in", "mounts[1].target")
+
+
+@pytest.mark.parametrize("target", ["/usr", "/etc", "/bin", "/lib", "/tmp", "/run", "/var", "/var/run", "/usr/bin/new"])
+def test_the_parts_of_every_sandbox_are_no_targets(folder: Path, target: str) -> None:
+    assert refused(Mount(str(folder), target)).key == "mounts[0].target"
+
+
+@pytest.mark.parametrize("source", ["/", "/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/shm"])
+def test_the_root_and_the_kernels_file_systems_are_never_shown(source: str) -> None:
+    assert refused(Mount(source, "/data", credentials=True)).key == "mounts[0].source"
+
+
+def test_a_source_that_is_missing_is_refused_with_advice(folder: Path) -> None:
+    error = refused(Mount(str(folder / "none")))
+    assert (str(error), error.key, error.fix) == (
+        f"mount source {folder}/none cannot be used: No such file or directory",
+        "mounts[0].source",
+        "make it first, or correct the path",
+    )
+
+
+def test_pipes_are_refused_always_and_sockets_unless_accepted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    os.mkfifo("pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("s")
+        assert refused(Mount("pipe", "/p", credentials=True)).key == "mounts[0].source"
+        assert "credentials = true" in str(refused(Mount("s", "/s")).fix)
+        assert ["bind", str(folder / "s"), "s", RO] in seen(Mount("s", "/s", credentials=True)).template
+
+
+def test_a_folder_with_credentials_is_refused_until_they_are_hidden_or_accepted(folder: Path) -> None:
+    (folder / ".ssh").mkdir()
+    around = {"home": str(folder), "uid": 1000}
+    python = python_in()
+    with pytest.raises(PolicyError) as caught:
+        view(Policy(mounts=[Mount(str(folder), "/data")]), python, **around)  # type: ignore[arg-type]
+    assert caught.value.fix == (
+        "mount only the folder that is needed, or hide them (--hide .ssh), "
+        "or accept it with credentials = true on mounts[0]"
+    )
+    hidden = view(Policy(mounts=[Mount(str(folder), "/data", hide=[".ssh"])]), python, **around)  # type: ignore[arg-type]
+    assert ["hide", "data/.ssh"] in hidden.template
+    accepted = Policy(mounts=[Mount(str(folder), "/data", credentials=True)])
+    assert ["bind", str(folder), "data", RO] in view(accepted, python, **around).template  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", ["/usr", "/etc/fonts", "/boot", "/var/spool"])
+def test_the_hosts_system_is_never_writable(source: str) -> None:
+    if os.path.isdir(source):
+        assert refused(Mount(source, "/data", mode="rw")).key == "mounts[0].mode"
+
+
+def test_our_own_state_is_never_shown(folder: Path) -> None:
+    assert refused(Mount(str(folder), "/data"), state=(f"{folder}/state",)).key == "mounts[0].source"
+
+
+def test_hiding_what_is_not_there_does_nothing_and_what_is_outside_is_refused(folder: Path) -> None:
+    assert added(seen(Mount(str(folder), "/data", hide=["none"])))[0][-1] == ["bind", str(folder), "data", RO]
+    with pytest.raises(PolicyError):
+        seen(Mount(str(folder), "/data", hide=["../other"]))
+
+
+def test_hiding_a_link_hides_what_it_leads_to(folder: Path) -> None:
+    (folder / "real").write_text("")
+    (folder / "link").symlink_to("real")
+    assert added(seen(Mount(str(folder), "/data", hide=["link"])))[0][-1] == ["hide", "data/real"]
+
+
+# ── with the interpreter ─────────────────────────────────────────────────────────────────────────
+
+
+def test_the_callers_own_python_inside_a_writable_mount_is_read_only(folder: Path) -> None:
+    """What a guest writes into that environment, the next start of Ringfence would import."""
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    _, box = added(seen(Mount(str(folder), mode="rw"), roots=(f"{folder}/.venv/bin",)))
+    assert ["protect", f"{folder}/.venv"[1:]] in box
+
+
+def test_the_callers_own_python_inside_a_copy_is_the_copy(folder: Path) -> None:
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    template, box = added(seen(Mount(str(folder), mode="copy"), roots=(f"{folder}/.venv/bin",)))
+    assert [op[0] for op in (*template, *box)] == ["dir", "overlay"]  # type: ignore[index]
+
+
+def test_a_target_over_the_interpreter_is_refused(folder: Path) -> None:
+    python = folder.parent / "python" / "bin"
+    python.mkdir(parents=True)
+    assert refused(Mount(str(folder), str(python.parent)), roots=(str(python),)).key == "mounts[0].target"
+
+
+# ── protected names ──────────────────────────────────────────────────────────────────────────────
+
+
+def held(folder: Path, **more: object) -> dict[str, str]:
+    """Relative path → what is done about it."""
+    shown = seen(Mount(str(folder), "/data", mode="rw", **more))  # type: ignore[arg-type]
+    ops = [op for op in (*shown.template, *shown.box) if op[0] in ("pin", "protect")]
+    return {str(op[1]).removeprefix("data/"): str(op[0]) for op in ops}
+
+
+ALWAYS = dict.fromkeys((*HELD_FILES, *HELD_DIRECTORIES), "protect")
+
+
+def test_without_a_repository_no_git_folder_is_made(folder: Path) -> None:
+    assert held(folder) == ALWAYS
+
+
+def test_in_a_repository_hooks_config_and_commondir_are_held_and_git_is_pinned(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    own = {".git/hooks": "protect", ".git/config": "protect", ".git/commondir": "protect"}
+    assert held(folder) == ALWAYS | {".git": "pin"} | own
+
+
+def test_the_folder_that_hooks_were_moved_to_is_held(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / "tools" / "hooks").mkdir(parents=True)
+    (folder / ".git" / "config").write_text("[core]\n\thooksPath = tools/hooks\n")
+    assert held(folder)["tools/hooks"] == "protect"
+    assert held(folder)["tools"] == "pin"
+
+
+def test_submodules_are_held_as_repositories_are(folder: Path) -> None:
+    for name in ("HEAD", "objects", "refs"):
+        (folder / ".git" / "modules" / "a" / name).mkdir(parents=True)
+    done = held(folder)
+    assert (done[".git/modules/a"], done[".git/modules/a/hooks"], done[".git/modules/a/config"]) == (
+        "pin",
+        "protect",
+        "protect",
+    )
+
+
+def test_a_git_file_is_held(folder: Path) -> None:
+    (folder / ".git").write_text("gitdir: /elsewhere\n")
+    assert held(folder)[".git"] == "protect"
+
+
+def test_names_of_the_policy_are_held_with_their_ancestors(folder: Path) -> None:
+    (folder / "a" / "b").mkdir(parents=True)
+    done = held(folder, protect=["a/b/deploy.sh"])
+    assert (done["a"], done["a/b"], done["a/b/deploy.sh"]) == ("pin", "pin", "protect")
+
+
+def test_ancestors_are_pinned_before_what_lies_in_them_is_protected(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    shown = seen(Mount(str(folder), "/data", mode="rw"))
+    names = [str(op[1]) for op in shown.template if op[0] in ("pin", "protect")]
+    assert names.index("data/.git") < names.index("data/.git/hooks")
+
+
+def test_a_link_cannot_be_held_and_is_refused(folder: Path) -> None:
+    (folder / ".vscode").symlink_to("elsewhere")
+    assert refused(Mount(str(folder), "/data", mode="rw")).fix == (
+        'use mode "copy", or replace the link by what it leads to'
+    )
+
+
+def test_a_protected_folder_itself_is_never_writable(folder: Path) -> None:
+    (folder / ".git" / "hooks").mkdir(parents=True)
+    assert refused(Mount(str(folder / ".git" / "hooks"), "/data", mode="rw")).key == "mounts[0].mode"
+
+
+def test_the_guests_git_does_not_see_placeholders(folder: Path) -> None:
+    files = {op[1]: op[2] for op in seen(Mount(str(folder), "/data", mode="rw")).template if op[0] == "file"}
+    assert files["etc/gitconfig"] == "[core]\n\texcludesFile = /etc/gitexclude\n"
+    assert "/.mcp.json\n" in str(files["etc/gitexclude"])
