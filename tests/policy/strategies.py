@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ringfence.policy import Limits, Mount, Network, Policy, Rule, Secret
+from ringfence.policy import Limits, Mount, Network, Policy, Rule
+from ringfence.policy.model import mount_path
+from ringfence.policy.secrets import deferred
 
 LABEL = st.from_regex(r"[a-z]([a-z0-9]{0,6}[a-z])?", fullmatch=True)
 NAME = st.builds("{}.{}".format, LABEL, LABEL).filter(lambda name: not name.endswith("localhost"))
@@ -68,12 +70,12 @@ def policies(draw: st.DrawFn) -> Policy:
     network = draw(networks)
     hosts = [] if network.allow == "public" else list(network.allow)
     names = draw(st.lists(SECRET_NAME, unique=True, max_size=2)) if hosts else []
-    secrets = [Secret.deferred(name, hosts=[draw(st.sampled_from(hosts))], from_env=name) for name in names]
+    secrets = [deferred(name, hosts=[draw(st.sampled_from(hosts))], from_env=name) for name in names]
     env = draw(st.dictionaries(VARIABLE, TEXT, max_size=3))
     return Policy(
         limits=draw(limits),
         network=network,
-        mounts=draw(st.lists(mounts, unique_by=lambda mount: mount.path, max_size=3)),
+        mounts=draw(st.lists(mounts, unique_by=mount_path, max_size=3)),
         commands=draw(st.one_of(st.just("any"), st.just(["git", "python3"]))),
         env={name: value for name, value in env.items() if name not in names},
         secrets=secrets,

@@ -16,6 +16,7 @@ from ringfence.errors import PolicyError
 from ringfence.policy import Limits, Mount, Network, Policy, Rule, Secret
 from ringfence.policy.lines import TooDeepError, find_lines
 from ringfence.policy.load import check, load, loads
+from ringfence.policy.secrets import deferred, reveal
 
 SURFACE = pathlib.Path(__file__).parent.parent / "surface" / "policy.toml"
 
@@ -25,7 +26,7 @@ def mistakes(text: str) -> list[tuple[int | None, str | None]]:
 
 
 def test_the_policy_with_every_key_loads_as_its_comments_say() -> None:
-    secret = Secret.deferred("EXAMPLE_TOKEN", hosts=["api.example.com"], from_env="EXAMPLE_TOKEN")
+    secret = deferred("EXAMPLE_TOKEN", hosts=["api.example.com"], from_env="EXAMPLE_TOKEN")
     rule = Rule("api.example.net", methods=["GET", "HEAD"], paths=["/v1/public/"])
     assert Policy.load(SURFACE) == Policy(
         commands=["python3", "git"],
@@ -199,7 +200,7 @@ def test_relative_mounts_and_secrets_start_at_the_folder_of_the_file(
     monkeypatch.chdir("/")
     policy = load(tmp_path / "p.toml")
     assert policy.mounts == (Mount(tmp_path.parent / "data", "/data"),)
-    assert policy.secrets[0].reveal() == "v"
+    assert reveal(policy.secrets[0]) == "v"
 
 
 def test_a_text_has_no_folder_for_relative_mounts() -> None:
@@ -216,9 +217,9 @@ def test_a_secret_is_not_read_when_its_policy_is(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("EXAMPLE_TOKEN", raising=False)
     secret = load(SURFACE).secrets[0]
     with pytest.raises(PolicyError, match=r"EXAMPLE_TOKEN.* is not set"):
-        secret.reveal()
+        reveal(secret)
     monkeypatch.setenv("EXAMPLE_TOKEN", "v")
-    assert secret.reveal() == "v"
+    assert reveal(secret) == "v"
 
 
 def test_a_policy_in_the_working_directory_is_never_found(

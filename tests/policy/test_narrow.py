@@ -12,6 +12,7 @@ from policy.strategies import policies
 from ringfence.errors import PolicyError
 from ringfence.policy import Limits, Mount, Network, Policy, Rule, Secret
 from ringfence.policy.narrow import widenings
+from ringfence.policy.secrets import deferred
 from ringfence.values import replace
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -237,7 +238,7 @@ def test_a_secret_keeps_its_hosts_its_places_and_where_it_is_read_from() -> None
 
     def policy(**parts: Any) -> Policy:
         given = {"name": "T", "hosts": ["*.a.com"], "inject": ("header",), "from_env": "T"} | parts
-        return Policy(network=network, secrets=[Secret.deferred(**given)])
+        return Policy(network=network, secrets=[deferred(**given)])
 
     assert keys(policy(), policy(hosts=["x.a.com"])) == []
     assert keys(policy(), policy(hosts=["x.a.com", "b.com"])) == ["secrets[0].hosts[1]"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from ringfence.values import Struct
 
 TYPE_CHECKING = False
@@ -45,10 +43,12 @@ def _quote(text: str) -> str:
 
 
 def _sha256(data: bytes) -> str:
-    # hashlib loads OpenSSL, some 3 ms; this is the interpreter's own, under the name its version gives it.
+    # hashlib loads OpenSSL, some 3 ms; these are the interpreter's own, under the name each version gives it.
     try:
-        return str(__import__("_sha2" if sys.version_info >= (3, 12) else "_sha256").sha256(data).hexdigest())
-    except ImportError:  # a Python built without it
-        from hashlib import sha256
-
-        return sha256(data).hexdigest()
+        from _sha2 import sha256  # type: ignore[import-not-found]  # 3.12 and later; typeshed leaves it out
+    except ImportError:
+        try:
+            from _sha256 import sha256  # type: ignore[import-not-found]  # 3.11; typeshed leaves it out
+        except ImportError:
+            from hashlib import sha256
+    return str(sha256(data).hexdigest())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringfence.errors import PolicyError
+from ringfence.policy.secrets import origin
 from ringfence.policy.sizes import format_size
 
 TYPE_CHECKING = False
@@ -38,11 +39,12 @@ def _fields(value: Struct, leave_out: tuple[str, ...] = ()) -> list[str]:
 
 
 def _origin(secret: Secret) -> str:
-    if secret.origin is None:
+    source = origin(secret)
+    if source is None:
         key = "secrets.value"
         fix = f'make it with Secret.from_env("{secret.name}", …) or Secret.from_file(…)'
         raise PolicyError(f"secret {secret.name} holds its value itself, which no file may", key=key, fix=fix)
-    return _pair(*secret.origin)
+    return _pair(*source)
 
 
 def _pair(name: str, value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringfence.policy.model import mount_path
 from ringfence.policy.sizes import format_size
 
 TYPE_CHECKING = False
@@ -71,7 +72,8 @@ def _mounts(mounts: tuple[Mount, ...]) -> list[str]:
 
 
 def _mount(mount: Mount) -> str:
-    at = "" if mount.path == mount.source else f" is shown as {_plain(mount.path)} and"
+    path = mount_path(mount)
+    at = "" if path == mount.source else f" is shown as {_plain(path)} and"
     parts = [f"{_plain(str(mount.source))}{at} {_MODES[mount.mode]}"]
     if mount.hide:
         parts.append(f"without {_all(mount.hide)}")

@@ -21,7 +21,7 @@ from ringfence.policy.model import (
 )
 from ringfence.policy.paths import host_path, plain_path
 from ringfence.policy.presets import NAMES, preset
-from ringfence.policy.secrets import SECRET_CHECKS, Secret
+from ringfence.policy.secrets import SECRET_CHECKS, deferred
 from ringfence.policy.sizes import shorten
 from ringfence.policy.source import read_regular
 from ringfence.values import replace
@@ -271,7 +271,7 @@ class _Reader:
             message = f"{_spell(path)} needs one of from_env and from_file"
             self.fail(PolicyError(message, fix='write from_env = "NAME" or from_file = "path"'), path)
             return None
-        return self.attempt(path, lambda: Secret.deferred(**found))
+        return self.attempt(path, lambda: deferred(**found))
 
     def part(
         self, data: dict[str, Any], checks: dict[str, Check], path: Path, required: tuple[str, ...]

@@ -28,11 +28,12 @@ from ringfence.values import FrozenMap, Struct, fill, final, put, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Literal, Self
+    from typing import Any, Literal, Self
 
     from ringfence.policy.checks import Check
     from ringfence.values import GuestPath, HostPath, Isolation, MountMode, PresetName, Size, Strings
 
+_KEEP: Any = ...  # a part that replace() leaves as it is
 _COUNT = integer((1 << 31) - 1)
 _CPUS = number(0.01, 4096)
 
@@ -51,8 +52,18 @@ def _typed(value: object, key: str, kind: type[Struct]) -> tuple[object, ...]:
     return found
 
 
+def allow_patterns(network: Network) -> tuple[HostPattern, ...]:
+    """`network.allow` parsed; empty when it is "public"."""
+    return () if network.allow == "public" else tuple([parse_pattern(entry) for entry in network.allow])
+
+
+def mount_path(mount: Mount) -> str:
+    """Where a mount appears inside."""
+    return str(mount.source if mount.target is None else mount.target)
+
+
 def _refuse_repeated_rules(network: Network) -> None:
-    seen = list(network.patterns())
+    seen = list(allow_patterns(network))
     for index, rule in enumerate(network.rules):
         pattern = parse_pattern(rule.host)
         for other in seen:
@@ -67,11 +78,12 @@ def _refuse_repeated_rules(network: Network) -> None:
 def _refuse_shared_targets(mounts: tuple[Mount, ...]) -> None:
     seen: dict[str, int] = {}
     for index, mount in enumerate(mounts):
-        if mount.path in seen:
+        path = mount_path(mount)
+        if path in seen:
             key = f"mounts[{index}].target"
             fix = "give one of them another target"
-            raise PolicyError(f"{key}: {shorten(mount.path)} is taken by mounts[{seen[mount.path]}]", key=key, fix=fix)
-        seen[mount.path] = index
+            raise PolicyError(f"{key}: {shorten(path)} is taken by mounts[{seen[path]}]", key=key, fix=fix)
+        seen[path] = index
 
 
 LIMIT_CHECKS: dict[str, Check] = {
@@ -210,10 +222,6 @@ class Network(Struct):
         """`Network(allow="public")`: any public address, still no private, loopback or metadata one."""
         return cls(allow="public")
 
-    def patterns(self) -> tuple[HostPattern, ...]:
-        """`allow` parsed; empty when it is "public"."""
-        return () if self.allow == "public" else tuple([parse_pattern(entry) for entry in self.allow])
-
 
 MOUNT_CHECKS: dict[str, Check] = {
     "source": host_path,
@@ -249,7 +257,7 @@ class Mount(Struct):
     @property
     def path(self) -> str:
         """Where it appears inside."""
-        return str(self.source if self.target is None else self.target)
+        return mount_path(self)
 
 
 def _commands(value: object, key: str) -> tuple[str, ...] | str:
@@ -340,25 +348,21 @@ class Policy(Struct):
 
         return explain(self)
 
-    if TYPE_CHECKING:
-
-        def replace(
-            self,
-            *,
-            limits: Limits = ...,
-            network: Network = ...,
-            mounts: list[Mount] | tuple[Mount, ...] = ...,
-            commands: Strings | Literal["any"] = ...,
-            env: Mapping[str, str] = ...,
-            secrets: list[Secret] | tuple[Secret, ...] = ...,
-            isolation: Isolation = ...,
-            strict: bool = ...,
-        ) -> Self: ...
-    else:
-
-        def replace(self, **changes):
-            """A copy with some parts changed, checked as a whole."""
-            return replace(self, **changes)
+    def replace(
+        self,
+        *,
+        limits: Limits = _KEEP,
+        network: Network = _KEEP,
+        mounts: list[Mount] | tuple[Mount, ...] = _KEEP,
+        commands: Strings | Literal["any"] = _KEEP,
+        env: Mapping[str, str] = _KEEP,
+        secrets: list[Secret] | tuple[Secret, ...] = _KEEP,
+        isolation: Isolation = _KEEP,
+        strict: bool = _KEEP,
+    ) -> Self:
+        """A copy with some parts changed, checked as a whole."""
+        given = locals()
+        return replace(self, **{name: given[name] for name in Policy.__fields__ if given[name] is not _KEEP})
 
     def narrow(self, request: Policy) -> Self:
         """`request`, if this policy allows all of it; else PolicyError naming each part that does not fit."""

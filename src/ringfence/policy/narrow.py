@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from ringfence.errors import PolicyError
 from ringfence.policy.hosts import HostPattern, parse_pattern
+from ringfence.policy.model import allow_patterns
 from ringfence.policy.paths import within
 from ringfence.policy.reach import ports_of
+from ringfence.policy.secrets import origin
 from ringfence.policy.sizes import format_size
 
 TYPE_CHECKING = False
@@ -77,7 +79,7 @@ def _network(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
         yield "network.ports", f"{', '.join(map(str, sorted(extra)))} not permitted"
     if request.allow == "public" and ceiling.allow != "public":
         yield "network.allow", '"public" is more than the listed hosts'
-    for index, wanted in enumerate(request.patterns()):
+    for index, wanted in enumerate(allow_patterns(request)):
         if not _allowed(ceiling, wanted, ports_of(wanted, request) - extra):
             yield f"network.allow[{index}]", f"{wanted} is not permitted"
     for index, rule in enumerate(request.rules):
@@ -91,7 +93,7 @@ def _network(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
 
 
 def _targets(network: Network) -> list[HostPattern]:
-    return [*network.patterns(), *(parse_pattern(rule.host) for rule in network.rules)]
+    return [*allow_patterns(network), *(parse_pattern(rule.host) for rule in network.rules)]
 
 
 def _extra_ports(ceiling: Network, request: Network) -> frozenset[int]:
@@ -105,7 +107,7 @@ def _allowed(ceiling: Network, wanted: HostPattern, ports: frozenset[int]) -> bo
     """Whether the ceiling permits `wanted` on `ports` for any request."""
     permitted = set(ceiling.ports) if ceiling.allow == "public" else set()
     covered = ceiling.allow == "public"
-    for entry in ceiling.patterns():
+    for entry in allow_patterns(ceiling):
         if entry.covers(wanted):
             covered = True
             permitted |= ports_of(entry, ceiling)
@@ -133,7 +135,7 @@ def _unruled(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
     kept = [parse_pattern(rule.host) for rule in request.rules] + [parse_pattern(entry) for entry in request.deny]
     for rule in ceiling.rules:
         host = parse_pattern(rule.host)
-        reached = request.allow == "public" or any(entry.overlaps(host) for entry in request.patterns())
+        reached = request.allow == "public" or any(entry.overlaps(host) for entry in allow_patterns(request))
         if reached and not any(_denies(pattern, host) for pattern in kept):
             yield "network.allow", f"{rule.host} is permitted by rule only"
 
@@ -217,7 +219,7 @@ def _secret(ceiling: tuple[Secret, ...], wanted: Secret, key: str) -> Iterator[t
     if held is None:
         yield f"{key}.name", f"{wanted.name} is not a secret of the policy"
         return
-    if wanted.origin != held.origin:
+    if origin(wanted) != origin(held):
         # Else a request could name another variable or file of the host and have it sent out.
         yield key, f"{wanted.name} is not read from where the policy reads it"
     permitted = [parse_pattern(host) for host in held.hosts]

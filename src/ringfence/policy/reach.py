@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringfence.errors import PolicyError
 from ringfence.policy.hosts import HostPattern, parse_pattern
+from ringfence.policy.model import allow_patterns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def check_secrets(policy: Policy) -> None:
 
 
 def _check_host(network: Network, wanted: HostPattern, key: str) -> None:
-    if network.allow == "public" or any(_reaches(network, entry, wanted) for entry in network.patterns()):
+    if network.allow == "public" or any(_reaches(network, entry, wanted) for entry in allow_patterns(network)):
         return
     protocols = {rule.protocol for rule in network.rules if _reaches(network, parse_pattern(rule.host), wanted)}
     if "tls" in protocols:

@@ -66,52 +66,63 @@ class Secret(Struct):
     def from_env(cls, name: str, *, hosts: Strings, variable: str | None = None) -> Self:
         """The host's variable of the same name, or `variable`, read now. PolicyError when it is not set."""
         source = name if variable is None else variable
-        secret = cls.deferred(name, hosts=hosts, from_env=source)
-        secret.reveal()
+        secret = deferred(name, hosts=hosts, from_env=source)
+        reveal(secret)
         return secret
 
     @classmethod
     def from_file(cls, name: str, path: HostPath, *, hosts: Strings) -> Self:
         """The content of a host file, read now, without its last line break. PolicyError when it cannot be read."""
-        secret = cls.deferred(name, hosts=hosts, from_file=path)
-        secret.reveal()
+        secret = deferred(name, hosts=hosts, from_file=path)
+        reveal(secret)
         return secret
-
-    @classmethod
-    def deferred(
-        cls,
-        name: str,
-        *,
-        hosts: Strings,
-        inject: tuple[Literal["header", "query", "basic"], ...] = ("header",),
-        from_env: str | None = None,
-        from_file: HostPath | None = None,
-    ) -> Self:
-        """A secret whose value is read by the first `reveal`: policy files are checked where it is not set."""
-        secret = cls(name, "-", hosts=hosts, inject=inject)
-        put(secret, "_value", None)
-        if from_env is not None:
-            put(secret, "_from_env", variable(from_env, "secrets.from_env"))
-        if from_file is not None:
-            put(secret, "_from_file", host_path(from_file, "secrets.from_file"))
-        return secret
-
-    @property
-    def origin(self) -> tuple[str, str] | None:
-        """`("from_env", variable)` or `("from_file", path)`; None when the value was given itself."""
-        if self._from_env is not None:
-            return "from_env", self._from_env
-        return None if self._from_file is None else ("from_file", self._from_file)
 
     def reveal(self) -> str:
         """The value, for the gateway alone. PolicyError when its variable or file is not there."""
-        if self._value is None:
-            put(self, "_value", _read(self))
-        assert self._value is not None
-        return self._value
+        return reveal(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.name, self.hosts, self.inject, self._from_env, self._from_file)
+
+
+def deferred(
+    name: str,
+    *,
+    hosts: Strings,
+    inject: tuple[Inject, ...] = ("header",),
+    from_env: str | None = None,
+    from_file: HostPath | None = None,
+) -> Secret:
+    """A secret whose value is read by the first `reveal`: policy files are checked where it is not set."""
+    secret = Secret(name, "-", hosts=hosts, inject=inject)
+    put(secret, "_value", None)
+    if from_env is not None:
+        put(secret, "_from_env", variable(from_env, "secrets.from_env"))
+    if from_file is not None:
+        put(secret, "_from_file", host_path(from_file, "secrets.from_file"))
+    return secret
+
+
+def origin(secret: Secret) -> tuple[str, str] | None:
+    """`("from_env", variable)` or `("from_file", path)`; None when the value was given itself."""
+    variable_name, path = _slots(secret, "_from_env", "_from_file")
+    if variable_name is not None:
+        return "from_env", variable_name
+    return None if path is None else ("from_file", path)
+
+
+def reveal(secret: Secret) -> str:
+    """The value, for the gateway alone. PolicyError when its variable or file is not there."""
+    (value,) = _slots(secret, "_value")
+    if value is None:
+        value = _read(secret)
+        put(secret, "_value", value)
+    return value
+
+
+def _slots(secret: Secret, *names: str) -> list[str | None]:
+    """Private slots, which are this module's own."""
+    return [getattr(secret, name) for name in names]
 
 
 def _rebuild(
@@ -121,7 +132,7 @@ def _rebuild(
     from_env: str | None,
     from_file: str | None,
 ) -> Secret:
-    return Secret.deferred(name, hosts=hosts, inject=inject, from_env=from_env, from_file=from_file)
+    return deferred(name, hosts=hosts, inject=inject, from_env=from_env, from_file=from_file)
 
 
 def _checked_value(value: object, name: str) -> str:
@@ -139,11 +150,11 @@ def _checked_value(value: object, name: str) -> str:
 
 
 def _read(secret: Secret) -> str:
-    origin = secret.origin
-    if origin is None:
+    source = origin(secret)
+    if source is None:
         fix = "make the secret anew where it is used: pickling leaves the value out"
         raise PolicyError(f"secret {secret.name} came without its value", key="secrets.value", fix=fix)
-    kind, place = origin
+    kind, place = source
     if kind == "from_env":
         found = os.environ.get(place)
         if found is None:
