@@ -45,12 +45,20 @@ def main(argv: list[str] | None = None) -> int:
 
     Without `argv` it is the process's own command line.
     """
-    if argv is None:
-        _fill_closed_descriptors()
-    words = sys.argv[1:] if argv is None else argv
-    console = Console()
+    if argv is not None:
+        return _main(argv)
+    _fill_closed_descriptors()
     try:
-        return _guarded(words, console)
+        return _main(sys.argv[1:])
+    finally:
+        from ringfence.cli.launch import die_of_interrupts
+
+        die_of_interrupts()
+
+
+def _main(words: list[str]) -> int:
+    try:
+        return _guarded(words, Console())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OutputClosed:

@@ -174,3 +174,9 @@ def _create(name: str, path: str) -> int:
         raise Problem(
             f"{name} {path}: cannot write it: {error.strerror}", fix=f"name a file that you may write: {name} FILE"
         ) from None
+
+
+def die_of_interrupts() -> None:
+    """For the last moments of our process, when nothing is left to clean up: Ctrl-C there would be a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

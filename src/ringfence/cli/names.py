@@ -9,16 +9,16 @@ if TYPE_CHECKING:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that `word` most likely stands for: one that it begins, else one a third of its letters away."""
-    names = sorted(known)
+    names = sorted(name for name in known if len(name) <= 64)
     if len(word) > 2:
         begun = [name for name in names if name.startswith(word)]
         if len(begun) == 1:
             return begun[0]
-    best = min(names, key=lambda name: distance(word.lower(), name), default=None)
-    if best is None or len(word) > 64:
+    if not names or len(word) > 64:
         return None
+    away, best = min((distance(word.lower(), name.lower()), name) for name in names)
     letters = len(best.lstrip("-"))
-    return best if distance(word.lower(), best) <= max(1, letters // 3) and letters > 1 else None
+    return best if away <= max(1, letters // 3) and letters > 1 else None
 
 
 def distance(left: str, right: str) -> int:

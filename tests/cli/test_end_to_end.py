@@ -1,0 +1,234 @@
+"""The real executable on the real sandbox: what a person types, sees, and gets as exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "RF_TEST_HOST_SECRET": "host-only"}
+
+
+def command(*argv: str) -> list[str]:
+    return [sys.executable, "-m", "ringfence", *argv]
+
+
+def ringfence(*argv: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    done = subprocess.run(command(*argv), input=stdin, capture_output=True, timeout=50, env=environment())
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def on_a_terminal(*argv: str, when: bytes = b"", send: bytes = b"") -> tuple[int, bytes]:
+    """Exit code and all that the terminal was sent; `send` is typed once `when` was seen."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, command(*argv), environment())
+    seen = b""
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 0.5)[0]:
+            continue
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # EIO: the last process on the terminal has gone
+            break
+        seen += piece
+        if send and when in seen:
+            os.write(terminal, send)
+            send = b""
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_command_that_does_nothing_says_nothing() -> None:
+    assert ringfence("exec", "--", "/bin/true") == (0, "", "")
+
+
+def test_a_commands_output_and_exit_code_are_its_own() -> None:
+    assert ringfence("exec", "--", "sh", "-c", "echo out; echo err >&2; exit 3") == (3, "out\n", "err\n")
+
+
+def test_input_goes_through_in_full() -> None:
+    data = b"".join(b"%d\n" % n for n in range(100_000))
+    code, out, err = ringfence("exec", "--", "cat", stdin=data)
+    assert (code, out.encode() == data, err) == (0, True, "")
+
+
+def test_output_is_not_cut() -> None:
+    code, out, err = ringfence("run", "-c", "print('x' * 5_000_000)")
+    assert (code, len(out), err) == (0, 5_000_001, "")
+
+
+def test_output_comes_while_it_runs() -> None:
+    process = subprocess.Popen(
+        command("exec", "--", "sh", "-c", "echo first; cat"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"first\n"
+    assert process.communicate(b"second\n", timeout=30)[0] == b"second\n"
+    assert process.returncode == 0
+
+
+def test_code_gets_its_arguments() -> None:
+    assert ringfence("run", "-c", "import sys; print(sys.argv[1:])", "a", "--json") == (0, "['a', '--json']\n", "")
+
+
+def test_a_file_goes_in_alone(folder: Path) -> None:
+    (folder / "other.py").write_text("")
+    (folder / "main.py").write_text("import os, sys\nprint(os.listdir('.'), sys.argv, input())\n")
+    code, out, err = ringfence("run", "main.py", "x", stdin=b"typed\n")
+    assert (code, out, err) == (0, "['main.py'] ['/workspace/main.py', 'x'] typed\n", "")
+
+
+def test_code_comes_from_standard_input() -> None:
+    assert ringfence("run", "-", stdin=b"print(6 * 7)\n") == (0, "42\n", "")
+    assert ringfence("run", "-l", "bash", stdin=b'echo "$0"\n') == (0, "/workspace/main.sh\n", "")
+
+
+def test_nothing_of_this_machines_variables_goes_in() -> None:
+    code, out, _ = ringfence("exec", "-e", "GIVEN=1", "--", "env")
+    assert code == 0
+    assert "GIVEN=1\n" in out
+    assert "host-only" not in out
+
+
+def test_a_shown_file_is_there_under_its_own_name(folder: Path) -> None:
+    (folder / "data.csv").write_text("a,b\n")
+    (folder / "secret.txt").write_text("x")
+    (folder / "analyse.py").write_text("import sys, os\nprint(open(sys.argv[1]).read(), os.listdir('.'))\n")
+    assert ringfence("run", "--ro", "data.csv", "analyse.py", "data.csv") == (0, "a,b\n ['data.csv']\n", "")
+
+
+def test_a_writable_folder_is_written_and_a_copy_is_not(folder: Path) -> None:
+    assert ringfence("exec", "--copy", ".", "--", "sh", "-c", "echo 1 > made; cat made") == (0, "1\n", "")
+    assert list(folder.iterdir()) == []
+    assert ringfence("exec", "--rw", ".", "--", "sh", "-c", "echo 1 > made; pwd") == (0, f"{folder}\n", "")
+    assert (folder / "made").read_text() == "1\n"
+
+
+def test_a_time_limit_is_124_with_the_option() -> None:
+    started = time.monotonic()
+    assert ringfence("exec", "--timeout", "1", "--", "sleep", "30") == (
+        124,
+        "",
+        "ringfence: stopped after 1 s, the time limit; for more: --timeout S\n",
+    )
+    assert time.monotonic() - started < 10
+
+
+def test_a_memory_limit_is_137_with_the_option() -> None:
+    code, out, err = ringfence("run", "--memory", "64M", "-c", "x = bytearray(1 << 30)")
+    assert (code, out) == (137, "")
+    assert err == "ringfence: killed: it needed more memory than its limit of 64M; for more: --memory SIZE\n"
+
+
+def test_a_death_by_signal_is_128_and_its_number() -> None:
+    assert ringfence("exec", "--", "sh", "-c", "kill -SEGV $$")[0] == 128 + signal.SIGSEGV
+
+
+def test_a_missing_program_is_127_and_explained() -> None:
+    code, out, err = ringfence("exec", "--", "no-such-program")
+    assert (code, out) == (127, "")
+    assert err == (
+        "ringfence: no program no-such-program inside, and none on this machine either: check the name, or install it\n"
+    )
+
+
+def test_a_program_that_may_not_be_run_is_126() -> None:
+    assert ringfence("exec", "--", "/etc/passwd")[0] == 126
+
+
+def test_a_folder_that_is_not_shown_is_explained(folder: Path) -> None:
+    (folder / "in.txt").write_text("x")
+    code, out, err = ringfence("exec", "--", "cat", "in.txt")
+    assert (code, out) == (1, "")
+    assert err.endswith("ringfence: in.txt is on this machine but not shown inside: add --ro in.txt\n")
+
+
+def test_a_place_to_start_that_is_not_there_is_ours() -> None:
+    code, out, err = ringfence("exec", "--cwd", "/nonexistent", "--", "ls")
+    assert (code, out) == (125, "")
+    assert err.startswith("ringfence: /nonexistent: No such file or directory")
+
+
+def test_json_is_the_whole_result() -> None:
+    code, out, err = ringfence("exec", "--json", "--", "sh", "-c", "echo hi; exit 4")
+    found = json.loads(out)
+    assert (code, err) == (4, "")
+    assert (found["status"], found["reason"], found["exit_code"], found["stdout"]) == ("error", "exit", 4, "hi\n")
+    assert found["backend"] == "process"
+
+
+def test_explain_runs_nothing(folder: Path) -> None:
+    code, out, err = ringfence("exec", "--rw", ".", "--explain", "--", "touch", "made")
+    assert (code, err) == (0, "")
+    assert out.startswith("backend: process\n")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_reader_that_leaves_ends_it() -> None:
+    line = f"{' '.join(command('exec', '--', 'yes'))} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=40, env=environment())
+    assert (done.stdout, done.stderr) == ("y\n141\n", "")
+
+
+def test_a_closed_output_is_no_place_for_the_guests_bytes() -> None:
+    line = f"{' '.join(command('exec', '--', 'echo', 'x'))} >&- 2>&- <&-; echo $?"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=40, env=environment())
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_on_a_terminal_only_colours_pass() -> None:
+    text = "a\\033]0;title\\007b\\033[31mred\\033[0m\\033[2J\\rover\\n"
+    assert on_a_terminal("exec", "--", "printf", text) == (0, b"ab\x1b[31mred\x1b[0m\r\nover\r\n")
+    assert on_a_terminal("exec", "--raw", "--", "printf", "a\\033]0;title\\007b\\n") == (0, b"a\x1b]0;title\x07b\r\n")
+
+
+def test_what_is_typed_reaches_the_guest() -> None:
+    code, seen = on_a_terminal("exec", "--", "sh", "-c", "echo ready; cat", when=b"ready", send=b"hello\n\x04")
+    assert (code, seen) == (0, b"ready\r\nhello\r\nhello\r\n")
+
+
+def test_ctrl_c_kills_the_guest_and_says_one_line() -> None:
+    code, seen = on_a_terminal("exec", "--", "sh", "-c", "echo ready; sleep 30", when=b"ready", send=b"\x03")
+    assert (code, seen) == (130, b"ready\r\n^Cringfence: stopped by Ctrl-C: everything inside was killed\r\n")
+
+
+def test_sigterm_kills_the_guest_too() -> None:
+    process = subprocess.Popen(
+        command("exec", "--", "sh", "-c", "echo ready; sleep 30"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (
+        143,
+        b"",
+        b"ringfence: stopped by SIGTERM: everything inside was killed\n",
+    )
