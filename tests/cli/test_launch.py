@@ -131,12 +131,17 @@ def test_our_input_reaches_it_and_ends(
 
 
 class given_input:  # noqa: N801  # read as words in a with statement
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, null: bool = False) -> None:
         self.data = data
+        self.null = null
 
     def __enter__(self) -> None:
         self.saved = os.dup(0)
         reader, writer = os.pipe()
+        if self.null:
+            os.close(reader)
+            reader = os.open(os.devnull, os.O_RDONLY)
+            self.data = b""
         os.write(writer, self.data)
         os.close(writer)
         os.dup2(reader, 0)
@@ -287,3 +292,26 @@ def test_lost_output_and_limits_are_noted_unless_quiet(capfd: pytest.CaptureFixt
     )
     assert main(["exec", "-q", "--timeout", "3", "x"]) == 124
     assert capfd.readouterr().err == ""
+
+
+def test_python_code_for_json_alone_is_run_by_the_library(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    def run(code: str, **options: object) -> Result:
+        asked.append((code, options))
+        return OK
+
+    monkeypatch.setitem(vars(ringfence), "run", run)
+    Path("t.py").write_text("\ufeff6 * 7")
+    with given_input(b"", null=True):
+        assert main(["run", "--json", "t.py"]) == 0
+        options = {"policy": ringfence.Policy(), "backend": "auto", "image": "host"}
+        assert asked == [("6 * 7", options)]
+        assert json.loads(capfd.readouterr().out) == OK.to_dict()
+        for argv in (["t.py"], ["--json", "t.py", "x"], ["--json", "--ro", "t.py", "t.py"]):
+            assert main(["run", *argv]) == 0
+    with given_input(b"data"):
+        assert main(["run", "--json", "t.py"]) == 0
+    assert len(asked) == 1

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
 
 _OURS = 125
 
+# Fixes that the library says in its own words, as options.
+_AS_OPTIONS = {
+    "network": "leave --allow-net out; what the code needs goes in with --ro or --copy",
+    "secrets": "leave --secret out",
+    "isolation": "to accept less: --isolation kernel",
+}
+
 
 def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
     """Say what happened and what to do now; the exit code."""
@@ -18,7 +25,7 @@ def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
         console.fail(_at_line(error), code=error.code, fix=error.fix)
         return bad_argument
     if isinstance(error, UnsupportedError):
-        console.fail(str(error), code=error.code, fix=_fixes(error))
+        console.fail(str(error), code=error.code, fix=_AS_OPTIONS.get(error.code) or _fixes(error))
         return _OURS
     if isinstance(error, RingfenceError):
         console.fail(str(error), code=error.code, fix=error.fix)
@@ -39,10 +46,11 @@ def _at_line(error: PolicyError) -> str:
 def _fixes(error: UnsupportedError) -> str | None:
     lines = []
     for missing in error.missing:
-        line = f"{missing.backend}: {missing.what}" + (f"; fix: {missing.fix}" if missing.fix else "")
+        fix = (missing.fix or "").replace('backend="process"', "--backend process")
+        line = f"{missing.backend}: {missing.what}" + (f"; fix: {fix}" if fix else "")
         if line not in lines:
             lines.append(line)
-    if error.fix and not any(error.fix in line for line in lines):
+    if error.fix and not lines:
         lines.append(error.fix)
     return "\n".join(lines) or None
 

@@ -47,16 +47,25 @@ class Stop:
 
 
 class Job:
-    """What is to run: `argv` inside, our input to it if `stdin`, after `prepare` has put files there."""
+    """What is to run: `argv` inside, our input to it if `stdin`, after `prepare` has put files there.
 
-    __slots__ = ("argv", "prepare", "stdin")
+    `python` is the same as one piece of code for the library, where nobody watches the streams: its result says more.
+    """
+
+    __slots__ = ("argv", "prepare", "python", "stdin")
 
     def __init__(
-        self, argv: list[str], *, stdin: bool = True, prepare: Callable[[Sandbox], None] | None = None
+        self,
+        argv: list[str],
+        *,
+        stdin: bool = True,
+        prepare: Callable[[Sandbox], None] | None = None,
+        python: str | None = None,
     ) -> None:
         self.argv = argv
         self.stdin = stdin
         self.prepare = prepare
+        self.python = python
 
 
 def launch(job: Job, settings: Settings, console: Console) -> int:
@@ -74,7 +83,10 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
         for number, handler in old.items():
             if handler is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
                 signal.signal(number, stop)
-        result, tail = _run(box, job, settings, console, stop)
+        if job.python is not None:
+            result, tail = _run_code(job.python, settings), b""
+        else:
+            result, tail = _run(box, job, settings, console, stop)
     except BaseException:
         # The flag decides, not the exception: one raised by the signal inside a lock may come out as another.
         if stop.number is None:
@@ -114,6 +126,17 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Sto
     finally:
         stop.closing = True
         box.close()
+
+
+def _run_code(code: str, settings: Settings) -> Result:
+    import warnings
+
+    from ringfence import run
+    from ringfence.errors import WeakerLimitWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WeakerLimitWarning)  # the result says it
+        return run(code, policy=settings.policy, backend=settings.backend, image=settings.image)
 
 
 def _start(box: Sandbox) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import Sandbox
@@ -27,7 +29,18 @@ def main(argv: list[str], console: Console) -> int:
     from ringfence.cli.source import Code
 
     settings = Settings(given, "offline")
-    return launch(job_for(Code(given)), settings, console)
+    code = Code(given)
+    job = job_for(code)
+    if console.json and code.language == "python" and not code.args and settings.cwd is None and _no_input(code):
+        job.python = code.text.decode("utf-8-sig")
+    return launch(job, settings, console)
+
+
+def _no_input(code: Code) -> bool:
+    """Whether nothing is there to be read. With --json a terminal is nothing too: what would ask is not shown."""
+    from ringfence.cli.streams import is_null
+
+    return code.from_stdin or os.isatty(0) or is_null(0)
 
 
 def job_for(code: Code) -> Job:

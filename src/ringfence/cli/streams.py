@@ -47,17 +47,21 @@ class OutputStreams:
 
 def feed(process: Process) -> None:
     """Pass our standard input on, in a thread where reading it may wait. Returns at once."""
-    try:
-        mode = os.fstat(0)
-    except OSError:
-        process.close_stdin()
-        return
-    if stat.S_ISCHR(mode.st_mode) and mode.st_rdev == _NULL_DEVICE:
+    if is_null(0):
         process.close_stdin()
         return
     import _thread  # threading would cost a millisecond, and this thread needs neither a name nor a join
 
     _thread.start_new_thread(_pump, (process, os.isatty(0)))
+
+
+def is_null(fd: int) -> bool:
+    """Whether a descriptor is closed or the null device: there is nothing to read, now or later."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return True
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL_DEVICE
 
 
 def _pump(process: Process, terminal: bool) -> None:
