@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ringfence.backends import Backend
     from ringfence.backends.process.box import ProcessBox
     from ringfence.backends.process.pool import Pool
+    from ringfence.plan.interpreter import Interpreter
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
@@ -117,11 +118,11 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
     if found is not None:
         return found
     from ringfence.plan.facts import host_facts
-    from ringfence.plan.interpreter import home_directory, interpreter
+    from ringfence.plan.interpreter import home_directory
     from ringfence.plan.process import plan_process
     from ringfence.plan.view import view
 
-    python = interpreter()
+    python = _interpreter()
     tree = _pool(image).tree
     by = tree.mechanisms if tree is not None else None
     facts = host_facts(
@@ -138,11 +139,21 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
     return made
 
 
+_interpreters: list[Interpreter] = []  # of this process: it does not change
+
+
+def _interpreter() -> Interpreter:
+    if not _interpreters:
+        from ringfence.plan.interpreter import interpreter
+
+        _interpreters.append(interpreter())
+    return _interpreters[0]
+
+
 def _pool(image: Image) -> Pool:
     from ringfence.backends.process.pool import pool
-    from ringfence.plan.interpreter import interpreter
 
-    return pool(interpreter(), tuple(image.preload))
+    return pool(_interpreter(), tuple(image.preload))
 
 
 def _too_weak(made: ProcessPlan) -> UnsupportedError:

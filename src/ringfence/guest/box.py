@@ -6,9 +6,9 @@ the current directory while a template is built and `/` afterwards.
 
 from __future__ import annotations
 
+import _socket
 import fcntl
 import os
-import socket
 import stat
 import struct
 
@@ -225,5 +225,6 @@ _IFF_UP_RUNNING = 0x41
 
 
 def bring_up_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP_RUNNING))
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP_RUNNING))
+    sock.close()

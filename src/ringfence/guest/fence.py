@@ -5,16 +5,11 @@ Mount rights go first (nothing can be mounted under Landlock), system calls last
 
 from __future__ import annotations
 
-import base64
+import binascii
 import os
 import resource
 
 from . import kernel as k
-
-# Processes of the sandbox that are ours and count against RLIMIT_NPROC: monitor, PID 1, spawner.
-OURS = 3
-# What the spawner may start beyond the guest's limit, so that a guest at its limit can still be served (F07).
-RESERVE = 5
 
 Fence = dict[str, object]
 
@@ -57,11 +52,11 @@ def give_up_rights(fence: Fence, *, landlock: bool) -> None:
             files=bool(fence["landlock_files"]),
         )
     if fence["seccomp"] and not fence["no_new_privileges"]:
-        k.install_seccomp(base64.b64decode(str(fence["seccomp"])))
+        k.install_seccomp(binascii.a2b_base64(str(fence["seccomp"])))
     if fence["capabilities"]:
         k.drop_capabilities()
     if fence["seccomp"] and fence["no_new_privileges"]:
-        k.install_seccomp(base64.b64decode(str(fence["seccomp"])))
+        k.install_seccomp(binascii.a2b_base64(str(fence["seccomp"])))
     if fence["not_dumpable"]:
         k.set_dumpable(0)
 
@@ -73,5 +68,5 @@ def finish_for_guest(fence: Fence, *, processes: int) -> None:
     """
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     if fence["last_layer"]:
-        k.install_seccomp(base64.b64decode(str(fence["last_layer"])))
+        k.install_seccomp(binascii.a2b_base64(str(fence["last_layer"])))
     k.set_dumpable(1)

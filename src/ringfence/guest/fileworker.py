@@ -8,11 +8,11 @@ outcome as one JSON object by the report.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 
 from . import kernel as k
+from . import lean
 
 _CHUNK = 1 << 18
 _PAGE = 1000
@@ -26,7 +26,7 @@ def work(job: dict[str, object], report_fd: int) -> int:
         answer = {"errno": error.errno or errno.EIO, "path": _shown(error)}
     except RecursionError:
         answer = {"errno": errno.ELOOP, "path": None}
-    data = json.dumps(answer).encode()
+    data = lean.dumps(answer)
     while data:
         data = data[os.write(report_fd, data) :]
     return 0
@@ -232,7 +232,7 @@ def _list(args: Args) -> dict[str, object]:
     path, recursive, pattern = str(args["path"]), bool(args["recursive"]), args["pattern"]
     top = _open(path, os.O_RDONLY | os.O_DIRECTORY)
     pending: list[tuple[int, str]] = [(top, "")]
-    lines: list[str] = []
+    lines: list[bytes] = []
     while pending:
         directory, prefix = pending.pop()
         below: list[tuple[int, str]] = []
@@ -243,7 +243,7 @@ def _list(args: Args) -> dict[str, object]:
             except FileNotFoundError:
                 continue
             if pattern is None or fnmatch.fnmatchcase(name, str(pattern)):
-                lines.append(json.dumps(info))
+                lines.append(lean.dumps(info))
             if recursive and info["kind"] == "directory":
                 below.append((directory, name))
             if len(lines) >= _PAGE:
@@ -259,9 +259,9 @@ def _list(args: Args) -> dict[str, object]:
     return {}
 
 
-def _flush(lines: list[str]) -> None:
+def _flush(lines: list[bytes]) -> None:
     if lines:
-        _write_all(1, ("\n".join(lines) + "\n").encode())
+        _write_all(1, b"\n".join(lines) + b"\n")
         lines.clear()
 
 

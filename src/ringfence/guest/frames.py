@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import struct
+
+from .lean import dumps
 
 HEADER = struct.Struct("<IBI")  # payload length, type, stream
 JSON, STDIN, STDOUT, STDERR = 0, 1, 2, 3
@@ -14,7 +15,7 @@ def pack(kind: int, stream: int, payload: bytes) -> bytes:
 
 
 def message(**data: object) -> bytes:
-    return pack(JSON, 0, json.dumps(data).encode())
+    return pack(JSON, 0, dumps(data))
 
 
 class Reader:

@@ -8,18 +8,17 @@ unread, reports are passed on as text.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import select
-import socket
 import time
 
-from . import frames, place
+from . import frames, lean, place
 from .job import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from socket import socket as Socket
 
 _READ = 1 << 16
 _SEND_BUFFER_STOP = 1 << 20  # stop reading guests while the host is this far behind
@@ -28,7 +27,7 @@ _CPU_POLL_S = 0.05
 
 def monitor(plan: dict[str, object], fds: list[int], library: int, proc: int) -> None:
     """Build the sandbox, then serve it. Never returns."""
-    channel = socket.socket(fileno=fds[0])
+    channel = lean.from_fd(fds[0], lean.SOCK_STREAM)
     try:
         inside = place.build(plan, fds, proc)
     except (OSError, ValueError) as error:
@@ -44,7 +43,7 @@ def monitor(plan: dict[str, object], fds: list[int], library: int, proc: int) ->
 
 
 class Guestd:
-    def __init__(self, channel: socket.socket, inside: place.Place, library: int, *, cpu_fd: int) -> None:
+    def __init__(self, channel: Socket, inside: place.Place, library: int, *, cpu_fd: int) -> None:
         self._channel = channel
         self._place = inside
         self._library = library
@@ -113,7 +112,7 @@ class Guestd:
                 if job is not None:
                     job.write(payload)
             else:
-                self._request(json.loads(payload))
+                self._request(lean.loads(payload))
 
     def _drain_out(self) -> None:
         try:

@@ -6,17 +6,18 @@ neither write to it nor signal it (J17). Nothing it says decides a result.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
 
-from . import box, fence, kernel
+from . import box, fence, kernel, lean
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket as Socket
 
 _PASSES = 200
 
 
-def prepare_as_root(sock: socket.socket, plan: dict[str, object]) -> None:
+def prepare_as_root(sock: Socket, plan: dict[str, object]) -> None:
     """Real root inside the new pid namespace: /proc, then the user namespace whose map the monitor writes."""
     sys_directory = _mount_proc(plan)
     os.setgroups([])
@@ -48,7 +49,7 @@ def become(owner: int, *, mapped: bool) -> None:
     os.setresuid(inside, inside, inside)
 
 
-def serve(sock: socket.socket, plan: dict[str, object]) -> None:
+def serve(sock: Socket, plan: dict[str, object]) -> None:
     """Never returns. End of file: the monitor is gone, and so are we, and with us everything inside."""
     kernel.set_name("rf-init")
     kernel.die_with_parent()
@@ -58,13 +59,13 @@ def serve(sock: socket.socket, plan: dict[str, object]) -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     kernel.close_from(4)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for us (D12)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    lean.ignore_signals(lean.SIGCHLD)  # the kernel reaps for us (D12)
+    lean.default_signals(lean.SIGINT)
     fence.give_up_rights(plan["fence"], landlock=False)  # type: ignore[arg-type]
-    channel = socket.socket(fileno=3)
+    channel = lean.from_fd(3, lean.SOCK_SEQPACKET)
     channel.send(b"ready")
     while data := channel.recv(1 << 16):
-        left = _kill_all_but(json.loads(data))
+        left = _kill_all_but(lean.loads(data))
         channel.send(b"%d" % left)
     os._exit(0)
 
@@ -78,7 +79,7 @@ def _kill_all_but(kept: dict[str, list[int]]) -> int:
     for _ in range(_PASSES):
         seen = _victims(kept)
         for pid in seen - victims:
-            _signal(pid, signal.SIGSTOP)
+            _signal(pid, lean.SIGSTOP)
         if seen <= victims:
             break
         victims = seen
@@ -87,7 +88,7 @@ def _kill_all_but(kept: dict[str, list[int]]) -> int:
         if not seen:
             return 0
         for pid in seen:
-            _signal(pid, signal.SIGKILL)
+            _signal(pid, lean.SIGKILL)
     return len(_victims(kept))
 
 

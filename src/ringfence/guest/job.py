@@ -6,7 +6,7 @@ import os
 import select
 import time
 
-from . import frames
+from . import frames, lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,12 +190,7 @@ class Job:
     # the end
 
     def signal(self, number: int) -> None:
-        import signal
-
-        try:
-            signal.pidfd_send_signal(self._pidfd, number)
-        except ProcessLookupError:
-            return
+        lean.signal_pidfd(self._pidfd, number)
 
     def _on_report(self, _: int) -> None:
         try:

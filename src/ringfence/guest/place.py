@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
-import signal
-import socket
 
-from . import box, init, spawner
+from . import box, init, lean, spawner
 from . import kernel as k
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socket import socket as Socket
 
 _ANSWER_S = 5.0
 _INLINE = 1 << 16
@@ -20,7 +22,7 @@ Plan = dict[str, object]
 class Place:
     """The inside, as the monitor sees it."""
 
-    def __init__(self, plan: Plan, join: list[int], init_pid: int, init_socket: socket.socket) -> None:
+    def __init__(self, plan: Plan, join: list[int], init_pid: int, init_socket: Socket) -> None:
         self._plan = plan
         self._join = join
         self.init_pid = init_pid
@@ -31,7 +33,7 @@ class Place:
         self._start_spawner()
 
     def _start_spawner(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
             try:
@@ -45,12 +47,12 @@ class Place:
         hello = ours.recv(1 << 12)
         if not hello:
             raise OSError(f"the spawner ended while it fenced itself: {_status_of(pid)}")
-        self._spawner_inner = int(json.loads(hello)["pid"])
+        self._spawner_inner = int(lean.loads(hello)["pid"])
         self._socket = ours
 
     def spawn(self, request: dict[str, object], fds: list[int], *, one_shot: bool) -> tuple[int, int]:
         """(pidfd, pid inside). A spawner that a guest killed or stopped is replaced, once."""
-        body = json.dumps(request["job"]).encode()
+        body = lean.dumps(request["job"])
         if one_shot:
             self._hand_over(body, fds, become=True)
             return self._spawner_pidfd, self._spawner_inner
@@ -64,20 +66,19 @@ class Place:
 
     def _hand_over(self, body: bytes, fds: list[int], *, become: bool) -> None:
         if len(body) <= _INLINE:
-            head = {"become": become, **json.loads(body)}
-            socket.send_fds(self._socket, [json.dumps(head).encode()], fds)
+            lean.send_fds(self._socket, lean.dumps({"become": become, "body": body.decode()}), fds)
             return
         memory = os.memfd_create("job", os.MFD_CLOEXEC)
         with open(memory, "wb") as file:
             file.write(body)
             file.flush()
-            socket.send_fds(self._socket, [json.dumps({"become": become}).encode()], [*fds, memory])
+            lean.send_fds(self._socket, lean.dumps({"become": become, "body": None}), [*fds, memory])
 
     def _answer(self) -> tuple[int, int]:
-        data, fds, _, _ = socket.recv_fds(self._socket, 1 << 12, 1)
+        data, fds = lean.recv_fds(self._socket, 1 << 12, 1)
         if not data:
             raise ConnectionError("the spawner is gone")
-        answer = json.loads(data)
+        answer = lean.loads(data)
         if "errno" in answer:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))
         return fds[0], int(answer["pid"])
@@ -97,7 +98,7 @@ class Place:
         """Everything inside but the trees of `kept`. False when something would not die in time."""
         self._init.settimeout(_ANSWER_S / 5)
         try:
-            self._init.send(json.dumps({"alone": [self._spawner_inner], "trees": kept}).encode())
+            self._init.send(lean.dumps({"alone": [self._spawner_inner], "trees": kept}))
             return self._init.recv(64) == b"0"
         except OSError:
             return False
@@ -116,10 +117,7 @@ class Place:
 
 
 def _kill(pidfd: int) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    lean.signal_pidfd(pidfd, lean.SIGKILL)
 
 
 def _status_of(pid: int) -> str:
@@ -130,8 +128,7 @@ def _status_of(pid: int) -> str:
 def build(plan: Plan, fds: list[int], proc: int) -> Place:
     """Namespaces, private file systems, PID 1, the guest's uid, the spawner; in this order, each needed by the next."""
     k.set_name("rf-monitor")
-    for number in (signal.SIGCHLD, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    lean.default_signals(lean.SIGCHLD, lean.SIGINT)
     as_root = bool(plan["as_root"])
     owner = int(plan["owner"]) if as_root else 1000  # type: ignore[call-overload]
     namespaces = int(plan["namespaces"])  # type: ignore[call-overload]
@@ -140,7 +137,7 @@ def build(plan: Plan, fds: list[int], proc: int) -> Place:
         box.write(proc, "self/uid_map", "1000 0 1")
         box.write(proc, "self/gid_map", "1000 0 1")
     if namespaces & k.CLONE_NEWUTS:
-        socket.sethostname("ringfence")
+        lean.set_host_name("ringfence")
     if namespaces & k.CLONE_NEWNET:
         box.bring_up_loopback()
     sizes: dict[str, str] = plan["sizes"]  # type: ignore[assignment]
@@ -155,8 +152,8 @@ def build(plan: Plan, fds: list[int], proc: int) -> Place:
     return Place(plan, fds[int(bool(plan["cpu_fd"])) + 1 :], pid, sock)
 
 
-def _start_init(plan: Plan, as_root: bool) -> tuple[int, socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _start_init(plan: Plan, as_root: bool) -> tuple[int, Socket]:
+    ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         try:
@@ -174,7 +171,7 @@ def _start_init(plan: Plan, as_root: bool) -> tuple[int, socket.socket]:
     return pid, ours
 
 
-def _enter_user_namespace(plan: Plan, pid: int, sock: socket.socket, proc: int, owner: int) -> None:
+def _enter_user_namespace(plan: Plan, pid: int, sock: Socket, proc: int, owner: int) -> None:
     """Map the guest's uid in PID 1's user namespace, join it, and be that uid from here on."""
     word = sock.recv(256)
     if word != b"unshared":
@@ -200,7 +197,7 @@ def _idmapper(owner: int, proc: int) -> object:
             try:
                 k.unshare(k.CLONE_NEWUSER)
                 os.write(write_end, b"x")
-                signal.pause()
+                select.poll().poll()
             finally:
                 os._exit(0)
         os.close(write_end)
@@ -211,7 +208,7 @@ def _idmapper(owner: int, proc: int) -> object:
             return os.open(f"{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         finally:
             os.close(read_end)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, lean.SIGKILL)
             os.waitpid(pid, 0)
 
     return idmap

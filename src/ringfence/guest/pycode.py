@@ -6,12 +6,13 @@ is data.
 
 from __future__ import annotations
 
+import _signal
 import builtins
-import json
 import os
-import signal
 import sys
 import types
+
+from . import lean
 
 _MAX_TEXT = 1 << 16
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
@@ -33,8 +34,8 @@ def _prepare(job: dict[str, object]) -> None:
     env: dict[str, str] = job["env"]  # type: ignore[assignment]  # from the host, checked there
     os.environ.clear()
     os.environ.update(env)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     sys.argv = ["-c", *job.get("args", [])]  # type: ignore[misc]
     sys.path[:] = ["", *job["sys_path"]]  # type: ignore[misc]
     if job.get("executable"):
@@ -166,7 +167,7 @@ def _finish(code: int) -> int:
 
 
 def _send(fd: int, report: dict[str, object]) -> None:
-    data = json.dumps(report).encode()
+    data = lean.dumps(report)
     try:
         while data:
             data = data[os.write(fd, data) :]

@@ -6,20 +6,22 @@ The spawner runs no guest code itself, except that a one-shot run turns it into 
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
 import sys
 
+from . import counts, lean
 from . import fence as fencing
 from . import kernel as k
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket as Socket
 
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
 
 
-def spawner(sock: socket.socket, fence: fencing.Fence, join: list[int]) -> None:
+def spawner(sock: Socket, fence: fencing.Fence, join: list[int]) -> None:
     """Fence this process, then serve jobs until the monitor is gone. Never returns."""
     k.set_name("rf-spawner")
     for fd in join:
@@ -32,9 +34,9 @@ def spawner(sock: socket.socket, fence: fencing.Fence, join: list[int]) -> None:
     wire = os.dup(sock.fileno())
     _keep_only(wire)
     limit = int(fence["processes"])  # type: ignore[call-overload]
-    fencing.set_limits(fence, processes=limit + fencing.OURS + fencing.RESERVE)
+    fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
     fencing.give_up_rights(fence, landlock=True)
-    _serve(socket.socket(fileno=REPORT_FD + 1), fence, limit)
+    _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, limit)
 
 
 def _keep_only(wire: int) -> None:
@@ -55,29 +57,29 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _serve(sock: socket.socket, fence: fencing.Fence, limit: int) -> None:
-    sock.send(json.dumps({"pid": os.getpid()}).encode())
+def _serve(sock: Socket, fence: fencing.Fence, limit: int) -> None:
+    sock.send(lean.dumps({"pid": os.getpid()}))
     while True:
-        data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET, 6)
+        data, fds = lean.recv_fds(sock, MAX_PACKET, 6)
         if not data:
             os._exit(0)
-        job = json.loads(data)
+        job = lean.loads(data)
         if job["become"]:
             sock.close()
-            _child(job, fds, fence, limit + fencing.OURS - 1)
-        _clone(sock, job, fds, fence, limit + fencing.OURS)
+            _child(job, fds, fence, limit + counts.OURS - 1)
+        _clone(sock, job, fds, fence, limit + counts.OURS)
 
 
-def _clone(sock: socket.socket, job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> None:
+def _clone(sock: Socket, job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> None:
     try:
         pid, pidfd = k.clone_for_parent()
     except OSError as error:
-        sock.send(json.dumps({"errno": error.errno}).encode())
+        sock.send(lean.dumps({"errno": error.errno}))
     else:
         if pid == 0:
             sock.close()
             _child(job, fds, fence, processes)
-        socket.send_fds(sock, [json.dumps({"pid": pid}).encode()], [pidfd])
+        lean.send_fds(sock, lean.dumps({"pid": pid}), [pidfd])
         os.close(pidfd)
     for fd in fds:
         os.close(fd)
@@ -95,14 +97,12 @@ def _child(job: dict[str, object], fds: list[int], fence: fencing.Fence, process
 
 
 def _work(job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> int:
-    payload = fds[4] if len(fds) > 4 else -1
+    text = job["body"] if job["body"] is not None else _read_all(fds[4])
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
-    body = _read_all(payload) if payload >= 0 else None
     os.dup2(fds[3], REPORT_FD, inheritable=False)
     k.close_from(REPORT_FD + 1)
-    if body is not None:
-        job = {**job, **json.loads(body)}
+    job = lean.loads(text)
     if job["kind"] == "file":
         from . import fileworker
 
@@ -119,14 +119,14 @@ def _work(job: dict[str, object], fds: list[int], fence: fencing.Fence, processe
     return pycode.run(job, REPORT_FD)
 
 
-def _read_all(fd: int) -> bytes:
-    with open(fd, "rb", closefd=False) as file:
+def _read_all(fd: int) -> str:
+    with open(fd, encoding="utf-8", closefd=False) as file:
         file.seek(0)
         return file.read()
 
 
 def _report(**data: object) -> None:
-    os.write(REPORT_FD, json.dumps(data).encode())
+    os.write(REPORT_FD, lean.dumps(data))
 
 
 def _leave_directory(job: dict[str, object]) -> None:
@@ -141,7 +141,7 @@ def _exec(job: dict[str, object]) -> int:
     """execve, looking the program up in the guest's PATH. Returns only when it failed."""
     argv: list[str] = job["argv"]  # type: ignore[assignment]  # from the host, checked there
     env: dict[str, str] = job["env"]  # type: ignore[assignment]
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    lean.default_signals(lean.SIGPIPE)
     program = os.fsencode(argv[0])
     names = [program] if b"/" in program else [os.path.join(d, program) for d in _path_of(env)]
     failure = 2

@@ -7,20 +7,23 @@ requests on a packet socket: a template is a fork with a root of its own, a sand
 from __future__ import annotations
 
 import gc
-import json
 import os
 import select
-import signal
-import socket
 import sys
 
-from . import box, guestd
+from . import box, guestd, lean
 from . import kernel as k
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socket import socket as Socket
 
 CONTROL_FD = 3
 LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
+_QUIET_MS = 20
 
 
 def main() -> None:
@@ -29,12 +32,11 @@ def main() -> None:
     k.new_session_keyring()
     os.umask(0o022)
     os.chdir("/")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who then ends us
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    lean.ignore_signals(lean.SIGINT, lean.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
     k.become_subreaper()
-    control = socket.socket(fileno=CONTROL_FD)
-    hello = json.loads(control.recv(_MAX_PACKET))
-    control.send(json.dumps(_preload(hello)).encode())
+    control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)
+    hello = lean.loads(control.recv(_MAX_PACKET))
+    control.send(lean.dumps(_preload(hello)))
     _serve(control, _zygote_request)
 
 
@@ -43,9 +45,7 @@ def _preload(hello: dict[str, object]) -> dict[str, object]:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     sys.path[:] = hello["sys_path"]  # type: ignore[assignment]  # from the library
-    for name in ("linecache", "traceback", "_sitebuiltins", "atexit", "threading", "resource"):
-        __import__(name)
-    from . import fence, fileworker, init, pycode, spawner  # noqa: F401  # before the fork, not after each
+    from . import fileworker, pycode  # noqa: F401  # before the fork, not after each
 
     for name in hello["preload"]:  # type: ignore[attr-defined]
         try:
@@ -59,25 +59,37 @@ def _preload(hello: dict[str, object]) -> dict[str, object]:
     return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}
 
 
-def _serve(control: socket.socket, handle: object) -> None:
+def _warm_up() -> None:
+    """In a quiet moment, so that the first sandbox need not wait: what most programs import anyway."""
+    for name in ("threading", "traceback", "linecache", "json"):
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _serve(control: Socket, handle: object) -> None:
     """Requests until the library is gone or closes the socket."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(LIBRARY_FD, select.POLLIN)
+    cold = True
     while True:
-        ready = dict(poll.poll())
-        if control.fileno() in ready:
-            data, fds, _, _ = socket.recv_fds(control, _MAX_PACKET, _MAX_FDS)
+        ready = dict(poll.poll(_QUIET_MS if cold else None))
+        if not ready:
+            cold = False
+            _warm_up()
+        elif control.fileno() in ready:
+            data, fds = lean.recv_fds(control, _MAX_PACKET, _MAX_FDS)
             if not data:
                 os._exit(0)
-            handle(control, json.loads(data), fds)  # type: ignore[operator]
+            handle(control, lean.loads(data), fds)  # type: ignore[operator]
             for fd in fds:
                 os.close(fd)
         elif LIBRARY_FD in ready:
             os._exit(0)
 
 
-def _zygote_request(control: socket.socket, request: dict[str, object], fds: list[int]) -> None:
+def _zygote_request(control: Socket, request: dict[str, object], fds: list[int]) -> None:
     if os.fork() == 0:
         os.dup2(fds[0], CONTROL_FD, inheritable=False)
         for fd in fds:
@@ -89,7 +101,7 @@ def _zygote_request(control: socket.socket, request: dict[str, object], fds: lis
 def _template(request: dict[str, object]) -> None:
     """A root of its own, then requests for sandboxes. Never returns."""
     k.set_name("rf-template")
-    control = socket.socket(fileno=CONTROL_FD)
+    control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         as_root = bool(request["as_root"])
@@ -107,7 +119,7 @@ def _template(request: dict[str, object]) -> None:
         os._exit(1)
     control.send(b'{"ok":true}')
 
-    def sandbox(_: socket.socket, plan: dict[str, object], fds: list[int]) -> None:
+    def sandbox(_: Socket, plan: dict[str, object], fds: list[int]) -> None:
         if os.fork() == 0:
             control.close()
             guestd.monitor(plan, fds, LIBRARY_FD, proc)
@@ -115,6 +127,6 @@ def _template(request: dict[str, object]) -> None:
     _serve(control, sandbox)
 
 
-def _say_failed(control: socket.socket, error: Exception) -> None:
+def _say_failed(control: Socket, error: Exception) -> None:
     number = error.errno if isinstance(error, OSError) else None
-    control.send(json.dumps({"error": str(error), "errno": number}).encode())
+    control.send(lean.dumps({"error": str(error), "errno": number}))

@@ -6,14 +6,15 @@ are raw. Anything else is a WireError, after which the channel is not read again
 
 from __future__ import annotations
 
-import json
 import struct
 
+from ringfence.guest import lean
 from ringfence.values import Struct, final
 
 HEADER = struct.Struct("<IBI")
 JSON, STDIN, STDOUT, STDERR = 0, 1, 2, 3
-MAX_PAYLOAD = 1 << 20
+# A report of 256 KiB of control characters is six times as long once it is a JSON string in an exit event (J02).
+MAX_PAYLOAD = 1 << 21
 
 
 class WireError(Exception):
@@ -32,7 +33,7 @@ def pack(kind: int, stream: int, payload: bytes) -> bytes:
 
 
 def message(**data: object) -> bytes:
-    return pack(JSON, 0, json.dumps(data).encode())
+    return pack(JSON, 0, lean.dumps(data))
 
 
 class Reader:
@@ -53,6 +54,8 @@ class Reader:
                 raise WireError(f"a frame of {length} bytes: the most is {MAX_PAYLOAD}")
             if kind not in (JSON, STDOUT, STDERR):
                 raise WireError(f"a frame of unknown type {kind}")
+            if not length or (kind == JSON and stream):
+                raise WireError("an empty frame, or a control message on a stream")
             end = start + HEADER.size + length
             if len(buffer) < end:
                 break
@@ -83,6 +86,9 @@ _EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
 }
 
 
+_ENDS = ("lifetime", "idle", "init-lost", "tree-stuck")
+
+
 def event(payload: bytes) -> dict[str, object]:
     """One control message, with exactly the fields its event has, each of its type. Raises WireError otherwise."""
     data = strict_json(payload)
@@ -96,18 +102,18 @@ def event(payload: bytes) -> dict[str, object]:
     for name, types in fields.items():
         if type(data[name]) not in types:
             raise WireError(f"a {data['ev']} event whose {name} has another type")
+    if data["ev"] == "end" and data["why"] not in _ENDS:
+        raise WireError("an end for an unknown reason")
     return data
 
 
 def strict_json(payload: bytes) -> object:
-    """Parsed JSON: UTF-8, no repeated keys, no NaN, no number beyond 64 bits, no deeper than the parser goes."""
+    """Parsed JSON: UTF-8, no repeated keys, no NaN, no number beyond 64 bits, no deeper than the parser goes.
+
+    Strings may hold lone surrogates: file names do. Who makes text for people of them replaces those.
+    """
     try:
-        return json.loads(
-            payload.decode("utf-8"),
-            object_pairs_hook=_no_repeats,
-            parse_constant=_no_constants,
-            parse_int=_small_int,
-        )
+        return _parse(payload.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {error}") from None
 
@@ -126,4 +132,23 @@ def _no_constants(name: str) -> object:
 def _small_int(text: str) -> int:
     if len(text) > 20:
         raise WireError("a number beyond 64 bits")
-    return int(text)
+    number = int(text)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise WireError("a number beyond 64 bits")
+    return number
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number - number != 0.0:  # 1e999 is infinite, and infinite minus infinite is not a number
+        raise WireError("a number beyond 64 bits")
+    return number
+
+
+class _Strict(lean.Context):
+    object_pairs_hook = staticmethod(_no_repeats)
+    parse_constant = staticmethod(_no_constants)
+    parse_int = staticmethod(_small_int)
+
+
+_parse = lean.scanner(_Strict())

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import socket
 import threading
 import time
 
 from ringfence.backends.process.zygote import explain_refusal
 from ringfence.errors import SandboxLostError, StartTimeoutError
+from ringfence.guest import lean
 from ringfence.results import Usage
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from socket import socket as Socket
 
     from ringfence.backends.process.cgroup_base import Group
     from ringfence.backends.process.uids import HeldUid
@@ -33,7 +33,7 @@ class ProcessBox:
     def __init__(
         self,
         plan: ProcessPlan,
-        channel: socket.socket,
+        channel: Socket,
         python: Mapping[str, object],
         *,
         group: Group | None,
@@ -101,10 +101,7 @@ class ProcessBox:
     def kill(self) -> None:
         """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""
         if self._init_pidfd >= 0:
-            try:
-                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                return
+            lean.signal_pidfd(self._init_pidfd, lean.SIGKILL)
 
     def close(self) -> None:
         """Kill now, clean up behind the caller's back."""
@@ -113,7 +110,7 @@ class ProcessBox:
         self._closed = True
         self.kill()
         try:
-            self.channel.shutdown(socket.SHUT_WR)
+            self.channel.shutdown(1)
         except OSError:
             pass
         self._retire(self)

@@ -6,10 +6,9 @@ for policies that name no host files, because what such a policy shows may chang
 
 from __future__ import annotations
 
+import _queue
 import atexit
 import os
-import queue
-import socket
 import threading
 import time
 
@@ -18,10 +17,13 @@ from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.cgroup import GroupLimits
 from ringfence.backends.process.zygote import Template, Zygote
 from ringfence.errors import RingfenceError, SandboxLostError
-from ringfence.guest.fence import OURS, RESERVE
+from ringfence.guest import lean
+from ringfence.guest.counts import OURS, RESERVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from socket import socket as Socket
+
     from ringfence.backends.process.cgroup import Tree
     from ringfence.plan.interpreter import Interpreter
     from ringfence.plan.model import ProcessPlan
@@ -54,7 +56,7 @@ class Pool:
         self._zygote: Zygote | None = None
         self._templates: dict[int, Template] = {}
         self._shelves: dict[int, Shelf] = {}
-        self._work: queue.SimpleQueue[ProcessBox | Shelf | None] = queue.SimpleQueue()
+        self._work: _queue.SimpleQueue[ProcessBox | Shelf | None] = _queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._count = 0
@@ -105,7 +107,7 @@ class Pool:
             box_id = f"{self._count}-{os.urandom(3).hex()}"
         group = self._group(plan, box_id)
         uid = None
-        ours, theirs = socket.socketpair()
+        ours, theirs = lean.pair(lean.SOCK_STREAM)
         try:
             uid = uids.hold() if plan.box["as_root"] else None
             box = ProcessBox(plan, ours, {**self._python, "fresh": plan.fresh}, group=group, uid=uid, retire=self._do)
@@ -123,7 +125,7 @@ class Pool:
                 template.close()
         return box
 
-    def _send(self, template: Template, plan: ProcessPlan, box: ProcessBox, theirs: socket.socket, group: object, uid: object) -> None:
+    def _send(self, template: Template, plan: ProcessPlan, box: ProcessBox, theirs: Socket, group: object, uid: object) -> None:
         payload = dict(plan.box)
         fds = [theirs.fileno()]
         opened: list[int] = []
@@ -211,7 +213,7 @@ class Pool:
         while True:
             try:
                 work = self._work.get(timeout=_SPARE_IDLE_S / 4)
-            except queue.Empty:
+            except _queue.Empty:
                 self._drop_idle_spares()
                 continue
             if work is None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
 import threading
 
 from ringfence.errors import Missing, SandboxLostError, StartTimeoutError, UnsupportedError
+from ringfence.guest import lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from socket import socket as Socket
 
     from ringfence.backends.process.cgroup import Tree
     from ringfence.plan.interpreter import Interpreter
@@ -35,13 +35,13 @@ class Zygote:
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...], tree: Tree | None) -> None:
         self._lock = threading.Lock()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, theirs = lean.pair(lean.SOCK_SEQPACKET)
         self._errors = os.memfd_create("zygote-stderr", os.MFD_CLOEXEC)
-        with theirs:
-            self.pid = _spawn(interpreter, theirs.fileno(), self._errors, tree)
+        self.pid = _spawn(interpreter, theirs.fileno(), self._errors, tree)
+        theirs.close()
         self._control.settimeout(_START_S)
         try:
-            self._control.send(json.dumps({"sys_path": interpreter.sys_path, "preload": preload}).encode())
+            self._control.send(lean.dumps({"sys_path": interpreter.sys_path, "preload": preload}))
             answer = self._answer(self._control)
             if "error" in answer:
                 raise _preload_failed(answer)
@@ -53,11 +53,12 @@ class Zygote:
 
     def template(self, ops: tuple[Op, ...], *, as_root: bool) -> Template:
         """A fork with a root of its own. Raises UnsupportedError when this host does not let us build one."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"as_root": as_root, "ops": ops}).encode()
+        ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
+        request = lean.dumps({"as_root": as_root, "ops": ops})
         ours.settimeout(_BUILD_S)
-        with theirs, self._lock:
+        with self._lock:
             _send(self._control, request, [theirs.fileno()])
+        theirs.close()
         try:
             answer = self._answer(ours)
             if "error" in answer:
@@ -67,16 +68,14 @@ class Zygote:
             raise
         return Template(ours)
 
-    def _answer(self, sock: socket.socket) -> dict[str, object]:
+    def _answer(self, sock: Socket) -> dict[str, object]:
         try:
             data = sock.recv(_MAX_PACKET)
         except TimeoutError:
             raise StartTimeoutError("the sandbox's zygote did not answer in time", fix="try again") from None
         if not data:
             raise SandboxLostError(f"the sandbox's zygote ended{self._last_words()}", fix="ringfence doctor")
-        answer = json.loads(data)
-        assert isinstance(answer, dict)
-        return answer
+        return lean.loads(data)
 
     def _last_words(self) -> str:
         text = os.pread(self._errors, 4096, 0).decode("utf-8", "replace").strip()
@@ -116,22 +115,22 @@ class Zygote:
 class Template:
     """A zygote's fork with a policy's view. Sandboxes are made of it."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: Socket) -> None:
         self._control = control
         self._lock = threading.Lock()
 
     def launch(self, plan: Mapping[str, object], fds: list[int]) -> None:
         """Have a sandbox made. It reports on its channel, which is the first descriptor."""
         with self._lock:
-            _send(self._control, json.dumps(dict(plan)).encode(), fds)
+            _send(self._control, lean.dumps(dict(plan)), fds)
 
     def close(self) -> None:
         self._control.close()
 
 
-def _send(control: socket.socket, data: bytes, fds: list[int]) -> None:
+def _send(control: Socket, data: bytes, fds: list[int]) -> None:
     try:
-        socket.send_fds(control, [data], fds)
+        lean.send_fds(control, data, fds)
     except (BrokenPipeError, ConnectionResetError):
         raise SandboxLostError("the sandbox's zygote is gone", fix="try again: a new one is started") from None
 

@@ -1,0 +1,6 @@
+"""Numbers that both sides of a sandbox count with."""
+
+# Processes of the sandbox that are ours and count against RLIMIT_NPROC: monitor, PID 1, spawner.
+OURS = 3
+# What the spawner may start beyond the guest's limit, so that a guest at its limit can still be served (F07).
+RESERVE = 5
