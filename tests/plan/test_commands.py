@@ -115,6 +115,14 @@ def test_a_library_beside_its_program_is_found_by_origin(tmp_path: Path) -> None
     assert elf.find_library("libx.so", (), {}) is None
 
 
+def test_the_linkers_cache_is_read() -> None:
+    if not os.path.exists("/etc/ld.so.cache"):
+        pytest.skip("/etc/ld.so.cache is missing")
+    found = elf.linker_cache()
+    libc = next(path for path in by_linker("/usr/bin/ls") if os.path.basename(path).startswith("libc.so"))
+    assert os.path.realpath(found["libc.so.6"]) == libc
+
+
 HEADER = b"\x7fELF\x02\x01" + bytes(26) + struct.pack("<Q", 64) + bytes(14) + struct.pack("<HH", 56, 3) + bytes(6)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringfence.errors import PolicyError
+from ringfence.guest import kernel
 from ringfence.plan.interpreter import Interpreter
 from ringfence.plan.protected import HELD_DIRECTORIES, HELD_FILES
 from ringfence.plan.view import View, view
@@ -150,6 +151,28 @@ def test_the_parts_of_every_sandbox_are_no_targets(folder: Path, target: str) ->
 @pytest.mark.parametrize("source", ["/", "/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/shm"])
 def test_the_root_and_the_kernels_file_systems_are_never_shown(source: str) -> None:
     assert refused(Mount(source, "/data", credentials=True)).key == "mounts[0].source"
+
+
+@pytest.mark.needs_root
+def test_a_folder_with_a_kernel_file_system_mounted_below_it_is_refused(folder: Path) -> None:
+    """A bind is recursive: a chroot's /proc would come along and show the host's processes (M9)."""
+    if os.geteuid() != 0:
+        pytest.skip("root is missing")
+    (folder / "chroot" / "proc").mkdir(parents=True)
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            kernel.unshare(kernel.CLONE_NEWNS)
+            kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+            kernel.mount("proc", str(folder / "chroot" / "proc"), "proc", 0)
+            try:
+                seen(Mount(str(folder), "/data"))
+            except PolicyError as error:
+                code = 0 if error.key == "mounts[0].source" else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_source_that_is_missing_is_refused_with_advice(folder: Path) -> None:

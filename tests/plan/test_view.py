@@ -90,6 +90,16 @@ def test_an_interpreter_that_others_cannot_read_is_idmapped_for_root_only(tmp_pa
     assert as_user == [["bind", str(closed), str(closed)[1:], {"rw": False, "idmap": False, "exec": True}]]
 
 
+def test_configuration_below_usr_that_may_hold_tokens_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """npm reads /usr/etc/npmrc and /usr/local/etc/npmrc, whatever the user; both come with /usr."""
+    (tmp_path / "npmrc").write_text("//registry.example.org/:_authToken=canary\n")
+    monkeypatch.setattr("ringfence.plan.view._TOKENS", (str(tmp_path), "/nonexistent"))
+    shown = seen()
+    assert [op for op in (*shown.template, *shown.box) if op[0] == "hide"] == [["hide", str(tmp_path)[1:]]]
+
+
 def test_the_same_policy_and_host_give_the_same_view() -> None:
     assert seen() == seen()
     json.dumps([*seen().template, *seen().box])
