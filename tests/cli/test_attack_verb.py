@@ -12,15 +12,16 @@ import pytest
 from ringfence.cli import main
 
 CATALOGUE = [
-    SimpleNamespace(id="A01", title="reads the home folder"),
-    SimpleNamespace(id="A02", title="follows a link out"),
-    SimpleNamespace(id="G07", title="dials a private address"),
+    SimpleNamespace(id="A01", outcome="READ", title="reads the home folder"),
+    SimpleNamespace(id="A02", outcome="READ", title="follows a link out"),
+    SimpleNamespace(id="G07-four", outcome="ESCAPE", title="dials a private address"),
 ]
 
 
 def row(name: str, verdict: str, detail: str = "") -> SimpleNamespace:
-    title = next(each.title for each in CATALOGUE if each.id == name)
-    return SimpleNamespace(id=name, title=title, verdict=verdict, detail=detail, arms={"off": "read", "on": "ENOENT"})
+    (attack,) = (each for each in CATALOGUE if each.id.startswith(name))
+    arms = {"off": "read", "on": "ENOENT"}
+    return SimpleNamespace(**vars(attack), control="view", verdict=verdict, detail=detail, arms=arms)
 
 
 class Attacks(ModuleType):
@@ -36,7 +37,9 @@ class Attacks(ModuleType):
         self.asked = (ids, backend)
         for number, each in enumerate(ids):
             progress(number, len(ids), each)
-        return SimpleNamespace(rows=self.rows, to_dict=lambda: {"rows": len(self.rows)})
+        return SimpleNamespace(
+            backend="process", user="root", kernel="6.1", rows=self.rows, to_dict=lambda: {"rows": len(self.rows)}
+        )
 
 
 @pytest.fixture
@@ -49,12 +52,14 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
 
 def test_all_held_is_0(attacks: Attacks, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["attack"]) == 0
-    assert attacks.asked == (["A01", "A02", "G07"], None)
+    assert attacks.asked == (["A01", "A02", "G07-four"], None)
     assert capfd.readouterr().out == (
-        "A01  held           reads the home folder\n"
-        "A02  not applicable follows a link out\n"
-        "     no links here\n"
-        "G07  held           dials a private address\n"
+        "backend process, as root, Linux 6.1\n"
+        "\n"
+        "A01       held            READ     reads the home folder\n"
+        "A02       not applicable  READ     follows a link out\n"
+        "          no links here\n"
+        "G07-four  held            ESCAPE   dials a private address\n"
         "\n"
         "2 held, 1 not applicable\n"
     )
@@ -64,14 +69,18 @@ def test_one_that_got_through_is_1_and_comes_first(attacks: Attacks, capfd: pyte
     attacks.rows = [row("A01", "inconclusive", "no witness"), row("G07", "got through", "a\nring\x1b[2Jfence")]
     assert main(["attack"]) == 1
     assert capfd.readouterr().out == (
-        "G07  got through    dials a private address\n"
-        "     control off: read\n"
-        "     control on: ENOENT\n"
-        "     a\\nring\\x1b[2Jfence\n"
-        "A01  inconclusive   reads the home folder\n"
-        "     control off: read\n"
-        "     control on: ENOENT\n"
-        "     no witness\n"
+        "backend process, as root, Linux 6.1\n"
+        "\n"
+        "G07-four  got through     ESCAPE   dials a private address\n"
+        "          control: view\n"
+        "          off: read\n"
+        "          on: ENOENT\n"
+        "          a\\nring\\x1b[2Jfence\n"
+        "A01       inconclusive    READ     reads the home folder\n"
+        "          control: view\n"
+        "          off: read\n"
+        "          on: ENOENT\n"
+        "          no witness\n"
         "\n"
         "1 got through, 1 inconclusive\n"
     )
@@ -83,7 +92,13 @@ def test_an_inconclusive_case_is_3(attacks: Attacks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "ids"), [(["g07", "A01"], ["A01", "G07"]), (["a"], ["A01", "A02"]), (["A", "A02"], ["A01", "A02"])]
+    ("words", "ids"),
+    [
+        (["g07", "A01"], ["A01", "G07-four"]),
+        (["g07-Four"], ["G07-four"]),
+        (["a"], ["A01", "A02"]),
+        (["A", "A02"], ["A01", "A02"]),
+    ],
 )
 def test_ids_and_letters_choose(attacks: Attacks, words: list[str], ids: list[str]) -> None:
     assert main(["attack", *words, "--backend", "process"]) == 0
@@ -100,9 +115,9 @@ def test_an_unknown_id_is_2(attacks: Attacks, capfd: pytest.CaptureFixture[str])
 
 def test_list_runs_nothing(attacks: Attacks, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["attack", "--list", "G"]) == 0
-    assert capfd.readouterr().out == "G07  dials a private address\n"
+    assert capfd.readouterr().out == "G07-four  dials a private address\n"
     assert main(["attack", "--list", "--json", "G"]) == 0
-    assert json.loads(capfd.readouterr().out) == {"attacks": [{"id": "G07", "title": "dials a private address"}]}
+    assert json.loads(capfd.readouterr().out) == {"attacks": [CATALOGUE[2].__dict__]}
     assert not hasattr(attacks, "asked")
 
 

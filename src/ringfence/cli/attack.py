@@ -50,7 +50,7 @@ def choose(words: list[str], known: list[str]) -> list[str]:
     chosen: set[str] = set()
     for word in words:
         wanted = word.upper()
-        found = [each for each in known if each == wanted or (len(wanted) == 1 and each.startswith(wanted))]
+        found = [each for each in known if _means(wanted, each.upper())]
         if not found:
             from ringfence.cli.names import nearest
 
@@ -59,6 +59,11 @@ def choose(words: list[str], known: list[str]) -> list[str]:
             raise Problem(f"there is no attack {word!r}", fix=f"{guess}all there are: ringfence attack --list")
         chosen.update(found)
     return [each for each in known if each in chosen]
+
+
+def _means(wanted: str, name: str) -> bool:
+    """A letter means all of its attacks, an id its variants too: J17 means J17-signal."""
+    return name == wanted or name.startswith(wanted + "-") or (len(wanted) == 1 and name.startswith(wanted))
 
 
 def exit_code(matrix: Matrix) -> int:
@@ -74,34 +79,38 @@ def _list(ids: list[str], console: Console) -> int:
 
     listed = [attack for attack in catalogue() if attack.id in set(ids)]
     if console.json:
-        rows: list[Json] = [{"id": each.id, "title": each.title} for each in listed]
+        rows: list[Json] = [{"id": each.id, "title": each.title, "outcome": each.outcome} for each in listed]
         console.out_json({"attacks": rows})
     else:
-        console.out("".join(f"{each.id:4} {each.title}\n" for each in listed))
+        width = max(len(each.id) for each in listed)
+        console.out("".join(f"{each.id:{width}}  {each.title}\n" for each in listed))
     return 0
 
 
 def table(matrix: Matrix, *, coloured: bool) -> str:
-    """A line per attempt, what it got through first, and the count."""
+    """A line per attempt, those that got through first, and the count."""
     rank = {"got through": 0, "inconclusive": 1}
-    lines = []
-    for row in sorted(matrix.rows, key=lambda each: (rank.get(each.verdict, 2), each.id)):
-        lines += _lines(row, coloured)
+    width = max((len(row.id) for row in matrix.rows), default=0)
+    lines = [f"backend {matrix.backend}, as {matrix.user}, Linux {matrix.kernel}", ""]
+    for row in sorted(matrix.rows, key=lambda each: rank.get(each.verdict, 2)):
+        lines += _lines(row, width, coloured)
     counts = {verdict: sum(row.verdict == verdict for row in matrix.rows) for verdict in _COLOURS}
     lines.append("")
     lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no attack ran")
     return "\n".join(lines) + "\n"
 
 
-def _lines(row: Row, coloured: bool) -> list[str]:
+def _lines(row: Row, width: int, coloured: bool) -> list[str]:
     mark = f"{row.verdict:14}"
     if coloured:
         mark = f"\x1b[{_COLOURS[row.verdict]}m{mark}\x1b[0m"
-    lines = [f"{row.id:4} {mark} {one_line(row.title)}"]
+    lines = [f"{row.id:{width}}  {mark}  {row.outcome:7}  {one_line(row.title)}"]
+    margin = " " * (width + 2)
     if row.verdict in ("got through", "inconclusive"):
-        lines += [f"     control {arm}: {one_line(said)}" for arm, said in row.arms.items()]
+        lines.append(f"{margin}control: {row.control}")
+        lines += [f"{margin}{arm}: {one_line(said)}" for arm, said in row.arms.items()]
     if row.detail and row.verdict != "held":
-        lines.append(f"     {one_line(row.detail)}")
+        lines.append(f"{margin}{one_line(row.detail)}")
     return lines
 
 
