@@ -244,6 +244,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{os.urandom(8).hex()}"
 
 
+def early_report_of(call: Call, end: Mapping[str, object]) -> dict[str, object]:
+    """What our own code said before it became the guest; {} for Python code, which holds the report itself (J02)."""
+    return report_of(end) if call.job["kind"] in ("exec", "fresh") else {}
+
+
 def report_of(end: Mapping[str, object]) -> dict[str, object]:
     """The guest-made report, {} when there is none or it is not an object within the caps."""
     text = str(end.get("report") or "")
@@ -317,7 +322,7 @@ def _verdict(
         return "limit", "cpu-time"
     if end.get("signal") is not None:
         return "error", "signal"
-    if report.get("stage") == "exec" and end.get("code") in (126, 127):
+    if early_report_of(call, end).get("stage") == "exec" and end.get("code") in (126, 127):
         return ("error", "not-found") if end["code"] == 127 else ("error", "not-executable")
     if end.get("code") == 0:
         return "ok", "done"
@@ -336,8 +341,13 @@ def _exception(report: Mapping[str, object]) -> GuestException | None:
     if not isinstance(found, dict):
         return None
     texts = [found.get(name) for name in ("name", "message", "traceback")]
-    name, message, traceback = (text if isinstance(text, str) else "" for text in texts)
+    name, message, traceback = (_printable(text) if isinstance(text, str) else "" for text in texts)
     return GuestException(name, message, traceback)
+
+
+def _printable(text: str) -> str:
+    """Without lone surrogates, which no stream of the host's can encode (J08)."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _denials(call: Call, reason: Reason, policy: Policy) -> tuple[Denial, ...]:

@@ -23,6 +23,7 @@ class AsyncLink:
     """Belongs to the event loop it was made in."""
 
     def __init__(self, box: Box) -> None:
+        self._box = box
         self._socket = box.channel
         self._socket.setblocking(False)
         self._switch = Switchboard()
@@ -80,8 +81,10 @@ class AsyncLink:
         except OSError:
             data = b""
         self._switch.feed(data)
-        if not data:
+        if self._switch.over is not None:
             self._loop.remove_reader(self._socket)
+        if self._switch.over == "protocol":
+            self._box.kill()  # what broke the format is not read again, and does not run on (J07)
         self._wake()
 
     def _wake(self) -> None:

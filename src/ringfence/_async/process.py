@@ -9,7 +9,7 @@ from ringfence import calls
 from ringfence.errors import PolicyError, SandboxLostError, UnsupportedError
 from ringfence.events import Exit, Gap, Stderr, Stdout
 from ringfence.wire import frames
-from ringfence.wire.switchboard import STDIN_WINDOW
+from ringfence.wire.switchboard import PIECE, STDIN_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class AsyncProcess:
         if not self._unread:
             return None
         kind, data = self._unread.popleft()
-        self._unread_bytes -= len(data)
+        self._unread_bytes -= len(data) + PIECE
         self._cursor += len(data)
         text = self._decode(kind, data)
         return Stdout(data, text, self._cursor) if kind == frames.STDOUT else Stderr(data, text, self._cursor)
@@ -133,11 +133,11 @@ class AsyncProcess:
             self._transcript.add(*item)
             if self._keep_events:
                 self._unread.append(item)
-                self._unread_bytes += len(item[1])
+                self._unread_bytes += len(item[1]) + PIECE
         cap = max(self._place.policy.limits.output, 1 << 20)
         while self._unread_bytes > cap and len(self._unread) > 1:
             _, data = self._unread.popleft()
-            self._unread_bytes -= len(data)
+            self._unread_bytes -= len(data) + PIECE
             self._lost_bytes += len(data)
 
     def _finish(self) -> None:
@@ -249,7 +249,7 @@ def _refused(end: dict[str, object]) -> OSError:
 def _raise_for_cwd(end: dict[str, object], call: calls.Call) -> None:
     import os
 
-    report = calls.report_of(end)
+    report = calls.early_report_of(call, end)
     number = report.get("errno")
     if report.get("stage") == "cwd" and isinstance(number, int) and end.get("code") == 125:
         raise OSError(number, f"{os.strerror(number)} inside the sandbox", str(call.job["cwd"]))

@@ -24,6 +24,7 @@ class Link:
     """Safe from several threads."""
 
     def __init__(self, box: Box) -> None:
+        self._box = box
         self._socket = box.channel
         self._switch = Switchboard()
         self._changed = threading.Condition()
@@ -86,6 +87,8 @@ class Link:
             self._someone_reads = False
             if data is not None:
                 self._switch.feed(data)
+                if self._switch.over == "protocol":
+                    self._box.kill()  # what broke the format is not read again, and does not run on (J07)
             self._changed.notify_all()
 
     def finish(self, why: str) -> None:

@@ -61,12 +61,14 @@ def give_up_rights(fence: Fence, *, landlock: bool) -> None:
         k.set_dumpable(0)
 
 
-def finish_for_guest(fence: Fence, *, processes: int) -> None:
+def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
     """The last steps, in the process that becomes the guest: its own process limit, the last filter, dumpable again.
 
-    Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway.
+    Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway. Before an exec it
+    stays as it is: exec makes it dumpable, and until then a sibling could write to the report that we own (J02).
     """
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     if fence["last_layer"]:
         k.install_seccomp(binascii.a2b_base64(str(fence["last_layer"])))
-    k.set_dumpable(1)
+    if dumpable:
+        k.set_dumpable(1)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from .place import Place
 
 _READ = 1 << 16
+_PIECE = 64  # what each piece is charged beyond its bytes, as the host counts it (F16)
 _REPORT_CAP = 1 << 18
+_DISCARDED = 16 << 20  # what is read and dropped of a child that outlives its job; then its writes are EPIPE (D16, F16)
 _AFTER_EXIT = (1 << 20) + _READ  # a pipe holds at most 1 MiB; more than that was written after the exit
 
 
@@ -99,7 +101,7 @@ class Job:
         if not data:
             self._close_output(fd)
             return
-        self._credit -= len(data)
+        self._credit -= len(data) + _PIECE
         self._guestd.relay(self._outputs[fd], self.id, data)
         if self._status is not None:
             self._left_after_exit -= len(data)
@@ -197,9 +199,10 @@ class Job:
             data = os.read(self._report_fd, _READ)
         except BlockingIOError:
             return
-        self._report += data[: _REPORT_CAP - len(self._report)]
-        if not data:
-            self._close_report()
+        self._report += data
+        if not data or len(self._report) >= _REPORT_CAP:
+            del self._report[_REPORT_CAP:]
+            self._close_report()  # past the cap nobody reads: a flood here must not cost us CPU time (F16)
 
     def _close_report(self) -> None:
         if self._report_fd >= 0:
@@ -254,12 +257,16 @@ def _usage_of_children() -> float:
 
 
 def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:
+    left = _DISCARDED
+
     def on_output(_: int) -> None:
+        nonlocal left
         try:
             data = os.read(fd, _READ)
         except BlockingIOError:
             return
-        if not data:
+        left -= len(data)
+        if not data or left <= 0:
             guestd.unwatch(fd)
             os.close(fd)
 

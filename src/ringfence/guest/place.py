@@ -57,12 +57,18 @@ class Place:
             self._hand_over(body, fds, become=True)
             return self._spawner_pidfd, self._spawner_inner
         try:
+            return self._ask(body, fds)
+        except (TimeoutError, ConnectionError):
+            return self._ask(body, fds)
+
+    def _ask(self, body: bytes, fds: list[int]) -> tuple[int, int]:
+        """A spawner that did not answer is replaced: its late answer would be taken for that of the next job (J17)."""
+        try:
             self._hand_over(body, fds, become=False)
             return self._answer()
-        except (TimeoutError, BrokenPipeError, ConnectionError):
+        except (TimeoutError, ConnectionError):
             self._replace_spawner()
-            self._hand_over(body, fds, become=False)
-            return self._answer()
+            raise
 
     def _hand_over(self, body: bytes, fds: list[int], *, become: bool) -> None:
         if len(body) <= _INLINE:
@@ -146,8 +152,10 @@ def build(plan: Plan, fds: list[int], proc: int) -> Place:
     pid, sock = _start_init(plan, as_root)
     if as_root:
         _enter_user_namespace(plan, pid, sock, proc, owner)
-    if sock.recv(16) != b"ready":
-        raise OSError(f"PID 1 ended while it was set up: {_status_of(pid)}")
+    word = sock.recv(256)
+    if word != b"ready":
+        said = word.decode("utf-8", "replace").lstrip("!") or _status_of(pid)
+        raise OSError(f"PID 1 could not be set up: {said}")
     os.close(proc)
     return Place(plan, fds[int(bool(plan["cpu_fd"])) + 1 :], pid, sock)
 

@@ -108,7 +108,7 @@ def _work(job: dict[str, object], fds: list[int], fence: fencing.Fence, processe
 
         return fileworker.work(job, REPORT_FD)
     os.setsid() if os.getsid(0) != os.getpid() else None
-    fencing.finish_for_guest(fence, processes=processes)
+    fencing.finish_for_guest(fence, processes=processes, dumpable=job["kind"] == "python")
     _leave_directory(job)
     if job["kind"] == "exec":
         return _exec(job)

@@ -64,8 +64,12 @@ class ProcessBox:
             data = self.channel.recv(1 << 12)
             if not data:
                 raise SandboxLostError("the sandbox ended while it was built", fix="ringfence doctor")
-            for frame in reader.feed(data):
-                self._begin(frames.event(frame.payload))
+            try:
+                arrived = [frames.event(frame.payload) for frame in reader.feed(data)]
+            except frames.WireError as error:
+                raise SandboxLostError(f"the sandbox's monitor sent {error}", fix="try again") from None
+            if arrived:
+                self._begin(arrived[0])
                 return
 
     def _begin(self, event: dict[str, object]) -> None:
@@ -77,7 +81,7 @@ class ProcessBox:
         assert isinstance(pid, int)
         try:
             self._init_pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
+        except (OSError, OverflowError):
             raise SandboxLostError("the sandbox ended as soon as it was built", fix="try again") from None
 
     @property
