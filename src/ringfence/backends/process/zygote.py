@@ -179,22 +179,11 @@ def _preload_failed(answer: dict[str, object]) -> Exception:
 
 def explain_refusal(text: str, number: object) -> UnsupportedError:
     """The kernel refused a step: which one, and what the host's owner can do about it (M9, M14)."""
-    import errno
+    from ringfence.backends.process.refusals import cause
 
-    if "mount proc" in text and number == errno.EPERM:
-        fix = (
-            "in Docker: --security-opt systempaths=unconfined; in Podman: --security-opt unmask=ALL; "
-            "in Kubernetes: procMount: Unmasked"
-        )
-        return UnsupportedError(
-            "this container's /proc is masked, so the kernel refuses a fresh one inside the sandbox",
-            code="proc-masked",
-            missing=[Missing("process", "an unmasked /proc", fix)],
-        )
-    if number in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
-        return UnsupportedError(
-            f"this host does not let an ordinary user build a sandbox: {text}",
-            code="userns-restricted",
-            missing=[Missing("process", "user namespaces with mounts inside", "ringfence doctor --fix")],
-        )
-    return UnsupportedError(f"the sandbox could not be built: {text}", code="build", fix="ringfence doctor")
+    found = cause(text, number)
+    return UnsupportedError(
+        f"the sandbox could not be built: {found.why} ({text})",
+        code=found.code,
+        missing=[Missing("process", found.what, found.fix)],
+    )

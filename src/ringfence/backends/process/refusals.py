@@ -1,0 +1,180 @@
+"""What it means when the kernel refuses a step of building a sandbox, and what the host's owner can do about it.
+
+Reads a few files of /proc to tell one reason from another; tries nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ringfence.values import Struct, final
+
+_SYS_ADMIN = 21
+_DELEGATED_ROOT = "the sandbox's uids (2000000 and up) are not part of this user namespace"
+_NAMESPACES = {
+    0x10000000: "user",
+    0x00020000: "mnt",
+    0x20000000: "pid",
+    0x40000000: "net",
+    0x08000000: "ipc",
+    0x04000000: "uts",
+    0x02000000: "cgroup",
+}
+DOCTOR = "ringfence doctor --fix"
+
+
+@final
+class Cause(Struct):
+    """Why a step was refused. `fix` is a command, or what to change in words; None: nothing is known to help."""
+
+    code: str
+    what: str  # what is missing
+    why: str  # one sentence
+    fix: str | None
+
+
+def cause(text: str, number: object) -> Cause:
+    """The likeliest cause of a refused step. `text` names it as `guest/kernel.py` does: `[unshare 0x10020000]`."""
+    number = number if isinstance(number, int) else number_in(text)
+    if "mount proc" in text and number in (errno.EPERM, errno.EACCES):
+        return _proc_masked()
+    if "[unshare" in text and number in (errno.ENOSPC, errno.EUSERS):
+        return _namespaces_used_up(text)
+    if number in (errno.ENOSYS, errno.EINVAL) and "[" in text:
+        why = f"this kernel ({os.uname().release}) does not know the call"
+        return Cause("kernel", "Linux 5.12 or later with namespaces", why, "use a newer kernel")
+    if number in (errno.EPERM, errno.EACCES):
+        return _root_refused(text) if os.geteuid() == 0 else _user_refused(text)
+    return Cause("build", "a sandbox that can be built", "the host refused a step", "ringfence doctor")
+
+
+def number_in(text: str) -> int | None:
+    """The error number of `[Errno 1] …`, where only the words came through."""
+    head, found, tail = text.partition("[Errno ")
+    del head
+    digits = tail.partition("]")[0] if found else ""
+    return int(digits) if digits.isdigit() else None
+
+
+def sysctl(name: str) -> str | None:
+    """A kernel setting as this process sees it; None where this kernel has no such setting."""
+    try:
+        with open(f"/proc/sys/{name.replace('.', '/')}", encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def container() -> str | None:
+    """The engine of the container this process runs in, as far as it left a mark."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST") or os.path.isdir("/var/run/secrets/kubernetes.io"):
+        return "kubernetes"
+    if os.path.exists("/run/.containerenv"):
+        return "podman"
+    return "docker" if os.path.exists("/.dockerenv") else None
+
+
+def container_fix() -> str:
+    """What lets the process backend run in a container (M9, M14). Not for root: it would need CAP_SYS_ADMIN."""
+    match container():
+        case "kubernetes":
+            return (
+                "in the pod: hostUsers: false; in the container's securityContext: procMount: Unmasked, "
+                "seccompProfile: {type: Unconfined}, appArmorProfile: {type: Unconfined}, runAsNonRoot: true"
+            )
+        case "podman":
+            return "podman run --user 1000 --security-opt seccomp=unconfined --security-opt unmask=ALL …"
+        case _:
+            return (
+                "docker run --user 1000 --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+                "--security-opt systempaths=unconfined …"
+            )
+
+
+def _proc_masked() -> Cause:
+    fix = {
+        "docker": "docker run --security-opt systempaths=unconfined …",
+        "podman": "podman run --security-opt unmask=ALL …",
+        "kubernetes": "in the container's securityContext: procMount: Unmasked (and hostUsers: false in the pod)",
+    }
+    every = (
+        "in Docker: --security-opt systempaths=unconfined; in Podman: --security-opt unmask=ALL; "
+        "in Kubernetes: procMount: Unmasked"
+    )
+    why = "parts of this container's /proc are covered, so the kernel refuses a fresh one inside the sandbox"
+    return Cause("proc-masked", "an unmasked /proc", why, fix.get(container() or "", every))
+
+
+def _namespaces_used_up(text: str) -> Cause:
+    """ENOSPC: a limit of this user namespace or of one around it, or 32 levels of nesting."""
+    for kind in _asked_for(text):
+        name = f"user.max_{kind}_namespaces"
+        if sysctl(name) == "0":
+            why = f"{kind} namespaces are switched off: {name} is 0"
+            return Cause("userns-restricted", f"{kind} namespaces", why, f"sudo sysctl -w {name}=15000")
+    allowed = sysctl("user.max_user_namespaces")
+    why = (
+        f"no further namespace is allowed: user.max_user_namespaces ({allowed} here, perhaps fewer outside this "
+        "container) is used up, or namespaces are nested too deep"
+    )
+    return Cause("userns-restricted", "more user namespaces", why, "sudo sysctl -w user.max_user_namespaces=15000")
+
+
+def _asked_for(text: str) -> list[str]:
+    flags = text.partition("[unshare ")[2].partition("]")[0]
+    try:
+        value = int(flags, 16)
+    except ValueError:
+        return []
+    return [kind for flag, kind in _NAMESPACES.items() if value & flag]
+
+
+def _root_refused(text: str) -> Cause:
+    if not _has_capability(_SYS_ADMIN):
+        why = "root in this container lacks CAP_SYS_ADMIN"
+        fix = f"run as an ordinary user in it: {container_fix()}"
+        return Cause("userns-restricted", "the rights of root, or an ordinary user", why, fix)
+    if "uid_map" in text or "gid_map" in text:
+        return Cause("userns-restricted", "uids for sandboxes", _DELEGATED_ROOT, "run as an ordinary user")
+    return Cause("userns-restricted", "mounts and namespaces", "a security module refuses them", container_fix())
+
+
+def _user_refused(text: str) -> Cause:
+    missing = "user namespaces with mounts inside"
+    if ("[mount bind" in text or "[open_tree" in text) and number_in(text) == errno.EACCES and not apparmor_restricts():
+        why = "a folder to be shown inside cannot be entered by this user"
+        return Cause("mount-source", "folders that this user may enter", why, "show another folder, or chmod this one")
+    if sysctl("kernel.unprivileged_userns_clone") == "0":
+        why = "user namespaces are for root alone: kernel.unprivileged_userns_clone is 0"
+        return Cause("userns-restricted", missing, why, "sudo sysctl -w kernel.unprivileged_userns_clone=1")
+    if apparmor_restricts():
+        why = "AppArmor lets a user namespace be made and denies what is done in it"
+        return Cause("userns-restricted", missing, why, DOCTOR)
+    if container() is not None or ("[unshare" in text and _filtered()):
+        why = "a filter around this process (a container's, mostly) refuses it"
+        return Cause("userns-restricted", missing, why, container_fix())
+    why = "a security module, or a chroot around this process, refuses it"
+    return Cause("userns-restricted", missing, why, DOCTOR)
+
+
+def apparmor_restricts() -> bool:
+    """Ubuntu 23.10 and later: user namespaces only for programs that have a profile."""
+    return sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1"
+
+
+def _has_capability(number: int) -> bool:
+    return bool(int(_own_status("CapEff") or "0", 16) >> number & 1)
+
+
+def _filtered() -> bool:
+    return _own_status("Seccomp") == "2"
+
+
+def _own_status(key: str) -> str | None:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name == key:
+                return value.strip()
+    return None
