@@ -7,6 +7,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
 from ringfence.guest import kernel
@@ -330,3 +332,33 @@ def test_the_guests_git_does_not_see_placeholders(folder: Path) -> None:
     files = {op[1]: op[2] for op in seen(Mount(str(folder), "/data", mode="rw")).template if op[0] == "file"}
     assert files["etc/gitconfig"] == "[core]\n\texcludesFile = /etc/gitexclude\n"
     assert "/.mcp.json\n" in str(files["etc/gitexclude"])
+
+
+def test_what_nobody_can_make_needs_no_placeholder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    assert held(folder) == {}
+
+
+def test_a_folder_that_its_owner_could_make_writable_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guest has the owner's rights: it would make the folder writable, and then the file."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert refused(Mount(str(folder), "/data", mode="rw")).key == "mounts[0].protect"
+
+
+NAMES = st.text(st.sampled_from("ab./\\ -~\x00\n\u202eé"), max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(target=NAMES, hide=st.lists(NAMES, max_size=2), protect=st.lists(NAMES, max_size=2))
+def test_any_text_is_a_place_inside_or_a_policy_error(target: str, hide: list[str], protect: list[str]) -> None:
+    """Whatever is written, no operation leaves the new root (A21)."""
+    try:
+        shown = seen(Mount("/usr/share/doc", f"/{target}", mode="ro", hide=hide, protect=protect))
+    except PolicyError:
+        return
+    for op in (*shown.template, *shown.box):
+        place = str(op[2] if op[0] in ("bind", "symlink", "overlay") else op[1])
+        assert not place.startswith("/")
+        assert ".." not in place.split("/")
+        assert "\0" not in place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -258,6 +259,25 @@ def test_protected_names_of_a_writable_mount_hold_and_the_rest_is_writable(insid
     assert after - before == {"result.txt", ".git/n", ".git/index"}
     assert (project / ".git" / "config").read_text() == "[core]\n"
     assert (project / "result.txt").stat().st_uid == project.stat().st_uid
+
+
+def test_the_guests_git_leaves_placeholders_out_of_its_commits(inside: Inside, project: Path) -> None:
+    if not os.path.exists("/usr/bin/git"):
+        pytest.skip("git is missing")
+    subprocess.run(["git", "init", "-q", project], check=True)
+    subprocess.run(["chown", "-R", f"--reference={project}", project], check=True)
+    code = (
+        "import os, subprocess\n"
+        "os.chdir('/data')\n"
+        "open('work.txt', 'w').write('x')\n"
+        "who = ['-c', 'user.name=a', '-c', 'user.email=a@example.org']\n"
+        "subprocess.run(['git', 'add', '--all'], check=True)\n"
+        "subprocess.run(['git', *who, 'commit', '-qm', 'x'], check=True)\n"
+        "subprocess.run(['git', 'ls-files'], check=True)\n"
+    )
+    assert inside(code, mounts=[{"source": str(project), "target": "/data", "mode": "rw"}]) == "work.txt\n"
+    status = ["git", "-c", f"safe.directory={project}", "-C", str(project), "status", "--porcelain"]
+    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
 
 
 def test_only_named_commands_and_what_they_start_exist(inside: Inside) -> None:

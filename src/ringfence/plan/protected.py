@@ -101,6 +101,8 @@ def protection(source: str, target: str, extra: tuple[str, ...], *, key: str) ->
         if any(relative.startswith(f"{one}/") for one in wanted):
             continue  # below one that is read-only as a whole
         _refuse_links(source, relative, key=key)
+        if not _can_be_held(f"{source}/{relative}", key=key):
+            continue
         parts = relative.split("/")
         pinned.update(dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts))))
         paths.append(_protected(source, target, relative, wanted[relative]))
@@ -253,6 +255,20 @@ def _refuse_links(source: str, relative: str, *, key: str) -> None:
                 key=key,
                 fix='use mode "copy", or replace the link by what it leads to',
             )
+
+
+def _can_be_held(path: str, *, key: str) -> bool:
+    """False when it is missing where neither we nor a guest with our rights can make it: there is nothing to hold."""
+    folder = os.path.dirname(path)
+    if os.path.lexists(path) or os.access(folder, os.W_OK | os.X_OK):
+        return True
+    if os.statvfs(folder).f_flag & os.ST_RDONLY or os.stat(folder).st_uid != os.getuid():
+        return False
+    raise PolicyError(
+        f"{path} cannot be protected: its folder is not writable, and a guest with your rights could make it so",
+        key=key,
+        fix=f'chmod u+wx {folder}, or use mode "ro" or "copy"',
+    )
 
 
 def _protected(source: str, target: str, relative: str, as_directory: bool) -> Protected:

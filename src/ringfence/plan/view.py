@@ -189,12 +189,20 @@ def _guest_links(system: tuple[Op, ...]) -> tuple[tuple[str, str], ...]:
 
 def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
     """Placeholders are ours, not the guest's work: its `git status` and `git add --all` leave them out."""
-    names = sorted({os.path.basename(one.path) for one in protected if one.missing})
+    names = sorted({os.path.basename(one.path) for one in protected if one.missing or _like_a_placeholder(one)})
     if not names:
         return []
     config = "[core]\n\texcludesFile = /etc/gitexclude\n"
     text = "".join(f"/{name}\n" for name in names)
     return [["file", "etc/gitconfig", config, 0o644], ["file", "etc/gitexclude", text, 0o644]]
+
+
+def _like_a_placeholder(one: Protected) -> bool:
+    """Perhaps another sandbox's on the same folder. Excludes concern untracked files only, so a guess is enough."""
+    try:
+        return not one.directory and one.content is not None and os.stat(one.path).st_size == len(one.content)
+    except OSError:
+        return False
 
 
 def _bind(source: str, target: str) -> Op:

@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path
     notes = Notes()
     placeholders = holder(gone, notes)
     gone.rmdir()
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(OSError, match=f"{gone}/.* cannot be protected: No such file or directory"):
         placeholders.make()
     assert notes.kept == {}
 
@@ -241,6 +241,17 @@ def test_writing_into_a_protected_file_from_the_host_is_no_alarm(repository: Pat
     with open(repository / ".git" / "config", "a") as file:
         file.write("[x]\n")
     assert watch.check() == []
+    watch.close()
+
+
+def test_a_hidden_file_replaced_by_rename_is_noticed(tmp_path: Path) -> None:
+    """The cover goes with the name it lay on."""
+    (tmp_path / ".env").write_text("TOKEN=1")
+    hidden = Protected(root=str(tmp_path), path=f"{tmp_path}/.env", target="/data/.env", directory=False, hidden=True)
+    watch = Watch((hidden,))
+    (tmp_path / ".env.new").write_text("TOKEN=2")
+    (tmp_path / ".env.new").rename(tmp_path / ".env")
+    assert watch.check() == [f"{tmp_path}/.env"]
     watch.close()
 
 

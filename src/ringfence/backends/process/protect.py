@@ -61,13 +61,14 @@ class Placeholders:
 
     def make(self) -> None:
         """Before the operations are applied. Raises OSError when one cannot be made; what was made is removed again."""
-        try:
-            for path in self._protected:
-                if path.content is not None and not path.hidden:
-                    self._hold(path)
-        except OSError:
-            self.remove()
-            raise
+        for path in self._protected:
+            if path.content is None or path.hidden:
+                continue
+            try:
+                self._hold(path)
+            except OSError as error:
+                self.remove()
+                raise OSError(error.errno, f"{path.path} cannot be protected: {error.strerror or error}") from error
 
     def remove(self) -> None:
         """After the last process of the sandbox is gone. Idempotent. Leaves what is not as we made it."""
@@ -98,7 +99,7 @@ class Placeholders:
             self._held.append((placeholder, fd))
             self._note(placeholder)
             return
-        raise OSError(f"{path.path} appears and disappears; it cannot be protected")
+        raise OSError("it appears and disappears")
 
     def _make(self, path: Protected) -> bool:
         """Whether it was made by us; False when somebody was faster."""
