@@ -1,0 +1,41 @@
+"""The catalogue: a module for each letter of ATTACKS, all of them here."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.attacks.case import Attack
+
+
+def all_cases() -> tuple[Attack, ...]:
+    """Every case. Imports them when asked: nobody else pays for their text."""
+    from ringfence.attacks.cases import (
+        a_files,
+        b_proc,
+        c_races,
+        d_processes,
+        e_kernel,
+        f_exhaustion,
+        g_network,
+        h_leaks,
+        i_secrets,
+        j_spoofing,
+        k_archives,
+        l_persistence,
+    )
+
+    modules = (
+        a_files,
+        b_proc,
+        c_races,
+        d_processes,
+        e_kernel,
+        f_exhaustion,
+        g_network,
+        h_leaks,
+        i_secrets,
+        j_spoofing,
+        k_archives,
+        l_persistence,
+    )
+    return tuple(case for module in modules for case in module.CASES)

@@ -1,0 +1,7 @@
+"""D: descriptors, processes, signals, terminals."""
+
+from __future__ import annotations
+
+from ringfence.attacks.case import cases
+
+CASES = cases(globals())

@@ -1,0 +1,7 @@
+"""E: the kernel's attack surface."""
+
+from __future__ import annotations
+
+from ringfence.attacks.case import cases
+
+CASES = cases(globals())

@@ -1,0 +1,7 @@
+"""I: secrets."""
+
+from __future__ import annotations
+
+from ringfence.attacks.case import cases
+
+CASES = cases(globals())

@@ -1,0 +1,7 @@
+"""J: results that lie."""
+
+from __future__ import annotations
+
+from ringfence.attacks.case import cases
+
+CASES = cases(globals())

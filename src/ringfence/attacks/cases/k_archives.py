@@ -1,0 +1,7 @@
+"""K: transfer of files."""
+
+from __future__ import annotations
+
+from ringfence.attacks.case import cases
+
+CASES = cases(globals())

@@ -1,0 +1,139 @@
+"""Runs attacks: every arm of every case, then the verdict. An arm without the control that fails proves nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ringfence.attacks.arena import Arm
+from ringfence.attacks.case import NotApplicable, Seen
+from ringfence.attacks.cases import all_cases
+from ringfence.attacks.report import Matrix, Row
+from ringfence.errors import UnsupportedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ringfence.attacks.case import ArmName, Attack
+    from ringfence.attacks.report import Verdict
+
+    Progress = Callable[[int, int, str], None]
+
+
+def catalogue() -> tuple[Attack, ...]:
+    """Every attack there is for the process backend, by id."""
+    return tuple(sorted(all_cases(), key=lambda each: each.id))
+
+
+def run(ids: Iterable[str] = (), *, backend: str | None = None, progress: Progress | None = None) -> Matrix:
+    """Run the attacks named, or all. `progress` is called with how many are done, of how many, and the next one's id.
+
+    Raises UnsupportedError for a backend that has no attacks here, LookupError for an unknown id.
+    """
+    if backend not in (None, "auto", "process"):
+        raise UnsupportedError(f"there are no attacks for the {backend} backend yet", fix="--backend process")
+    chosen = _chosen(list(ids))
+    rows: list[Row] = []
+    for done, attack in enumerate(chosen):
+        if progress is not None:
+            progress(done, len(chosen), attack.id)
+        rows.append(run_one(attack))
+    return Matrix("process", "root" if os.geteuid() == 0 else "user", os.uname().release, tuple(rows))
+
+
+def _chosen(ids: list[str]) -> list[Attack]:
+    known = {each.id: each for each in catalogue()}
+    unknown = [name for name in ids if name not in known]
+    if unknown:
+        raise LookupError(f"no attack is named {', '.join(unknown)}")
+    return [known[name] for name in ids] if ids else list(known.values())
+
+
+def run_one(attack: Attack) -> Row:
+    """All arms of one attack."""
+    started = time.monotonic()
+    missing = _missing(attack)
+    if missing is not None:
+        return _row(attack, "not applicable", {}, missing, started)
+    names: list[ArmName] = ["off", "alone", "on"] if attack.behind else ["off", "on"]
+    seen: dict[str, Seen] = {}
+    for name in names:
+        try:
+            seen[name] = play(attack, name)
+        except NotApplicable as reason:
+            return _row(attack, "not applicable", {}, str(reason), started)
+    return _row(attack, _verdict(seen), seen, _detail(seen), started)
+
+
+def play(attack: Attack, name: ArmName) -> Seen:
+    """One arm. What goes wrong on our side is not a success of the attack, and is told."""
+    with Arm(attack, name) as arm:
+        try:
+            return attack.play(arm)
+        except NotApplicable:
+            raise
+        except Exception as error:  # noqa: BLE001  # a broken arm is a result: its row says so and the run goes on
+            return Seen(succeeded=False, what=f"broken: {type(error).__name__}: {error}")
+
+
+def _verdict(seen: dict[str, Seen]) -> Verdict:
+    if seen["on"].succeeded:
+        return "got through"
+    broken = any(one.what.startswith("broken: ") for one in seen.values())
+    if broken or not seen["off"].succeeded:
+        return "inconclusive"
+    if "alone" in seen and seen["alone"].succeeded:
+        return "inconclusive"  # the second fence does not hold by itself: not known to be one
+    return "held"
+
+
+def _detail(seen: dict[str, Seen]) -> str:
+    if not seen["off"].succeeded and not seen["on"].succeeded:
+        return "the attack failed without the control too"
+    if "alone" in seen and seen["alone"].succeeded:
+        return "the attack succeeded with only the first fence missing"
+    return seen["on"].what
+
+
+def _row(attack: Attack, verdict: Verdict, seen: dict[str, Seen], detail: str, started: float) -> Row:
+    return Row(
+        id=attack.id,
+        title=attack.title,
+        outcome=attack.outcome,
+        control=attack.control,
+        verdict=verdict,
+        arms={name: one.what for name, one in seen.items()},
+        detail=detail,
+        seconds=time.monotonic() - started,
+        succeeded=tuple(name for name, one in seen.items() if one.succeeded),
+    )
+
+
+def _missing(attack: Attack) -> str | None:
+    """What the attack needs and this host or user has not; None when all is there."""
+    as_root = os.geteuid() == 0
+    for need in attack.needs:
+        if need == "root" and not as_root:
+            return "only as root"
+        if need == "user" and as_root:
+            return "only as an ordinary user"
+        if need == "cgroup" and not _has_cgroup():
+            return "no cgroup can be had here"
+        if need == "landlock" and not _landlock():
+            return "this kernel has no Landlock with scopes"
+    return None
+
+
+def _has_cgroup() -> bool:
+    from ringfence.attacks.arena import POLICY
+    from ringfence.launching import process_plan
+    from ringfence.policy.image import Image
+
+    return "memory" not in process_plan(POLICY, Image("host")).enforcement.weaker
+
+
+def _landlock() -> bool:
+    from ringfence.plan.facts import landlock_abi
+
+    return landlock_abi() >= 6

@@ -1,0 +1,189 @@
+"""Things on the host that an attack would touch: listeners, a process, a variable, a key; each notes what came."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from typing import TypeVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+T = TypeVar("T")
+_GRACE_S = 0.15
+
+
+class Listener:
+    """A socket of the host that accepts and notes, from the case's own thread: nothing runs behind its back."""
+
+    def __init__(self, sock: socket.socket, greeting: bytes = b"") -> None:
+        self._socket = sock
+        self._greeting = greeting
+        self._accepted: list[socket.socket] = []
+        sock.setblocking(False)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        """Path or abstract name of a unix socket."""
+        name = self._socket.getsockname()
+        return name.decode().lstrip("\0") if isinstance(name, bytes) else str(name)
+
+    def received(self, wait_s: float = _GRACE_S) -> list[bytes]:
+        """One entry for each connection or datagram that came, with its first bytes. Greets those that connected."""
+        if self._socket.type & socket.SOCK_STREAM:
+            while self._ready(self._socket, 0):
+                self._accepted.append(self._socket.accept()[0])
+            return [self._first_bytes(one, wait_s) for one in self._accepted]
+        found: list[bytes] = []
+        while self._ready(self._socket, wait_s if not found else 0):
+            found.append(self._socket.recv(4096))
+        return found
+
+    def _first_bytes(self, connection: socket.socket, wait_s: float) -> bytes:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            return connection.recv(4096) if self._ready(connection, wait_s) else b""
+        return b""
+
+    @staticmethod
+    def _ready(sock: socket.socket, wait_s: float) -> bool:
+        return bool(select.select([sock], [], [], wait_s)[0])
+
+    def close(self) -> None:
+        for one in (*self._accepted, self._socket):
+            one.close()
+
+
+@contextlib.contextmanager
+def _listening(sock: socket.socket) -> Iterator[Listener]:
+    listener = Listener(sock)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def tcp(canary: str, *, ipv6: bool = False) -> contextlib.AbstractContextManager[Listener]:
+    """The canary is what the kernel has queued for whoever connects: nothing, as nobody accepts before the judge."""
+    del canary
+    family, host = (socket.AF_INET6, "::1") if ipv6 else (socket.AF_INET, "127.0.0.1")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.bind((host, 0))
+    sock.listen(16)
+    return _listening(sock)
+
+
+def udp() -> contextlib.AbstractContextManager[Listener]:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    return _listening(sock)
+
+
+def abstract(canary: str) -> contextlib.AbstractContextManager[Listener]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(f"\0ringfence-attack-{canary}")
+    sock.listen(16)
+    return _listening(sock)
+
+
+def path(name: str, canary: str) -> contextlib.AbstractContextManager[Listener]:
+    del canary
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(name)
+    os.chmod(name, 0o777)
+    sock.listen(16)
+    return _listening(sock)
+
+
+_VICTIM = """
+import signal, sys
+got = []
+signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+secret = sys.stdin.readline().strip()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+class Victim:
+    """A process of the host's user that waits, with the canary in its environment and its memory."""
+
+    def __init__(self, canary: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _VICTIM],
+            env={"RINGFENCE_ATTACK_CANARY": canary, "PATH": "/usr/bin:/bin"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(canary.encode() + b"\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+    @property
+    def alive(self) -> bool:
+        """A moment is given for a signal to arrive."""
+        deadline = time.monotonic() + _GRACE_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+_NR_ADD_KEY, _NR_KEYCTL = 248, 250
+_SESSION_KEYRING = -3
+_KEYCTL_UNLINK = 9
+
+
+@contextlib.contextmanager
+def session_key(canary: str) -> Iterator[int]:
+    """A key of type "user" in the session keyring. Raises OSError where the kernel has none."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    data = canary.encode()
+    words = [ctypes.c_long(len(data)), ctypes.c_long(_SESSION_KEYRING)]
+    name = b"ringfence-attack-" + data[:8]
+    key = libc.syscall(ctypes.c_long(_NR_ADD_KEY), b"user", name, data, *words)
+    if key < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    try:
+        yield int(key)
+    finally:
+        ring = ctypes.c_long(_SESSION_KEYRING)
+        libc.syscall(ctypes.c_long(_NR_KEYCTL), ctypes.c_long(_KEYCTL_UNLINK), ctypes.c_long(key), ring)
