@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cli.samples import OK, denied, ended
 from ringfence.cli.console import Console
 from ringfence.cli.ending import exit_code, has_notes
+from ringfence.cli.launch import Job
 from ringfence.cli.notes import notes
 from ringfence.cli.settings import Settings
 from ringfence.cli.tables import exec_table
@@ -32,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def noted(result: Result, command: str = "cat", *options: str, stderr: bytes = b"") -> list[str]:
     given = exec_table().parse([*options, "--", *command.split()], Console())
     assert given is not None
-    return notes(result, given.words, Settings(given, "dev"), stderr)
+    return notes(result, Job(given.words, folder=os.getcwd()), Settings(given, "dev"), stderr)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,24 @@ def test_a_file_of_this_machine_that_is_not_shown_is_named() -> None:
     assert noted(failed, "cat in.txt") == ["in.txt is on this machine but not shown inside: add --ro in.txt"]
     assert noted(failed, "cat in.txt", "--ro", "in.txt") == []
     assert noted(failed, "cat other.txt") == []
+
+
+def test_a_program_alone_is_shown_where_its_folder_holds_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    assert noted(ended("error", "not-found", exit_code=127), "frobnicate")[1] == (
+        f"to show it: ringfence exec --ro {folder}/bin/frobnicate -- {folder}/bin/frobnicate ..."
+    )
+
+
+def test_a_module_beside_the_file_is_named() -> None:
+    failed = ended("error", "exit", exit_code=1)
+    said = b"Traceback ...\nModuleNotFoundError: No module named 'bin.tools'\n"
+    here = os.getcwd()
+    assert noted(failed, "python3 main.py", stderr=said) == [
+        f"bin is beside the file but not shown inside: add --ro {here}"
+    ]
+    other = b"ModuleNotFoundError: No module named '../../etc/passwd'\n"
+    assert noted(failed, "python3 main.py", stderr=other) == []
 
 
 def test_a_folder_that_is_not_shown_is_named_when_something_was_missed() -> None:

@@ -195,6 +195,16 @@ def test_a_shown_folder_is_where_code_starts(tmp_path: Path) -> None:
     assert log()[1] == (["python3", "/workspace/t.py", "data.csv"], str(tmp_path))
 
 
+def test_a_file_that_is_shown_runs_from_its_own_place(tmp_path: Path) -> None:
+    Path("src").mkdir()
+    Path("src/t.py").write_text("import beside")
+    assert main(["run", "--ro", ".", "src/t.py", "x"]) == 0
+    assert Sandbox.last is not None
+    assert (log()[1], Sandbox.last.files.written) == ((["python3", f"{tmp_path}/src/t.py", "x"], str(tmp_path)), {})
+    assert main(["run", "--ro", ".", "--hide", "src", "src/t.py"]) == 0
+    assert Sandbox.last.files.written == {"/workspace/t.py": b"import beside"}
+
+
 def test_json_is_one_object_instead_of_the_output(capfd: pytest.CaptureFixture[str]) -> None:
     Sandbox.events = (Stdout(b"hidden", "", 0),)
     Sandbox.result = replace(ended("error", "exit", exit_code=3), stdout_bytes=b"hidden")

@@ -54,8 +54,13 @@ class Console:
             self.say(message)
 
     def out(self, text: str) -> None:
-        """Text a verb was asked for."""
-        write(OUT, text.encode("utf-8", "surrogateescape"))
+        """Text a verb was asked for. On a terminal a file's name is as little to be obeyed as a guest's output."""
+        data = text.encode("utf-8", "surrogateescape")
+        if not text.isascii() or "\x1b" in text:
+            from ringfence.cli.escapes import for_terminal
+
+            data = for_terminal(data) if os.isatty(OUT) else data
+        write(OUT, data)
 
     def out_json(self, value: Json) -> None:
         """One JSON document on standard output."""

@@ -150,6 +150,12 @@ class EscapeFilter:
             self._state = _GROUND
 
 
+def for_terminal(data: bytes) -> bytes:
+    """A whole text, filtered."""
+    strip = EscapeFilter()
+    return strip.feed(data) + strip.finish()
+
+
 def one_line(text: str) -> str:
     """`text` as one line without controls or reordering characters: for guest-made words in our own messages (J13)."""
     if text.isascii() and text.isprintable():

@@ -50,9 +50,10 @@ class Job:
     """What is to run: `argv` inside, our input to it if `stdin`, after `prepare` has put files there.
 
     `python` is the same as one piece of code for the library, where nobody watches the streams: its result says more.
+    `folder` is where the code's file lies on this machine, when that is not shown inside.
     """
 
-    __slots__ = ("argv", "prepare", "python", "stdin")
+    __slots__ = ("argv", "folder", "prepare", "python", "stdin")
 
     def __init__(
         self,
@@ -60,12 +61,13 @@ class Job:
         *,
         stdin: bool = True,
         prepare: Callable[[Sandbox], None] | None = None,
-        python: str | None = None,
+        folder: str | None = None,
     ) -> None:
         self.argv = argv
         self.stdin = stdin
         self.prepare = prepare
-        self.python = python
+        self.folder = folder
+        self.python: str | None = None
 
 
 def launch(job: Job, settings: Settings, console: Console) -> int:
@@ -170,7 +172,7 @@ def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Co
     if not console.quiet and has_notes(result):
         from ringfence.cli.notes import notes
 
-        for line in notes(result, job.argv, settings, tail):
+        for line in notes(result, job, settings, tail):
             console.say(line)
 
 

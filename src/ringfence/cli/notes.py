@@ -13,6 +13,7 @@ from ringfence.policy import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringfence.cli.launch import Job
     from ringfence.cli.settings import Settings
     from ringfence.results import Denial, Result
 
@@ -20,17 +21,18 @@ _ABSENT = (b"No such file or directory", b"ENOENT", b"FileNotFoundError", b"cann
 _MAX_NOTES = 20
 
 
-def notes(result: Result, argv: list[str], settings: Settings, stderr_tail: bytes) -> list[str]:
+def notes(result: Result, job: Job, settings: Settings, stderr_tail: bytes) -> list[str]:
     """Lines for standard error, the most useful last."""
     lines = _weaker(result)
     denials = [_denial(denial) for denial in result.denials]
     lines += denials[:_MAX_NOTES]
     if len(denials) > _MAX_NOTES:
         lines.append(f"{len(denials) - _MAX_NOTES} more kinds of denial: --report FILE has them all")
-    return lines + _ending(result, argv, settings, stderr_tail)
+    return lines + _ending(result, job, settings, stderr_tail)
 
 
-def _ending(result: Result, argv: list[str], settings: Settings, stderr_tail: bytes) -> list[str]:
+def _ending(result: Result, job: Job, settings: Settings, stderr_tail: bytes) -> list[str]:
+    argv = job.argv
     limits = settings.policy.limits
     match result.reason:
         case "wall-clock":
@@ -50,7 +52,7 @@ def _ending(result: Result, argv: list[str], settings: Settings, stderr_tail: by
         case "not-executable":
             return [f"{argv[0]} is there inside but may not be run: is it executable, and a program for this machine?"]
         case "exit" | "exception" | "signal":
-            return _not_shown(argv, settings, stderr_tail)
+            return _missing_module(job, stderr_tail) or _not_shown(argv, settings, stderr_tail)
         case _:
             return []
 
@@ -89,12 +91,20 @@ def missing_program(name: str, settings: Settings) -> list[str]:
     host = which(name)
     if host is None:
         return [f"no program {name} inside, and none on this machine either: check the name, or install it"]
-    folder = os.path.dirname(os.path.realpath(host))
-    top = os.path.dirname(folder) if os.path.basename(folder) in ("bin", "sbin") else folder
+    real = os.path.realpath(host)
     return [
         f"no program {name} inside. This machine has it at {host}, which is not shown",
-        f"to show it: ringfence exec --ro {quoted(top)} -- {quoted(os.path.realpath(host))} ...",
+        f"to show it: ringfence exec --ro {quoted(_installation(real))} -- {quoted(real)} ...",
     ]
+
+
+def _installation(program: str) -> str:
+    """The folder a program was installed to, or the program alone where that folder holds more than it."""
+    folder = os.path.dirname(program)
+    top = os.path.dirname(folder) if os.path.basename(folder) in ("bin", "sbin") else folder
+    home = os.path.expanduser("~")
+    shared = ("/", "/usr", "/usr/local", "/opt", home, f"{home}/.local", os.path.dirname(home))
+    return program if top in shared else top
 
 
 def _missing_path(name: str, settings: Settings) -> str:
@@ -116,6 +126,21 @@ def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[
     if inside(os.getcwd(), mounts) is None and any(words in stderr_tail for words in _ABSENT):
         return ["this folder is not shown inside: add --ro . (or --rw . to let it write, --copy . for a copy)"]
     return []
+
+
+def _missing_module(job: Job, stderr_tail: bytes) -> list[str]:
+    """An import that fails because of FILE's folder only FILE went in. The name is compared, never opened."""
+    _, found, rest = stderr_tail.rpartition(b"ModuleNotFoundError: No module named '")
+    if not found or job.folder is None:
+        return []
+    name = rest.partition(b"'")[0].partition(b".")[0].decode("utf-8", "replace")
+    try:
+        beside = os.listdir(job.folder)
+    except OSError:
+        return []
+    if name not in beside and f"{name}.py" not in beside:
+        return []
+    return [f"{name} is beside the file but not shown inside: add --ro {quoted(job.folder)}"]
 
 
 def _is_own_file(word: str) -> bool:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ringfence.cli.console import Console
     from ringfence.cli.launch import Job
     from ringfence.cli.source import Code
+    from ringfence.policy import Mount
 
 WORKSPACE = "/workspace"
 _MAX_ARGUMENT = 100_000  # the kernel's own limit for one word is 128 KiB
@@ -30,7 +31,7 @@ def main(argv: list[str], console: Console) -> int:
 
     settings = Settings(given, "offline")
     code = Code(given)
-    job = job_for(code)
+    job = job_for(code, settings.policy.mounts)
     if console.json and code.language == "python" and not code.args and settings.cwd is None and _no_input(code):
         job.python = code.text.decode("utf-8-sig")
     return launch(job, settings, console)
@@ -43,9 +44,13 @@ def _no_input(code: Code) -> bool:
     return code.from_stdin or os.isatty(0) or is_null(0)
 
 
-def job_for(code: Code) -> Job:
-    """Code given with -c goes in as an argument, as an interpreter takes it; a file goes in as a file of its name."""
+def job_for(code: Code, mounts: tuple[Mount, ...]) -> Job:
+    """Code given with -c goes in as an argument, as an interpreter takes it; a file goes in as a file of its name.
+
+    A file that is shown inside anyway runs from there, so that it finds what lies beside it.
+    """
     from ringfence.cli.launch import Job
+    from ringfence.cli.shown import inside
     from ringfence.cli.source import INTERPRETERS
 
     interpreter = INTERPRETERS[code.language][0]
@@ -54,9 +59,13 @@ def job_for(code: Code) -> Job:
         zero = ["bash"] if code.language == "bash" else []  # bash -c takes $0 before the arguments
         end = ["--"] if code.language == "javascript" and code.args else []
         return Job([interpreter, switch, code.text.decode(), *zero, *end, *code.args])
+    there = inside(code.path, mounts) if code.path is not None else None
+    if there is not None:
+        return Job([interpreter, there, *code.args])
     path = f"{WORKSPACE}/{code.name}"
+    folder = os.path.dirname(code.path) if code.path is not None else None
 
     def prepare(box: Sandbox) -> None:
         box.files.write(path, code.text)
 
-    return Job([interpreter, path, *code.args], stdin=not code.from_stdin, prepare=prepare)
+    return Job([interpreter, path, *code.args], stdin=not code.from_stdin, prepare=prepare, folder=folder)

@@ -59,6 +59,8 @@ def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
     if not holders:
         return None
     mount = max(holders, key=lambda each: len(source_of(each)))
+    if any(beneath(path, os.path.join(source_of(mount), hidden)) for hidden in mount.hide):
+        return None
     return os.path.normpath(os.path.join(mount.path, os.path.relpath(path, source_of(mount))))
 
 

@@ -6,6 +6,7 @@ import os
 import stat
 
 from ringfence.cli.console import Problem
+from ringfence.cli.shown import absolute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ _USAGE = "name a file, or give the code: ringfence run FILE, ringfence run -c 'p
 
 
 class Code:
-    """A piece of code: `name` is what it is called inside, `inline` that it came with -c."""
+    """A piece of code: `name` is what it is called inside, `inline` that it came with -c, `path` its file here."""
 
-    __slots__ = ("args", "from_stdin", "inline", "language", "name", "text")
+    __slots__ = ("args", "from_stdin", "inline", "language", "name", "path", "text")
 
     def __init__(self, given: Given) -> None:
         """Raises Problem when there is no code, or it is not text, or of a language that cannot run."""
@@ -60,6 +61,7 @@ class Code:
             assert path is not None
             self.text = _checked(_read(path), "standard input" if path == "-" else path, self.language)
         self.name = _inner_name(path, self.language)
+        self.path = None if path is None or path == "-" else absolute(path)
 
 
 def _language(named: str | None, path: str | None) -> str:
