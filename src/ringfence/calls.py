@@ -268,8 +268,8 @@ def result(
     from datetime import UTC, datetime
 
     report = report_of(end)
-    status, reason = _verdict(call, end, report, oom=box.out_of_memory())
-    usage = box.usage()
+    usage, oom = box.usage()
+    status, reason = _verdict(call, end, report, oom=oom)
     produced = transcript.stdout.count + transcript.stderr.count
     if usage.cpu_s is None and isinstance(end.get("cpu_s"), float):
         usage = replace(usage, cpu_s=end["cpu_s"])

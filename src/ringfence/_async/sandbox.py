@@ -311,7 +311,7 @@ class AsyncSandbox:
         raise _later("expose()")
 
     async def usage(self) -> Usage:
-        return self._running_place().box.usage()
+        return self._running_place().box.usage()[0]
 
     async def denials(self) -> tuple[Denial, ...]:
         """What the policy refused so far; after close(), also what a look at the writable mounts showed."""

@@ -311,7 +311,7 @@ class Sandbox:
         raise _later("expose()")
 
     def usage(self) -> Usage:
-        return self._running_place().box.usage()
+        return self._running_place().box.usage()[0]
 
     def denials(self) -> tuple[Denial, ...]:
         """What the policy refused so far; after close(), also what a look at the writable mounts showed."""

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
         env: Mapping[str, str]
         python: Mapping[str, object]  # what a Python job needs besides its code
 
-        def usage(self) -> Usage:
-            """As measured from outside, so far."""
-
-        def out_of_memory(self) -> bool:
-            """Whether the memory limit killed a process since the last call."""
+        def usage(self) -> tuple[Usage, bool]:
+            """As measured from outside so far, and whether the memory limit killed a process since the last call."""
 
         def kill(self) -> None:
             """Everything inside, at once, without waiting. Idempotent."""

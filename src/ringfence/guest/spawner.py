@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import counts, lean
+from . import counts, lean, pycode
 from . import fence as fencing
 from . import kernel as k
 
@@ -36,6 +36,7 @@ def spawner(sock: Socket, fence: fencing.Fence, join: list[int]) -> None:
     limit = int(fence["processes"])  # type: ignore[call-overload]
     fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
     fencing.give_up_rights(fence, landlock=True)
+    pycode.rehearse()
     _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, limit)
 
 
@@ -114,8 +115,6 @@ def _work(job: dict[str, object], fds: list[int], fence: fencing.Fence, processe
         return _exec(job)
     if job["kind"] == "fresh":
         return _exec_python(job)
-    from . import pycode
-
     return pycode.run(job, REPORT_FD)
 
 

@@ -45,6 +45,8 @@ def _preload(hello: dict[str, object]) -> dict[str, object]:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     sys.path[:] = hello["sys_path"]  # type: ignore[assignment]  # from the library
+    for name in ("_ast", "_sitebuiltins", "atexit"):
+        __import__(name)
     from . import fileworker, pycode  # noqa: F401  # before the fork, not after each
 
     for name in hello["preload"]:  # type: ignore[attr-defined]

@@ -88,19 +88,13 @@ class ProcessBox:
     def ready_now(self) -> bool:
         return bool(select.select([self.channel], [], [], 0)[0])
 
-    def usage(self) -> Usage:
+    def usage(self) -> tuple[Usage, bool]:
         if self._group is None:
-            return Usage()
+            return Usage(), False
         used = self._group.usage()
-        return Usage(
-            cpu_s=used.cpu_s, memory_peak_bytes=used.memory_peak_bytes, processes_peak=used.processes_peak
-        )
-
-    def out_of_memory(self) -> bool:
-        if self._group is None:
-            return False
-        before, self._ooms = self._ooms, self._group.usage().oom_kills or 0
-        return self._ooms > before
+        before, self._ooms = self._ooms, used.oom_kills or 0
+        usage = Usage(cpu_s=used.cpu_s, memory_peak_bytes=used.memory_peak_bytes, processes_peak=used.processes_peak)
+        return usage, self._ooms > before
 
     def kill(self) -> None:
         """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _TEMPLATES = 8
 _MOST_SPARES = 4
 _SPARE_IDLE_S = 60.0
+_REFILL_AFTER_S = 0.004
 
 
 class Shelf:
@@ -221,6 +222,7 @@ class Pool:
             if isinstance(work, ProcessBox):
                 work.destroy()
             else:
+                time.sleep(_REFILL_AFTER_S)  # let the run that took the spare have the CPU first
                 self._refill(work)
 
     def _refill(self, shelf: Shelf) -> None:
