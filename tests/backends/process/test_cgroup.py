@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from backends.process.children import Say, child, state_of
-from ringfence.backends.process import cgroup, cgroup_base, owners
+from ringfence.backends.process import cgroup, cgroup_base, cgroup_v2, owners
 from ringfence.backends.process.cgroup import Group, GroupLimits, GroupUsage, Mechanisms, Tree
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0)
@@ -263,9 +263,45 @@ def test_the_caller_is_never_moved(tree: Tree) -> None:
     assert cgroup_base.read("/proc/self/cgroup") == before
 
 
-def test_a_group_that_exists_is_not_made_again_and_stays(tree: Tree, group: Group) -> None:
-    with pytest.raises(FileExistsError):
-        tree.create("box", LIMITS)
+def test_a_group_that_exists_is_not_made_again_and_its_processes_live(tree: Tree, group: Group) -> None:
+    fds = group.join_fds()
+    with child(_sleep, join=fds) as sleeper:
+        sleeper.hear()
+        with pytest.raises(FileExistsError):
+            tree.create("box", LIMITS)
+        assert state_of(sleeper.pid) == "S"
+        assert group.remove()
+    _close(fds)
+
+
+def test_closing_one_tree_leaves_the_groups_of_another_tree_of_this_process(tree: Tree, group: Group) -> None:
+    other = cgroup.find()
+    assert other is not None
+    fds = group.join_fds()
+    with child(_sleep, join=fds) as sleeper:
+        sleeper.hear()
+        other.create("second", LIMITS)
+        assert other.close()
+        assert state_of(sleeper.pid) == "S"
+        assert [path for path in _left_of(owners.name()) if path.endswith("/second")] == []
+    _close(fds)
+
+
+def test_a_fork_that_closes_its_copy_of_the_tree_leaves_the_groups(tree: Tree, group: Group) -> None:
+    fds = group.join_fds()
+    with child(_sleep, join=fds) as sleeper:
+        sleeper.hear()
+        with child(lambda say: say(tree.close())) as fork:
+            assert fork.hear() is True
+        assert state_of(sleeper.pid) == "S"
+    _close(fds)
+
+
+def test_each_zygote_gets_a_scope_name_of_its_own() -> None:
+    trees = [cgroup_v2.ScopeTree("/usr/bin/systemd-run", "/run/user/1000", {"memory"}) for _ in range(2)]
+    units = [word for one in trees for word in one.launch_prefix() + one.launch_prefix() if word.startswith("--unit=")]
+    assert len(set(units)) == 4
+    assert all(unit.startswith(f"--unit=ringfence-{owners.name()}-") for unit in units)
 
 
 @pytest.mark.parametrize("bad", ["", ".", "..", "a/b", "a\0b", "cgroup.procs", "tasks", "zygote.leaf"])

@@ -135,7 +135,10 @@ class Tree(ABC):
 
     @abstractmethod
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Remove every group of this process and the directories above them that are ours alone."""
+        """Kill and remove the groups made through this tree, then the directories above that nobody uses any more.
+
+        Another tree of the same process keeps its groups. True when all of them are gone.
+        """
 
 
 def check_box_id(box_id: str) -> str:

@@ -56,6 +56,7 @@ class Tree(base.Tree):
         self.has_pids = "pids" in roots
         self.has_freezer = "freezer" in roots
         memory = roots.get("memory", "")
+        self._boxes: set[str] = set()
         self.counts_swap = os.path.exists(f"{memory}/memory.memsw.limit_in_bytes")
         self.counts_tcp = os.path.exists(f"{memory}/memory.kmem.tcp.limit_in_bytes")
 
@@ -72,9 +73,11 @@ class Tree(base.Tree):
         base.check_box_id(box_id)
         owner = owners.name()
         group = Group(self, box_id, owner)
+        _make(self.unique_roots[0], owner, box_id)  # refuses an id in use before anything of it is touched
         try:
-            for root in self.unique_roots:
+            for root in self.unique_roots[1:]:
                 _make(root, owner, box_id)
+            self._boxes.add(box_id)
             group.prepare()
             group.set(limits)
         except OSError:
@@ -87,8 +90,16 @@ class Tree(base.Tree):
 
     def close(self, timeout_s: float = 2.0) -> bool:
         owner = owners.name()
-        self.remove_owner(owner, timeout_s)
-        return not any(os.path.isdir(f"{root}/{base.BASE}/{owner}") for root in self.unique_roots)
+        gone = [Group(self, box_id, owner).remove(timeout_s) for box_id in sorted(self._boxes)]
+        self._boxes.clear()
+        for root in self.unique_roots:
+            base.remove_if_empty(f"{root}/{base.BASE}/{owner}")
+            base.remove_if_empty(f"{root}/{base.BASE}")
+        return all(gone)
+
+    def forget(self, box_id: str) -> None:
+        """A group of this tree is gone."""
+        self._boxes.discard(box_id)
 
     def remove_owner(self, owner: str, timeout_s: float) -> list[str]:
         """Kill and remove every group of one owner; returns the directories that are gone."""
@@ -159,6 +170,11 @@ class Group(base.Group):
                 raise
             base.write(file, "-1")  # more than a group above us has: that one is the tighter limit and holds
 
+    def cpu_fd(self) -> int | None:
+        if "cpuacct" not in self._at:
+            return None
+        return os.open(f"{self._at['cpuacct']}/cpuacct.usage", os.O_RDONLY | os.O_CLOEXEC)
+
     def usage(self) -> base.GroupUsage:
         at = self._at
         nanoseconds = base.number(f"{at.get('cpuacct')}/cpuacct.usage")
@@ -215,9 +231,13 @@ class Group(base.Group):
     def remove(self, timeout_s: float = 2.0) -> bool:
         deadline = time.monotonic() + timeout_s
         if not any(os.path.isdir(directory) for directory in self._directories):
+            self._tree.forget(self.box_id)
             return True
         self.kill(timeout_s)
-        return base.rmdir_until(self._directories, deadline)
+        gone = base.rmdir_until(self._directories, deadline)
+        if gone:
+            self._tree.forget(self.box_id)
+        return gone
 
 
 def _make(root: str, owner: str, box_id: str) -> None:

@@ -70,10 +70,12 @@ class Tree(base.Tree):
     def __init__(self, parent: str, top: str, controllers: set[str]) -> None:
         self._parent = parent
         self._base = top
+        self._pid = os.getpid()
+        self._boxes: set[str] = set()  # directories
         self._take(controllers)
 
     def _take(self, controllers: set[str]) -> None:
-        self._controllers = [controller for controller in WANTED if controller in controllers]
+        self.controllers = [controller for controller in WANTED if controller in controllers]
         self.has_memory = "memory" in controllers
         self.has_cpu = "cpu" in controllers
         self.has_pids = "pids" in controllers
@@ -89,7 +91,8 @@ class Tree(base.Tree):
 
     def create(self, box_id: str, limits: GroupLimits) -> Group:
         base.check_box_id(box_id)
-        group = Group(self._make(box_id), box_id, self._controllers)
+        group = Group(self, self._make(box_id), box_id)
+        self._boxes.add(group.directory)
         try:
             group.prepare()
             group.set(limits)
@@ -109,33 +112,42 @@ class Tree(base.Tree):
         return base.open_procs(leaf)
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        gone = remove_tree(self._owner_base(), timeout_s)
-        base.remove_if_empty(self._base)
-        return gone
+        if os.getpid() != self._pid:
+            return True  # a fork of the process that made them: they are not ours
+        gone = [remove_tree(directory, timeout_s) for directory in sorted(self._boxes)]
+        self._boxes.clear()
+        owner = self._owner_base()
+        for directory in (f"{owner}/{ZYGOTE}", owner, self._base):
+            base.remove_if_empty(directory)
+        return all(gone)
+
+    def forget(self, directory: str) -> None:
+        """A group of this tree is gone."""
+        self._boxes.discard(directory)
 
     def _owner_base(self) -> str:
         return f"{self._base}/{owners.name()}"
 
     def _make(self, leaf: str) -> str:
+        """Make one leaf, and what is above it when missing: another tree or process removes that when it is empty."""
         directory = self._owner_base()
-        try:
-            os.mkdir(f"{directory}/{leaf}", 0o755)
-        except FileNotFoundError:
-            self._make_base(directory)
-            os.mkdir(f"{directory}/{leaf}", 0o755)
-        return f"{directory}/{leaf}"
-
-    def _make_base(self, directory: str) -> None:
-        """Make ringfence/<owner> with controllers enabled all the way; another process may remove the empty base."""
         for _ in range(10):
             try:
-                base.make_dirs(self._parent, base.BASE, os.path.basename(directory))
-                for above in (self._parent, self._base, directory):
-                    _enable(above, self._controllers)
-                return
+                os.mkdir(f"{directory}/{leaf}", 0o755)
             except FileNotFoundError:
-                continue
+                self._make_base(directory)
+            else:
+                return f"{directory}/{leaf}"
         raise OSError(errno.EBUSY, "the cgroup base directory vanishes as fast as it is made", self._base)
+
+    def _make_base(self, directory: str) -> None:
+        """Make ringfence/<owner> with controllers enabled all the way."""
+        try:
+            base.make_dirs(self._parent, base.BASE, os.path.basename(directory))
+            for above in (self._parent, self._base, directory):
+                _enable(above, self.controllers)
+        except FileNotFoundError:
+            return  # removed again in between; the caller tries once more
 
 
 class ScopeTree(Tree):
@@ -145,12 +157,10 @@ class ScopeTree(Tree):
         super().__init__("", "", controllers)
         self._program = program
         self._runtime = runtime
-        self._started = 0
 
     def launch_prefix(self) -> list[str]:
         """systemd-run needs the address of the user manager; the zygote gets an empty environment all the same."""
-        self._started += 1
-        unit = f"{base.BASE}-{owners.name()}-{self._started}"
+        unit = f"{base.BASE}-{owners.name()}-{os.urandom(4).hex()}"  # a process may have many zygotes
         env = ["/usr/bin/env", "-i"]
         run = [self._program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", f"--unit={unit}", "--"]
         return [*env, f"XDG_RUNTIME_DIR={self._runtime}", *run, *env]
@@ -169,11 +179,11 @@ class ScopeTree(Tree):
                 break
         self._base = scope
         self._take(_read_set(f"{scope}/cgroup.controllers"))
-        _enable(scope, self._controllers)
+        _enable(scope, self.controllers)
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Kills the zygote in it too: systemd removes the scope once it is empty."""
-        return not self._base or remove_tree(self._base, timeout_s)
+        return not self._base or os.getpid() != self._pid or remove_tree(self._base, timeout_s)
 
     def _owner_base(self) -> str:
         if not self._base:
@@ -191,60 +201,65 @@ class Group(base.Group):
     and the spawner, which is small, survives for the next run of the sandbox.
     """
 
-    def __init__(self, directory: str, box_id: str, controllers: list[str]) -> None:
+    def __init__(self, tree: Tree, directory: str, box_id: str) -> None:
         self.box_id = box_id
-        self._directory = directory
-        self._controllers = controllers
+        self.directory = directory
+        self._tree = tree
+        self._controllers = tree.controllers
 
     def prepare(self) -> None:
         """What is set once: no swap (F05). Where the kernel has no swap accounting there is no such file."""
-        swap = f"{self._directory}/memory.swap.max"
+        swap = f"{self.directory}/memory.swap.max"
         if "memory" in self._controllers and os.path.exists(swap):
             base.write(swap, "0")
 
     def join_fds(self) -> list[int]:
-        return [base.open_procs(self._directory)]
+        return [base.open_procs(self.directory)]
 
     def set(self, limits: GroupLimits) -> None:
         if "memory" in self._controllers:
-            base.write(f"{self._directory}/memory.max", str(limits.memory_bytes))
+            base.write(f"{self.directory}/memory.max", str(limits.memory_bytes))
         if "cpu" in self._controllers:
-            base.write(f"{self._directory}/cpu.max", f"{base.quota_us(limits.cpus)} {base.CPU_PERIOD_US}")
+            base.write(f"{self.directory}/cpu.max", f"{base.quota_us(limits.cpus)} {base.CPU_PERIOD_US}")
         if "pids" in self._controllers:
-            base.write(f"{self._directory}/pids.max", str(limits.processes))
+            base.write(f"{self.directory}/pids.max", str(limits.processes))
 
     def cpu_fd(self) -> int | None:
-        return os.open(f"{self._directory}/cpu.stat", os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"{self.directory}/cpu.stat", os.O_RDONLY | os.O_CLOEXEC)
 
     def usage(self) -> base.GroupUsage:
-        microseconds = base.counter(f"{self._directory}/cpu.stat", "usage_usec")
+        microseconds = base.counter(f"{self.directory}/cpu.stat", "usage_usec")
         return base.GroupUsage(
             cpu_s=None if microseconds is None else microseconds / 1e6,
-            memory_peak_bytes=base.number(f"{self._directory}/memory.peak"),
-            processes_peak=base.number(f"{self._directory}/pids.peak"),
-            oom_kills=base.counter(f"{self._directory}/memory.events", "oom_kill"),
+            memory_peak_bytes=base.number(f"{self.directory}/memory.peak"),
+            processes_peak=base.number(f"{self.directory}/pids.peak"),
+            oom_kills=base.counter(f"{self.directory}/memory.events", "oom_kill"),
         )
 
     def freeze(self, timeout_s: float = 2.0) -> bool:
-        base.write(f"{self._directory}/cgroup.freeze", "1")
-        return _wait(self._directory, "frozen", 1, time.monotonic() + timeout_s)
+        base.write(f"{self.directory}/cgroup.freeze", "1")
+        return _wait(self.directory, "frozen", 1, time.monotonic() + timeout_s)
 
     def thaw(self) -> None:
-        if os.path.isdir(self._directory):
-            base.write(f"{self._directory}/cgroup.freeze", "0")
+        if os.path.isdir(self.directory):
+            base.write(f"{self.directory}/cgroup.freeze", "0")
 
     def thaw_fd(self) -> int | None:
         return None
 
     def kill(self, timeout_s: float = 2.0) -> bool:
-        return _kill(self._directory, time.monotonic() + timeout_s)
+        return _kill(self.directory, time.monotonic() + timeout_s)
 
     def remove(self, timeout_s: float = 2.0) -> bool:
         deadline = time.monotonic() + timeout_s
-        if not os.path.isdir(self._directory):
+        if not os.path.isdir(self.directory):
+            self._tree.forget(self.directory)
             return True
-        _kill(self._directory, deadline)
-        return base.rmdir_until([self._directory], deadline)
+        _kill(self.directory, deadline)
+        gone = base.rmdir_until([self.directory], deadline)
+        if gone:
+            self._tree.forget(self.directory)
+        return gone
 
 
 def _kill(directory: str, deadline: float) -> bool:
