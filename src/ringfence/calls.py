@@ -102,6 +102,10 @@ def guest_path(path: object) -> str:
         raise PolicyError("the path is empty", code="path-empty", fix='"." is the workspace')
     if "\0" in text:
         raise PolicyError(f"the path {text!r} holds a NUL character", code="path-nul", fix="remove it")
+    try:
+        text.encode("utf-8", "surrogateescape")  # a name that is not UTF-8 comes from list() like this
+    except UnicodeEncodeError:
+        raise PolicyError(f"the path {text!r} is no text", code="path-text", fix="use a name as list() gives it") from None
     if len(text) > 4000:
         raise PolicyError("the path is longer than 4000 characters", code="path-too-long", fix="use a shorter one")
     return text if text.startswith("/") else f"/workspace/{text}"

@@ -59,6 +59,13 @@ class ProcessLauncher:
         return launch_guarded(_pool(self.image), made, self.policy)
 
 
+def check_policy(policy: object) -> None:
+    from ringfence.policy.model import Policy
+
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy is a Policy, not {type(policy).__name__}; see Policy.load() and Policy.preset()")
+
+
 def prepare(
     backend: BackendName | Backend, image: str | Image, policy: Policy, *, workspace: Workspace = "auto"
 ) -> ProcessLauncher:

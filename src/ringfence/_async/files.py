@@ -70,9 +70,12 @@ class AsyncFiles:
     async def _chunks(self, path: GuestPath, offset: int, size: int | None) -> AsyncIterator[bytes]:
         args = {"path": calls.guest_path(path), "offset": _count(offset, "offset"), "size": _optional(size, "size")}
         worker = await self._start(calls.file_call("read", args))
-        async for event in _output(worker):
-            yield event
-        await self._answer(worker, path)
+        try:
+            async for chunk in _output(worker):
+                yield chunk
+            await self._answer(worker, path)
+        finally:
+            await _let_go(worker)
 
     async def write(
         self,
@@ -101,14 +104,19 @@ class AsyncFiles:
         self, path: GuestPath = ".", *, recursive: bool = False, pattern: str | None = None
     ) -> AsyncIterator[FileInfo]:
         """Sorted by name, fetched in pages; symlinks are shown, never followed."""
+        if pattern is not None and not isinstance(pattern, str):
+            raise TypeError(f"pattern is a str or None, not {type(pattern).__name__}")
         args = {"path": calls.guest_path(path), "recursive": bool(recursive), "pattern": pattern}
         worker = await self._start(calls.file_call("list", args))
         rest = b""
-        async for chunk in _output(worker):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield _info(frames.strict_json(line), "")
-        await self._answer(worker, path)
+        try:
+            async for chunk in _output(worker):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield _entry(line)
+            await self._answer(worker, path)
+        finally:
+            await _let_go(worker)
 
     async def search(
         self, text: str, path: GuestPath = ".", *, regex: bool = False, pattern: str | None = None, limit: int = 1000
@@ -183,7 +191,7 @@ class AsyncFiles:
 
     async def _start(self, call: calls.Call) -> AsyncProcess:
         place = self._place()
-        return AsyncProcess(place, call, await place.link.start(call), keep_events=True)
+        return await AsyncProcess(place, call, place.link.open(), keep_events=True)._begin()
 
     async def _do(self, call: str, path: GuestPath, args: Mapping[str, object]) -> dict[str, object]:
         return await self._answer(await self._start(calls.file_call(call, args)), path)
@@ -200,6 +208,12 @@ class AsyncFiles:
         if not result.ok:
             raise SandboxError(f"the file worker ended early ({result.reason})", fix="is the sandbox out of memory?")
         return answer
+
+
+async def _let_go(worker: AsyncProcess) -> None:
+    """Of a worker whose reader may have stopped early."""
+    if worker.running:
+        await worker.kill()
 
 
 async def _output(worker: AsyncProcess) -> AsyncIterator[bytes]:
@@ -227,6 +241,13 @@ async def _pieces(data: bytes | str | BinaryIO | AsyncIterable[bytes]) -> AsyncI
             yield chunk
     else:
         raise TypeError(f"data is bytes, str, a binary file or an iterable of bytes, not {type(data).__name__}")
+
+
+def _entry(line: bytes) -> FileInfo:
+    try:
+        return _info(frames.strict_json(line), "")
+    except frames.WireError as error:
+        raise SandboxError(f"the file worker broke its format: {error}") from None
 
 
 def _info(data: object, path: str) -> FileInfo:

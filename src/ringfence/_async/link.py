@@ -1,4 +1,4 @@
-"""A sandbox's channel for asyncio callers: the loop reads, waiters are woken when something arrived."""
+"""A sandbox's channel for asyncio callers: the loop reads and writes, waiters are woken when something happened."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ class AsyncLink:
     """Belongs to the event loop it was made in."""
 
     def __init__(self, box: Box) -> None:
-        self._box = box
         self._socket = box.channel
         self._socket.setblocking(False)
         self._switch = Switchboard()
         self._waiters: set[asyncio.Future[None]] = set()
+        self._out = bytearray()  # whole frames; what is here is sent whatever becomes of the task that put it here
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._on_readable)
-        self._sending = asyncio.Lock()
 
     @property
     def over(self) -> str | None:
         return self._switch.over
 
-    async def start(self, call: Call) -> Inbox:
-        inbox = self._switch.open()
+    def open(self) -> Inbox:
+        """A number and an inbox for something that `start` will start."""
+        return self._switch.open()
+
+    async def start(self, call: Call, inbox: Inbox) -> None:
         await self._send(call.start(inbox.id, WINDOW))
-        return inbox
 
     async def say(self, **request: object) -> None:
         await self._send(frames.message(**request))
@@ -49,43 +50,73 @@ class AsyncLink:
         await self._send(frames.pack(frames.STDIN, inbox.id, data))
 
     async def _send(self, data: bytes) -> None:
+        """Cancelling this leaves no half frame: the data is on its way before the first await."""
+        self._push(data)
+        while self._out and self._switch.over is None:
+            await self._something(None)
+
+    def _push(self, data: bytes) -> None:
+        if self._switch.over is not None:
+            return
+        waiting = bool(self._out)
+        self._out += data
+        if not waiting:
+            self._on_writable()
+            if self._out and self._switch.over is None:
+                self._loop.add_writer(self._socket, self._on_writable)
+
+    def _on_writable(self) -> None:
         try:
-            async with self._sending:
-                await self._loop.sock_sendall(self._socket, data)
+            del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            return
         except OSError:
+            self.poll()  # its last words may say why
             self.finish("lost")
+            return
+        if not self._out:
+            self._loop.remove_writer(self._socket)
+            self._wake()
 
     async def wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
         """Until `ready()`, or False at the deadline. `ready` is asked whenever something arrived."""
         while not ready():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
             if self._switch.over is not None:
                 raise SandboxLostError("the sandbox is gone")
-            waiter = self._loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait_for(waiter, left)
-            except TimeoutError:
-                continue
-            finally:
-                self._waiters.discard(waiter)
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                self.poll()
+                return ready()
+            await self._something(left)
         return True
 
-    def _on_readable(self) -> None:
+    async def _something(self, left: float | None) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait_for(waiter, left)
+        except TimeoutError:
+            return
+        finally:
+            self._waiters.discard(waiter)
+
+    def poll(self) -> None:
+        """Take what has arrived, without waiting."""
+        while self._switch.over is None and self._on_readable():
+            pass
+
+    def _on_readable(self) -> bool:
         try:
             data = self._socket.recv(_READ)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         self._switch.feed(data)
         if self._switch.over is not None:
-            self._loop.remove_reader(self._socket)
-        if self._switch.over == "protocol":
-            self._box.kill()  # what broke the format is not read again, and does not run on (J07)
+            self.finish(self._switch.over)
         self._wake()
+        return True
 
     def _wake(self) -> None:
         for waiter in list(self._waiters):
@@ -93,7 +124,8 @@ class AsyncLink:
                 waiter.set_result(None)
 
     def finish(self, why: str) -> None:
-        if self._socket.fileno() >= 0:
+        if self._socket.fileno() >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
         self._switch.finish(why)
         self._wake()

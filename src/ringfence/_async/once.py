@@ -6,8 +6,8 @@ from ringfence import calls
 from ringfence._async.link import AsyncLink
 from ringfence._async.process import AsyncProcess, Place
 from ringfence._async.sandbox import AsyncSandbox
-from ringfence._async.waiting import blocking
-from ringfence.launching import prepare
+from ringfence._async.waiting import launched
+from ringfence.launching import check_policy, prepare
 from ringfence.policy.model import Policy
 
 TYPE_CHECKING = False
@@ -35,21 +35,22 @@ async def run_async(
 
     Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
     """
+    check_policy(policy)
     checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
     if language != "python":
         async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
             return await sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
     launcher = prepare(backend, image, policy)
-    box = await blocking(launcher.launch)
+    box = await launched(launcher)
+    link = AsyncLink(box)
     try:
-        place = Place(box, AsyncLink(box), policy, launcher.image.name)
+        place = Place(box, link, policy, launcher.image.name)
         call = calls.python_call(box, policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=True)
-        process = AsyncProcess(place, call, await place.link.start(call), keep_events=False)
+        process = await AsyncProcess(place, call, link.open(), keep_events=False)._begin()
         if call.stdin:
             await process._feed_stdin(call.stdin)
-        result = await process.wait()
-        place.link.finish("closed")
-        return result
+        return await process.wait()
     finally:
+        link.finish("closed")
         box.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ringfence import calls
@@ -9,10 +10,10 @@ from ringfence._async.files import AsyncFiles
 from ringfence._async.later import AsyncAddress, AsyncGateway, AsyncSession
 from ringfence._async.link import AsyncLink
 from ringfence._async.process import AsyncProcess, AsyncPty, Place
-from ringfence._async.waiting import blocking, opening
+from ringfence._async.waiting import blocking, launched, opening
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError, UnsupportedError
 from ringfence.events import ProcessInfo
-from ringfence.launching import prepare
+from ringfence.launching import check_policy, prepare
 from ringfence.policy.model import Policy
 
 TYPE_CHECKING = False
@@ -50,8 +51,7 @@ class AsyncSandbox:
         tools: Mapping[str, Tool] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy is a Policy, not {type(policy).__name__}; see Policy.load() and Policy.preset()")
+        check_policy(policy)
         if snapshot is not None:
             raise _later("starting from a snapshot")
         if tools:
@@ -69,8 +69,11 @@ class AsyncSandbox:
 
     @property
     def state(self) -> State:
-        if self._place is None:
+        if self._place is None or self._ended == "closed":
             return self._ended
+        if self._place.pid != os.getpid():
+            return "closed"
+        self._place.link.poll()
         over = self._place.link.over
         if over is None:
             return "running"
@@ -97,7 +100,7 @@ class AsyncSandbox:
             return self
         if self._ended == "closed":
             raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
-        self._box = box = await blocking(self._launcher.launch)
+        self._box = box = await launched(self._launcher)
         link = AsyncLink(box)
         self._place = Place(box, link, self.policy, self._launcher.image.name)
         limits = self.policy.limits
@@ -108,7 +111,7 @@ class AsyncSandbox:
     async def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
         self._ended = "closed"
-        if self._place is None or self._box is None:
+        if self._place is None or self._box is None or self._place.pid != os.getpid():
             return
         self._place.link.finish("closed")
         self._box.close()
@@ -127,6 +130,12 @@ class AsyncSandbox:
             how = "was closed" if self._ended == "closed" else "has not been started"
             fix = "make a new Sandbox" if self._ended == "closed" else "use `with`, or call start()"
             raise SandboxClosedError(f"sandbox {self.id} {how}", fix=fix)
+        if self._place.pid != os.getpid():
+            raise SandboxClosedError(
+                f"sandbox {self.id} belongs to process {self._place.pid}; this is a fork of it, process {os.getpid()}",
+                fix="make a new Sandbox here",
+            )
+        self._place.link.poll()
         over = self._place.link.over
         if over is None:
             return self._place
@@ -192,7 +201,7 @@ class AsyncSandbox:
         return opening(self._spawn(place, call))
 
     async def _spawn(self, place: Place, call: calls.Call) -> AsyncProcess:
-        process = AsyncProcess(place, call, await place.link.start(call), keep_events=True)
+        process = await AsyncProcess(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[process.id] = (process, time.time())
         return process
 
@@ -226,7 +235,7 @@ class AsyncSandbox:
 
     async def _complete(self, place: Place, call: calls.Call) -> Result:
         """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
-        process = AsyncProcess(place, call, await place.link.start(call), keep_events=False)
+        process = await AsyncProcess(place, call, place.link.open(), keep_events=False)._begin()
         try:
             if call.stdin:
                 await process._feed_stdin(call.stdin)

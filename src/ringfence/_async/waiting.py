@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
 
+    from ringfence.backends.process.box import ProcessBox
+    from ringfence.launching import ProcessLauncher
+
 T = TypeVar("T")
 
 
@@ -37,6 +40,18 @@ class Opening(Awaitable[T], AbstractAsyncContextManager[T, None], Generic[T]):
 
 def opening(making: Coroutine[Any, Any, T]) -> Opening[T]:
     return Opening(making)
+
+
+async def launched(launcher: ProcessLauncher) -> ProcessBox:
+    """A box, made in a thread. When the caller is cancelled meanwhile, it is closed again."""
+    task = asyncio.ensure_future(asyncio.to_thread(launcher.launch))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if task.exception() is None:
+            task.result().close()
+        raise
 
 
 async def blocking(work: Callable[..., T], *args: object) -> T:

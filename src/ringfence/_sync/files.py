@@ -70,9 +70,12 @@ class Files:
     def _chunks(self, path: GuestPath, offset: int, size: int | None) -> Iterator[bytes]:
         args = {"path": calls.guest_path(path), "offset": _count(offset, "offset"), "size": _optional(size, "size")}
         worker = self._start(calls.file_call("read", args))
-        for event in _output(worker):
-            yield event
-        self._answer(worker, path)
+        try:
+            for chunk in _output(worker):
+                yield chunk
+            self._answer(worker, path)
+        finally:
+            _let_go(worker)
 
     def write(
         self,
@@ -99,14 +102,19 @@ class Files:
 
     def list(self, path: GuestPath = ".", *, recursive: bool = False, pattern: str | None = None) -> Iterator[FileInfo]:
         """Sorted by name, fetched in pages; symlinks are shown, never followed."""
+        if pattern is not None and not isinstance(pattern, str):
+            raise TypeError(f"pattern is a str or None, not {type(pattern).__name__}")
         args = {"path": calls.guest_path(path), "recursive": bool(recursive), "pattern": pattern}
         worker = self._start(calls.file_call("list", args))
         rest = b""
-        for chunk in _output(worker):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield _info(frames.strict_json(line), "")
-        self._answer(worker, path)
+        try:
+            for chunk in _output(worker):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield _entry(line)
+            self._answer(worker, path)
+        finally:
+            _let_go(worker)
 
     def search(
         self, text: str, path: GuestPath = ".", *, regex: bool = False, pattern: str | None = None, limit: int = 1000
@@ -181,7 +189,7 @@ class Files:
 
     def _start(self, call: calls.Call) -> Process:
         place = self._place()
-        return Process(place, call, place.link.start(call), keep_events=True)
+        return Process(place, call, place.link.open(), keep_events=True)._begin()
 
     def _do(self, call: str, path: GuestPath, args: Mapping[str, object]) -> dict[str, object]:
         return self._answer(self._start(calls.file_call(call, args)), path)
@@ -198,6 +206,12 @@ class Files:
         if not result.ok:
             raise SandboxError(f"the file worker ended early ({result.reason})", fix="is the sandbox out of memory?")
         return answer
+
+
+def _let_go(worker: Process) -> None:
+    """Of a worker whose reader may have stopped early."""
+    if worker.running:
+        worker.kill()
 
 
 def _output(worker: Process) -> Iterator[bytes]:
@@ -225,6 +239,13 @@ def _pieces(data: bytes | str | BinaryIO | Iterable[bytes]) -> Iterator[bytes]:
             yield chunk
     else:
         raise TypeError(f"data is bytes, str, a binary file or an iterable of bytes, not {type(data).__name__}")
+
+
+def _entry(line: bytes) -> FileInfo:
+    try:
+        return _info(frames.strict_json(line), "")
+    except frames.WireError as error:
+        raise SandboxError(f"the file worker broke its format: {error}") from None
 
 
 def _info(data: object, path: str) -> FileInfo:

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from ringfence.calls import Call
 
 _READ = 1 << 17
+_LAST_WORDS_S = 1.0
+_SEND_S = 10.0  # guestd reads at once; one that does not is gone
 
 
 class Link:
     """Safe from several threads."""
 
     def __init__(self, box: Box) -> None:
-        self._box = box
         self._socket = box.channel
+        self._socket.settimeout(_SEND_S)
         self._switch = Switchboard()
         self._changed = threading.Condition()
         self._sending = threading.Lock()
@@ -35,50 +37,73 @@ class Link:
     def over(self) -> str | None:
         return self._switch.over
 
-    def start(self, call: Call) -> Inbox:
+    def open(self) -> Inbox:
+        """A number and an inbox for something that `start` will start."""
         with self._changed:
-            inbox = self._switch.open()
+            return self._switch.open()
+
+    def start(self, call: Call, inbox: Inbox) -> None:
         self._send(call.start(inbox.id, WINDOW))
-        return inbox
 
     def say(self, **request: object) -> None:
         self._send(frames.message(**request))
 
     def write(self, inbox: Inbox, data: bytes) -> None:
-        inbox.stdin_in_flight += len(data)
+        with self._changed:
+            inbox.stdin_in_flight += len(data)
         self._send(frames.pack(frames.STDIN, inbox.id, data))
 
     def _send(self, data: bytes) -> None:
+        if self._switch.over is not None:
+            return
         try:
             with self._sending:
                 self._socket.sendall(data)
         except OSError:
-            with self._changed:
-                self._switch.finish("lost")
-                self._changed.notify_all()
+            self._hear_last_words()
+
+    def _hear_last_words(self) -> None:
+        """The other end is gone; what it said before may tell why."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        with self._changed:
+            while self._switch.over is None and time.monotonic() < deadline:
+                if self._someone_reads:
+                    self._changed.wait(_LAST_WORDS_S)
+                elif not self._read_for_all(0):
+                    break
+            self._switch.finish("lost")
+            self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
         """Until `ready()`, or False at the deadline. `ready` is asked whenever something arrived."""
         with self._changed:
             while not ready():
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
                 if self._switch.over is not None:
                     raise SandboxLostError("the sandbox is gone")
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if self._someone_reads:
                     self._changed.wait(left)
-                else:
-                    self._read_for_all(left)
+                    if left == 0:
+                        return ready()
+                elif not self._read_for_all(left) and left == 0:
+                    return False
         return True
 
-    def _read_for_all(self, left: float | None) -> None:
-        """Caller holds the lock; it is free while we wait for bytes."""
+    def poll(self) -> None:
+        """Take what has arrived, without waiting."""
+        with self._changed:
+            while self._switch.over is None and not self._someone_reads and self._read_for_all(0):
+                pass
+
+    def _read_for_all(self, left: float | None) -> bool:
+        """Whether something arrived within `left` seconds. Caller holds the lock; it is free while we wait."""
         self._someone_reads = True
         self._changed.release()
         data: bytes | None = None
         try:
-            if select.select([self._socket], [], [], left)[0]:
+            waiter = select.poll()  # not select(): a process may hold more than 1024 descriptors
+            waiter.register(self._socket, select.POLLIN)
+            if waiter.poll(None if left is None else left * 1000):
                 data = self._socket.recv(_READ)
         except (OSError, ValueError):  # closed by another thread
             data = b""
@@ -87,9 +112,8 @@ class Link:
             self._someone_reads = False
             if data is not None:
                 self._switch.feed(data)
-                if self._switch.over == "protocol":
-                    self._box.kill()  # what broke the format is not read again, and does not run on (J07)
             self._changed.notify_all()
+        return data is not None
 
     def finish(self, why: str) -> None:
         with self._changed:

@@ -7,8 +7,8 @@ from ringfence import calls
 from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process
 from ringfence._sync.sandbox import Sandbox
-from ringfence._sync.waiting import blocking
-from ringfence.launching import prepare
+from ringfence._sync.waiting import launched
+from ringfence.launching import check_policy, prepare
 from ringfence.policy.model import Policy
 
 TYPE_CHECKING = False
@@ -36,21 +36,22 @@ def run(
 
     Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
     """
+    check_policy(policy)
     checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
     if language != "python":
         with Sandbox(backend=backend, image=image, policy=policy) as sandbox:
             return sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
     launcher = prepare(backend, image, policy)
-    box = blocking(launcher.launch)
+    box = launched(launcher)
+    link = Link(box)
     try:
-        place = Place(box, Link(box), policy, launcher.image.name)
+        place = Place(box, link, policy, launcher.image.name)
         call = calls.python_call(box, policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=True)
-        process = Process(place, call, place.link.start(call), keep_events=False)
+        process = Process(place, call, link.open(), keep_events=False)._begin()
         if call.stdin:
             process._feed_stdin(call.stdin)
-        result = process.wait()
-        place.link.finish("closed")
-        return result
+        return process.wait()
     finally:
+        link.finish("closed")
         box.close()

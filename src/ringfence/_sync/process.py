@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 
@@ -14,8 +15,9 @@ from ringfence.wire.switchboard import PIECE, STDIN_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import codecs
     import signal as _signal
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import Self
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 16
 _KILL_S = 3.0
+_LATE_S = 5.0  # for a caller who comes back after the deadline: what happened meanwhile still counts
 
 
 class Place:
@@ -38,6 +41,7 @@ class Place:
         self.link = link
         self.policy = policy
         self.image = image
+        self.pid = os.getpid()
 
 
 class Process:
@@ -56,14 +60,27 @@ class Process:
         self._unread_bytes = 0
         self._lost_bytes = 0
         self._cursor = 0
-        self._decoders: dict[int, object] = {}
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._result: Result | None = None
         self._exit_seen = False
         self._stopped_by_us: str | None = None
+        self._hard = self._looked_at = self._transcript.started
+        self._hard += call.timeout_s + calls.GRACE_S
+
+    def _begin(self) -> Self:
+        """Have it started. When the caller is interrupted here, it is killed first."""
+        try:
+            self._place.link.start(self._call, self._inbox)
+        except BaseException:
+            self._place.link.say(op="kill", id=self._inbox.id, why="interrupted")
+            raise
+        return self
 
     @property
     def running(self) -> bool:
         """False once its end is known here."""
+        if self._result is None and self._inbox.end is None:
+            self._place.link.poll()
         return self._result is None and self._inbox.end is None
 
     # events
@@ -80,6 +97,9 @@ class Process:
             if self._result is not None:
                 if self._exit_seen:
                     raise StopIteration
+                event = self._cut_character()
+                if event is not None:
+                    return event
                 self._exit_seen = True
                 return Exit(self._result, self._cursor)
             self._pull(None)
@@ -104,16 +124,26 @@ class Process:
         decoder = self._decoders.get(kind)
         if decoder is None:
             decoder = self._decoders[kind] = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        text: str = decoder.decode(data)  # type: ignore[attr-defined]
-        return text
+        return decoder.decode(data)
 
-    def _pull(self, deadline: float | None) -> bool:
-        """Take what arrived, or wait for it. False at `deadline`. Sets the result at the end."""
-        hard = self._transcript.started + self._call.timeout_s + calls.GRACE_S
+    def _cut_character(self) -> Event | None:
+        """A stream that ended within a character: texts joined are Result.stdout, which shows a replacement there."""
+        while self._decoders:
+            kind, decoder = self._decoders.popitem()
+            text = decoder.decode(b"", final=True)
+            if text:
+                return Stdout(b"", text, self._cursor) if kind == frames.STDOUT else Stderr(b"", text, self._cursor)
+        return None
+
+    def _pull(self, deadline: float | None, enough: Callable[[], bool] | None = None) -> bool:
+        """Take what arrived, or wait for it or for `enough`. False at `deadline`. Sets the result at the end."""
+        hard = self._hard_deadline()
         until = hard if deadline is None else min(hard, deadline)
         inbox = self._inbox
         try:
-            arrived = self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, until)
+            arrived = self._place.link.wait(
+                lambda: bool(inbox.items) or inbox.end is not None or (enough is not None and enough()), until
+            )
         except SandboxLostError:
             arrived = True
         if not arrived:
@@ -121,6 +151,7 @@ class Process:
                 return False
             self._place.box.kill()  # guestd did not keep its deadline: we do
             self._inbox.end = {"ev": "over", "why": "timeout"}
+        self._looked_at = time.monotonic()
         self._take_output()
         credit = inbox.credit()
         if credit and inbox.end is None:
@@ -128,6 +159,13 @@ class Process:
         if inbox.end is not None and not inbox.items and self._result is None:
             self._finish()
         return True
+
+    def _hard_deadline(self) -> float:
+        """When we stop believing that guestd keeps the time. A caller who was away gets the news first."""
+        now = time.monotonic()
+        if now > self._hard and now - self._looked_at > calls.GRACE_S:
+            self._hard = now + _LATE_S
+        return self._hard
 
     def _take_output(self) -> None:
         while (item := self._inbox.take()) is not None:
@@ -173,33 +211,26 @@ class Process:
                 raise BrokenPipeError(f"stdin of {self.argv[0]} is closed")
             self._place.link.write(inbox, bytes(rest[:_CHUNK]))
             rest = rest[_CHUNK:]
-            self._place.link.wait(
-                lambda: inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed or inbox.end is not None, None
-            )
+            self._until_taken()
+
+    def _until_taken(self) -> None:
+        """Until stdin has room again. Output is taken meanwhile, so that neither side can block the other (F17)."""
+        inbox = self._inbox
+        while inbox.stdin_in_flight >= STDIN_WINDOW and not inbox.stdin_closed and inbox.end is None:
+            self._pull(None, enough=lambda: inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed)
 
     def close_stdin(self) -> None:
-        if self.running:
+        if self._result is None and self._inbox.end is None:
             self._place.link.say(op="eof", id=self._inbox.id)
 
     def _feed_stdin(self, data: bytes) -> None:
-        """All of `data`, then the end, while output is taken: neither side can block the other (F17)."""
+        """All of `data`, then the end."""
         inbox = self._inbox
         rest = memoryview(data)
         while rest and inbox.end is None and not inbox.stdin_closed:
             self._place.link.write(inbox, bytes(rest[:_CHUNK]))
             rest = rest[_CHUNK:]
-            while inbox.stdin_in_flight >= STDIN_WINDOW and inbox.end is None and not inbox.stdin_closed:
-                self._place.link.wait(
-                    lambda: (
-                        inbox.stdin_in_flight < STDIN_WINDOW
-                        or inbox.stdin_closed
-                        or bool(inbox.items)
-                        or inbox.end is not None
-                    ),
-                    self._transcript.started + self._call.timeout_s + calls.GRACE_S,
-                )
-                if inbox.items or inbox.end is not None:
-                    self._pull(None)
+            self._until_taken()
         self.close_stdin()
 
     def signal(self, signal: _signal.Signals) -> None:
@@ -242,16 +273,12 @@ class Pty(Process):
 
 def _refused(end: dict[str, object]) -> OSError:
     """guestd could not start one more process: the guest is at its limits."""
-    import os
-
     number = end["errno"]
     assert isinstance(number, int)
     return OSError(number, f"{os.strerror(number)}: the sandbox cannot start another process")
 
 
 def _raise_for_cwd(end: dict[str, object], call: calls.Call) -> None:
-    import os
-
     report = calls.early_report_of(call, end)
     number = report.get("errno")
     if report.get("stage") == "cwd" and isinstance(number, int) and end.get("code") == 125:

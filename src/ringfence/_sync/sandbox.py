@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ringfence import calls
@@ -10,10 +11,10 @@ from ringfence._sync.files import Files
 from ringfence._sync.later import Address, Gateway, Session
 from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process, Pty
-from ringfence._sync.waiting import blocking, opening
+from ringfence._sync.waiting import blocking, launched, opening
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError, UnsupportedError
 from ringfence.events import ProcessInfo
-from ringfence.launching import prepare
+from ringfence.launching import check_policy, prepare
 from ringfence.policy.model import Policy
 
 TYPE_CHECKING = False
@@ -50,8 +51,7 @@ class Sandbox:
         tools: Mapping[str, Tool] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy is a Policy, not {type(policy).__name__}; see Policy.load() and Policy.preset()")
+        check_policy(policy)
         if snapshot is not None:
             raise _later("starting from a snapshot")
         if tools:
@@ -69,8 +69,11 @@ class Sandbox:
 
     @property
     def state(self) -> State:
-        if self._place is None:
+        if self._place is None or self._ended == "closed":
             return self._ended
+        if self._place.pid != os.getpid():
+            return "closed"
+        self._place.link.poll()
         over = self._place.link.over
         if over is None:
             return "running"
@@ -97,7 +100,7 @@ class Sandbox:
             return self
         if self._ended == "closed":
             raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
-        self._box = box = blocking(self._launcher.launch)
+        self._box = box = launched(self._launcher)
         link = Link(box)
         self._place = Place(box, link, self.policy, self._launcher.image.name)
         limits = self.policy.limits
@@ -108,7 +111,7 @@ class Sandbox:
     def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
         self._ended = "closed"
-        if self._place is None or self._box is None:
+        if self._place is None or self._box is None or self._place.pid != os.getpid():
             return
         self._place.link.finish("closed")
         self._box.close()
@@ -127,6 +130,12 @@ class Sandbox:
             how = "was closed" if self._ended == "closed" else "has not been started"
             fix = "make a new Sandbox" if self._ended == "closed" else "use `with`, or call start()"
             raise SandboxClosedError(f"sandbox {self.id} {how}", fix=fix)
+        if self._place.pid != os.getpid():
+            raise SandboxClosedError(
+                f"sandbox {self.id} belongs to process {self._place.pid}; this is a fork of it, process {os.getpid()}",
+                fix="make a new Sandbox here",
+            )
+        self._place.link.poll()
         over = self._place.link.over
         if over is None:
             return self._place
@@ -192,7 +201,7 @@ class Sandbox:
         return opening(self._spawn(place, call))
 
     def _spawn(self, place: Place, call: calls.Call) -> Process:
-        process = Process(place, call, place.link.start(call), keep_events=True)
+        process = Process(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[process.id] = (process, time.time())
         return process
 
@@ -226,7 +235,7 @@ class Sandbox:
 
     def _complete(self, place: Place, call: calls.Call) -> Result:
         """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
-        process = Process(place, call, place.link.start(call), keep_events=False)
+        process = Process(place, call, place.link.open(), keep_events=False)._begin()
         try:
             if call.stdin:
                 process._feed_stdin(call.stdin)

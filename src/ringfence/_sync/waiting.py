@@ -7,11 +7,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
+    from ringfence.backends.process.box import ProcessBox
+    from ringfence.launching import ProcessLauncher
+
     T = TypeVar("T")
 
 
 def opening(made: T) -> T:
     return made
+
+
+def launched(launcher: ProcessLauncher) -> ProcessBox:
+    return launcher.launch()
 
 
 def blocking(work: Callable[..., T], *args: object) -> T:
