@@ -52,6 +52,7 @@ class ProcessBox:
         self._ooms = 0
         self._closed = False
         self._destroyed = threading.Event()
+        self._findings: tuple[Denial, ...] = ()
         self.on_destroyed: list[Callable[[], None]] = []
 
     def wait_ready(self, deadline: float) -> None:
@@ -59,7 +60,7 @@ class ProcessBox:
         reader = frames.Reader()
         while True:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.channel], [], [], left)[0]:
+            if left <= 0 or not self._readable(left):
                 raise StartTimeoutError("the sandbox did not start in time", fix="try again when the host is less busy")
             data = self.channel.recv(1 << 12)
             if not data:
@@ -86,7 +87,12 @@ class ProcessBox:
 
     @property
     def ready_now(self) -> bool:
-        return bool(select.select([self.channel], [], [], 0)[0])
+        return self._readable(0)
+
+    def _readable(self, within_s: float) -> bool:
+        waiter = select.poll()  # not select(): a process may hold more than 1024 descriptors
+        waiter.register(self.channel, select.POLLIN)
+        return bool(waiter.poll(within_s * 1000))
 
     def usage(self) -> tuple[Usage, bool]:
         if self._group is None:
@@ -145,6 +151,11 @@ class ProcessBox:
         if self._init_pidfd >= 0:
             os.close(self._init_pidfd)
             self._init_pidfd = -1
+        if self._uid is not None:
+            self._uid.release()  # only this copy of the lock: the parent holds on
 
     def findings(self) -> tuple[Denial, ...]:
-        return ()
+        return self._findings
+
+    def add_findings(self, found: tuple[Denial, ...]) -> None:
+        self._findings += found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _queue
 import atexit
 import os
+import sys
 import threading
 import time
 
@@ -61,6 +62,7 @@ class Pool:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._count = 0
+        self._boxes: set[ProcessBox] = set()  # given out, kept or being removed: a fork of the caller lets go of them
 
     def take(self, plan: ProcessPlan) -> ProcessBox:
         """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises."""
@@ -70,8 +72,10 @@ class Pool:
             try:
                 box.wait_ready(deadline)
                 return box
-            except SandboxLostError:  # its template died while it waited
+            except BaseException as error:
                 box.close()
+                if not isinstance(error, SandboxLostError):  # that one: its template died while it waited
+                    raise
         for attempt in (1, 2):
             box = None
             try:
@@ -124,9 +128,13 @@ class Pool:
             theirs.close()
             if not plan.shared:
                 template.close()
+        self._boxes.add(box)
+        box.on_destroyed.append(lambda: self._boxes.discard(box))
         return box
 
-    def _send(self, template: Template, plan: ProcessPlan, box: ProcessBox, theirs: Socket, group: object, uid: object) -> None:
+    def _send(
+        self, template: Template, plan: ProcessPlan, box: ProcessBox, theirs: Socket, group: object, uid: object
+    ) -> None:
         payload = dict(plan.box)
         fds = [theirs.fileno()]
         opened: list[int] = []
@@ -179,6 +187,8 @@ class Pool:
         if self._zygote is None or not self._zygote.alive:
             if self._zygote is not None:
                 self._zygote.close()
+                for template in self._templates.values():
+                    template.close()
                 self._templates.clear()
             self._zygote = Zygote(self._interpreter, self._preload, self.tree)
         return self._zygote
@@ -200,15 +210,19 @@ class Pool:
     # the thread that builds spares and removes what has ended
 
     def _do(self, work: ProcessBox | Shelf) -> None:
-        with self._lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._keep_house, name="ringfence", daemon=True)
-                self._thread.start()
+        if self._thread is None:  # asked without the lock: it is held while a zygote starts, and a caller may be a loop
+            self._start_thread()
         if self._closed:
             if isinstance(work, ProcessBox):
                 work.destroy()
             return
         self._work.put(work)
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._keep_house, name="ringfence", daemon=True)
+                self._thread.start()
 
     def _keep_house(self) -> None:
         while True:
@@ -232,7 +246,10 @@ class Pool:
             except (RingfenceError, OSError):
                 return  # the next take() meets the same failure and says so to the caller
             with self._lock:
-                shelf.spares.append(spare)
+                if not self._closed:
+                    shelf.spares.append(spare)
+                    continue
+            spare.close()
 
     def _drop_idle_spares(self) -> None:
         limit = time.monotonic() - _SPARE_IDLE_S
@@ -247,15 +264,14 @@ class Pool:
     def close(self) -> None:
         """End everything that is kept and wait until it is gone."""
         with self._lock:
-            spares = [spare for shelf in self._shelves.values() for spare in shelf.spares]
             self._shelves.clear()
+            self._closed = True
             thread = self._thread
-        for spare in spares:
-            spare.close()
-        self._closed = True
         if thread is not None:
             self._work.put(None)
             thread.join(10)
+        for box in list(self._boxes):  # spares, and sandboxes that their callers did not close
+            box.close()
         while not self._work.empty():
             work = self._work.get_nowait()
             if isinstance(work, ProcessBox):
@@ -271,9 +287,8 @@ class Pool:
         """In a forked child: nothing of this is ours; the parent goes on with it."""
         for template in self._templates.values():
             template.close()
-        for shelf in self._shelves.values():
-            for spare in shelf.spares:
-                spare.forget()
+        for box in self._boxes:
+            box.forget()
         if self._zygote is not None:
             self._zygote.forget()
 
@@ -307,6 +322,8 @@ def close_all() -> None:
         _pools.clear()
     for one in pools:
         one.close()
+    if "ringfence.backends.process.guard" in sys.modules:
+        sys.modules["ringfence.backends.process.guard"].close_record()
 
 
 def _prepare_process() -> None:

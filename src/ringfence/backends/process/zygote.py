@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _START_S = 30.0  # with preload of large modules on a slow machine
 _BUILD_S = 10.0
+_END_S = 2.0
 _MAX_PACKET = 1 << 16
 
 
@@ -98,10 +99,7 @@ class Zygote:
         """End it. Running sandboxes go on: they belong to the library, not to the zygote."""
         self._control.close()
         if self.pid >= 0:
-            try:
-                os.waitpid(self.pid, 0)
-            except ChildProcessError:
-                pass
+            _end(self.pid)
             self.pid = -1
         os.close(self._errors)
 
@@ -148,7 +146,10 @@ def _spawn(interpreter: Interpreter, control: int, errors: int, tree: Tree | Non
     high = [_above(control), _above(library)]
     actions += [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4)]
     try:
-        return os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsid=True)
+        # The caller's thread may block or ignore signals; a guest must not inherit that.
+        return os.posix_spawn(
+            argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=[], setsigdef=range(1, 32)
+        )
     except OSError as error:
         raise UnsupportedError(
             f"cannot start {argv[0]}: {error.strerror}",
@@ -157,6 +158,26 @@ def _spawn(interpreter: Interpreter, control: int, errors: int, tree: Tree | Non
     finally:
         for fd in (*high, library):
             os.close(fd)
+
+
+def _end(pid: int) -> None:
+    """Its control socket is closed, so it ends by itself; one that hangs in a module's import is killed."""
+    import select
+
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # ended, and reaped by the caller
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(_END_S * 1000):
+            lean.signal_pidfd(pidfd, lean.SIGKILL)
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    except ChildProcessError:
+        return
+    finally:
+        os.close(pidfd)
 
 
 def _above(fd: int) -> int:
@@ -171,7 +192,9 @@ def _preload_failed(answer: dict[str, object]) -> Exception:
 
     module = answer.get("module")
     if module is None:
-        return ImageError(f"preload: {answer['error']}", code="preload", fix="preload only modules that start no thread")
+        return ImageError(
+            f"preload: {answer['error']}", code="preload", fix="preload only modules that start no thread"
+        )
     return ImageError(
         f"cannot preload {module}: {answer['error']}", code="preload", fix=f"install it for {sys.executable}"
     )
