@@ -55,8 +55,10 @@ class ProcessLauncher:
 
     def _launch_with_mounts(self, made: ProcessPlan) -> ProcessBox:
         from ringfence.backends.process.guard import launch_guarded
+        from ringfence.policy.model import mount_path
 
-        return launch_guarded(_pool(self.image), made, self.policy)
+        writable = tuple(os.path.realpath(mount_path(m)) for m in self.policy.mounts if m.mode == "rw")
+        return launch_guarded(_pool(self.image), made, writable)
 
 
 def check_policy(policy: object) -> None:
@@ -135,7 +137,7 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
     facts = host_facts(
         memory_by=by.memory if by else None, cpu_by=by.cpu if by else None, pids_by=by.processes if by else None
     )
-    seen = view(policy, python, uid=os.geteuid(), home=home_directory())
+    seen = view(policy, python, uid=os.geteuid(), home=home_directory(), state=_state_directories(policy))
     made = plan_process(policy, facts, seen, image_env=image.env, fresh=fresh)
     if policy.strict and made.enforcement.weaker:
         raise _too_weak(made)
@@ -144,6 +146,15 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
             del _plans[next(iter(_plans))]
         _plans[key] = made
     return made
+
+
+def _state_directories(policy: Policy) -> tuple[str, ...]:
+    """Never shown to a guest, by whatever mount."""
+    if not policy.mounts:
+        return ()
+    from ringfence.backends.process.state import state_dir
+
+    return (state_dir(),)
 
 
 _interpreters: list[Interpreter] = []  # of this process: it does not change

@@ -15,6 +15,7 @@ import struct
 from . import kernel as k
 
 MASK = ".mask"  # an empty file and an empty directory, both read-only, to cover things with
+SOURCES = ".sources"  # host paths of box operations, bound here by the template while the host's tree is still there
 DISK = ".disk"  # mount point of the sandbox's disk when `copy` mounts share it with /workspace
 _RO = k.MOUNT_ATTR_RDONLY | k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
 _TMPFS_FLAGS = k.MS_NOSUID | k.MS_NODEV
@@ -149,7 +150,7 @@ def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     (M9), so the outer one lies below the mount point until the sandbox's own covers it; nobody inside can uncover it.
     """
     k.mount(None, "/", None, k.MS_REC | k.MS_PRIVATE)
-    base = "/tmp"  # noqa: S108  # any directory serves: the mount is private and covers it
+    base = "/sys"  # never a source, so covering it in this private namespace hides nothing that is bound below
     k.mount("tmpfs", base, "tmpfs", _TMPFS_FLAGS, "size=4m,nr_inodes=4000,mode=755")
     os.chdir(base)
     os.mkdir(MASK, 0o755)
@@ -181,8 +182,9 @@ def mount_private(sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: ob
     terminal = "newinstance,ptmxmode=0666,mode=620" + (own if os.geteuid() == 0 and owner else "")
     k.mount("devpts", "dev/pts", "devpts", k.MS_NOSUID | k.MS_NOEXEC, terminal)
     Applier(idmap).apply(ops)
-    if any(op[0] == "overlay" for op in ops):
-        cover(DISK)
+    for directory in (DISK, SOURCES):
+        if os.path.isdir(directory) and os.listdir(directory):
+            cover(directory)
 
 
 # What a guest may see of /proc besides its own processes. An allow-list: a new entry of a newer kernel is masked (B15).

@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ringfence.plan.model import Op
     from ringfence.plan.view import View
     from ringfence.policy.model import Limits, Policy
 
@@ -25,9 +26,10 @@ def plan_process(
     policy: Policy, facts: HostFacts, view: View, *, image_env: Mapping[str, str], fresh: bool
 ) -> ProcessPlan:
     limits = policy.limits
+    sources, box_ops = _through_sources(view.box)
     shm = min(_SHM_BYTES, limits.memory // 2)
     return ProcessPlan(
-        template=view.template,
+        template=(*view.template, *sources),
         box={
             "as_root": facts.as_root,
             "owner": 0,
@@ -36,7 +38,7 @@ def plan_process(
             "proc_subset": policy.strict,
             "proc_masks": True,
             "sizes": _sizes(limits, shm),
-            "ops": list(view.box),
+            "ops": box_ops,
             "fence": _fence(policy, facts),
             "cpu_fd": False,
         },
@@ -56,6 +58,20 @@ def _namespaces(facts: HostFacts) -> int:
     """As root the user namespace comes later, made by PID 1: what is made before it belongs to the initial one."""
     own = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
     return own if facts.as_root else own | NEWUSER
+
+
+def _through_sources(ops: tuple[Op, ...]) -> tuple[list[Op], list[Op]]:
+    """The monitor makes box operations when the host's tree is gone: the template keeps their sources for it."""
+    sources: list[Op] = []
+    changed: list[Op] = []
+    for op in ops:
+        if op[0] in ("bind", "overlay"):
+            kept = f".sources/{len(sources)}"
+            sources.append(["bind", op[1], kept, {"rw": True, "idmap": False, "exec": True}])
+            changed.append([op[0], f"/{kept}", *op[2:]])
+        else:
+            changed.append(op)
+    return sources, changed
 
 
 def _whole_pages(size: int) -> int:

@@ -28,7 +28,6 @@ _NAME = "ringfence"
 _OWNERS = "owners"
 _NEW = ".new"  # a record being written again
 _COMPACT_AFTER = 1_000  # lines of a record that say nothing any more
-_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -98,7 +97,7 @@ class Owner:
     def note(self, kind: str, **facts: Fact) -> None:
         """Write down something to remove should this process die. On disk when this returns.
 
-        Kinds: `placeholder` and `file` (path, device, inode), `cgroup` (path).
+        Kinds: `placeholder` (path, directory, content, device, inode), `file` (path, device, inode), `cgroup` (path).
         """
         entry = (kind, tuple(sorted(facts.items())))
         with self._lock:
@@ -118,69 +117,6 @@ class Owner:
                 self._stale_lines += 2
                 if self._stale_lines > _COMPACT_AFTER + len(self._entries):
                     self._compact()
-
-    def make_placeholder(self, path: str) -> bool:
-        """Make an empty file at `path` that the sweep removes; False when something is there already.
-
-        The inode is noted before it has a name, so that no kill at any moment leaves it behind unknown (M10).
-        """
-        parent = os.open(os.path.dirname(os.path.abspath(path)), _DIRECTORY)
-        try:
-            return self._link_placeholder(path, parent)
-        except OSError as error:
-            if error.errno not in _NO_TMPFILE:
-                raise
-            return self._create_placeholder(path, parent)
-        finally:
-            os.close(parent)
-
-    def _link_placeholder(self, path: str, parent: int) -> bool:
-        fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o444, dir_fd=parent)
-        try:
-            facts = _facts(path, os.fstat(fd))
-            self.note("placeholder", **facts)
-            try:
-                os.link(f"/proc/self/fd/{fd}", os.path.basename(path), dst_dir_fd=parent, follow_symlinks=True)
-            except OSError as error:
-                self.forget("placeholder", **facts)
-                if isinstance(error, FileExistsError):
-                    return False
-                raise
-        finally:
-            os.close(fd)
-        return True
-
-    def _create_placeholder(self, path: str, parent: int) -> bool:
-        """For file systems that make no file without a name (NFS, FAT, some FUSE): a small window stays."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(os.path.basename(path), flags, 0o444, dir_fd=parent)
-        except FileExistsError:
-            return False
-        try:
-            self.note("placeholder", **_facts(path, os.fstat(fd)))
-        finally:
-            os.close(fd)
-        return True
-
-    def make_placeholder_directory(self, path: str) -> bool:
-        """The same for an empty directory. Killed between the two steps, an empty directory stays."""
-        try:
-            os.mkdir(path, 0o755)
-        except FileExistsError:
-            return False
-        self.note("placeholder", **_facts(path, os.stat(path, follow_symlinks=False)))
-        return True
-
-    def remove_placeholders(self, below: str = "/") -> list[str]:
-        """Remove the placeholders of this process below a directory, last made first; returns their paths."""
-        prefix = below.rstrip("/") + "/"
-        mine = [dict(facts) for kind, facts in reversed(self._entries) if kind == "placeholder"]
-        chosen = [facts for facts in mine if str(facts["path"]).startswith(prefix)]
-        removed = [str(facts["path"]) for facts in chosen if remove_if_same(facts, only_empty=True)]
-        for facts in chosen:
-            self.forget("placeholder", **facts)
-        return removed
 
     def close(self) -> None:
         """End the record. What is still noted stays on disk, for a sweep after this process is gone."""
@@ -214,7 +150,7 @@ class Owner:
         self._stale_lines = 0
 
 
-def remove_if_same(facts: dict[str, Fact], *, only_empty: bool) -> bool:
+def remove_if_same(facts: dict[str, Fact]) -> bool:
     """Remove a file or an empty directory when it is still the one that was noted. True when it was removed.
 
     The parent is opened once: a directory swapped for a link in between leads nowhere (C01 and its like), because
@@ -232,8 +168,6 @@ def remove_if_same(facts: dict[str, Fact], *, only_empty: bool) -> bool:
             return False
         if stat.S_ISDIR(found.st_mode):
             os.rmdir(name, dir_fd=parent)
-        elif only_empty and found.st_size:
-            return False
         else:
             os.unlink(name, dir_fd=parent)
     except OSError:
@@ -297,8 +231,33 @@ def _sweep_entries(owner: str, entries: list[Entry], groups: list[str], files: l
         if kind == "cgroup" and cgroup.remove_noted(path, owner):
             groups.append(path)
     for kind, facts in reversed(entries):
-        if kind in ("placeholder", "file") and remove_if_same(dict(facts), only_empty=kind == "placeholder"):
+        if kind == "placeholder" and _remove_placeholder(dict(facts)):
             files.append(str(dict(facts)["path"]))
+        elif kind == "file" and remove_if_same(dict(facts)):
+            files.append(str(dict(facts)["path"]))
+
+
+def _remove_placeholder(facts: dict[str, Fact]) -> bool:
+    from ringfence.backends.process import protect
+
+    placeholder = protect.Placeholder(
+        path=str(facts["path"]),
+        directory=bool(facts["directory"]),
+        content=str(facts["content"]),
+        device=int(facts["device"]),
+        inode=int(facts["inode"]),
+    )
+    return os.path.lexists(placeholder.path) and protect.remove(placeholder)
+
+
+def is_placeholder(device: int, inode: int) -> bool:
+    """Whether any library process of this user, dead or alive, has noted that inode as a placeholder."""
+    records = directory(_OWNERS)
+    wanted = {("device", device), ("inode", inode)}
+    for name in os.listdir(records):
+        if any(kind == "placeholder" and wanted <= set(facts) for kind, facts in _read_record(f"{records}/{name}")):
+            return True
+    return False
 
 
 def _sweep_uids() -> int:
@@ -359,10 +318,6 @@ def _read_record(path: str) -> list[Entry]:
         else:
             entries.pop(entry, None)
     return list(entries)
-
-
-def _facts(path: str, found: os.stat_result) -> dict[str, Fact]:
-    return {"path": os.path.abspath(path), "device": found.st_dev, "inode": found.st_ino}
 
 
 def _own(path: str) -> str:

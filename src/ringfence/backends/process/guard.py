@@ -1,0 +1,127 @@
+"""Launches a sandbox with host mounts, and holds their protected paths from before its start until after its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+
+from ringfence.backends.process import state
+from ringfence.backends.process.endscan import end_scan, snapshot_before
+from ringfence.backends.process.protect import Placeholder, Placeholders, Watch
+from ringfence.results import Denial
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.backends.process.box import ProcessBox
+    from ringfence.backends.process.endscan import Before
+    from ringfence.backends.process.pool import Pool
+    from ringfence.plan.model import ProcessPlan
+
+# The record of this process in the state directory: one, like the process.
+_owners: dict[int, state.Owner] = {}
+_owners_lock = threading.Lock()
+
+
+def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> ProcessBox:
+    """A sandbox whose plan shows host paths. `writable`: sources of "rw" mounts, looked through at the end.
+
+    Raises as Pool.take does, and OSError when a placeholder cannot be made; nothing is left then.
+    """
+    guard = Guard(plan, writable)
+    try:
+        box = pool.take(plan)
+    except BaseException:
+        guard.end()
+        raise
+    guard.begin(box)
+    return box
+
+
+class Guard:
+    """Holds the protected paths of one sandbox."""
+
+    def __init__(self, plan: ProcessPlan, writable: tuple[str, ...]) -> None:
+        self._writable = writable
+        self._before: dict[str, Before] = {root: snapshot_before(root) for root in writable}
+        self._placeholders = Placeholders(plan.protected, note=_note, forget=_forget, known=state.is_placeholder)
+        self._placeholders.make()
+        self._watch = Watch(plan.protected) if plan.protected else None
+        self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        self._thread: threading.Thread | None = None
+
+    def begin(self, box: ProcessBox) -> None:
+        box.on_destroyed.append(lambda: box.add_findings(self.end()))
+        if self._watch is not None:
+            self._thread = threading.Thread(target=self._keep_watch, args=(box,), name="ringfence-watch", daemon=True)
+            self._thread.start()
+
+    def _keep_watch(self, box: ProcessBox) -> None:
+        """A protected file that the host replaced is no longer held (A33): the sandbox is stopped at once."""
+        watch = self._watch
+        assert watch is not None
+        while True:
+            ready = select.select([watch, self._stop], [], [])[0]
+            if self._stop in ready:
+                return
+            lost = watch.check()
+            if lost:
+                box.kill()
+                box.add_findings(tuple(_replaced(path) for path in lost))
+                return
+
+    def end(self) -> tuple[Denial, ...]:
+        """After the last process of the sandbox is gone. What a look at the writable mounts shows."""
+        os.close(self._stopped)
+        if self._thread is not None:
+            self._thread.join(2)
+        os.close(self._stop)
+        if self._watch is not None:
+            self._watch.close()
+        self._placeholders.remove()
+        found: tuple[Denial, ...] = ()
+        for root, before in self._before.items():
+            found += end_scan(root, before, ignore=self._placeholders.kept)
+        return found
+
+
+def _replaced(path: str) -> Denial:
+    message = f"{path} was replaced on the host while the sandbox ran; its protection was gone, so the sandbox was stopped"
+    return Denial("mount", path, "mount.protected-replaced", message, allow=None)
+
+
+def _owner() -> state.Owner:
+    with _owners_lock:
+        pid = os.getpid()
+        if pid not in _owners:
+            _owners.clear()
+            _owners[pid] = state.register()
+        return _owners[pid]
+
+
+def _facts(placeholder: Placeholder) -> dict[str, str | int]:
+    return {
+        "path": placeholder.path,
+        "directory": int(placeholder.directory),
+        "content": placeholder.content,
+        "device": placeholder.device,
+        "inode": placeholder.inode,
+    }
+
+
+def _note(placeholder: Placeholder) -> None:
+    _owner().note("placeholder", **_facts(placeholder))
+
+
+def _forget(placeholder: Placeholder) -> None:
+    owner = _owner()
+    owner.forget("placeholder", **_facts(placeholder))
+    owner.forget("placeholder", **{**_facts(placeholder), "device": 0, "inode": 0})
+
+
+def close_record() -> None:
+    """At the end of the process: the record goes when nothing is noted in it."""
+    with _owners_lock:
+        owner = _owners.pop(os.getpid(), None)
+    if owner is not None:
+        owner.close()
