@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("manager",),
     ("audit",),
     ("attacks",),
+    ("doctor",),
     ("server",),
     ("console",),
     ("cli", "__main__"),

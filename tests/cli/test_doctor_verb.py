@@ -42,14 +42,14 @@ asked: list[Policy] = []
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> Report:
     found = Report("process", ["apt-get install qemu"])
-    module = ModuleType("ringfence.plan.doctor")
+    module = ModuleType("ringfence.doctor")
 
-    def examine(policy: Policy) -> Report:
+    def examine(policy: Policy, backends: list[str]) -> Report:
         asked.append(policy)
         return found
 
     module.examine = examine  # type: ignore[attr-defined]  # a pretended module
-    monkeypatch.setitem(sys.modules, "ringfence.plan.doctor", module)
+    monkeypatch.setitem(sys.modules, "ringfence.doctor", module)
     return found
 
 

@@ -1,4 +1,4 @@
-"""ringfence doctor: what this host can enforce, as a table. The examination belongs to `ringfence.plan.doctor`."""
+"""ringfence doctor: what this host can enforce, as a table. The examination belongs to `ringfence.doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringfence.cli.tables import BACKENDS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.cli.console import Console
-    from ringfence.plan.doctor import BackendReport, Report
+    from ringfence.doctor import BackendReport, Report
 
 _MARKS = {"ok": ("ok", "32"), "weaker": ("weaker", "33"), "missing": ("missing", "31")}
 
@@ -26,9 +26,9 @@ def main(argv: list[str], console: Console) -> int:
     wanted = _wanted(given.words)
     name = given.last("--policy") or "offline"
     from ringfence.cli.policies import find
-    from ringfence.plan.doctor import examine
+    from ringfence.doctor import examine
 
-    report = examine(find(name))
+    report = examine(find(name), wanted)
     if console.json:
         console.out_json(report.to_dict())
     elif given.has("--fix"):

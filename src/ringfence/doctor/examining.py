@@ -1,0 +1,49 @@
+"""Owns the order of an examination and what "auto" would take."""
+
+from __future__ import annotations
+
+from ringfence.doctor.others import OTHERS, examine_other
+from ringfence.doctor.process import examine_process
+from ringfence.doctor.report import Report
+from ringfence.errors import UnsupportedError
+from ringfence.values import frozen_map
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringfence.doctor.report import BackendReport
+    from ringfence.policy.model import Policy
+
+
+def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Report:
+    """Try what this host can do, and whether it keeps `policy` (the default: offline). About a second.
+
+    `backends`: only these are reported; none means all. Every trial has a deadline. PolicyError for a policy that is
+    wrong, or names a backend that does not exist.
+    """
+    from ringfence.errors import PolicyError
+    from ringfence.policy.model import Policy as PolicyValue
+
+    for name in backends:
+        if name != "process" and name not in OTHERS:
+            raise PolicyError(f"unknown backend {name!r}", key="backend", fix=f"process, {', '.join(OTHERS)}")
+    process = examine_process()
+    auto, rejected = _choose(policy if policy is not None else PolicyValue(), process)
+    wanted = list(backends) or ["process", *OTHERS]
+    reports = [process if name == "process" else examine_other(name) for name in wanted]
+    return Report(tuple(reports), auto, frozen_map(rejected))
+
+
+def _choose(policy: Policy, process: BackendReport) -> tuple[str | None, dict[str, str]]:
+    from ringfence.launching import prepare
+
+    rejected = {name: "is not in this version" for name in OTHERS if name != "remote"}
+    if not process.works:
+        why = next((each.detail for each in process.findings if each.state == "missing"), "does not work here")
+        return None, {"process": why, **rejected}
+    try:
+        plan = prepare("auto", "host", policy).plan()
+    except UnsupportedError as error:
+        return None, {"process": str(error), **rejected}
+    return plan.backend, dict(plan.rejected)

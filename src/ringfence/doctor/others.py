@@ -1,0 +1,117 @@
+"""Which parts of the other backends this host has. Their code is not in this version, so none of them works yet."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+from ringfence.doctor import fixes
+from ringfence.doctor.report import BackendReport, Finding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ANSWER_S = 3.0
+_KVM_GET_API_VERSION = 0xAE00
+_KVM_CREATE_VM = 0xAE01
+_NOT_HERE = Finding("backend", "missing", "not in this version")
+
+
+def container() -> list[Finding]:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+    docker = fixes.install("docker.io", "moby-engine")
+    podman = fixes.install("podman", "podman")
+    return [
+        _program("docker", ["docker", "--version"], docker),
+        _engine("docker's socket", "/var/run/docker.sock", "sudo systemctl start docker"),
+        _program("podman", ["podman", "--version"], podman),
+        _engine("podman's socket", f"{runtime}/podman/podman.sock", "systemctl --user start podman.socket"),
+    ]
+
+
+def gvisor() -> list[Finding]:
+    return [_program("runsc", ["runsc", "--version"], fixes.install("runsc", "runsc (from gvisor.dev)"))]
+
+
+def vm() -> list[Finding]:
+    qemu = fixes.install("qemu-system-x86", "qemu-system-x86-core")
+    return [_program("qemu", ["qemu-system-x86_64", "--version"], qemu), _kvm()]
+
+
+def wasm() -> list[Finding]:
+    code = "import wasmtime; print('wasmtime', wasmtime.__version__)"
+    return [_program("wasmtime", [sys.executable, "-c", code], "pip install wasmtime")]
+
+
+def remote() -> list[Finding]:
+    return []
+
+
+OTHERS: dict[str, Callable[[], list[Finding]]] = {
+    "container": container,
+    "gvisor": gvisor,
+    "vm": vm,
+    "wasm": wasm,
+    "remote": remote,
+}
+
+
+def examine_other(name: str) -> BackendReport:
+    return BackendReport(name, False, (_NOT_HERE, *OTHERS[name]()))
+
+
+def _program(what: str, argv: list[str], fix: str) -> Finding:
+    """Started, not only found."""
+    if shutil.which(argv[0]) is None:
+        return Finding(what, "missing", f"{argv[0]} is not in PATH", fix)
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(what, "missing", f"{argv[0]} does not run: {type(error).__name__}", fix)
+    said = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()
+    if done.returncode != 0:
+        return Finding(what, "missing", said[-1], fix)
+    return Finding(what, "ok", said[0])
+
+
+def _engine(what: str, path: str, fix: str) -> Finding:
+    """Whether an engine answers behind its socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_ANSWER_S)
+        try:
+            connection.connect(path)
+            connection.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+            status = connection.recv(64).partition(b"\r\n")[0].decode("ascii", "replace")
+        except PermissionError:
+            return Finding(what, "missing", f"{path}: this user may not use it", "sudo usermod -aG docker $USER")
+        except OSError as error:
+            return Finding(what, "missing", f"{path}: {error.strerror or 'no answer'}", fix)
+    if " 200" not in status:
+        return Finding(what, "missing", f"{path}: {status or 'no answer'}", fix)
+    return Finding(what, "ok", path)
+
+
+def _kvm() -> Finding:
+    """Usable when a machine can be made, not when the device is there."""
+    try:
+        fd = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Finding("/dev/kvm", "weaker", "not there: software emulation", "switch on virtualisation, modprobe kvm")
+    except OSError as error:
+        return Finding("/dev/kvm", "weaker", f"{error.strerror}: software emulation", "sudo usermod -aG kvm $USER")
+    try:
+        version = fcntl.ioctl(fd, _KVM_GET_API_VERSION)
+        os.close(fcntl.ioctl(fd, _KVM_CREATE_VM, 0))
+    except OSError as error:
+        return Finding("/dev/kvm", "weaker", f"{error.strerror}: software emulation")
+    finally:
+        os.close(fd)
+    return Finding("/dev/kvm", "ok", f"API {version}; a machine was made")

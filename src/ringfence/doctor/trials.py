@@ -1,0 +1,291 @@
+"""The trials themselves: each does to a child of its own what building a sandbox would do, and says how far it came.
+
+Run as a program by `trial`, after an exec of the launcher, by an interpreter without site-packages. One JSON line each.
+A trial leaves nothing behind: its namespaces and mounts end with its child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from ringfence.guest import box
+from ringfence.guest import kernel as k
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TRIAL_S = 5.0
+
+
+def user_namespace() -> str:
+    """A namespace counts when a mount inside it worked: Ubuntu lets unshare succeed and denies the rest."""
+    _enter(k.CLONE_NEWNS)
+    k.mount("tmpfs", "/tmp", "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=64k")
+    k.mount_setattr(k.AT_FDCWD, "/tmp", k.AT_RECURSIVE, add=k.MOUNT_ATTR_RDONLY)
+    if os.geteuid() == 0 and _outside_uid() == 0:
+        _map_a_guest()
+        return "a tmpfs was mounted, and a user namespace took a sandbox's uid"
+    return "a tmpfs was mounted inside one and made read-only"
+
+
+def namespaces() -> str:
+    """All of them, one user namespace inside another as a sandbox and its template have it."""
+    if os.geteuid() != 0:
+        _enter(k.CLONE_NEWNS)
+    every = k.CLONE_NEWNS | k.CLONE_NEWUTS | k.CLONE_NEWIPC | k.CLONE_NEWNET | k.CLONE_NEWCGROUP
+    _enter(every, inside=1000)
+    box.bring_up_loopback()
+    k.unshare(k.CLONE_NEWPID)
+    _in_child(lambda: _expect(os.getpid() == 1, "the first process of a pid namespace is PID 1"))
+    return "user, pid, mount, net, ipc, uts, cgroup"
+
+
+def fresh_proc() -> str:
+    _enter(k.CLONE_NEWNS)
+    k.unshare(k.CLONE_NEWPID)
+    _in_child(box.mount_proc)
+    return "mounted in a new pid namespace"
+
+
+def landlock() -> str:
+    abi = k.syscall(444, None, 0, 1, what="landlock_create_ruleset")
+    k.no_new_privileges()
+    k.restrict_with_landlock(abi, scopes=True, files=True)
+    return f"ABI {abi}"
+
+
+def seccomp() -> str:
+    from ringfence.plan.seccomp import guest_filter
+
+    program = guest_filter()
+    k.no_new_privileges()
+    k.install_seccomp(program)
+    _expect(os.getppid() > 0, "a permitted call works under the filter")
+    try:
+        k.unshare(k.CLONE_NEWUTS)
+    except OSError:
+        return f"the guest's filter, {len(program) // 8} instructions"
+    raise OSError("the filter was installed and refuses nothing")
+
+
+def idmapped_mounts() -> str:
+    """For writable mounts as root: the caller's files appear as the guest's."""
+    _enter(k.CLONE_NEWNS)
+    tree = k.open_tree_clone("/var/tmp")
+    pid, go = _waiting_child()
+    _write_maps(pid, f"0 {_guest_uid()} 1")
+    fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        k.mount_setattr(tree, "", k.AT_EMPTY_PATH, add=k.MOUNT_ATTR_IDMAP, idmap_fd=fd)
+    finally:
+        os.close(go)
+        os.waitpid(pid, 0)
+    return "on the file system of /var/tmp"
+
+
+def overlay() -> str:
+    """For `copy` mounts: the host's files below, the sandbox's disk above."""
+    _enter(k.CLONE_NEWNS)
+    k.mount("tmpfs", "/tmp", "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=64k")
+    os.chdir("/tmp")
+    for name in ("lower", "upper", "work", "shown"):
+        os.mkdir(name)
+    layers = "lowerdir=lower,upperdir=upper,workdir=work,userxattr"
+    k.mount("overlay", "shown", "overlay", k.MS_NOSUID | k.MS_NODEV, layers)
+    os.mkdir("shown/new")
+    _expect(os.path.isdir("upper/new"), "writes go to the upper layer")
+    return "mounted, and a write went to the upper layer"
+
+
+def openat2() -> str:
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = k.openat2(root, "../../etc", os.O_PATH, 0, k.RESOLVE_IN_ROOT | k.RESOLVE_NO_MAGICLINKS)
+    os.close(fd)
+    return "kept to its root"
+
+
+def pidfd() -> str:
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    fd = os.pidfd_open(pid)
+    signal.pidfd_send_signal(fd, signal.SIGKILL)
+    _expect(os.waitid(os.P_PIDFD, fd, os.WEXITED) is not None, "a pidfd can be waited for")
+    return "opened, signalled, waited for"
+
+
+def memfd() -> str:
+    fd = os.memfd_create("ringfence-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.close(fd)
+    return "made"
+
+
+TRIALS: dict[str, Callable[[], str]] = {
+    "user namespaces": user_namespace,
+    "all namespaces": namespaces,
+    "fresh /proc": fresh_proc,
+    "seccomp": seccomp,
+    "Landlock": landlock,
+    "openat2": openat2,
+    "pidfd": pidfd,
+    "memfd": memfd,
+    "idmapped mounts": idmapped_mounts,
+    "overlay": overlay,
+}
+
+
+def _expect(true: bool, what: str) -> None:
+    if not true:
+        raise OSError(f"not so: {what}")
+
+
+def _outside_uid() -> int:
+    """The uid that 0 is outside of this user namespace."""
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        return int(file.readline().split()[1])
+
+
+def _enter(flags: int, *, inside: int = 0) -> None:
+    """New namespaces as the backend makes them: as root without, else inside a user namespace of one uid."""
+    uid, gid = os.geteuid(), os.getegid()
+    as_root = uid == 0 and inside == 0
+    k.unshare(flags if as_root else flags | k.CLONE_NEWUSER)
+    if not as_root:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{inside} {uid} 1")
+        _write("/proc/self/gid_map", f"{inside} {gid} 1")
+    k.mount(None, "/", None, k.MS_REC | k.MS_PRIVATE)  # or root's mounts would show on the host
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} [write {path}]") from None
+
+
+def _guest_uid() -> int:
+    from ringfence.backends.process.uids import FIRST
+
+    return FIRST
+
+
+def _map_a_guest() -> None:
+    """Root gives a new user namespace one of the uids that sandboxes get."""
+    pid, go = _waiting_child()
+    try:
+        _write_maps(pid, f"1000 {_guest_uid()} 1")
+    finally:
+        os.close(go)
+        os.waitpid(pid, 0)
+
+
+def _waiting_child() -> tuple[int, int]:
+    """A child in a new user namespace, and the descriptor whose closing ends it."""
+    made, said = os.pipe()
+    wait, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(go)
+            k.unshare(k.CLONE_NEWUSER)
+            os.write(said, b"x")
+            os.read(wait, 1)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(said)
+    os.close(wait)
+    ready = os.read(made, 1)
+    os.close(made)
+    if not ready:
+        os.close(go)
+        os.waitpid(pid, 0)
+        raise OSError("a child could not make a user namespace")
+    return pid, go
+
+
+def _write_maps(pid: int, text: str) -> None:
+    _write(f"/proc/{pid}/uid_map", text)
+    _write(f"/proc/{pid}/gid_map", text)
+
+
+def _in_child(work: Callable[[], None]) -> None:
+    """Do it in a child, which is PID 1 of the pid namespace this process has made, and pass its failure on."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except OSError as error:
+            os.write(write_end, json.dumps([error.errno, error.strerror or str(error)]).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    if said:
+        number, text = json.loads(said)
+        raise OSError(number, text) if number is not None else OSError(text)
+
+
+def attempt(work: Callable[[], str], timeout_s: float = _TRIAL_S) -> dict[str, object]:
+    """One trial in a child of its own, with a deadline: {"ok", "detail", "errno"}."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_end)
+        _answer(work, write_end)
+    os.close(write_end)
+    deadline = time.monotonic() + timeout_s
+    said = b""
+    while (left := deadline - time.monotonic()) > 0 and select.select([read_end], [], [], left)[0]:
+        part = os.read(read_end, 4096)
+        if not part:
+            break
+        said += part
+    else:
+        os.kill(pid, signal.SIGKILL)
+    os.close(read_end)
+    _, status = os.waitpid(pid, 0)
+    if said:
+        answer: dict[str, object] = json.loads(said)
+        return answer
+    ended = f"the trial ended with status {os.waitstatus_to_exitcode(status)}"
+    return {"ok": False, "detail": ended if left > 0 else f"no answer in {timeout_s:g} s", "errno": None}
+
+
+def _answer(work: Callable[[], str], fd: int) -> None:
+    status = 1
+    try:
+        try:
+            answer: dict[str, object] = {"ok": True, "detail": work(), "errno": None}
+        except OSError as error:
+            answer = {"ok": False, "detail": str(error), "errno": error.errno}
+        os.write(fd, json.dumps(answer).encode())
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def main() -> None:
+    os.chdir("/")
+    for name, work in TRIALS.items():
+        print(json.dumps({"trial": name, **attempt(work)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
