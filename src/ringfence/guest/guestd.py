@@ -18,14 +18,17 @@ from .job import Job
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from socket import socket as Socket
+    from socket import socket
+
+    from .shapes import Plan, Request
 
 _READ = 1 << 16
 _SEND_BUFFER_STOP = 1 << 20  # stop reading guests while the host is this far behind
 _CPU_POLL_S = 0.05
+_INIT_ENDS_S = 0.05
 
 
-def monitor(plan: dict[str, object], fds: list[int], library: int, proc: int) -> None:
+def monitor(plan: Plan, fds: list[int], library: int, proc: int) -> None:
     """Build the sandbox, then serve it. Never returns."""
     channel = lean.from_fd(fds[0], lean.SOCK_STREAM)
     try:
@@ -43,7 +46,7 @@ def monitor(plan: dict[str, object], fds: list[int], library: int, proc: int) ->
 
 
 class Guestd:
-    def __init__(self, channel: Socket, inside: place.Place, library: int, *, cpu_fd: int) -> None:
+    def __init__(self, channel: socket, inside: place.Place, library: int, *, cpu_fd: int) -> None:
         self._channel = channel
         self._place = inside
         self._library = library
@@ -159,12 +162,14 @@ class Guestd:
         self._jobs.pop(job.id, None)
         self._idle_since = time.monotonic()
         if job.one_shot:
+            if outcome["signal"] == lean.SIGKILL and job.why is None and self._place.init_ends_within(_INIT_ENDS_S):
+                outcome["why"] = "lost"  # PID 1 was killed, and the kernel killed the guest with it
             self._place.kill_init()  # before the host hears of it: nothing outlives a one-shot run
         self.say(ev="exit", id=job.id, **outcome)
 
     # requests of the host
 
-    def _request(self, request: dict[str, object]) -> None:
+    def _request(self, request: Request) -> None:
         op = request["op"]
         if op == "start":
             self._start(request)
@@ -173,22 +178,22 @@ class Guestd:
         elif op == "close":
             self._ending = True
         else:
-            job = self._jobs.get(int(request["id"]))  # type: ignore[call-overload]
+            job = self._jobs.get(request["id"])
             if job is not None:
                 self._for_job(job, op, request)
 
-    def _for_job(self, job: Job, op: object, request: dict[str, object]) -> None:
+    def _for_job(self, job: Job, op: object, request: Request) -> None:
         if op == "credit":
-            job.add_credit(int(request["bytes"]))  # type: ignore[call-overload]
+            job.add_credit(int(request["bytes"]))
         elif op == "eof":
             job.close_stdin()
         elif op == "signal":
-            job.signal(int(request["signal"]))  # type: ignore[call-overload]
+            job.signal(int(request["signal"]))
         elif op == "kill":
             self._end_job(job, str(request["why"]))
 
-    def _start(self, request: dict[str, object]) -> None:
-        job = Job(self, int(request["id"]), request)  # type: ignore[call-overload]
+    def _start(self, request: Request) -> None:
+        job = Job(self, request["id"], request)
         try:
             job.start(self._place)
         except OSError as error:
@@ -198,16 +203,16 @@ class Guestd:
         self._jobs[job.id] = job
         self._start_clocks(job, request)
 
-    def _start_clocks(self, job: Job, request: dict[str, object]) -> None:
+    def _start_clocks(self, job: Job, request: Request) -> None:
         now = time.monotonic()
         if request["timeout_s"] is not None:
-            job.deadline = now + float(request["timeout_s"])  # type: ignore[arg-type]
+            job.deadline = now + float(request["timeout_s"])
         if request["cpu_s"] is not None and self._cpu_fd >= 0:
-            job.cpu_deadline = self._cpu_used() + float(request["cpu_s"])  # type: ignore[arg-type]
+            job.cpu_deadline = self._cpu_used() + float(request["cpu_s"])
 
-    def _set_clocks(self, request: dict[str, object]) -> None:
-        self._lifetime_at = time.monotonic() + float(request["lifetime_s"])  # type: ignore[arg-type]
-        self._idle_s = float(request["idle_s"])  # type: ignore[arg-type]
+    def _set_clocks(self, request: Request) -> None:
+        self._lifetime_at = time.monotonic() + float(request["lifetime_s"])
+        self._idle_s = float(request["idle_s"])
         self._idle_since = time.monotonic()
 
     # clocks
@@ -243,8 +248,12 @@ class Guestd:
 
     def _end_job(self, job: Job, why: str) -> None:
         """Kill its whole tree, daemonised children included (D10, D11)."""
-        job.why = job.why or why
+        if not job.exited:
+            job.why = job.why or why
         job.deadline = job.cpu_deadline = None
+        if job.alone:
+            job.signal(lean.SIGKILL)
+            return
         if job.one_shot:
             self._place.kill_init()
             return
@@ -266,4 +275,3 @@ class Guestd:
             for job in list(self._jobs.values()):
                 job.why = job.why or "lost"
             self._end("init-lost")
-

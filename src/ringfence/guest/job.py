@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from .guestd import Guestd
     from .place import Place
+    from .shapes import Request
 
 _READ = 1 << 16
 _PIECE = 64  # what each piece is charged beyond its bytes, as the host counts it (F16)
@@ -23,9 +24,11 @@ _AFTER_EXIT = (1 << 20) + _READ  # a pipe holds at most 1 MiB; more than that wa
 
 
 class Job:
-    def __init__(self, guestd: Guestd, number: int, request: dict[str, object]) -> None:
+    def __init__(self, guestd: Guestd, number: int, request: Request) -> None:
         self.id = number
         self.one_shot = bool(request["one_shot"])
+        self.alone = _kind(request) == "file"  # it starts no process, and is killed without a look at others
+        self.exited = False
         self.inner_pid = 0
         self.why: str | None = None
         self.deadline: float | None = None
@@ -39,7 +42,7 @@ class Job:
         self._outputs: dict[int, int] = {}  # descriptor → frame type
         self._report_fd = -1
         self._report = bytearray()
-        self._credit = int(request["credit"])  # type: ignore[call-overload]
+        self._credit = request["credit"]
         self._paused = False
         self._status: dict[str, object] | None = None
         self._left_after_exit = _AFTER_EXIT
@@ -224,6 +227,8 @@ class Job:
             "cpu_s": usage,
         }
         self._ended_at = time.monotonic()
+        self.exited = True
+        self.deadline = self.cpu_deadline = None  # only its output is still to be fetched
         while self._report_fd >= 0 and self._more_report():
             pass
         self._drain()
@@ -249,6 +254,11 @@ class Job:
             self._drop_stdin(broken=False)
         report = self._report.decode("utf-8", "replace")
         self._guestd.finished(self, why=self.why, report=report, ended_at=self._ended_at, **status)
+
+
+def _kind(request: Request) -> object:
+    job = request["job"]
+    return job["kind"] if isinstance(job, dict) else None
 
 
 def _usage_of_children() -> float:

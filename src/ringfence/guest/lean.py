@@ -7,18 +7,19 @@ those, which have been the same since Python 3.5.
 from __future__ import annotations
 
 import _json
-import _signal
+import _signal  # type: ignore[import-not-found]  # the C module below `signal` has no stub
 import _socket
 import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from socket import socket as Socket  # what _socket.socket is, for the checker
+    from socket import socket  # what _socket.socket is, for the checker
+    from typing import Any
 
 SOCK_STREAM: int = _socket.SOCK_STREAM
 SOCK_SEQPACKET: int = _socket.SOCK_SEQPACKET
-SIGINT, SIGKILL, SIGPIPE, SIGCHLD, SIGSTOP = 2, 9, 13, 17, 19
+SIGINT, SIGKILL, SIGPIPE, SIGCHLD, SIGSTOP, SIGXFSZ = 2, 9, 13, 17, 19, 25
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
@@ -51,7 +52,7 @@ class Context:
 
 def scanner(context: Context) -> Callable[[str], object]:
     """A parser of whole texts. Raises ValueError for anything but one JSON value with nothing around it."""
-    scan = _json.make_scanner(context)
+    scan = _json.make_scanner(context)  # type: ignore[arg-type]  # the stub names the attributes by a class of its own
 
     def parse(text: str) -> object:
         try:
@@ -69,8 +70,8 @@ def scanner(context: Context) -> Callable[[str], object]:
 _parse = scanner(Context())
 
 
-def loads(data: bytes | str) -> dict[str, object]:
-    """An object of ours: both ends of this socket are."""
+def loads(data: bytes | str) -> Any:
+    """An object whose shape `shapes` tells: both ends of this socket are ours."""
     value = _parse(data if isinstance(data, str) else data.decode())
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -82,22 +83,21 @@ def loads(data: bytes | str) -> dict[str, object]:
 _RIGHTS = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
 
 
-def pair(kind: int) -> tuple[Socket, Socket]:
-    first, second = _socket.socketpair(_socket.AF_UNIX, kind | _socket.SOCK_CLOEXEC)
-    return first, second
+def pair(kind: int) -> tuple[socket, socket]:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, kind | _socket.SOCK_CLOEXEC)
+    return ours, theirs  # type: ignore[return-value]  # the C class has every method that is used here
 
 
-def from_fd(fd: int, kind: int) -> Socket:
-    sock: Socket = _socket.socket(_socket.AF_UNIX, kind, 0, fd)
-    return sock
+def from_fd(fd: int, kind: int) -> socket:
+    return _socket.socket(_socket.AF_UNIX, kind, 0, fd)  # type: ignore[return-value]  # as above
 
 
-def send_fds(sock: Socket, data: bytes, fds: list[int]) -> None:
+def send_fds(sock: socket, data: bytes, fds: list[int]) -> None:
     """One packet and its descriptors."""
     sock.sendmsg([data], [(*_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else [])
 
 
-def recv_fds(sock: Socket, size: int, most: int) -> tuple[bytes, list[int]]:
+def recv_fds(sock: socket, size: int, most: int) -> tuple[bytes, list[int]]:
     """One packet and its descriptors, which close on exec."""
     data, ancillary, _, _ = sock.recvmsg(size, _socket.CMSG_SPACE(4 * most), _socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []

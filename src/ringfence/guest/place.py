@@ -10,19 +10,18 @@ from . import kernel as k
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from socket import socket as Socket
+    from socket import socket
+
+    from .shapes import Plan, Request
 
 _ANSWER_S = 5.0
 _INLINE = 1 << 16
-
-Plan = dict[str, object]
 
 
 class Place:
     """The inside, as the monitor sees it."""
 
-    def __init__(self, plan: Plan, join: list[int], init_pid: int, init_socket: Socket) -> None:
+    def __init__(self, plan: Plan, join: list[int], init_pid: int, init_socket: socket) -> None:
         self._plan = plan
         self._join = join
         self.init_pid = init_pid
@@ -38,7 +37,7 @@ class Place:
         if pid == 0:
             try:
                 ours.close()
-                spawner.spawner(theirs, self._plan["fence"], self._join)  # type: ignore[arg-type]
+                spawner.spawner(theirs, self._plan["fence"], self._join)
             finally:
                 os._exit(70)
         theirs.close()
@@ -50,7 +49,7 @@ class Place:
         self._spawner_inner = int(lean.loads(hello)["pid"])
         self._socket = ours
 
-    def spawn(self, request: dict[str, object], fds: list[int], *, one_shot: bool) -> tuple[int, int]:
+    def spawn(self, request: Request, fds: list[int], *, one_shot: bool) -> tuple[int, int]:
         """(pidfd, pid inside). A spawner that a guest killed or stopped is replaced, once."""
         body = lean.dumps(request["job"])
         if one_shot:
@@ -100,6 +99,11 @@ class Place:
         """SIGKILL to PID 1: the kernel kills everything inside."""
         _kill(self.init_pidfd)
 
+    def init_ends_within(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self.init_pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
     def kill_all_but(self, kept: list[int]) -> bool:
         """Everything inside but the trees of `kept`. False when something would not die in time."""
         self._init.settimeout(_ANSWER_S / 5)
@@ -135,9 +139,9 @@ def build(plan: Plan, fds: list[int], proc: int) -> Place:
     """Namespaces, private file systems, PID 1, the guest's uid, the spawner; in this order, each needed by the next."""
     k.set_name("rf-monitor")
     lean.default_signals(lean.SIGCHLD, lean.SIGINT)
-    as_root = bool(plan["as_root"])
-    owner = int(plan["owner"]) if as_root else 1000  # type: ignore[call-overload]
-    namespaces = int(plan["namespaces"])  # type: ignore[call-overload]
+    as_root = plan["as_root"]
+    owner = plan["owner"] if as_root else 1000
+    namespaces = plan["namespaces"]
     k.unshare(namespaces & ~k.CLONE_NEWPID)  # the pid namespace comes last: its first child must be PID 1
     if not as_root:
         box.write(proc, "self/uid_map", "1000 0 1")
@@ -146,8 +150,7 @@ def build(plan: Plan, fds: list[int], proc: int) -> Place:
         lean.set_host_name("ringfence")
     if namespaces & k.CLONE_NEWNET:
         box.bring_up_loopback()
-    sizes: dict[str, str] = plan["sizes"]  # type: ignore[assignment]
-    box.mount_private(sizes, owner=owner, ops=plan["ops"], idmap=_idmapper(owner, proc))  # type: ignore[arg-type]
+    box.mount_private(plan["sizes"], owner=owner, ops=plan["ops"], idmap=_idmapper(owner, proc))
     k.unshare(namespaces & k.CLONE_NEWPID)
     pid, sock = _start_init(plan, as_root)
     if as_root:
@@ -160,7 +163,7 @@ def build(plan: Plan, fds: list[int], proc: int) -> Place:
     return Place(plan, fds[int(bool(plan["cpu_fd"])) + 1 :], pid, sock)
 
 
-def _start_init(plan: Plan, as_root: bool) -> tuple[int, Socket]:
+def _start_init(plan: Plan, as_root: bool) -> tuple[int, socket]:
     ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -179,7 +182,7 @@ def _start_init(plan: Plan, as_root: bool) -> tuple[int, Socket]:
     return pid, ours
 
 
-def _enter_user_namespace(plan: Plan, pid: int, sock: Socket, proc: int, owner: int) -> None:
+def _enter_user_namespace(plan: Plan, pid: int, sock: socket, proc: int, owner: int) -> None:
     """Map the guest's uid in PID 1's user namespace, join it, and be that uid from here on."""
     word = sock.recv(256)
     if word != b"unshared":
@@ -196,7 +199,7 @@ def _enter_user_namespace(plan: Plan, pid: int, sock: Socket, proc: int, owner: 
     init.become(owner, mapped=mapped)
 
 
-def _idmapper(owner: int, proc: int) -> object:
+def _idmapper(owner: int, proc: int) -> Callable[[int, int], int]:
     def idmap(uid: int, gid: int) -> int:
         """A user namespace in which files of `uid` belong to the guest: for mount_setattr."""
         read_end, write_end = os.pipe()

@@ -6,7 +6,7 @@ is data.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # as in lean
 import builtins
 import os
 import sys
@@ -14,12 +14,16 @@ import types
 
 from . import lean
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .shapes import Work
+
 _MAX_TEXT = 1 << 16
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
 _NAME = "<run>"
 
 
-def run(job: dict[str, object], report_fd: int) -> int:
+def run(job: Work, report_fd: int) -> int:
     """The process's exit code. Output is flushed, exit handlers have run, non-daemon threads have ended."""
     _prepare(job)
     report: dict[str, object] = {}
@@ -40,9 +44,10 @@ def rehearse() -> None:
     os.environ.clear()
     os.environ.update(saved[0])
     sys.displayhook, sys.modules["__main__"] = saved[1:]
+    builtins.__dict__.pop("_", None)
 
 
-def _prepare(job: dict[str, object]) -> None:
+def _prepare(job: Work) -> None:
     env: dict[str, str] = job["env"]  # type: ignore[assignment]  # from the host, checked there
     os.environ.clear()
     os.environ.update(env)
@@ -132,15 +137,19 @@ def _raised(error: BaseException, report: dict[str, object]) -> int:
         trace = trace.tb_next
     error = error.with_traceback(trace)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
-    report["exception"] = _describe(error, trace)
+    text = _describe(error, trace, report)
     try:
-        sys.excepthook(type(error), error, trace)
+        if text and sys.excepthook is sys.__excepthook__:
+            print(text, end="", file=sys.stderr)  # the interpreter's own printer would not show lines of "<run>"
+        else:
+            sys.excepthook(type(error), error, trace)
     except BaseException as second:  # noqa: BLE001  # a guest's own hook may raise anything
         sys.__excepthook__(type(second), second, second.__traceback__)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _describe(error: BaseException, trace: types.TracebackType | None) -> dict[str, str]:
+def _describe(error: BaseException, trace: types.TracebackType | None, report: dict[str, object]) -> str:
+    """Puts the exception into the report and returns its whole traceback, empty when the guest's own code spoilt it."""
     import traceback
 
     try:
@@ -148,7 +157,9 @@ def _describe(error: BaseException, trace: types.TracebackType | None) -> dict[s
         text = "".join(traceback.format_exception(type(error), error, trace))
     except BaseException as second:  # noqa: BLE001  # a guest's __str__ may raise anything
         message, text = f"<unprintable: {type(second).__name__}>", ""
-    return {"name": type(error).__name__[:200], "message": message[:_MAX_TEXT], "traceback": text[:_MAX_TEXT]}
+    name = type(error).__name__[:200]
+    report["exception"] = {"name": name, "message": message[:_MAX_TEXT], "traceback": text[:_MAX_TEXT]}
+    return text
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 import sys
 
-from . import counts, lean, pycode
+from . import counts, fresh, lean, pycode
 from . import fence as fencing
 from . import kernel as k
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket as Socket
+    from socket import socket
+
+    from .shapes import Fence, Work
 
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
 
 
-def spawner(sock: Socket, fence: fencing.Fence, join: list[int]) -> None:
+def spawner(sock: socket, fence: Fence, join: list[int]) -> None:
     """Fence this process, then serve jobs until the monitor is gone. Never returns."""
     k.set_name("rf-spawner")
     for fd in join:
@@ -33,7 +35,7 @@ def spawner(sock: Socket, fence: fencing.Fence, join: list[int]) -> None:
     os.umask(0o022)
     wire = os.dup(sock.fileno())
     _keep_only(wire)
-    limit = int(fence["processes"])  # type: ignore[call-overload]
+    limit = fence["processes"]
     fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
     fencing.give_up_rights(fence, landlock=True)
     pycode.rehearse()
@@ -58,7 +60,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _serve(sock: Socket, fence: fencing.Fence, limit: int) -> None:
+def _serve(sock: socket, fence: Fence, limit: int) -> None:
     sock.send(lean.dumps({"pid": os.getpid()}))
     while True:
         data, fds = lean.recv_fds(sock, MAX_PACKET, 6)
@@ -71,7 +73,7 @@ def _serve(sock: Socket, fence: fencing.Fence, limit: int) -> None:
         _clone(sock, job, fds, fence, limit + counts.OURS)
 
 
-def _clone(sock: Socket, job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> None:
+def _clone(sock: socket, job: Work, fds: list[int], fence: Fence, processes: int) -> None:
     try:
         pid, pidfd = k.clone_for_parent()
     except OSError as error:
@@ -86,7 +88,7 @@ def _clone(sock: Socket, job: dict[str, object], fds: list[int], fence: fencing.
         os.close(fd)
 
 
-def _child(job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> None:
+def _child(job: Work, fds: list[int], fence: Fence, processes: int) -> None:
     """In the new process: streams in place, then the work the job names. Never returns."""
     code = 125
     try:
@@ -97,7 +99,7 @@ def _child(job: dict[str, object], fds: list[int], fence: fencing.Fence, process
         os._exit(code)
 
 
-def _work(job: dict[str, object], fds: list[int], fence: fencing.Fence, processes: int) -> int:
+def _work(job: Work, fds: list[int], fence: Fence, processes: int) -> int:
     text = job["body"] if job["body"] is not None else _read_all(fds[4])
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
@@ -114,7 +116,7 @@ def _work(job: dict[str, object], fds: list[int], fence: fencing.Fence, processe
     if job["kind"] == "exec":
         return _exec(job)
     if job["kind"] == "fresh":
-        return _exec_python(job)
+        return _exec({**job, "argv": fresh.argv(job, REPORT_FD)})
     return pycode.run(job, REPORT_FD)
 
 
@@ -128,7 +130,7 @@ def _report(**data: object) -> None:
     os.write(REPORT_FD, lean.dumps(data))
 
 
-def _leave_directory(job: dict[str, object]) -> None:
+def _leave_directory(job: Work) -> None:
     try:
         os.chdir(str(job["cwd"]))
     except OSError as error:
@@ -136,11 +138,11 @@ def _leave_directory(job: dict[str, object]) -> None:
         os._exit(125)
 
 
-def _exec(job: dict[str, object]) -> int:
+def _exec(job: Work) -> int:
     """execve, looking the program up in the guest's PATH. Returns only when it failed."""
-    argv: list[str] = job["argv"]  # type: ignore[assignment]  # from the host, checked there
-    env: dict[str, str] = job["env"]  # type: ignore[assignment]
-    lean.default_signals(lean.SIGPIPE)
+    argv: list[str] = job["argv"]
+    env: dict[str, str] = job["env"]
+    lean.default_signals(lean.SIGPIPE, lean.SIGXFSZ)  # the two that Python ignores
     program = os.fsencode(argv[0])
     names = [program] if b"/" in program else [os.path.join(d, program) for d in _path_of(env)]
     failure = 2
@@ -152,14 +154,6 @@ def _exec(job: dict[str, object]) -> int:
                 failure = error.errno if error.errno is not None else 2
     _report(errno=failure, stage="exec")
     return 126 if failure not in (2, 20) else 127
-
-
-def _exec_python(job: dict[str, object]) -> int:
-    """A new interpreter: an address space that no other sandbox shares. The code is a file in memory."""
-    memory = os.memfd_create("run", 0)
-    with open(memory, "wb", closefd=False) as file:
-        file.write(str(job["code"]).encode())
-    return _exec({**job, "argv": [str(job["executable"]), "-I", f"/proc/self/fd/{memory}"]})
 
 
 def _bytes(text: str) -> bytes:

@@ -16,8 +16,9 @@ from . import kernel as k
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from socket import socket as Socket
+    from socket import socket
+
+    from .shapes import Hello
 
 CONTROL_FD = 3
 LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
@@ -40,16 +41,18 @@ def main() -> None:
     _serve(control, _zygote_request)
 
 
-def _preload(hello: dict[str, object]) -> dict[str, object]:
+def _preload(hello: Hello) -> dict[str, object]:
     """Import what guests will want. Thread pools stay off: a fork takes one thread along (M6)."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    sys.path[:] = hello["sys_path"]  # type: ignore[assignment]  # from the library
+    sys.path[:] = hello["sys_path"]
     for name in ("_ast", "_sitebuiltins", "atexit"):
         __import__(name)
-    from . import fileworker, pycode  # noqa: F401  # before the fork, not after each
+    from . import fileworker, fresh, pycode  # noqa: F401  # before the fork, not after each
 
-    for name in hello["preload"]:  # type: ignore[attr-defined]
+    fresh.prepare()
+
+    for name in hello["preload"]:
         try:
             __import__(name)
         except BaseException as error:  # noqa: BLE001  # the module's own import may raise anything
@@ -69,7 +72,7 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def _serve(control: Socket, handle: object) -> None:
+def _serve(control: socket, handle: object) -> None:
     """Requests until the library is gone or closes the socket."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -84,14 +87,14 @@ def _serve(control: Socket, handle: object) -> None:
             data, fds = lean.recv_fds(control, _MAX_PACKET, _MAX_FDS)
             if not data:
                 os._exit(0)
-            handle(control, lean.loads(data), fds)  # type: ignore[operator]
+            handle(control, lean.loads(data), fds)
             for fd in fds:
                 os.close(fd)
         elif LIBRARY_FD in ready:
             os._exit(0)
 
 
-def _zygote_request(control: Socket, request: dict[str, object], fds: list[int]) -> None:
+def _zygote_request(control: socket, request: dict[str, object], fds: list[int]) -> None:
     if os.fork() == 0:
         os.dup2(fds[0], CONTROL_FD, inheritable=False)
         for fd in fds:
@@ -115,13 +118,13 @@ def _template(request: dict[str, object]) -> None:
             box.write(proc, "self/setgroups", "deny")
             box.write(proc, "self/uid_map", f"0 {uid} 1")
             box.write(proc, "self/gid_map", f"0 {gid} 1")
-        box.build_template(request["ops"], keep_outer_proc=not as_root)  # type: ignore[arg-type]
+        box.build_template(request["ops"], keep_outer_proc=not as_root)
     except (OSError, ValueError) as error:
         _say_failed(control, error)
         os._exit(1)
     control.send(b'{"ok":true}')
 
-    def sandbox(_: Socket, plan: dict[str, object], fds: list[int]) -> None:
+    def sandbox(_: socket, plan: dict[str, object], fds: list[int]) -> None:
         if os.fork() == 0:
             control.close()
             guestd.monitor(plan, fds, LIBRARY_FD, proc)
@@ -129,6 +132,6 @@ def _template(request: dict[str, object]) -> None:
     _serve(control, sandbox)
 
 
-def _say_failed(control: Socket, error: Exception) -> None:
+def _say_failed(control: socket, error: Exception) -> None:
     number = error.errno if isinstance(error, OSError) else None
     control.send(lean.dumps({"error": str(error), "errno": number}))

@@ -23,7 +23,7 @@ from ringfence.guest.counts import OURS, RESERVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket as Socket
+    from socket import socket
 
     from ringfence.backends.process.cgroup import Tree
     from ringfence.plan.interpreter import Interpreter
@@ -133,7 +133,7 @@ class Pool:
         return box
 
     def _send(
-        self, template: Template, plan: ProcessPlan, box: ProcessBox, theirs: Socket, group: object, uid: object
+        self, template: Template, plan: ProcessPlan, box: ProcessBox, theirs: socket, group: object, uid: object
     ) -> None:
         payload = dict(plan.box)
         fds = [theirs.fileno()]
@@ -245,11 +245,14 @@ class Pool:
                 spare = self._start(shelf.plan)
             except (RingfenceError, OSError):
                 return  # the next take() meets the same failure and says so to the caller
-            with self._lock:
-                if not self._closed:
-                    shelf.spares.append(spare)
-                    continue
-            spare.close()
+            if not self._shelve(shelf, spare):
+                spare.close()
+
+    def _shelve(self, shelf: Shelf, spare: ProcessBox) -> bool:
+        with self._lock:
+            if not self._closed:
+                shelf.spares.append(spare)
+            return not self._closed
 
     def _drop_idle_spares(self) -> None:
         limit = time.monotonic() - _SPARE_IDLE_S

@@ -1,0 +1,53 @@
+"""Starts guest code in an interpreter of its own: an address space that no zygote and no other sandbox shares.
+
+The image need not hold our package, so the text of what runs the code goes along, with the job, as a file in memory.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import lean
+
+_FD = 4
+_START = f"import os;_f=open({_FD},'rb');_f.seek(0);exec(compile(_f.read(),'<fresh>','exec'),{{'file':_f}})"
+_PROGRAM = """
+import sys, types
+for name in ("ringfence", "ringfence.guest"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+for name, text in {sources!r}:
+    module = types.ModuleType("ringfence.guest." + name)
+    module.__package__, module.__file__ = "ringfence.guest", "<" + name + ">"
+    sys.modules[module.__name__] = module
+    setattr(sys.modules["ringfence.guest"], name, module)
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
+os = module.os
+file.close()
+os.set_inheritable({report}, False)
+os._exit(module.run(module.lean.loads({job!r}), {report}))
+"""
+
+
+def prepare() -> None:
+    """Read our own text, before there is a root without it."""
+    folder = os.path.dirname(__file__)
+    for name in ("lean", "pycode"):
+        with open(f"{folder}/{name}.py", encoding="utf-8") as file:
+            _sources.append((name, file.read()))
+
+
+_sources: list[tuple[str, str]] = []
+
+
+def argv(job: dict[str, object], report_fd: int) -> list[str]:
+    """The command of the interpreter; descriptor 4 holds the program, and the report stays open across the exec."""
+    memory = os.memfd_create("run", 0)
+    text = _PROGRAM.format(sources=_sources, report=report_fd, job=lean.dumps(job).decode())
+    with open(memory, "wb", closefd=False) as file:
+        file.write(text.encode())
+    if memory != _FD:
+        os.dup2(memory, _FD, inheritable=True)
+        os.close(memory)
+    os.set_inheritable(report_fd, True)
+    return [str(job["executable"]), "-I", "-S", "-c", _START]
