@@ -251,13 +251,14 @@ def attempt(work: Callable[[], str], timeout_s: float = _TRIAL_S) -> dict[str, o
         _answer(work, write_end)
     os.close(write_end)
     deadline = time.monotonic() + timeout_s
-    said = b""
+    said, late = b"", False
     while (left := deadline - time.monotonic()) > 0 and select.select([read_end], [], [], left)[0]:
         part = os.read(read_end, 4096)
         if not part:
             break
         said += part
     else:
+        late = True
         os.kill(pid, signal.SIGKILL)
     os.close(read_end)
     _, status = os.waitpid(pid, 0)
@@ -265,7 +266,7 @@ def attempt(work: Callable[[], str], timeout_s: float = _TRIAL_S) -> dict[str, o
         answer: dict[str, object] = json.loads(said)
         return answer
     ended = f"the trial ended with status {os.waitstatus_to_exitcode(status)}"
-    return {"ok": False, "detail": ended if left > 0 else f"no answer in {timeout_s:g} s", "errno": None}
+    return {"ok": False, "detail": f"no answer in {timeout_s:g} s" if late else ended, "errno": None}
 
 
 def _answer(work: Callable[[], str], fd: int) -> None:

@@ -92,18 +92,25 @@ def container_fix() -> str:
             )
 
 
+def proc_fix() -> str:
+    """What lets a fresh /proc be mounted in a container (M9)."""
+    match container():
+        case "kubernetes":
+            return "in the container's securityContext: procMount: Unmasked; in the pod: hostUsers: false"
+        case "podman":
+            return "podman run --security-opt unmask=ALL …"
+        case "docker":
+            return "docker run --security-opt systempaths=unconfined …"
+        case _:
+            return (
+                "in Docker: --security-opt systempaths=unconfined; in Podman: --security-opt unmask=ALL; "
+                "in Kubernetes: procMount: Unmasked"
+            )
+
+
 def _proc_masked() -> Cause:
-    fix = {
-        "docker": "docker run --security-opt systempaths=unconfined …",
-        "podman": "podman run --security-opt unmask=ALL …",
-        "kubernetes": "in the container's securityContext: procMount: Unmasked (and hostUsers: false in the pod)",
-    }
-    every = (
-        "in Docker: --security-opt systempaths=unconfined; in Podman: --security-opt unmask=ALL; "
-        "in Kubernetes: procMount: Unmasked"
-    )
     why = "parts of this container's /proc are covered, so the kernel refuses a fresh one inside the sandbox"
-    return Cause("proc-masked", "an unmasked /proc", why, fix.get(container() or "", every))
+    return Cause("proc-masked", "an unmasked /proc", why, proc_fix())
 
 
 def _namespaces_used_up(text: str) -> Cause:

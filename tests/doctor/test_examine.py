@@ -1,0 +1,198 @@
+"""What an examination promises its callers, whatever the host: deadlines, one report as table, JSON and script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import leftovers
+from ringfence.backends.process import refusals
+from ringfence.doctor import BackendReport, Finding, Report, asking, examine, fixes, process
+from ringfence.errors import PolicyError
+from ringfence.policy import Policy
+from ringfence.values import frozen_map
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return examine()
+
+
+def test_every_backend_is_reported_and_only_the_process_backend_can_work(report: Report) -> None:
+    assert [each.name for each in report.backends] == ["process", "container", "gvisor", "vm", "wasm", "remote"]
+    others = report.backends[1:]
+    assert [(each.works, each.lines[0]) for each in others] == [
+        (False, ("backend", "missing", "not in this version", None))
+    ] * 5
+
+
+def test_the_lines_are_what_was_tried_and_what_held(report: Report) -> None:
+    whats = [what for what, *_ in report.backends[0].lines]
+    tried = ["user namespaces", "all namespaces", "fresh /proc", "seccomp", "Landlock", "openat2", "pidfd", "memfd"]
+    root = ["idmapped mounts"] if os.geteuid() == 0 else []
+    held = ["files", "network", "processes", "syscalls", "privileges", "time", "cpu", "memory", "disk", "output"]
+    assert whats == [
+        *["kernel", "machine", "launcher"], *tried, *root, *["overlay", "cgroup", "a whole sandbox"], *held,
+    ]  # fmt: skip
+
+
+def test_everything_missing_on_the_process_backend_has_a_fix(report: Report) -> None:
+    assert [line for line in report.backends[0].lines if line[1] == "missing" and line[3] is None] == []
+
+
+def test_only_the_named_backends_are_reported(report: Report) -> None:
+    some = examine(backends=["vm"])
+    assert [each.name for each in some.backends] == ["vm"]
+    assert some.auto == report.auto
+
+
+def test_an_unknown_backend_is_an_error() -> None:
+    with pytest.raises(PolicyError, match="unknown backend 'vmm'"):
+        examine(backends=["vmm"])
+
+
+def test_a_policy_that_asks_for_a_kernel_of_its_own_is_kept_by_none() -> None:
+    found = examine(Policy(isolation="own-kernel"), ["process"])
+    assert (found.auto, found.backends[0].works) == (None, True)
+    assert "a kernel of its own" in found.rejected["process"]
+
+
+def test_an_examination_leaves_nothing() -> None:
+    before = leftovers.count()
+    examine(backends=["process"])
+    assert leftovers.wait_for_nothing(before) == []
+
+
+def test_a_trial_that_hangs_or_crashes_is_an_answer() -> None:
+    code = """
+import json, os, signal, time
+from ringfence.doctor.trials import attempt
+hang = attempt(lambda: time.sleep(60), timeout_s=0.2)
+crash = attempt(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+print(json.dumps([hang, crash]))
+"""
+    env = {**os.environ, "PYTHONPATH": asking._SOURCE}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, env=env)
+    assert json.loads(done.stdout) == [
+        {"ok": False, "detail": "no answer in 0.2 s", "errno": None},
+        {"ok": False, "detail": "the trial ended with status -11", "errno": None},
+    ]
+
+
+def test_a_whole_run_that_hangs_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_WHOLE_S", 0.01)
+    assert asking.whole() == asking.Answer(False, "no answer in 0.01 s")
+
+
+def test_json_and_script_come_from_the_same_findings() -> None:
+    findings = (
+        Finding("a", "ok", "fine"),
+        Finding("b", "missing", "gone", "make b", "mk b"),
+        Finding("c", "weaker", "less", "make b", "mk b"),
+        Finding("d", "missing", "by hand", "ask somebody"),
+    )
+    report = Report((BackendReport("process", False, findings),), None, frozen_map({"process": "gone"}))
+    assert report.fixes() == ["mk b"]
+    assert report.to_dict() == {
+        "auto": None,
+        "rejected": {"process": "gone"},
+        "backends": [
+            {
+                "name": "process",
+                "works": False,
+                "lines": [
+                    {"what": "a", "state": "ok", "detail": "fine", "fix": None},
+                    {"what": "b", "state": "missing", "detail": "gone", "fix": "make b"},
+                    {"what": "c", "state": "weaker", "detail": "less", "fix": "make b"},
+                    {"what": "d", "state": "missing", "detail": "by hand", "fix": "ask somebody"},
+                ],
+            }
+        ],
+        "fixes": ["mk b"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("release", "state"),
+    [
+        ("5.10.0-28-amd64", "missing"),
+        ("5.12.1", "weaker"),
+        ("5.14.0-362.el9", "ok"),
+        ("6.18.44-x", "ok"),
+        ("7.0", "ok"),
+    ],
+)
+def test_an_old_kernel_is_said_to_be_old(release: str, state: str) -> None:
+    assert process._kernel(release).state == state
+
+
+def test_another_machine_is_refused_before_anything_is_tried() -> None:
+    assert process._machine("aarch64").state == "missing"
+
+
+@pytest.mark.parametrize(
+    ("family", "command"),
+    [
+        ({"ubuntu", "debian"}, "sudo apt-get install qemu-system-x86"),
+        ({"fedora"}, "sudo dnf install qemu-system-x86-core"),
+        (set(), "install qemu-system-x86 (Debian), qemu-system-x86-core (Fedora)"),
+    ],
+)
+def test_a_package_is_named_as_the_distribution_names_it(
+    family: set[str], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixes, "distribution", lambda: frozenset(family))
+    assert fixes.install("qemu-system-x86", "qemu-system-x86-core") == command
+
+
+def test_a_path_cannot_break_out_of_the_profile() -> None:
+    assert 'ringfence-launch "/a\\"b/\\*/\\{c\\}/launch" flags' in fixes.apparmor_profile('/a"b/*/{c}/launch')
+    assert fixes.apparmor_profile("/a\nEOF\nreboot\n").startswith("# ")
+
+
+GROUPS = [
+    pytest.param(
+        "v2", True, ["cpu"], None, "ringfence doctor --fix | sudo sh   # systemd", "delegate.conf", id="scope"
+    ),
+    pytest.param("v1", False, [], None, "start the kernel with systemd.unified_cgroup_hierarchy=1", "# start", id="v1"),
+    pytest.param("v2", False, [], "docker", "limit the container itself: docker run", "# limit", id="container"),
+]
+
+
+@pytest.mark.parametrize(("mode", "ok", "lacks", "engine", "fix", "script"), GROUPS)
+def test_a_user_without_every_controller_is_told_how_to_get_them(
+    mode: str, ok: bool, lacks: list[str], engine: str | None, fix: str, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(refusals, "container", lambda: engine)
+    found = process._cgroup(asking.Answer(ok, mode, None, {"mode": mode, "lacks": lacks}))
+    assert (found.state, str(found.fix).startswith(fix), script in str(found.script)) == ("weaker", True, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "code"),
+    [
+        ("[Errno 28] No space left on device [unshare 0x10020000]", 28, "userns-restricted"),
+        (
+            "PID 1 could not be set up: [Errno 1] Operation not permitted [mount proc proc on /proc]",
+            None,
+            "proc-masked",
+        ),
+        ("[Errno 38] Function not implemented [mount_setattr x]", 38, "kernel"),
+        ("something else", None, "build"),
+    ],
+)
+def test_a_refused_step_has_a_cause(text: str, number: int | None, code: str) -> None:
+    assert refusals.cause(text, number).code == code
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman", "kubernetes"])
+def test_a_container_gets_the_flags_of_its_own_engine(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "container", lambda: engine)
+    fix = refusals.container_fix()
+    unmask = {"docker": "systempaths=unconfined", "podman": "unmask=ALL", "kubernetes": "procMount: Unmasked"}[engine]
+    assert (unmask in fix, unmask in refusals.proc_fix(), "seccomp" in fix) == (True, True, True)
