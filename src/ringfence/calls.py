@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends.base import Box
     from ringfence.policy.model import Limits, Policy
-    from ringfence.values import Argv, GuestPath, Reason, Status
+    from ringfence.values import GuestPath, Reason, Status
 
 MAX_CODE = 16 << 20
 MAX_ARGUMENTS = 1 << 20
@@ -58,9 +58,7 @@ def _check_text(text: str, what: str) -> None:
 
 def check_language(language: object) -> str:
     if language not in LANGUAGES:
-        raise PolicyError(
-            f"unknown language {language!r}", code="language", fix=f"one of: {', '.join(LANGUAGES)}"
-        )
+        raise PolicyError(f"unknown language {language!r}", code="language", fix=f"one of: {', '.join(LANGUAGES)}")
     return str(language)
 
 
@@ -105,25 +103,29 @@ def guest_path(path: object) -> str:
     try:
         text.encode("utf-8", "surrogateescape")  # a name that is not UTF-8 comes from list() like this
     except UnicodeEncodeError:
-        raise PolicyError(f"the path {text!r} is no text", code="path-text", fix="use a name as list() gives it") from None
+        raise PolicyError(
+            f"the path {text!r} is no text", code="path-text", fix="use a name as list() gives it"
+        ) from None
     if len(text) > 4000:
         raise PolicyError("the path is longer than 4000 characters", code="path-too-long", fix="use a shorter one")
     return text if text.startswith("/") else f"/workspace/{text}"
 
 
-def check_timeout(timeout_s: float | None, limits: Limits) -> float:
-    """A per-call option narrows the policy, never widens it."""
-    if timeout_s is None:
-        return limits.timeout_s
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
-        raise PolicyError(f"timeout_s is {timeout_s!r}; it is a number above 0", key="timeout_s", fix="for example 5")
-    if timeout_s > limits.timeout_s:
+def check_timeout(timeout_s: object, limits: Limits) -> float:
+    return limits.timeout_s if timeout_s is None else narrower(timeout_s, limits.timeout_s, "timeout_s")
+
+
+def narrower(value: object, limit: float, name: str) -> float:
+    """Seconds for one call. A per-call option narrows the policy, never widens it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise PolicyError(f"{name} is {value!r}; it is a number above 0", key=name, fix="for example 5")
+    if value > limit:
         raise PolicyError(
-            f"timeout_s={timeout_s:g} is more than the policy's limits.timeout_s={limits.timeout_s:g}",
-            key="timeout_s",
-            fix=f"Policy(limits=Limits(timeout_s={timeout_s:g}))",
+            f"{name}={value:g} is more than the policy's limits.{name}={limit:g}",
+            key=name,
+            fix=f"Policy(limits=Limits({name}={value:g}))",
         )
-    return float(timeout_s)
+    return float(value)
 
 
 def check_stdin(stdin: object) -> bytes | None:
@@ -277,13 +279,12 @@ def result(
     produced = transcript.stdout.count + transcript.stderr.count
     if usage.cpu_s is None and isinstance(end.get("cpu_s"), float):
         usage = replace(usage, cpu_s=end["cpu_s"])
-    code, signal = end.get("code"), end.get("signal")
-    failed_start = reason in ("not-found", "not-executable")
+    code, signal = _number(end.get("code")), _number(end.get("signal"))
     return Result(
         id=number,
         status=status,
         reason=reason,
-        exit_code={"not-found": 127, "not-executable": 126}.get(reason, code) if failed_start else code,
+        exit_code={"not-found": 127, "not-executable": 126}.get(reason, code),
         signal=signal,
         stdout_bytes=transcript.stdout.bytes(),
         stderr_bytes=transcript.stderr.bytes(),
@@ -300,6 +301,10 @@ def result(
         image=image,
         policy_digest=policy.digest,
     )
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 _BY_WHY: dict[str, tuple[Status, Reason]] = {
@@ -362,5 +367,3 @@ def _denials(call: Call, reason: Reason, policy: Policy) -> tuple[Denial, ...]:
         return ()
     message = f"{name} is not among the policy's commands"
     return (Denial("command", name, "exec.not-listed", message, allow=f'commands = [..., "{name}"]'),)
-
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # type checkers take it as True under this name; importing typing would cost 5 ms
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import PurePosixPath
     from typing import Any, Literal, NoReturn, Self, TypeAlias, TypeVar, dataclass_transform
     from typing import final as final  # noqa: PLC0414  # the alias makes it an export
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Argv: TypeAlias = list[str] | tuple[str, ...]
     GuestPath: TypeAlias = str | PurePosixPath
     HostPath: TypeAlias = str | os.PathLike[str]
+    Tool: TypeAlias = Callable[..., "Json"] | Callable[..., Awaitable["Json"]]
     Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
     BackendName: TypeAlias = Literal["auto", "process", "container", "gvisor", "vm", "wasm", "remote"]

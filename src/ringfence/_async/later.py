@@ -1,4 +1,4 @@
-"""Surface of what later versions bring: sessions, the gateway, addresses, managers. Every use says that it is missing."""
+"""Surface of what later versions bring: sessions, the gateway, addresses, managers. Every use says so."""
 
 from __future__ import annotations
 
@@ -112,7 +112,12 @@ class AsyncEnvironment:
         raise _later("environments")
 
     async def exec(
-        self, argv: Argv, *, stdin: bytes | str | None = None, cwd: GuestPath | None = None, timeout_s: float | None = None
+        self,
+        argv: Argv,
+        *,
+        stdin: bytes | str | None = None,
+        cwd: GuestPath | None = None,
+        timeout_s: float | None = None,
     ) -> Result:
         raise _later("environments")
 

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
-    from typing import BinaryIO, Literal, Self
+    from typing import Any, BinaryIO, Literal, Self
 
     from ringfence._sync.process import Place
     from ringfence.events import FileEvent, Match
@@ -119,8 +119,8 @@ class Files:
     def search(
         self, text: str, path: GuestPath = ".", *, regex: bool = False, pattern: str | None = None, limit: int = 1000
     ) -> Iterator[Match]:
-        raise _later("files.search()", 'exec(["grep", "-rn", …])')
-        yield  # an iterator, like the other half of this surface
+        for never in _refused("files.search()", 'exec(["grep", "-rn", …])'):
+            yield never
 
     def stat(self, path: GuestPath) -> FileInfo:
         answer = self._do("stat", path, {"path": calls.guest_path(path)})
@@ -167,8 +167,8 @@ class Files:
         raise _later("files.download()", "files.read() for each file")
 
     def pack(self, path: GuestPath = ".", *, format: Literal["tar", "zip"] = "tar") -> Iterator[bytes]:
-        raise _later("files.pack()", 'exec(["tar", …])')
-        yield b""
+        for never in _refused("files.pack()", 'exec(["tar", …])'):
+            yield never
 
     def unpack(
         self,
@@ -271,15 +271,22 @@ def _count(value: object, name: str) -> int:
     return value
 
 
-def _optional(value: int | None, name: str) -> int | None:
+def _optional(value: object, name: str) -> int | None:
     return None if value is None else _count(value, name)
 
 
-def _mode(value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 0o1777):
+def _mode(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 0o1777:
         raise ValueError(f"mode is a number from 0 to 0o1777 (no set-uid or set-gid bits), not {value!r}")
     return value
 
 
 def _later(what: str, instead: str) -> UnsupportedError:
     return UnsupportedError(f"{what} is not in this version", fix=f"use {instead}")
+
+
+def _refused(what: str, instead: str) -> list[Any]:
+    """Raises when it is iterated, like the other half of this surface."""
+    raise _later(what, instead)

@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""Surface of what later versions bring: sessions, the gateway, addresses, managers. Every use says that it is missing."""
+"""Surface of what later versions bring: sessions, the gateway, addresses, managers. Every use says so."""
 
 from __future__ import annotations
 

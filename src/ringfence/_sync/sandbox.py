@@ -165,7 +165,7 @@ class Sandbox:
             )
             return self._complete(place, call)
         program, ending = _INTERPRETERS[language]
-        path = f"/tmp/{calls.new_id('run')}{ending}"  # noqa: S108  # inside, a file system of this sandbox alone
+        path = f"/tmp/{calls.new_id('run')}{ending}"  # inside, a file system of this sandbox alone
         self.files.write(path, checked)
         argv = [program, path]
         call = calls.exec_call(
@@ -302,17 +302,10 @@ class Sandbox:
     def extend(self, lifetime_s: float) -> datetime:
         from datetime import UTC, datetime
 
-        if isinstance(lifetime_s, bool) or not isinstance(lifetime_s, int | float) or not 0 < lifetime_s < 1e9:
-            raise PolicyError(f"lifetime_s is {lifetime_s!r}; it is a number above 0", key="lifetime_s")
-        if lifetime_s > self.policy.limits.lifetime_s:
-            raise PolicyError(
-                f"lifetime_s={lifetime_s:g} is more than the policy's {self.policy.limits.lifetime_s:g}",
-                key="lifetime_s",
-                fix="raise limits.lifetime_s",
-            )
+        seconds = calls.narrower(lifetime_s, self.policy.limits.lifetime_s, "lifetime_s")
         place = self._running_place()
-        place.link.say(op="clocks", lifetime_s=lifetime_s, idle_s=self.policy.limits.idle_s)
-        return datetime.fromtimestamp(time.time() + lifetime_s, UTC)
+        place.link.say(op="clocks", lifetime_s=seconds, idle_s=self.policy.limits.idle_s)
+        return datetime.fromtimestamp(time.time() + seconds, UTC)
 
     # looking in, reaching in
 

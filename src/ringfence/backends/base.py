@@ -1,4 +1,4 @@
-"""What a backend gives the layers above: a place that runs things behind one byte channel. Nothing else is theirs to do."""
+"""What a backend gives the layers above: a place that runs things, behind one byte channel."""
 
 from __future__ import annotations
 

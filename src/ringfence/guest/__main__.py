@@ -5,6 +5,6 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from ringfence.guest.zygote import main  # noqa: E402  # after the path is set
+from ringfence.guest.zygote import main  # after the path is set
 
 main()

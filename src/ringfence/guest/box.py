@@ -1,7 +1,7 @@
 """Applies a plan's operations: builds the sandbox's root, private file systems and /proc. Decides nothing.
 
-Operations are lists made by the planner (docs/design/process-backend.md). Targets are relative to the new root, which is
-the current directory while a template is built and `/` afterwards.
+Operations are lists made by the planner (docs/design/process-backend.md). Targets are relative to the new root, which
+is the current directory while a template is built and `/` afterwards.
 """
 
 from __future__ import annotations
@@ -189,7 +189,21 @@ def mount_private(sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: ob
 
 # What a guest may see of /proc besides its own processes. An allow-list: a new entry of a newer kernel is masked (B15).
 _PROC_SHOWN = frozenset(
-    "self thread-self cpuinfo filesystems loadavg meminfo mounts net stat sys sysvipc uptime version".split()
+    [
+        "self",
+        "thread-self",
+        "cpuinfo",
+        "filesystems",
+        "loadavg",
+        "meminfo",
+        "mounts",
+        "net",
+        "stat",
+        "sys",
+        "sysvipc",
+        "uptime",
+        "version",
+    ]
 )
 
 

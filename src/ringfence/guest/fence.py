@@ -11,7 +11,9 @@ import resource
 
 from . import kernel as k
 
-Fence = dict[str, object]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .shapes import Fence
 
 
 def limit_kernel_objects(sys_directory: int, fence: Fence) -> None:
@@ -20,8 +22,9 @@ def limit_kernel_objects(sys_directory: int, fence: Fence) -> None:
         return
     values = {
         "max_user_namespaces": "0",
-        "max_inotify_instances": "128",
-        "max_inotify_watches": "65536",
+        # Counted against the host's user too, who may have 128 (fs.inotify.max_user_instances) in all.
+        "max_inotify_instances": "16",
+        "max_inotify_watches": "16384",
     }
     for name, value in values.items():
         fd = os.open(f"user/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=sys_directory)
@@ -32,13 +35,11 @@ def limit_kernel_objects(sys_directory: int, fence: Fence) -> None:
 
 
 def set_limits(fence: Fence, *, processes: int) -> None:
-    limits: dict[str, int] = fence["rlimits"]  # type: ignore[assignment]  # plan data, made by plan/
-    for name, value in limits.items():
+    for name, value in fence["rlimits"].items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
-    cpus: list[int] = fence["affinity"]  # type: ignore[assignment]
-    if cpus:
-        os.sched_setaffinity(0, cpus)
+    if fence["affinity"]:
+        os.sched_setaffinity(0, fence["affinity"])
 
 
 def give_up_rights(fence: Fence, *, landlock: bool) -> None:
@@ -47,16 +48,16 @@ def give_up_rights(fence: Fence, *, landlock: bool) -> None:
         k.no_new_privileges()
     if landlock and fence["landlock_abi"]:
         k.restrict_with_landlock(
-            int(fence["landlock_abi"]),  # type: ignore[call-overload]
-            scopes=bool(fence["landlock_scopes"]),
-            files=bool(fence["landlock_files"]),
+            fence["landlock_abi"],
+            scopes=fence["landlock_scopes"],
+            files=fence["landlock_files"],
         )
     if fence["seccomp"] and not fence["no_new_privileges"]:
-        k.install_seccomp(binascii.a2b_base64(str(fence["seccomp"])))
+        k.install_seccomp(binascii.a2b_base64(fence["seccomp"]))
     if fence["capabilities"]:
         k.drop_capabilities()
     if fence["seccomp"] and fence["no_new_privileges"]:
-        k.install_seccomp(binascii.a2b_base64(str(fence["seccomp"])))
+        k.install_seccomp(binascii.a2b_base64(fence["seccomp"]))
     if fence["not_dumpable"]:
         k.set_dumpable(0)
 
@@ -69,6 +70,6 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
     """
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     if fence["last_layer"]:
-        k.install_seccomp(binascii.a2b_base64(str(fence["last_layer"])))
+        k.install_seccomp(binascii.a2b_base64(fence["last_layer"]))
     if dumpable:
         k.set_dumpable(1)

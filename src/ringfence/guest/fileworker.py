@@ -14,14 +14,21 @@ import stat
 from . import kernel as k
 from . import lean
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .shapes import Work
+
 _CHUNK = 1 << 18
 _PAGE = 1000
 _RESOLVE = k.RESOLVE_IN_ROOT | k.RESOLVE_NO_MAGICLINKS
+_RESOLVE_BELOW = k.RESOLVE_BENEATH | k.RESOLVE_NO_SYMLINKS
+_STEP = 1000  # characters of a path, at most 4 bytes each: the kernel takes 4095
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)  # removed, replaced or closed while we list
 
 
-def work(job: dict[str, object], report_fd: int) -> int:
+def work(job: Work, report_fd: int) -> int:
     try:
-        answer = _OPERATIONS[str(job["call"])](job["args"])  # type: ignore[arg-type]  # from the host, checked there
+        answer = _OPERATIONS[str(job["call"])](job["args"])
     except OSError as error:
         answer = {"errno": error.errno or errno.EIO, "path": _shown(error)}
     except RecursionError:
@@ -75,20 +82,44 @@ def _open_parent(path: str, *, make: bool) -> tuple[int, str]:
 
 
 def _make_directories(path: str) -> None:
-    try:
-        os.close(_open(path, os.O_PATH | os.O_DIRECTORY))
-        return
-    except FileNotFoundError:
-        pass
-    parent, name = os.path.split(path.rstrip("/"))
-    _make_directories(parent or "/")
-    directory = _open(parent or "/", os.O_PATH | os.O_DIRECTORY)
-    try:
-        os.mkdir(name, 0o755, dir_fd=directory)
-    except FileExistsError:
-        pass
-    finally:
+    """Without recursion: a path of 4000 characters has up to 2000 parts."""
+    missing: list[str] = []
+    directory = -1
+    while directory < 0:
+        try:
+            directory = _open(path or "/", os.O_PATH | os.O_DIRECTORY)
+        except FileNotFoundError:
+            path, name = os.path.split(path.rstrip("/"))
+            missing.append(name)
+    for name in reversed(missing):
+        try:
+            os.mkdir(name, 0o755, dir_fd=directory)
+        except FileExistsError:
+            pass
+        below = _below(directory, name)
         os.close(directory)
+        directory = below
+    os.close(directory)
+
+
+def _below(directory: int, path: str) -> int:
+    """A directory below another, no link on the way followed. Long paths go in steps that the kernel takes."""
+    fd = os.dup(directory)
+    while path:
+        step, path = _first_step(path)
+        try:
+            below = k.openat2(fd, step, os.O_RDONLY | os.O_DIRECTORY, 0, _RESOLVE_BELOW)
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+def _first_step(path: str) -> tuple[str, str]:
+    if len(path) <= _STEP:
+        return path, ""
+    cut = path.rfind("/", 0, _STEP)
+    return path[:cut], path[cut + 1 :]
 
 
 def _regular(fd: int, path: str) -> os.stat_result:
@@ -214,9 +245,8 @@ def _info_at(directory: int, name: str, shown: str) -> dict[str, object]:
 
 def _stat(args: Args) -> dict[str, object]:
     path = str(args["path"])
-    if _absolute(path).rstrip("/") in ("", "/workspace/."):
-        whole = _absolute(path).rstrip("/") or "/"
-        fd = _open(whole, os.O_PATH | os.O_DIRECTORY)
+    if os.path.basename(_absolute(path).rstrip("/")) in ("", ".", ".."):
+        fd = _open(path, os.O_PATH | os.O_DIRECTORY)
         return {"info": _info_at(fd, ".", path)}
     directory, name = _open_parent(path, make=False)
     try:
@@ -231,29 +261,29 @@ def _list(args: Args) -> dict[str, object]:
 
     path, recursive, pattern = str(args["path"]), bool(args["recursive"]), args["pattern"]
     top = _open(path, os.O_RDONLY | os.O_DIRECTORY)
-    pending: list[tuple[int, str]] = [(top, "")]
+    pending = [""]  # names and no descriptors: a directory may hold more of them than a process may open
     lines: list[bytes] = []
     while pending:
-        directory, prefix = pending.pop()
-        below: list[tuple[int, str]] = []
+        prefix = pending.pop()
+        try:
+            directory = _below(top, prefix)
+        except OSError as error:
+            if prefix and error.errno in _GONE:
+                continue
+            raise
+        below = []
         for name in sorted(os.listdir(directory)):
-            shown = f"{prefix}{name}"
             try:
-                info = _info_at(directory, name, shown)
+                info = _info_at(directory, name, f"{prefix}{name}")
             except FileNotFoundError:
                 continue
             if pattern is None or fnmatch.fnmatchcase(name, str(pattern)):
                 lines.append(lean.dumps(info))
             if recursive and info["kind"] == "directory":
-                below.append((directory, name))
+                below.append(f"{prefix}{name}/")
             if len(lines) >= _PAGE:
                 _flush(lines)
-        for parent, name in reversed(below):
-            try:
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                pending.append((os.open(name, flags, dir_fd=parent), f"{prefix}{name}/"))
-            except OSError:
-                continue
+        pending += reversed(below)
         os.close(directory)
     _flush(lines)
     return {}
@@ -316,22 +346,31 @@ def _remove_tree(directory: int, name: str) -> None:
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     pending = [name]
+    _make_usable(name, directory)
     while pending:
         current = pending.pop()
         fd = os.open(current, flags, dir_fd=directory)
         try:
-            os.fchmod(fd, 0o700)
             for entry in os.listdir(fd):
                 if not stat.S_ISDIR(os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode):
                     os.unlink(entry, dir_fd=fd)
                     continue
                 moved = f".{os.urandom(8).hex()}.gone"
-                os.chmod(entry, 0o700, dir_fd=fd)
+                _make_usable(entry, fd)
                 os.rename(entry, moved, src_dir_fd=fd, dst_dir_fd=directory)
                 pending.append(moved)
         finally:
             os.close(fd)
         os.rmdir(current, dir_fd=directory)
+
+
+def _make_usable(name: str, directory: int) -> None:
+    """A directory without rights for its owner can be neither read nor moved."""
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    finally:
+        os.close(fd)
 
 
 def _chmod(args: Args) -> dict[str, object]:
@@ -344,7 +383,7 @@ def _chmod(args: Args) -> dict[str, object]:
     return {}
 
 
-def _usage(args: Args) -> dict[str, object]:
+def _usage(_: Args) -> dict[str, object]:
     info = os.statvfs("/workspace")
     return {
         "bytes": (info.f_blocks - info.f_bfree) * info.f_frsize,

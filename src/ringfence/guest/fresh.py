@@ -9,6 +9,10 @@ import os
 
 from . import lean
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .shapes import Work
+
 _FD = 4
 _START = f"import os;_f=open({_FD},'rb');_f.seek(0);exec(compile(_f.read(),'<fresh>','exec'),{{'file':_f}})"
 _PROGRAM = """
@@ -40,7 +44,7 @@ def prepare() -> None:
 _sources: list[tuple[str, str]] = []
 
 
-def argv(job: dict[str, object], report_fd: int) -> list[str]:
+def argv(job: Work, report_fd: int) -> list[str]:
     """The command of the interpreter; descriptor 4 holds the program, and the report stays open across the exec."""
     memory = os.memfd_create("run", 0)
     text = _PROGRAM.format(sources=_sources, report=report_fd, job=lean.dumps(job).decode())

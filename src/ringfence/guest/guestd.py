@@ -1,7 +1,7 @@
 """Owns a running sandbox from just outside it: starts what the host asks for, relays streams, waits, keeps the clocks.
 
-On the process backend this process is the monitor: in the sandbox's namespaces except its pid namespace, so no guest can
-name it. It believes nothing from inside: exit statuses come from waitid on its own children, pipe bytes are relayed
+On the process backend this process is the monitor: in the sandbox's namespaces except its pid namespace, so no guest
+can name it. It believes nothing from inside: exit statuses come from waitid on its own children, pipe bytes are relayed
 unread, reports are passed on as text.
 """
 

@@ -12,12 +12,14 @@ from . import box, fence, kernel, lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket as Socket
+    from socket import socket
+
+    from .shapes import Plan
 
 _PASSES = 200
 
 
-def prepare_as_root(sock: Socket, plan: dict[str, object]) -> None:
+def prepare_as_root(sock: socket, plan: Plan) -> None:
     """Real root inside the new pid namespace: /proc, then the user namespace whose map the monitor writes."""
     sys_directory = _mount_proc(plan)
     os.setgroups([])
@@ -25,16 +27,16 @@ def prepare_as_root(sock: Socket, plan: dict[str, object]) -> None:
         kernel.unshare(kernel.CLONE_NEWUSER)
     sock.send(b"unshared")
     sock.recv(16)
-    become(int(plan["owner"]), mapped=bool(plan["user_namespace"]))  # type: ignore[call-overload]
+    become(plan["owner"], mapped=bool(plan["user_namespace"]))
     if plan["user_namespace"]:
-        fence.limit_kernel_objects(sys_directory, plan["fence"])  # type: ignore[arg-type]
+        fence.limit_kernel_objects(sys_directory, plan["fence"])
 
 
-def prepare_as_user(plan: dict[str, object]) -> None:
-    fence.limit_kernel_objects(_mount_proc(plan), plan["fence"])  # type: ignore[arg-type]
+def prepare_as_user(plan: Plan) -> None:
+    fence.limit_kernel_objects(_mount_proc(plan), plan["fence"])
 
 
-def _mount_proc(plan: dict[str, object]) -> int:
+def _mount_proc(plan: Plan) -> int:
     """Returns /proc/sys as it was before it became read-only."""
     box.mount_proc()
     sys_directory = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -49,7 +51,7 @@ def become(owner: int, *, mapped: bool) -> None:
     os.setresuid(inside, inside, inside)
 
 
-def serve(sock: Socket, plan: dict[str, object]) -> None:
+def serve(sock: socket, plan: Plan) -> None:
     """Never returns. End of file: the monitor is gone, and so are we, and with us everything inside."""
     kernel.set_name("rf-init")
     kernel.die_with_parent()
@@ -61,7 +63,7 @@ def serve(sock: Socket, plan: dict[str, object]) -> None:
     kernel.close_from(4)
     lean.ignore_signals(lean.SIGCHLD)  # the kernel reaps for us (D12)
     lean.default_signals(lean.SIGINT)
-    fence.give_up_rights(plan["fence"], landlock=False)  # type: ignore[arg-type]
+    fence.give_up_rights(plan["fence"], landlock=False)
     channel = lean.from_fd(3, lean.SOCK_SEQPACKET)
     channel.send(b"ready")
     while data := channel.recv(1 << 16):

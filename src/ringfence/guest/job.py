@@ -27,7 +27,7 @@ class Job:
     def __init__(self, guestd: Guestd, number: int, request: Request) -> None:
         self.id = number
         self.one_shot = bool(request["one_shot"])
-        self.alone = _kind(request) == "file"  # it starts no process, and is killed without a look at others
+        self.alone = request["job"]["kind"] == "file"  # it starts no process, and is killed without a look at others
         self.exited = False
         self.inner_pid = 0
         self.why: str | None = None
@@ -254,11 +254,6 @@ class Job:
             self._drop_stdin(broken=False)
         report = self._report.decode("utf-8", "replace")
         self._guestd.finished(self, why=self.why, report=report, ended_at=self._ended_at, **status)
-
-
-def _kind(request: Request) -> object:
-    job = request["job"]
-    return job["kind"] if isinstance(job, dict) else None
 
 
 def _usage_of_children() -> float:

@@ -10,6 +10,7 @@ from . import kernel as k
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from socket import socket
 
     from .shapes import Plan, Request

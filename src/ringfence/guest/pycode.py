@@ -16,6 +16,8 @@ from . import lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .shapes import Work
 
 _MAX_TEXT = 1 << 16
@@ -48,13 +50,13 @@ def rehearse() -> None:
 
 
 def _prepare(job: Work) -> None:
-    env: dict[str, str] = job["env"]  # type: ignore[assignment]  # from the host, checked there
+    env: dict[str, str] = job["env"]
     os.environ.clear()
     os.environ.update(env)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
-    sys.argv = ["-c", *job.get("args", [])]  # type: ignore[misc]
-    sys.path[:] = ["", *job["sys_path"]]  # type: ignore[misc]
+    sys.argv = ["-c", *job.get("args", [])]
+    sys.path[:] = ["", *job["sys_path"]]
     if job.get("executable"):
         sys.executable = str(job["executable"])
     _forget_ours()
@@ -75,7 +77,7 @@ def _new_randomness() -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(int.from_bytes(os.urandom(4), "little"))
     if "tempfile" in sys.modules:
-        sys.modules["tempfile"]._name_sequence = None
+        sys.modules["tempfile"].__dict__["_name_sequence"] = None
 
 
 def _site_builtins() -> None:
@@ -83,7 +85,7 @@ def _site_builtins() -> None:
 
     for name in ("quit", "exit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
-    builtins.help = _sitebuiltins._Helper()
+    builtins.help = _sitebuiltins._Helper()  # noqa: SLF001  # what site itself does
 
 
 def _execute(source: str, report: dict[str, object]) -> int:
@@ -115,7 +117,7 @@ def _compile(source: str) -> tuple[types.CodeType, types.CodeType | None]:
     return compile(tree, _NAME, "exec", dont_inherit=True), last
 
 
-def _remember_value(report: dict[str, object]) -> object:
+def _remember_value(report: dict[str, object]) -> Callable[[object], None]:
     def displayhook(value: object) -> None:
         if value is not None:
             builtins._ = value  # type: ignore[attr-defined]  # as the interactive prompt does
@@ -175,10 +177,10 @@ def _finish(code: int) -> int:
     """What the interpreter does at its end, without tearing every module down."""
     try:
         if "threading" in sys.modules:
-            sys.modules["threading"]._shutdown()
+            sys.modules["threading"]._shutdown()  # noqa: SLF001  # what the interpreter itself calls
         import atexit
 
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # noqa: SLF001  # the same
     except SystemExit as error:
         code = _exit_code(error)
     for stream in (sys.stdout, sys.stderr):

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
 
-    from .shapes import Fence, Work
+    from .shapes import Fence, Handed, Work
 
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
@@ -48,16 +48,8 @@ def _keep_only(wire: int) -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.dup2(wire, REPORT_FD + 1, inheritable=False)
-    os.close(REPORT_FD) if REPORT_FD not in (wire,) and _is_open(REPORT_FD) else None
+    os.dup2(null, REPORT_FD, inheritable=False)  # kept free for the report of the job to come
     k.close_from(REPORT_FD + 2)
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def _serve(sock: socket, fence: Fence, limit: int) -> None:
@@ -73,7 +65,7 @@ def _serve(sock: socket, fence: Fence, limit: int) -> None:
         _clone(sock, job, fds, fence, limit + counts.OURS)
 
 
-def _clone(sock: socket, job: Work, fds: list[int], fence: Fence, processes: int) -> None:
+def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
     try:
         pid, pidfd = k.clone_for_parent()
     except OSError as error:
@@ -88,7 +80,7 @@ def _clone(sock: socket, job: Work, fds: list[int], fence: Fence, processes: int
         os.close(fd)
 
 
-def _child(job: Work, fds: list[int], fence: Fence, processes: int) -> None:
+def _child(job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
     """In the new process: streams in place, then the work the job names. Never returns."""
     code = 125
     try:
@@ -99,13 +91,13 @@ def _child(job: Work, fds: list[int], fence: Fence, processes: int) -> None:
         os._exit(code)
 
 
-def _work(job: Work, fds: list[int], fence: Fence, processes: int) -> int:
-    text = job["body"] if job["body"] is not None else _read_all(fds[4])
+def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
+    text = handed["body"] if handed["body"] is not None else _read_all(fds[4])
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
     os.dup2(fds[3], REPORT_FD, inheritable=False)
     k.close_from(REPORT_FD + 1)
-    job = lean.loads(text)
+    job: Work = lean.loads(text)
     if job["kind"] == "file":
         from . import fileworker
 

@@ -16,9 +16,11 @@ from . import kernel as k
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from socket import socket
+    from typing import Any
 
-    from .shapes import Hello
+    from .shapes import Hello, Plan, Template
 
 CONTROL_FD = 3
 LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
@@ -72,7 +74,7 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def _serve(control: socket, handle: object) -> None:
+def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None]) -> None:
     """Requests until the library is gone or closes the socket."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -94,7 +96,7 @@ def _serve(control: socket, handle: object) -> None:
             os._exit(0)
 
 
-def _zygote_request(control: socket, request: dict[str, object], fds: list[int]) -> None:
+def _zygote_request(control: socket, request: Template, fds: list[int]) -> None:
     if os.fork() == 0:
         os.dup2(fds[0], CONTROL_FD, inheritable=False)
         for fd in fds:
@@ -103,7 +105,7 @@ def _zygote_request(control: socket, request: dict[str, object], fds: list[int])
         _template(request)
 
 
-def _template(request: dict[str, object]) -> None:
+def _template(request: Template) -> None:
     """A root of its own, then requests for sandboxes. Never returns."""
     k.set_name("rf-template")
     control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)
@@ -124,7 +126,7 @@ def _template(request: dict[str, object]) -> None:
         os._exit(1)
     control.send(b'{"ok":true}')
 
-    def sandbox(_: socket, plan: dict[str, object], fds: list[int]) -> None:
+    def sandbox(_: socket, plan: Plan, fds: list[int]) -> None:
         if os.fork() == 0:
             control.close()
             guestd.monitor(plan, fds, LIBRARY_FD, proc)

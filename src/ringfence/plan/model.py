@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ringfence.plan.protected import Protected
     from ringfence.results import Enforcement
     from ringfence.values import Json
 
@@ -40,13 +41,27 @@ class ProcessPlan(Struct):
     env: Mapping[str, str]
     enforcement: Enforcement
     lines: tuple[str, ...]  # for --explain
-    protected: tuple[object, ...]
+    protected: tuple[Protected, ...]
     shared: bool  # nothing of the policy names host files: templates and spares may be kept
     fresh: bool = False  # Python code gets a new interpreter by exec instead of the zygote's address space
     cgroup: bool = True
 
     def __post_init__(self) -> None:
         put(self, "env", frozen_map(self.env))
+
+    @property
+    def fence(self) -> Mapping[str, object]:
+        """What guest processes give up, step by step."""
+        fence = self.box["fence"]
+        assert isinstance(fence, dict)
+        return fence
+
+    @property
+    def box_ops(self) -> list[Op]:
+        """Operations that need the sandbox's own uid or disk."""
+        ops = self.box["ops"]
+        assert isinstance(ops, list)
+        return ops
 
 
 @final

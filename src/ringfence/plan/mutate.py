@@ -66,6 +66,8 @@ def _without_one(plan: ProcessPlan, control: str) -> ProcessPlan:
         box["namespaces"] = int(box["namespaces"]) & ~_NAMESPACES[control]  # type: ignore[call-overload]
     elif control in _FENCE:
         fence[_FENCE[control]] = False
+        if control == "no-new-privileges":
+            fence["last_layer"] = None  # whoever may gain privileges may not install a filter
     elif control in _RLIMITS:
         fence["rlimits"] = {k: v for k, v in fence["rlimits"].items() if k != _RLIMITS[control]}
     elif control == "last-layer":

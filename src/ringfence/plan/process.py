@@ -46,8 +46,8 @@ def plan_process(
         processes=limits.processes,
         cpus=limits.cpus,
         env={**_environment(view), **image_env, **policy.env},
-        enforcement=_enforcement(policy, facts),
-        lines=_lines(policy, view),
+        enforcement=_enforcement(facts),
+        lines=_lines(view),
         protected=view.protected,
         shared=not policy.mounts and policy.commands == "any",
         fresh=fresh,
@@ -114,14 +114,14 @@ def base64_of(program: bytes) -> str:
 
 def _environment(view: View) -> dict[str, str]:
     """All of a guest's variables besides the image's and the policy's. None comes from the host's environment (H01)."""
-    return {"PATH": view.path, "HOME": HOME, "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}  # noqa: S108  # inside
+    return {"PATH": view.path, "HOME": HOME, "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}  # inside
 
 
 def _full(mechanism: str, note: str = "") -> Control:
     return Control(mechanism, "full", note)
 
 
-def _enforcement(policy: Policy, facts: HostFacts) -> Enforcement:
+def _enforcement(facts: HostFacts) -> Enforcement:
     landlock = f" + Landlock ABI {facts.landlock_abi}" if facts.landlock_abi else ""
     pids = f" + {facts.pids_by}" if facts.pids_by else ""
     return Enforcement(
@@ -151,7 +151,7 @@ def _memory(facts: HostFacts) -> Control:
     return Control("RLIMIT_DATA", "weaker", "for each process, not for the tree; shared memory is not counted")
 
 
-def _lines(policy: Policy, view: View) -> tuple[str, ...]:
+def _lines(view: View) -> tuple[str, ...]:
     lines = ["shown inside:", *(f"  {line}" for line in view.shown)] if view.shown else []
     lines += ["system calls:", *(f"  {line}" for line in seccomp.describe())]
     return tuple(lines)

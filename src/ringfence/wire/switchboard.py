@@ -1,4 +1,4 @@
-"""Sorts a sandbox's frames into one inbox for each thing that runs. Does no I/O: the two links do, one sync, one async."""
+"""Sorts a sandbox's frames into one inbox for each thing that runs. Does no I/O: the two links do."""
 
 from __future__ import annotations
 

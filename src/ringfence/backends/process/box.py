@@ -16,7 +16,7 @@ from ringfence.wire import frames
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from socket import socket as Socket
+    from socket import socket
 
     from ringfence.backends.process.cgroup_base import Group
     from ringfence.backends.process.uids import HeldUid
@@ -33,7 +33,7 @@ class ProcessBox:
     def __init__(
         self,
         plan: ProcessPlan,
-        channel: Socket,
+        channel: socket,
         python: Mapping[str, object],
         *,
         group: Group | None,

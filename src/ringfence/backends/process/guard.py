@@ -61,7 +61,7 @@ class Guard:
         watch = self._watch
         assert watch is not None
         while True:
-            ready = select.select([watch, self._stop], [], [])[0]
+            ready = select.select([watch.fileno(), self._stop], [], [])[0]
             if self._stop in ready:
                 return
             lost = watch.check()
@@ -86,7 +86,9 @@ class Guard:
 
 
 def _replaced(path: str) -> Denial:
-    message = f"{path} was replaced on the host while the sandbox ran; its protection was gone, so the sandbox was stopped"
+    message = (
+        f"{path} was replaced on the host while the sandbox ran; its protection was gone, so the sandbox was stopped"
+    )
     return Denial("mount", path, "mount.protected-replaced", message, allow=None)
 
 

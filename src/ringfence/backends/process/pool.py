@@ -25,7 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
 
-    from ringfence.backends.process.cgroup import Tree
+    from ringfence.backends.process.cgroup import Group, Tree
+    from ringfence.backends.process.uids import HeldUid
     from ringfence.plan.interpreter import Interpreter
     from ringfence.plan.model import ProcessPlan
 
@@ -116,7 +117,7 @@ class Pool:
         try:
             uid = uids.hold() if plan.box["as_root"] else None
             box = ProcessBox(plan, ours, {**self._python, "fresh": plan.fresh}, group=group, uid=uid, retire=self._do)
-            self._send(template, plan, box, theirs, group, uid)
+            self._send(template, plan, theirs, group, uid)
         except BaseException:
             ours.close()
             if group is not None:
@@ -133,35 +134,26 @@ class Pool:
         return box
 
     def _send(
-        self, template: Template, plan: ProcessPlan, box: ProcessBox, theirs: socket, group: object, uid: object
+        self, template: Template, plan: ProcessPlan, theirs: socket, group: Group | None, uid: HeldUid | None
     ) -> None:
+        """Ask for the sandbox, with what is bound late: its uid, its CPUs, its cgroup."""
         payload = dict(plan.box)
-        fds = [theirs.fileno()]
         opened: list[int] = []
-        if box._group is not None:
-            counter = box._group.cpu_fd()
+        if group is not None:
+            counter = group.cpu_fd()
             payload["cpu_fd"] = counter is not None
-            opened = [*([counter] if counter is not None else []), *box._group.join_fds()]
-        if box._uid is not None:
-            payload["owner"] = box._uid.uid
-            payload["ops"] = [_owned(op, box._uid.uid) for op in payload["ops"]]  # type: ignore[attr-defined]
-        fence = dict(payload["fence"])  # type: ignore[call-overload]
-        fence["affinity"] = self._choose_cpus(plan.cpus)
-        payload["fence"] = fence
+            opened = [*([counter] if counter is not None else []), *group.join_fds()]
+        if uid is not None:
+            payload["owner"] = uid.uid
+            payload["ops"] = [_owned(op, uid.uid) for op in plan.box_ops]
+        payload["fence"] = {**plan.fence, "affinity": _choose_cpus(plan.cpus)}
         try:
-            template.launch(payload, fds + opened)
+            template.launch(payload, [theirs.fileno(), *opened])
         finally:
             for fd in opened:
                 os.close(fd)
 
-    def _choose_cpus(self, cpus: float) -> list[int]:
-        """As many CPUs as the policy pays for: libraries start a thread for each CPU they see."""
-        available = sorted(os.sched_getaffinity(0))
-        count = max(1, -int(-cpus // 1))
-        start = os.urandom(1)[0]
-        return [available[(start + i) % len(available)] for i in range(min(count, len(available)))]
-
-    def _group(self, plan: ProcessPlan, box_id: str) -> cgroup.Group | None:
+    def _group(self, plan: ProcessPlan, box_id: str) -> Group | None:
         if self.tree is None or not plan.cgroup:
             return None
         if self._zygote is None:
@@ -179,8 +171,11 @@ class Pool:
         if plan.shared:
             with self._lock:
                 self._shelves.setdefault(id(plan), Shelf(plan))  # keeps the plan, and so its id, alive
-                self._templates[id(plan)] = template
+                known = self._templates.setdefault(id(plan), template)
                 self._trim()
+            if known is not template:  # another thread built one at the same time
+                template.close()
+                return known
         return template
 
     def _live_zygote(self) -> Zygote:
@@ -294,6 +289,14 @@ class Pool:
             box.forget()
         if self._zygote is not None:
             self._zygote.forget()
+
+
+def _choose_cpus(cpus: float) -> list[int]:
+    """As many CPUs as the policy pays for: libraries start a thread for each CPU they see."""
+    available = sorted(os.sched_getaffinity(0))
+    count = min(max(1, -int(-cpus // 1)), len(available))
+    start = os.urandom(1)[0]
+    return [available[(start + i) % len(available)] for i in range(count)]
 
 
 def _owned(op: list[object], uid: int) -> list[object]:

@@ -6,7 +6,6 @@ Touches nothing but what carries our name or stands in a record of ours, and onl
 from __future__ import annotations
 
 import _thread
-import errno
 import fcntl
 import os
 import stat
@@ -231,9 +230,9 @@ def _sweep_entries(owner: str, entries: list[Entry], groups: list[str], files: l
         if kind == "cgroup" and cgroup.remove_noted(path, owner):
             groups.append(path)
     for kind, facts in reversed(entries):
-        if kind == "placeholder" and _remove_placeholder(dict(facts)):
-            files.append(str(dict(facts)["path"]))
-        elif kind == "file" and remove_if_same(dict(facts)):
+        if (kind == "placeholder" and _remove_placeholder(dict(facts))) or (
+            kind == "file" and remove_if_same(dict(facts))
+        ):
             files.append(str(dict(facts)["path"]))
 
 

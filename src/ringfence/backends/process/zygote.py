@@ -12,7 +12,7 @@ from ringfence.guest import lean
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from socket import socket as Socket
+    from socket import socket
 
     from ringfence.backends.process.cgroup import Tree
     from ringfence.plan.interpreter import Interpreter
@@ -69,14 +69,15 @@ class Zygote:
             raise
         return Template(ours)
 
-    def _answer(self, sock: Socket) -> dict[str, object]:
+    def _answer(self, sock: socket) -> dict[str, object]:
         try:
             data = sock.recv(_MAX_PACKET)
         except TimeoutError:
             raise StartTimeoutError("the sandbox's zygote did not answer in time", fix="try again") from None
         if not data:
             raise SandboxLostError(f"the sandbox's zygote ended{self._last_words()}", fix="ringfence doctor")
-        return lean.loads(data)
+        answer: dict[str, object] = lean.loads(data)
+        return answer
 
     def _last_words(self) -> str:
         text = os.pread(self._errors, 4096, 0).decode("utf-8", "replace").strip()
@@ -113,7 +114,7 @@ class Zygote:
 class Template:
     """A zygote's fork with a policy's view. Sandboxes are made of it."""
 
-    def __init__(self, control: Socket) -> None:
+    def __init__(self, control: socket) -> None:
         self._control = control
         self._lock = threading.Lock()
 
@@ -126,7 +127,7 @@ class Template:
         self._control.close()
 
 
-def _send(control: Socket, data: bytes, fds: list[int]) -> None:
+def _send(control: socket, data: bytes, fds: list[int]) -> None:
     try:
         lean.send_fds(control, data, fds)
     except (BrokenPipeError, ConnectionResetError):

@@ -1,0 +1,89 @@
+"""Shapes of the JSON that the library sends to this side. For type checkers alone: never imported when running."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+Op = list[Any]
+
+
+class Fence(TypedDict):
+    """What a process gives up, step by step; each is on unless a test took it out."""
+
+    processes: int
+    rlimits: dict[str, int]
+    affinity: list[int]
+    no_new_privileges: bool
+    capabilities: bool
+    landlock_abi: int
+    landlock_files: bool
+    landlock_scopes: bool
+    seccomp: str | None
+    last_layer: str | None
+    not_dumpable: bool
+    namespace_limits: bool
+    cgroup_namespace: bool
+
+
+class Plan(TypedDict):
+    """One sandbox, as the monitor gets it."""
+
+    as_root: bool
+    owner: int
+    user_namespace: bool
+    namespaces: int
+    proc_subset: bool
+    proc_masks: bool
+    sizes: dict[str, str]
+    ops: list[Op]
+    fence: Fence
+    cpu_fd: bool
+
+
+class Hello(TypedDict):
+    sys_path: list[str]
+    preload: list[str]
+
+
+class Template(TypedDict):
+    as_root: bool
+    ops: list[Op]
+
+
+class Work(TypedDict, total=False):
+    """What one process inside does. Which fields there are follows from `kind`."""
+
+    kind: str
+    env: dict[str, str]
+    cwd: str
+    argv: list[str]
+    code: str
+    args: Any
+    sys_path: list[str]
+    executable: str
+    call: str
+
+
+class Handed(TypedDict):
+    """A packet from monitor to spawner. `body`: the work as JSON text, None when it comes as a file in memory."""
+
+    become: bool
+    body: str | None
+
+
+class Request(TypedDict):
+    """What the library asks the monitor for. Which fields there are follows from `op`; `start` has the first ones."""
+
+    op: str
+    id: int
+    one_shot: bool
+    job: Work
+    stdin: bool
+    credit: int
+    timeout_s: float | None
+    cpu_s: float | None
+    bytes: int
+    signal: int
+    why: str
+    lifetime_s: float
+    idle_s: float
