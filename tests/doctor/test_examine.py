@@ -196,3 +196,10 @@ def test_a_container_gets_the_flags_of_its_own_engine(engine: str, monkeypatch: 
     fix = refusals.container_fix()
     unmask = {"docker": "systempaths=unconfined", "podman": "unmask=ALL", "kubernetes": "procMount: Unmasked"}[engine]
     assert (unmask in fix, unmask in refusals.proc_fix(), "seccomp" in fix) == (True, True, True)
+
+
+def test_a_folder_that_cannot_be_entered_is_not_taken_for_a_refused_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    refused = "[Errno 13] Permission denied [mount bind {} on /]"
+    assert refusals.cause(refused.format("/home/other"), 13).code == "mount-source"
+    assert refusals.cause(refused.format(""), 13).code == "userns-restricted"
