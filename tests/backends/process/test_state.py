@@ -152,64 +152,12 @@ def test_in_a_fork_the_record_is_a_dead_object_and_stays_the_parents(own_state: 
     owner.close()
 
 
-# ── placeholders ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_placeholder_is_an_empty_file_that_goes_away_again(own_state: Path, tmp_path: Path) -> None:
-    owner = state.register()
-    project = tmp_path / "project"
-    project.mkdir()
-    assert owner.make_placeholder_directory(f"{project}/.vscode")
-    assert owner.make_placeholder(f"{project}/.vscode/tasks.json")
-    assert not owner.make_placeholder(f"{project}/.vscode/tasks.json")
-    assert not owner.make_placeholder_directory(f"{project}/.vscode")
-    assert (project / ".vscode" / "tasks.json").stat().st_size == 0
-    assert owner.remove_placeholders(str(project)) == [f"{project}/.vscode/tasks.json", f"{project}/.vscode"]
-    assert list(project.iterdir()) == []
-    owner.close()
-    assert list((own_state / "owners").iterdir()) == []
-
-
-def test_a_placeholder_is_made_where_files_without_a_name_are_not_to_be_had(own_state: Path, tmp_path: Path) -> None:
-    owner = state.register()
-    parent = os.open(tmp_path, os.O_RDONLY)
-    assert owner._create_placeholder(f"{tmp_path}/held", parent)
-    assert not owner._create_placeholder(f"{tmp_path}/held", parent)
-    os.close(parent)
-    assert owner.remove_placeholders(str(tmp_path)) == [f"{tmp_path}/held"]
-    owner.close()
-
-
-def test_a_placeholder_that_was_filled_replaced_or_linked_away_stays(own_state: Path, tmp_path: Path) -> None:
-    owner = state.register()
-    names = ("filled", "replaced", "linked")
-    for name in names:
-        (tmp_path / name).mkdir()
-        owner.make_placeholder(f"{tmp_path}/{name}/file")
-    os.chmod(tmp_path / "filled" / "file", 0o644)
-    (tmp_path / "filled" / "file").write_text("theirs")
-    (tmp_path / "new").write_text("")
-    (tmp_path / "new").rename(tmp_path / "replaced" / "file")
-    (tmp_path / "linked").rename(tmp_path / "moved")
-    (tmp_path / "victim").mkdir()
-    (tmp_path / "victim" / "file").write_text("")
-    (tmp_path / "linked").symlink_to(tmp_path / "victim")
-    assert owner.remove_placeholders(str(tmp_path)) == []
-    assert [(tmp_path / name / "file").exists() for name in ("filled", "replaced", "victim")] == [True] * 3
-    owner.close()
-
-
-def test_only_placeholders_below_the_named_directory_are_removed(own_state: Path, tmp_path: Path) -> None:
-    owner = state.register()
-    for name in ("one", "one-more"):
-        (tmp_path / name).mkdir()
-        owner.make_placeholder(f"{tmp_path}/{name}/file")
-    assert owner.remove_placeholders(f"{tmp_path}/one") == [f"{tmp_path}/one/file"]
-    assert owner.remove_placeholders() == [f"{tmp_path}/one-more/file"]
-    owner.close()
-
-
 # ── the sweep ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _facts(path: str) -> dict[str, str | int]:
+    found = os.stat(path)
+    return {"path": path, "device": found.st_dev, "inode": found.st_ino}
 
 
 def _leave_behind(project: Path) -> tuple[str, list[str]]:
@@ -217,10 +165,12 @@ def _leave_behind(project: Path) -> tuple[str, list[str]]:
 
     def work(say: Say) -> None:
         owner = state.register()
-        owner.make_placeholder_directory(f"{project}/.git")
-        owner.make_placeholder(f"{project}/.git/config")
+        Path(f"{project}/.git").mkdir()
+        Path(f"{project}/.git/config").write_text("ours")
         Path(f"{project}/socket").write_text("bytes")
-        owner.note("file", **state._facts(f"{project}/socket", os.stat(f"{project}/socket")))
+        owner.note("placeholder", directory=1, content="", **_facts(f"{project}/.git"))
+        owner.note("placeholder", directory=0, content="ours", **_facts(f"{project}/.git/config"))
+        owner.note("file", **_facts(f"{project}/socket"))
         say(owners.name())
         time.sleep(60)
 
@@ -242,7 +192,8 @@ def test_what_a_killed_process_noted_is_removed_and_reported(own_state: Path, no
 
 def test_what_the_living_noted_is_left(own_state: Path, no_groups: None, tmp_path: Path) -> None:
     owner = state.register()
-    owner.make_placeholder(f"{tmp_path}/held")
+    Path(f"{tmp_path}/held").touch()
+    owner.note("placeholder", directory=0, content="", **_facts(f"{tmp_path}/held"))
     assert state.sweep() == SweepReport()
     assert (tmp_path / "held").exists()
     owner.remove_placeholders()
