@@ -1,5 +1,8 @@
-"""E: the kernel's attack surface. Each call is made with arguments that the kernel itself refuses otherwise than the filter
-does, or that harm nobody, and its answer is read from outside. No arm reaches a call that could change the host."""
+"""E: the kernel's attack surface, each call answered where the filter can be told from the kernel, read from outside.
+
+Each call has arguments that the kernel itself refuses otherwise than the filter does, or that harm nobody. No arm reaches
+a call that could change the host.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,152 @@
+"""Reads from outside what the kernel answered to a guest's system calls: the witness for filters, by ptrace.
+
+The guest announces each attempt by a call that no kernel grants (`getpriority` of a kind there is none of), then makes
+it. What came back is read from the stopped process, not from what the guest says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import time
+
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence import Process, Sandbox
+    from ringfence.attacks.arena import Arm
+
+_SEIZE, _INTERRUPT, _SYSCALL, _DETACH, _SYSCALL_INFO = 0x4206, 0x4207, 24, 17, 0x420E
+_TRACESYSGOOD = 1
+_SYSCALL_STOP = 0x85  # SIGTRAP with the bit of TRACESYSGOOD
+_ENTRY, _EXIT = 1, 2
+_ALL_CHILDREN = 0x40000000  # __WALL
+_NR_GETPRIORITY, _NR_EXIT_GROUP = 140, 231
+_MARK = 77
+_DEADLINE_S = 8.0
+
+_ATTEMPTS = """
+tell(pid=os.getpid())
+sys.stdin.readline()
+for index, (number, args) in enumerate(attempts):
+    for each in ((140, (77, index)), (number, args)):
+        try:
+            call(each[0], *each[1])
+        except OSError:
+            pass
+os._exit(0)
+"""
+
+
+@final
+class Attempt(Struct):
+    """A system call whose arguments the kernel itself refuses, with another errno than the filter's, or that harms
+    nobody."""
+
+    name: str
+    number: int
+    args: tuple[int, ...]
+    filtered: int = errno.EPERM  # what the filter answers
+
+
+def host_pid(box: Sandbox, inner: int) -> int:
+    """The host's number of the process that is `inner` inside. LookupError when there is none."""
+    wanted = os.readlink(f"/proc/{_init_of(box)}/ns/pid")
+    for name in os.listdir("/proc"):
+        try:
+            if not name.isdigit() or os.readlink(f"/proc/{name}/ns/pid") != wanted:
+                continue
+            with open(f"/proc/{name}/status", encoding="utf-8") as file:
+                numbers = next(line for line in file if line.startswith("NSpid:")).split()
+        except (OSError, StopIteration):
+            continue
+        if int(numbers[-1]) == inner:
+            return int(name)
+    raise LookupError(f"no process has the number {inner} inside")
+
+
+def _init_of(box: Sandbox) -> int:
+    """PID 1 by its pidfd, which the library holds; no public name leads to it, hence the private ones."""
+    held = box._box._init_pidfd  # type: ignore[union-attr]  # noqa: SLF001  # a started sandbox has one
+    with open(f"/proc/self/fdinfo/{held}", encoding="utf-8") as file:
+        return int(next(line for line in file if line.startswith("Pid:")).split()[1])
+
+
+def pid_told(process: Process, wait_s: float = _DEADLINE_S) -> tuple[int, str]:
+    """The number that a spawned guest told as its "pid", and all it said until then. TimeoutError when it does not."""
+    said = ""
+    end = time.monotonic() + wait_s
+    for event in process:
+        said += getattr(event, "text", "")
+        if '"pid": ' in said and said.endswith("\n"):
+            return int(said.rpartition('"pid": ')[2].rstrip(" }\n")), said
+        if time.monotonic() > end:
+            break
+    raise TimeoutError(f"the guest did not tell its pid: {said[-300:]}")
+
+
+def answers(arm: Arm, box: Sandbox, attempts: list[Attempt]) -> dict[str, int]:
+    """What the kernel returned to each attempt: a result from 0, or a negative errno. One not made is left out."""
+    script = [(each.number, each.args) for each in attempts]
+    process = arm.spawn(_ATTEMPTS, box=box, attempts=script)
+    tracer = _Tracer(host_pid(box, pid_told(process)[0]))
+    process.write("go\n")
+    found = tracer.follow([each.number for each in attempts])
+    return {attempts[index].name: result for index, result in found.items()}
+
+
+class _Tracer:
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.ptrace.restype = ctypes.c_long
+        self._deadline = time.monotonic() + _DEADLINE_S
+        self._ptrace(_SEIZE, 0, _TRACESYSGOOD)
+        self._ptrace(_INTERRUPT, 0, 0)
+        self._wait()
+
+    def _ptrace(self, request: int, address: int, data: object) -> None:
+        word = ctypes.c_long(data) if isinstance(data, int) else data
+        if self._libc.ptrace(ctypes.c_long(request), ctypes.c_long(self._pid), ctypes.c_long(address), word) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"ptrace {request:#x}: {os.strerror(number)}")
+
+    def _wait(self) -> int:
+        while time.monotonic() < self._deadline:
+            pid, status = os.waitpid(self._pid, os.WNOHANG | _ALL_CHILDREN)
+            if pid:
+                return status
+            time.sleep(0.0002)
+        raise TimeoutError("the traced process did nothing for too long")
+
+    def follow(self, numbers: list[int]) -> dict[int, int]:
+        """Index of an attempt → what it returned."""
+        found: dict[int, int] = {}
+        index = wanted = None
+        while True:
+            self._ptrace(_SYSCALL, 0, 0)
+            status = self._wait()
+            if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+                return found
+            if os.WSTOPSIG(status) != _SYSCALL_STOP:
+                continue
+            kind, number, first, second, result = self._info()
+            if kind == _ENTRY and number == _NR_EXIT_GROUP:
+                self._ptrace(_DETACH, 0, 0)
+                return found
+            if kind == _ENTRY and number == _NR_GETPRIORITY and first == _MARK:
+                index, wanted = second, None
+            elif kind == _ENTRY:
+                wanted = number
+            elif kind == _EXIT and index is not None and wanted == numbers[index]:
+                found[index], index = result, None
+
+    def _info(self) -> tuple[int, int, int, int, int]:
+        """(kind, number, two arguments, result); the middle three on entry, the last on exit."""
+        buffer = ctypes.create_string_buffer(88)
+        self._ptrace(_SYSCALL_INFO, len(buffer), buffer)
+        number, first, second = struct.unpack_from("QQQ", buffer, 24)
+        return buffer.raw[0], number, first, second, struct.unpack_from("q", buffer, 24)[0]
