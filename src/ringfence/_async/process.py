@@ -220,6 +220,7 @@ class AsyncProcess:
 
     async def close_stdin(self) -> None:
         if self._result is None and self._inbox.end is None:
+            self._inbox.stdin_closed = True
             await self._place.link.say(op="eof", id=self._inbox.id)
 
     async def _feed_stdin(self, data: bytes) -> None:

@@ -221,6 +221,7 @@ class Process:
 
     def close_stdin(self) -> None:
         if self._result is None and self._inbox.end is None:
+            self._inbox.stdin_closed = True
             self._place.link.say(op="eof", id=self._inbox.id)
 
     def _feed_stdin(self, data: bytes) -> None:
