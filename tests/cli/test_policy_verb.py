@@ -9,6 +9,7 @@ import pytest
 
 from ringfence.cli import main
 from ringfence.policy import Mount, Network, Policy
+from ringfence.policy.secrets import reveal
 from ringfence.values import replace
 
 
@@ -99,7 +100,7 @@ def test_show_of_a_secret_prints_where_it_comes_from_and_never_the_value(
     assert main(["policy", "show", "--allow-net", "a.com", "--secret", "RF_TEST_TOKEN@a.com"]) == 0
     toml = capfd.readouterr().out
     assert "s3cr3t" not in toml
-    assert Policy.loads(toml).secrets[0].reveal() == "s3cr3t-value"
+    assert reveal(Policy.loads(toml).secrets[0]) == "s3cr3t-value"
 
 
 def test_list_names_presets_and_ones_own(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import sys
 import textwrap
 import warnings
 
-from ringfence import Limits, Policy, Sandbox
+from ringfence import Limits, Mount, Policy, Sandbox
 from ringfence.attacks import witnesses
 from ringfence.attacks.case import BARE, NotApplicable, Seen
 from ringfence.attacks.guestside import PRELUDE
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringfence.attacks.case import ArmName, Attack
     from ringfence.plan.model import ProcessPlan
     from ringfence.results import Result
-    from ringfence.values import Argv
+    from ringfence.values import Argv, MountMode
 
 # Small, so that an arm without one control cannot take much of the host; one policy, so that spares serve most cases.
 LIMITS = Limits(timeout_s=10, cpu_time_s=10, memory="256M", processes=48, open_files=256, disk="8M", disk_files=2000)
@@ -258,6 +258,19 @@ class Arm:
     def stolen(self, told: Told) -> Seen:
         """Succeeded when the canary is in what the guest got hold of or printed."""
         return Seen(self.canary in told.looted or self.canary in told.stdout, told.words())
+
+    def met(self, told: Told, *names: str) -> Seen:
+        """Succeeded when one of the attempts named met no error. A script that never came to them proves nothing."""
+        met = told.met
+        missing = [name for name in names if name not in met]
+        if missing:
+            raise AssertionError(f"the script never tried {', '.join(missing)}: {told.words()}; {told.stderr[-300:]}")
+        return Seen(any(met[name] == "ok" for name in names), told.words())
+
+    def shared(self, mode: MountMode = "rw", **options: tuple[str, ...]) -> Policy:
+        """A policy that shows this arm's directory at its own path."""
+        os.chmod(self.directory, 0o777 if os.geteuid() == 0 else 0o700)
+        return POLICY.replace(mounts=[Mount(self.directory, mode=mode, **options)])
 
     def enter(self, manager: contextlib.AbstractContextManager[witnesses.T]) -> witnesses.T:
         """Anything else that must end with the arm."""

@@ -71,10 +71,13 @@ class Attack(Struct):
     # out these and `off`; "on" is the whole sandbox.
     behind: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # "root", "user", "cgroup", "landlock"
+    label: str = ""  # of the control, where `off` does not name it
 
     @property
     def control(self) -> str:
         """What holds, in words."""
+        if self.label:
+            return self.label
         return " + ".join(self.off) if self.off else getattr(self.change, "__name__", "plan").replace("_", "-")
 
 
@@ -86,12 +89,13 @@ def attack(
     off: str | tuple[str, ...] | Change,
     behind: str | tuple[str, ...] = (),
     needs: str | tuple[str, ...] = (),
+    label: str = "",
 ) -> Callable[[Play], Attack]:
     """Makes the decorated function an Attack."""
 
     def make(play: Play) -> Attack:
         names, change = ((), off) if callable(off) else (_many(off), None)
-        return Attack(id, title, outcome, names, play, change, _many(behind), _many(needs))
+        return Attack(id, title, outcome, names, play, change, _many(behind), _many(needs), label)
 
     return make
 
@@ -103,7 +107,7 @@ def not_applicable(id: str, title: str, outcome: Outcome, reason: str) -> Attack
         del arm
         raise NotApplicable(reason)
 
-    return Attack(id, title, outcome, (OURS,), play)
+    return Attack(id, title, outcome, (OURS,), play, label="none")
 
 
 def cases(module: Mapping[str, object]) -> tuple[Attack, ...]:

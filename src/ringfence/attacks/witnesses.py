@@ -117,11 +117,11 @@ sys.stdin.read()
 
 
 class Victim:
-    """A process of the host's user that waits, with the canary in its environment and its memory."""
+    """A process of the host's user that waits, with the canary in its arguments, environment and memory."""
 
     def __init__(self, canary: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _VICTIM],
+            [sys.executable, "-I", "-S", "-c", _VICTIM, canary],
             env={"RINGFENCE_ATTACK_CANARY": canary, "PATH": "/usr/bin:/bin"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -187,3 +187,35 @@ def session_key(canary: str) -> Iterator[int]:
     finally:
         ring = ctypes.c_long(_SESSION_KEYRING)
         libc.syscall(ctypes.c_long(_NR_KEYCTL), ctypes.c_long(_KEYCTL_UNLINK), ctypes.c_long(key), ring)
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/<pid>/status as the host sees it; {} when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    except OSError:
+        return {}
+
+
+def processes_with(mark: str) -> list[int]:
+    """Host pids of processes, wherever they run, whose first argument holds `mark`. Zombies have none."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+            if mark.encode() in file.read(4096).split(b"\0")[0]:
+                found.append(int(name))
+    return found
+
+
+def waiting_process(mark: str, wait_s: float = 3.0) -> int | None:
+    """The process whose first argument holds `mark`, as soon as there is one."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        found = processes_with(mark)
+        if found:
+            return found[0]
+        time.sleep(0.01)
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import Problem
+from ringfence.policy.model import mount_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tupl
         if name in MODES:
             source, target = _split(name, raw)
             mount = Mount(source, target, mode=MODES[name])
-            if mount.path in added:
-                raise Problem(f"{name} {raw}: {mount.path} is shown twice", fix="leave one of the two out")
-            added[mount.path] = mount
-    mounts = [mount for mount in base if mount.path not in added] + list(added.values())
+            if mount_path(mount) in added:
+                raise Problem(f"{name} {raw}: {mount_path(mount)} is shown twice", fix="leave one of the two out")
+            added[mount_path(mount)] = mount
+    mounts = [mount for mount in base if mount_path(mount) not in added] + list(added.values())
     for name, raw in options:
         if name == "--hide":
             path = absolute(raw)
@@ -61,7 +62,7 @@ def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
     mount = max(holders, key=lambda each: len(source_of(each)))
     if any(beneath(path, os.path.join(source_of(mount), hidden)) for hidden in mount.hide):
         return None
-    return os.path.normpath(os.path.join(mount.path, os.path.relpath(path, source_of(mount))))
+    return os.path.normpath(os.path.join(mount_path(mount), os.path.relpath(path, source_of(mount))))
 
 
 def start_folder(mounts: tuple[Mount, ...]) -> str | None:
@@ -70,7 +71,7 @@ def start_folder(mounts: tuple[Mount, ...]) -> str | None:
     there = inside(here, mounts)
     if there is not None:
         return there
-    return here if any(beneath(mount.path, here) for mount in mounts) and here != "/" else None
+    return here if any(beneath(mount_path(mount), here) for mount in mounts) and here != "/" else None
 
 
 def _split(name: str, raw: str) -> tuple[str, str | None]:

@@ -36,10 +36,18 @@ def limit_kernel_objects(sys_directory: int, fence: Fence) -> None:
 
 def set_limits(fence: Fence, *, processes: int) -> None:
     for name, value in fence["rlimits"].items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+        _lower(getattr(resource, f"RLIMIT_{name}"), value)
+    _lower(resource.RLIMIT_NPROC, processes)
     if fence["affinity"]:
         os.sched_setaffinity(0, fence["affinity"])
+
+
+def _lower(which: int, value: int) -> None:
+    """Set a limit, hard and soft. Where the host's own is tighter already, that one stays."""
+    hard = resource.getrlimit(which)[1]
+    if hard != resource.RLIM_INFINITY and hard < value:
+        value = hard
+    resource.setrlimit(which, (value, value))
 
 
 def give_up_rights(fence: Fence, *, landlock: bool) -> None:
@@ -68,7 +76,7 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
     Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway. Before an exec it
     stays as it is: exec makes it dumpable, and until then a sibling could write to the report that we own (J02).
     """
-    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+    _lower(resource.RLIMIT_NPROC, processes)
     if fence["last_layer"]:
         k.install_seccomp(binascii.a2b_base64(fence["last_layer"]))
     if dumpable:

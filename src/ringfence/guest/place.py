@@ -39,6 +39,8 @@ class Place:
             try:
                 ours.close()
                 spawner.spawner(theirs, self._plan["fence"], self._join)
+            except OSError as error:
+                theirs.send(lean.dumps({"error": str(error), "errno": error.errno}))
             finally:
                 os._exit(70)
         theirs.close()
@@ -47,7 +49,10 @@ class Place:
         hello = ours.recv(1 << 12)
         if not hello:
             raise OSError(f"the spawner ended while it fenced itself: {_status_of(pid)}")
-        self._spawner_inner = int(lean.loads(hello)["pid"])
+        answer = lean.loads(hello)
+        if "error" in answer:
+            raise OSError(answer["errno"], answer["error"])
+        self._spawner_inner = int(answer["pid"])
         self._socket = ours
 
     def spawn(self, request: Request, fds: list[int], *, one_shot: bool) -> tuple[int, int]:

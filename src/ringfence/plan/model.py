@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from ringfence.plan.protected import Protected
     from ringfence.results import Enforcement
-    from ringfence.values import Json
 
     Op = list[object]
 
@@ -85,13 +84,6 @@ class Plan(Struct):
             lines.append(f"  {name.ljust(width)}  {control.mechanism}{weaker}")
         lines += self._lines
         return "\n".join(lines) + "\n"
-
-    def to_dict(self) -> dict[str, Json]:
-        controls: dict[str, Json] = {}
-        for name in type(self.enforcement).__fields__:
-            control = getattr(self.enforcement, name)
-            controls[name] = {"mechanism": control.mechanism, "level": control.level, "note": control.note}
-        return {"backend": self.backend, "enforcement": controls, "rejected": dict(self.rejected)}
 
 
 def make_plan(backend: str, enforcement: Enforcement, rejected: Mapping[str, str], lines: tuple[str, ...]) -> Plan:

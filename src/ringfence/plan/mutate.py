@@ -25,7 +25,7 @@ _FENCE = {
     "namespace-limits": "namespace_limits",
     "cgroup-namespace": "cgroup_namespace",
 }
-_SHOWN = ("view", "read-only", "protect", "pin")
+_SHOWN = ("view", "read-only", "protect", "pin", "watch")
 _RLIMITS = {"rlimit-core": "CORE", "rlimit-nofile": "NOFILE", "rlimit-sigpending": "SIGPENDING", "rlimit-cpu": "CPU"}
 
 _MANY = 10_000  # processes: more than any attack starts, fewer than the host's own limit
@@ -105,8 +105,10 @@ def _without_group(plan: ProcessPlan, control: str) -> ProcessPlan:
 def _without_view(plan: ProcessPlan, control: str) -> ProcessPlan:
     if control == "view":
         return replace(plan, template=(*plan.template, ["bind", "/", "mnt", {"rw": False, "idmap": False}]))
+    if control == "watch":  # what has a placeholder is still made: the operations name it
+        return replace(plan, protected=tuple(path for path in plan.protected if path.missing))
     change = _writable if control == "read-only" else _left_out(control)
-    return replace(plan, template=change(plan.template), box={**plan.box, "ops": change(plan.box["ops"])})
+    return replace(plan, template=change(plan.template), box={**plan.box, "ops": list(change(plan.box["ops"]))})
 
 
 def _left_out(name: str) -> Callable[[object], tuple[Op, ...]]:

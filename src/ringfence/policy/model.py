@@ -254,11 +254,6 @@ class Mount(Struct):
         if self.target is None:
             guest_target(self.source, "mounts.source")  # shown at its own path, which must be a possible one
 
-    @property
-    def path(self) -> str:
-        """Where it appears inside."""
-        return mount_path(self)
-
 
 def _commands(value: object, key: str) -> tuple[str, ...] | str:
     if isinstance(value, str) and value != "any":

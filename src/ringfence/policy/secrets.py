@@ -77,10 +77,6 @@ class Secret(Struct):
         reveal(secret)
         return secret
 
-    def reveal(self) -> str:
-        """The value, for the gateway alone. PolicyError when its variable or file is not there."""
-        return reveal(self)
-
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.name, self.hosts, self.inject, self._from_env, self._from_file)
 

@@ -196,7 +196,7 @@ def test_what_the_living_noted_is_left(own_state: Path, no_groups: None, tmp_pat
     owner.note("placeholder", directory=0, content="", **_facts(f"{tmp_path}/held"))
     assert state.sweep() == SweepReport()
     assert (tmp_path / "held").exists()
-    owner.remove_placeholders()
+    owner.forget("placeholder", directory=0, content="", **_facts(f"{tmp_path}/held"))
     owner.close()
 
 

@@ -1,7 +1,656 @@
-"""F: exhaustion of the host's resources."""
+"""F: exhaustion. Bombs are bounded in every arm: at most 300 MB, 120 processes and a few seconds beyond the limits."""
 
 from __future__ import annotations
 
-from ringfence.attacks.case import cases
+import os
+import subprocess
+import sys
+import time
+
+from ringfence import Limits, Policy
+from ringfence.attacks.case import DOS, OURS, SPOOF, NotApplicable, Seen, attack, cases, not_applicable
+from ringfence.attacks.trace import host_pid, pid_told
+from ringfence.errors import PolicyError, RingfenceError
+from ringfence.values import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringfence.attacks.arena import Arm, Told
+    from ringfence.plan.model import ProcessPlan
+
+_MB = 1 << 20
+_DEAR = 0.3  # seconds of CPU time in about one
+
+
+def _limits(**changed: object) -> Policy:
+    base: dict[str, object] = {"timeout_s": 10, "cpu_time_s": 10, "memory": "64M", "processes": 48, "open_files": 256}
+    return Policy(limits=Limits(**{**base, "disk": "8M", "disk_files": 2000, **changed}))  # type: ignore[arg-type]
+
+
+_SMALL = _limits()  # with its file systems: 64 + 2 × 8 + 32 MiB for the group
+
+
+def _peak(told: Told) -> str:
+    usage = told.result.usage if told.result is not None else None
+    peak = usage.memory_peak_bytes if usage is not None else None
+    return f"{told.status}, exit {told.exit_code}, signal {told.signal}, peak {peak and peak // _MB} MB"
+
+
+def _whole_bomb_stood(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
+    """The script exits 0 only when it holds all the memory it wanted at once."""
+    told = arm.python(code, policy=policy)
+    if arm.name == "on" and told.status != "oom":
+        return Seen(told.exit_code == 0, f"expected oom: {_peak(told)}; {told.words()}")
+    return Seen(told.exit_code == 0, _peak(told))
+
+
+@attack("F01", "memory beyond the limit ends in oom", DOS, off="cgroup", needs="cgroup")
+def anonymous_memory(arm: Arm) -> Seen:
+    return _whole_bomb_stood(arm, "held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))")
+
+
+_CHILDREN = """
+children = []
+read, write = os.pipe()
+for _ in range(16):
+    pid = os.fork()
+    if pid == 0:
+        held = bytearray(14 << 20)
+        held[::4096] = bytes(len(held[::4096]))
+        os.write(write, b"x")
+        time.sleep(6)
+        os._exit(0)
+    children.append(pid)
+os.close(write)
+got = 0
+while got < 16:
+    part = os.read(read, 16)
+    got += len(part)
+    if not part or any(os.waitpid(pid, os.WNOHANG)[0] for pid in children):
+        os._exit(1)
+for pid in children:
+    os.kill(pid, 9)
+os._exit(0)
+"""
+
+
+@attack("F02", "many small processes together stay within the limit", DOS, off="cgroup", needs="cgroup")
+def memory_of_children(arm: Arm) -> Seen:
+    told = arm.python(_CHILDREN, policy=_SMALL)
+    return Seen(told.exit_code == 0, _peak(told))
+
+
+@attack("F03", "memory files count against the same limit", DOS, off="cgroup", needs="cgroup")
+def memory_files(arm: Arm) -> Seen:
+    return _whole_bomb_stood(arm, "fd = os.memfd_create('x')\nfor _ in range(240): os.write(fd, bytes(1 << 20))")
+
+
+_SYSV_BOMB = """
+kept = []
+for _ in range(15):
+    number = call(29, 0, 16 << 20, 0o1600)
+    address = call(30, number, 0, 0)
+    call(31, number, 0, 0)
+    ctypes.memset(address, 1, 16 << 20)
+"""
+
+
+@attack("F03-sysv", "System V shared memory counts against the same limit", DOS, off="cgroup", needs="cgroup")
+def shared_memory(arm: Arm) -> Seen:
+    return _whole_bomb_stood(arm, _SYSV_BOMB)
+
+
+_BUFFERS = """
+import socket
+kept = []
+for _ in range(100):
+    ends = socket.socketpair()
+    kept.append(ends)
+    for end in ends:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+        try:
+            while True:
+                end.send(bytes(1 << 15))
+        except BlockingIOError:
+            pass
+"""
+
+
+@attack("F04", "buffers in the kernel count against the same limit", DOS, off="cgroup", needs="cgroup")
+def kernel_memory(arm: Arm) -> Seen:
+    return _whole_bomb_stood(arm, _BUFFERS, _limits(memory="16M", disk="4M"))
+
+
+@attack("F05", "memory does not go to the host's swap", DOS, off="cgroup", needs="cgroup")
+def swap(arm: Arm) -> Seen:
+    with open("/proc/swaps", encoding="ascii") as file:
+        if len(file.readlines()) < 2:
+            raise NotApplicable("the host has no swap")
+    told = arm.python("held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))", policy=_SMALL)
+    return Seen(told.exit_code == 0, _peak(told))
+
+
+_FORKS = """
+made = 0
+try:
+    while made < 110:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(6)
+            os._exit(0)
+        made += 1
+except OSError as error:
+    tell(tried="fork", met=errno.errorcode[error.errno])
+tell(pid=os.getpid())
+time.sleep(6)
+"""
+_THREADS = """
+import threading
+try:
+    for _ in range(110):
+        threading.Thread(target=time.sleep, args=(6,), daemon=True).start()
+except RuntimeError as error:
+    tell(tried="thread", met=str(error))
+tell(pid=os.getpid())
+time.sleep(6)
+"""
+
+
+@attack("F06", "a fork bomb stands still at the limit", DOS, off="process-limit")
+def fork_bomb(arm: Arm) -> Seen:
+    return _tasks_inside(arm, _FORKS)
+
+
+@attack("F06-threads", "a thread bomb stands still at the limit", DOS, off="process-limit")
+def thread_bomb(arm: Arm) -> Seen:
+    return _tasks_inside(arm, _THREADS)
+
+
+def _tasks_inside(arm: Arm, code: str) -> Seen:
+    box = arm.sandbox()
+    inner, _ = pid_told(arm.spawn(code, box=box))
+    count = _count_tasks(os.readlink(f"/proc/{host_pid(box, inner)}/ns/pid"))
+    return Seen(count > 100, f"{count} tasks in the sandbox, limit 48")
+
+
+def _count_tasks(namespace: str) -> int:
+    """As the host sees them."""
+    count = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    return count
+
+
+def no_reserve(plan: ProcessPlan, arm: Arm) -> ProcessPlan:
+    """A group that holds as many processes as the guest may have, and not one for us."""
+    del arm
+    from ringfence.guest.fence import OURS as ours
+    from ringfence.guest.fence import RESERVE
+
+    return replace(plan, processes=plan.processes - ours - RESERVE)
+
+
+@attack("F07", "a guest at its process limit does not stop exec and files", DOS, off=no_reserve, needs="cgroup")
+def at_the_limit(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    pid_told(arm.spawn(_FORKS, box=box))
+    try:
+        code = box.exec(["true"]).exit_code
+        box.files.write("note", "works")
+        works = code == 0 and box.files.read("note") == b"works"
+    except (OSError, RingfenceError) as error:
+        return Seen(succeeded=True, what=f"{type(error).__name__}: {error}")
+    return Seen(not works, f"exec {code}, files work")
+
+
+_SPIN = """
+end = time.monotonic() + 1.5
+for _ in range(3):
+    if os.fork() == 0:
+        while time.monotonic() < end: pass
+        os._exit(0)
+while time.monotonic() < end: pass
+for _ in range(3): os.wait()
+"""
+
+
+@attack("F08", "a tree that spins gets its share of CPU time and no more", DOS, off="cgroup", needs="cgroup")
+def spin(arm: Arm) -> Seen:
+    before = time.monotonic()
+    told = arm.python(_SPIN, policy=_limits(cpus=0.25))
+    used = told.result.usage.cpu_s if told.result is not None else None
+    share = (used or 0.0) / (time.monotonic() - before)
+    sibling = time.monotonic()
+    arm.sandbox(whole=True).run("1")
+    return Seen(share > 0.5, f"{share:.2f} CPUs of 0.25; a sibling answers in {time.monotonic() - sibling:.2f} s")
+
+
+@attack("F09", "code that sleeps is ended by the wall clock", DOS, off=OURS)
+def sleep_forever(arm: Arm) -> Seen:
+    return _outlives(arm, "time.sleep(2.5)")
+
+
+@attack("F18", "code that drips output forever is ended by the wall clock", DOS, off=OURS)
+def slow_drip(arm: Arm) -> Seen:
+    return _outlives(arm, "for n in range(50):\n    print(n, flush=True)\n    time.sleep(0.05)")
+
+
+_DEAF = """
+import signal
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+if os.fork() == 0: os.setsid()
+time.sleep(2.5)
+"""
+
+
+@attack("F32", "code that is deaf to every signal is ended by the wall clock, and the caller answered in time", DOS, off=OURS)
+def deaf_to_signals(arm: Arm) -> Seen:
+    return _outlives(arm, _DEAF)
+
+
+def _outlives(arm: Arm, code: str) -> Seen:
+    """Without the clock: a limit longer than the script. With it: half a second, and the answer soon after."""
+    limit = 8.0 if arm.off else 0.5
+    box = arm.sandbox(whole=True)
+    before = time.monotonic()
+    told = arm.python(code, box=box, timeout_s=limit)
+    took = time.monotonic() - before
+    return Seen(took > 2, f"{told.status} after {took:.2f} s of {limit:g}")
+
+
+_RELAY = """
+for _ in range(12):
+    if os.fork() == 0:
+        end = time.process_time() + 0.25
+        while time.process_time() < end: {work}
+        os._exit(0)
+    os.wait()
+"""
+
+
+@attack("F10", "CPU time of short-lived children counts", DOS, off="cgroup", needs="cgroup")
+def short_lived_children(arm: Arm) -> Seen:
+    told = arm.python(_RELAY.format(work="pass"), policy=_limits(cpu_time_s=1))
+    return Seen(told.exit_code == 0, f"{told.status}, limit 1 s, {_peak(told)}")
+
+
+@attack("F11", "time in the kernel counts", DOS, off="cgroup", needs="cgroup")
+def kernel_time(arm: Arm) -> Seen:
+    told = arm.python(_RELAY.format(work="os.listdir('/proc/self/fd')"), policy=_limits(cpu_time_s=1))
+    return Seen(told.exit_code == 0, f"{told.status}, limit 1 s, {_peak(told)}")
+
+
+_FILL = """
+fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+try:
+    for _ in range(24): os.write(fd, bytes(1 << 20))
+except OSError as error:
+    tell(tried="write", met=errno.errorcode[error.errno])
+"""
+
+
+@attack("F12", "the workspace holds what limits.disk says", DOS, off="tmpfs-size")
+def fill_workspace(arm: Arm) -> Seen:
+    return _filled(arm, "/workspace/big")
+
+
+@attack("F14", "/tmp is no way around the disk limit", DOS, off="tmpfs-size")
+def fill_tmp(arm: Arm) -> Seen:
+    return _filled(arm, "/tmp/big")  # noqa: S108  # inside
+
+
+def _filled(arm: Arm, path: str) -> Seen:
+    box = arm.sandbox()
+    told = arm.python(_FILL, box=box, path=path)
+    size = box.files.stat(path).size
+    return Seen(size > 8 * _MB, f"{size // _MB} MB of 8; {told.words()}")
+
+
+_MANY_FILES = """
+made = 0
+try:
+    for made in range(2600):
+        os.mkdir(f"/workspace/{made}") if made % 2 else open(f"/workspace/{made}", "w").close()
+except OSError as error:
+    tell(tried="create", met=errno.errorcode[error.errno])
+"""
+
+
+@attack("F12-inodes", "the workspace holds as many files as limits.disk_files says", DOS, off="tmpfs-size")
+def fill_inodes(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    told = arm.python(_MANY_FILES, box=box)
+    files = box.files.usage().files
+    return Seen(files > 2000, f"{files} files of 2000; {told.words()}")
+
+
+@attack("F13", "a deleted file that is still open counts", DOS, off="tmpfs-size")
+def deleted_files(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    script = _FILL.replace("0o644)", "0o644)\nos.unlink(path)") + "tell(pid=os.getpid())\ntime.sleep(8)"
+    pid_told(arm.spawn(script, box=box, path="/workspace/gone"))
+    used = box.files.usage().bytes
+    return Seen(used > 9 * _MB, f"{used // _MB} MB of 8")
+
+
+_DESCRIPTORS = """
+made = []
+try:
+    while len(made) < 700: made += os.pipe()
+except OSError as error:
+    tell(tried="pipe", met=errno.errorcode[error.errno])
+tell(pid=os.getpid())
+time.sleep(8)
+"""
+
+
+@attack("F15", "a process has as many descriptors as limits.open_files says", DOS, off="rlimit-nofile")
+def descriptors(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    pid = host_pid(box, pid_told(arm.spawn(_DESCRIPTORS, box=box))[0])
+    count = len(os.listdir(f"/proc/{pid}/fd"))
+    return Seen(count > 256, f"{count} descriptors of 256")
+
+
+_FLOODS = {
+    "no newline": "for _ in range(96): os.write(1, bytes(1 << 20))",
+    "one byte at a time": "for _ in range(60000): os.write(1, b'x'); os.write(2, b'y')",
+}
+
+
+@attack("F16", "a flood of output leaves the caller's memory as it was, and says that it was cut", DOS, off=OURS)
+def output_flood(arm: Arm) -> Seen:
+    box = arm.sandbox(whole=True)
+    box.run("1")
+    before = _resident()
+    if arm.off:
+        kept = [event for event in box.spawn(["python3", "-c", "import os\n" + _FLOODS["no newline"]])]
+        grown = _resident() - before
+        return Seen(grown > 40 * _MB, f"{len(kept)} events kept, {grown // _MB} MB more")
+    results = {name: box.run("import os\n" + code) for name, code in _FLOODS.items()}
+    grown = _resident() - before
+    first = results["no newline"]
+    told = f"{first.usage.output_bytes // _MB} MB came, {len(first.stdout_bytes)} bytes kept, {grown // _MB} MB more"
+    return Seen(grown > 40 * _MB or not first.truncated or len(first.stdout_bytes) > 2 * _MB, told)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+_REPORT_FLOOD = """
+import signal, threading
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+end = time.monotonic() + 1.2
+tell(pid=os.getpid())
+while time.monotonic() < end:
+    try: os.write(3, bytes(1 << 16))
+    except OSError: time.sleep(0.01)
+"""
+
+
+@attack("F16-monitor", "a flood on the report costs the host no CPU time", DOS, off=OURS)
+def flood_of_the_report(arm: Arm) -> Seen:
+    """The report is read up to a cap. Without it the monitor would read for ever, as this process does in the off arm."""
+    if arm.off:
+        used = _cpu_to_read_a_flood()
+        return Seen(used > _DEAR, f"a reader without a cap used {used:.2f} s of CPU time in 1 s")
+    box = arm.sandbox(whole=True)
+    monitor = _parent(host_pid(box, 1))
+    before = _ticks(monitor)
+    told = arm.python(_REPORT_FLOOD, box=box)
+    used = _ticks(monitor) - before
+    return Seen(used > _DEAR or told.exit_code != 0, f"the monitor used {used:.2f} s of CPU time in 1.2 s; {told.status}")
+
+
+def _cpu_to_read_a_flood() -> float:
+    code = "import os\nwhile True: os.write(1, bytes(1 << 16))"
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        before, end = time.process_time(), time.monotonic() + 1.0
+        while time.monotonic() < end:
+            os.read(process.stdout.fileno(), 1 << 16)
+        used = time.process_time() - before
+        process.kill()
+    return used
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def _ticks(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@attack("F17", "standard error that nobody asked for does not block the guest", DOS, off=OURS)
+def other_stream_full(arm: Arm) -> Seen:
+    code = "import os\nfor _ in range(64): os.write(2, bytes(1 << 16))\nos.write(1, b'done')"
+    if not arm.off:
+        result = arm.sandbox(whole=True).run(code, timeout_s=5)
+        return Seen(not result.ok, f"{result.status}, {len(result.stderr_bytes)} bytes of stderr kept")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-I", "-c", code], **pipes) as process:  # type: ignore[call-overload]
+        time.sleep(0.7)
+        stuck = process.poll() is None
+        process.kill()
+    return Seen(stuck, "reading standard output alone, the process never ends" if stuck else "it ended")
+
+
+@attack("F19", "arguments, variables, code and input of any size are refused in words, not by a traceback", DOS, off=OURS)
+def huge_arguments(arm: Arm) -> Seen:
+    if arm.off:
+        try:
+            subprocess.run(["/bin/true", "x" * (3 * _MB)], check=False)
+        except OSError as error:
+            return Seen(succeeded=True, what=f"a plain exec: {error.strerror}")
+        return Seen(succeeded=False, what="a plain exec took 3 MiB")
+    box = arm.sandbox(whole=True)
+    tries: dict[str, Callable[[], object]] = {
+        "argv": lambda: box.exec(["true", "x" * (3 * _MB)]),
+        "100,000 arguments": lambda: box.exec(["true"] + ["x"] * 200_000),
+        "env": lambda: box.exec(["true"], env={"X": "x" * (3 * _MB)}),
+        "code": lambda: box.run("#" * (40 * _MB)),
+        "stdin": lambda: box.exec(["true"], stdin=bytes(64 * _MB)).check(),
+    }
+    seen = {name: _answer(each) for name, each in tries.items()}
+    strange = [name for name, word in seen.items() if word not in ("PolicyError", "ok")]
+    return Seen(bool(strange), "; ".join(f"{name}: {word}" for name, word in seen.items()))
+
+
+def _answer(function: Callable[[], object]) -> str:
+    try:
+        function()
+    except PolicyError:
+        return "PolicyError"
+    except Exception as error:  # noqa: BLE001  # which one is the finding
+        return f"{type(error).__name__}: {str(error)[:80]}"
+    return "ok"
+
+
+_JSON_BOMBS = {
+    "deep": "'[' * 100000 + ']' * 100000",
+    "huge number": "'{\"value\": ' + '9' * 5000 + '}'",
+    "infinite": "'{\"value\": 1e999}'",
+    "not a number": "'{\"value\": NaN}'",
+    "repeated key": "'{\"value\": \"a\", \"value\": \"b\"}'",
+    "control characters": "'\\x01' * 300000",
+    "surrogate": "'{\"exception\": {\"name\": \"\\\\ud800\", \"message\": \"\", \"traceback\": \"\"}}'",
+    "many keys": "'{' + ','.join('\"%d\":0' % n for n in range(20000)) + '}'",
+}
+
+
+@attack("F20", "a result that is a bomb for parsers is a result without a value", SPOOF, off=OURS)
+def result_bombs(arm: Arm) -> Seen:
+    import json
+
+    if arm.off:
+        try:
+            json.loads("[" * 100_000 + "]" * 100_000)
+        except RecursionError:
+            return Seen(succeeded=True, what="a plain parser: RecursionError")
+        return Seen(succeeded=False, what="a plain parser took it")
+    box = arm.sandbox(whole=True)
+    wrong = []
+    for name, text in _JSON_BOMBS.items():
+        result = box.run(f"import os\ndata = ({text}).encode()\nwhile data: data = data[os.write(3, data):]\nos._exit(7)")
+        shown = str(result.to_dict()).encode()
+        if (result.status, result.exit_code, result.value) != ("error", 7, None) or not shown:
+            wrong.append(f"{name}: {result.status} {result.exit_code} {result.value!r:.40}")
+    return Seen(bool(wrong), "; ".join(wrong) or f"{len(_JSON_BOMBS)} bombs, exit code 7 each time, no value")
+
+
+@attack("F23", "a pattern given to files.list is matched in linear time", DOS, off=OURS)
+def pattern_bomb(arm: Arm) -> Seen:
+    name = "a" * 26
+    before = time.monotonic()
+    if arm.off:
+        import re
+
+        re.match("(a*)*b", name)
+    else:
+        box = arm.sandbox(whole=True)
+        box.files.write("a" * 200, b"")
+        before = time.monotonic()
+        list(box.files.list(pattern="*a" * 60 + "b"))
+    took = time.monotonic() - before
+    return Seen(took > 1, f"{took:.3f} s")
+
+
+@attack("F24", "forty sandboxes later the host has as many groups, mounts and descriptors as before", DOS, off=OURS)
+def start_storm(arm: Arm) -> Seen:
+    from ringfence import Sandbox
+
+    arm.sandbox(whole=True).run("1")
+    before = _holdings()
+    kept = []
+    for _ in range(8):
+        boxes = [Sandbox(backend="process").start() for _ in range(5)]
+        if arm.off:
+            kept += boxes[:1]
+        for box in boxes[1:] if arm.off else boxes:
+            box.close()
+    after = _settled(before)
+    for box in kept:
+        box.close()
+    return Seen(any(now > then for now, then in zip(after, before, strict=True)), f"{before} before, {after} after")
+
+
+def _holdings() -> tuple[int, int]:
+    """Mount namespaces there are among our descendants beyond the spares, and descriptors of this process."""
+    from ringfence.backends.process import pool
+
+    spares = sum(len(shelf.spares) for one in pool._pools.values() for shelf in one._shelves.values())  # noqa: SLF001
+    monitors = sum(_name_of(pid) == "rf-monitor" for pid in os.listdir("/proc") if pid.isdigit())
+    return max(0, monitors - spares), max(0, len(os.listdir("/proc/self/fd")) - 2 * spares)
+
+
+def _name_of(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _settled(before: tuple[int, int]) -> tuple[int, int]:
+    deadline = time.monotonic() + 2
+    while any(now > then for now, then in zip(_holdings(), before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return _holdings()
+
+
+@attack("F31", "running out of memory is told as such, and the sandbox goes on", DOS, off=OURS, needs="cgroup")
+def oom_and_after(arm: Arm) -> Seen:
+    """The off arm kills PID 1, as the kernel would choose to were it in the group."""
+    box = arm.sandbox(_SMALL, whole=True)
+    result = box.run("held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))")
+    if arm.off:
+        os.kill(host_pid(box, 1), 9)
+        time.sleep(0.2)
+    try:
+        after = box.run("print('still here')").stdout.strip()
+    except RingfenceError as error:
+        after = str(error)
+    return Seen(result.status != "oom" or after != "still here", f"{result.status}, {result.reason}; then: {after}")
+
+
+_PENDING = """
+import signal
+number = signal.SIGRTMIN + 1
+signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+info = ctypes.create_string_buffer(128)
+ctypes.c_int.from_buffer(info, 0).value = number
+ctypes.c_int.from_buffer(info, 8).value = -1
+try:
+    for _ in range(3000): call(129, os.getpid(), number, info)
+except OSError as error:
+    tell(tried="rt_sigqueueinfo", met=errno.errorcode[error.errno])
+tell(pid=os.getpid())
+time.sleep(8)
+"""
+
+
+@attack("F33", "one guest has few of the signals that may wait for the host's user", DOS, off="rlimit-sigpending")
+def pending_signals(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    pid = host_pid(box, pid_told(arm.spawn(_PENDING, box=box))[0])
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        queued = next(line for line in file if line.startswith("SigQ:")).split()[1]
+    return Seen(int(queued.split("/")[0]) > 1024, f"SigQ {queued}")
+
+
+@attack("F33-inotify", "a guest leaves the host's user inotify instances", DOS, off="namespace-limits", needs="user")
+def inotify_of_the_user(arm: Arm) -> Seen:
+    import ctypes
+
+    box = arm.sandbox()
+    code = "try:\n    while True: call(294, 0)\nexcept OSError: pass\ntell(pid=os.getpid())\ntime.sleep(8)"
+    pid_told(arm.spawn(code, box=box))
+    made = ctypes.CDLL(None, use_errno=True).inotify_init1(0)
+    if made >= 0:
+        os.close(made)
+    return Seen(made < 0, "the host's user has none left" if made < 0 else "the host's user still gets one")
+
+
+def no_room_for_files(plan: ProcessPlan, arm: Arm) -> ProcessPlan:
+    """A group of the size of the policy's memory alone."""
+    del arm
+    return replace(plan, memory_bytes=32 * _MB)
+
+
+@attack("F34", "a full disk is ENOSPC for the guest, not its death", DOS, off=no_room_for_files, needs="cgroup")
+def full_disk(arm: Arm) -> Seen:
+    fill = "import os\nfd = os.open('/workspace/x', 65)\nos.write(fd, b'x')\ntry:\n"
+    fill += "    while True: os.write(fd, bytes(1 << 20))\nexcept OSError as e: print(e.errno)"
+    box = arm.sandbox(_limits(memory="32M", disk="64M"))
+    result = box.run(fill)
+    return Seen(result.status == "oom", f"{result.status}; the guest met {result.stdout.strip() or 'nothing'}")
+
+
+ELSEWHERE = [
+    not_applicable("F21", "archives are unpacked within caps", DOS, "no archive is unpacked in this version"),
+    not_applicable("F22", "what is listed comes in pages", DOS, "no list of artefacts in this version; F12-inodes lists files"),
+    not_applicable("F25", "one sandbox does not starve others of disk", DOS, "its files are in memory: no disk is written"),
+    not_applicable("F26", "network floods stay inside", DOS, "a sandbox has no network in this version"),
+    not_applicable("F27", "floods of DNS queries stay inside", DOS, "a sandbox has no network in this version"),
+    not_applicable("F28", "an audit log stays within its size", DOS, "there is no audit log in this version"),
+    not_applicable("F29", "WebAssembly has fuel", DOS, "not this backend"),
+    not_applicable("F30", "virtual devices are no lever", DOS, "not this backend"),
+]
 
 CASES = cases(globals())
