@@ -67,6 +67,7 @@ class Guestd:
         self._watch(self._channel.fileno(), select.EPOLLIN, self._on_channel)
         self._watch(self._library, select.EPOLLIN, self._on_end)
         self._watch(self._place.init_pidfd, select.EPOLLIN, self._on_init_lost)
+        self._watch(self._place.spawner_pidfd, select.EPOLLIN, self._on_spawner_ended)
         self.say(ev="ready", init=self._place.init_pid)
         while not self._ending:
             for fd, events in self._epoll.poll(self._next_wait()):
@@ -194,12 +195,16 @@ class Guestd:
 
     def _start(self, request: Request) -> None:
         job = Job(self, request["id"], request)
+        self.unwatch(self._place.spawner_pidfd)  # it becomes the job, or may be replaced
         try:
             job.start(self._place)
         except OSError as error:
             job.abandon()
             self.say(ev="refused", id=job.id, errno=error.errno or errno.EIO, error=str(error))
             return
+        finally:
+            if not job.one_shot and self._place.spawner_pidfd >= 0:
+                self._watch(self._place.spawner_pidfd, select.EPOLLIN, self._on_spawner_ended)
         self._jobs[job.id] = job
         self._start_clocks(job, request)
 
@@ -267,6 +272,11 @@ class Guestd:
 
     def _on_end(self, _: int) -> None:
         self._ending = True
+
+    def _on_spawner_ended(self, _: int) -> None:
+        """A guest killed it, or PID 1 died and the kernel did. The next job gets another, if there is still a PID 1."""
+        self.unwatch(self._place.spawner_pidfd)
+        self._place.reap_spawner()
 
     def _on_init_lost(self, _: int) -> None:
         """PID 1 is gone and with it every process inside. Jobs end by their own pidfds; the sandbox is over."""

@@ -28,7 +28,7 @@ class Place:
         self.init_pid = init_pid
         self.init_pidfd = os.pidfd_open(init_pid)
         self._init = init_socket
-        self._spawner_pidfd = -1
+        self.spawner_pidfd = -1
         self._spawner_inner = 0
         self._start_spawner()
 
@@ -45,7 +45,7 @@ class Place:
                 os._exit(70)
         theirs.close()
         ours.settimeout(_ANSWER_S)
-        self._spawner_pidfd = os.pidfd_open(pid)
+        self.spawner_pidfd = os.pidfd_open(pid)
         hello = ours.recv(1 << 12)
         if not hello:
             raise OSError(f"the spawner ended while it fenced itself: {_status_of(pid)}")
@@ -60,7 +60,7 @@ class Place:
         body = lean.dumps(request["job"])
         if one_shot:
             self._hand_over(body, fds, become=True)
-            return self._spawner_pidfd, self._spawner_inner
+            return self.spawner_pidfd, self._spawner_inner
         try:
             return self._ask(body, fds)
         except (TimeoutError, ConnectionError):
@@ -94,10 +94,16 @@ class Place:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))
         return fds[0], int(answer["pid"])
 
+    def reap_spawner(self) -> None:
+        """End it if it has not ended. While it is not reaped, a PID 1 that was killed cannot end, and nobody knows."""
+        if self.spawner_pidfd >= 0:
+            _kill(self.spawner_pidfd)
+            os.waitid(os.P_PIDFD, self.spawner_pidfd, os.WEXITED)
+            os.close(self.spawner_pidfd)
+            self.spawner_pidfd = -1
+
     def _replace_spawner(self) -> None:
-        _kill(self._spawner_pidfd)
-        os.waitid(os.P_PIDFD, self._spawner_pidfd, os.WEXITED)
-        os.close(self._spawner_pidfd)
+        self.reap_spawner()
         self._socket.close()
         self._start_spawner()
 

@@ -1,7 +1,7 @@
 """E: the kernel's attack surface, each call answered where the filter can be told from the kernel, read from outside.
 
-Each call has arguments that the kernel itself refuses otherwise than the filter does, or that harm nobody. No arm reaches
-a call that could change the host.
+Each call has arguments that the kernel itself refuses otherwise than the filter does, or that harm nobody. No arm
+reaches a call that could change the host.
 """
 
 from __future__ import annotations
