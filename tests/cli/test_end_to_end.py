@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from accounts import OrdinaryUser
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -232,3 +234,47 @@ def test_sigterm_kills_the_guest_too() -> None:
         b"",
         b"ringfence: stopped by SIGTERM: everything inside was killed\n",
     )
+
+
+def test_as_an_ordinary_user_it_is_the_same(ordinary_user: OrdinaryUser) -> None:
+    script = "import sys; from ringfence.cli import main; sys.exit(main())"
+    inside = "id -u; echo out; echo err >&2; exit 3"
+    done = ordinary_user.run(script, "exec", "-q", "--", "sh", "-c", inside)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "1000\nout\n", "err\n")
+
+
+def test_the_doctor_finds_the_process_backend() -> None:
+    code, out, err = ringfence("doctor", "process")
+    assert (code, err) == (0, "")
+    assert out.startswith("process: works\n")
+    assert "auto: process keeps the policy 'offline'\n" in out
+
+
+def test_a_protected_file_in_a_writable_folder_is_refused(folder: Path) -> None:
+    (folder / ".git" / "hooks").mkdir(parents=True)
+    code, _, err = ringfence("exec", "--rw", ".", "--", "sh", "-c", "echo x > .git/hooks/pre-commit")
+    assert code != 0
+    assert "Read-only file system" in err
+    assert list((folder / ".git" / "hooks").iterdir()) == []
+
+
+def test_a_module_beside_the_file_is_hinted_at_and_found_when_shown(folder: Path) -> None:
+    (folder / "main.py").write_text("import helper\nprint(helper.x)\n")
+    (folder / "helper.py").write_text("x = 5\n")
+    code, out, err = ringfence("run", "main.py")
+    assert (code, out) == (1, "")
+    assert err.endswith(f"ringfence: helper is beside the file but not shown inside: add --ro {folder}\n")
+    assert ringfence("run", "--ro", ".", "main.py") == (0, "5\n", "")
+
+
+def test_json_of_code_has_its_value_and_exception() -> None:
+    found = json.loads(ringfence_without_input("run", "--json", "-c", "6 * 7"))
+    assert (found["status"], found["value"]) == ("ok", "42")
+    found = json.loads(ringfence_without_input("run", "--json", "-c", "1 / 0"))
+    assert (found["reason"], found["exception"]["name"]) == ("exception", "ZeroDivisionError")
+
+
+def ringfence_without_input(*argv: str) -> bytes:
+    return subprocess.run(
+        command(*argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=50, env=environment()
+    ).stdout

@@ -93,7 +93,7 @@ def script(report: Report) -> str:
     """The fixes as a shell script that stops at the first that fails. A person reads it before a root shell does."""
     fixes = report.fixes()
     if not fixes:
-        return "#!/bin/sh\n# nothing to fix: every part that was tried works\n"
+        return "#!/bin/sh\n# nothing that a command here would fix\n"
     return (
         "#!/bin/sh\n# what ringfence doctor found missing on this host; read it before you run it\nset -eu\n"
         + "".join(line.rstrip("\n") + "\n" for line in fixes)
