@@ -4,3 +4,5 @@
 OURS = 3
 # What the spawner may start beyond the guest's limit, so that a guest at its limit can still be served (F07).
 RESERVE = 5
+# A sandbox nobody has asked anything for so long is a spare: it may do ahead what a run will need.
+QUIET_S = 0.005

@@ -77,6 +77,18 @@ class Job:
         self._opened = (out, err, report)
         return (out, err, report), [stdin, out_theirs, err_theirs, report_theirs]
 
+    def rehearse(self) -> None:
+        """Start and end without a process."""
+        mine, theirs = self._pipes()
+        for fd in theirs:
+            os.close(fd)
+        for fd in mine:
+            self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
+            self._guestd.unwatch(fd)
+            os.read(fd, 1)
+        self.abandon()
+        lean.loads(lean.dumps({"report": "", "code": 0, "ended_at": time.monotonic(), "cpu_s": _usage_of_children()}))
+
     def abandon(self) -> None:
         """It never started."""
         for fd in (*self._opened, self._stdin):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _json
 import _signal  # type: ignore[import-not-found]  # the C module below `signal` has no stub
 import _socket
+import select
 import struct
 
 TYPE_CHECKING = False
@@ -105,6 +106,12 @@ def recv_fds(sock: socket, size: int, most: int) -> tuple[bytes, list[int]]:
         if (level, kind) == _RIGHTS:
             fds += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
     return data, fds
+
+
+def readable(sock: socket, within_s: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
 
 
 def set_host_name(name: str) -> None:

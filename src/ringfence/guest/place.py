@@ -22,9 +22,10 @@ _INLINE = 1 << 16
 class Place:
     """The inside, as the monitor sees it."""
 
-    def __init__(self, plan: Plan, join: list[int], init_pid: int, init_socket: socket) -> None:
+    def __init__(self, plan: Plan, fds: list[tuple[str, int]], init_pid: int, init_socket: socket) -> None:
         self._plan = plan
-        self._join = join
+        self._join = [fd for name, fd in fds if name == "join"]
+        self._thaw = dict(fds).get("thaw", -1)
         self.init_pid = init_pid
         self.init_pidfd = os.pidfd_open(init_pid)
         self._init = init_socket
@@ -126,7 +127,12 @@ class Place:
             return False
 
     def destroy(self) -> None:
-        """Kill everything and reap our children, so that the pid namespace can end."""
+        """Kill everything and reap our children, so that the pid namespace can end.
+
+        On cgroup v1 a frozen process takes no SIGKILL, so it is thawed first (D18).
+        """
+        if self._thaw >= 0:
+            os.write(self._thaw, b"THAWED")
         self.kill_init()
         poll = select.poll()
         poll.register(self.init_pidfd, select.POLLIN)
@@ -147,7 +153,7 @@ def _status_of(pid: int) -> str:
     return f"status {os.waitstatus_to_exitcode(status)}"
 
 
-def build(plan: Plan, fds: list[int], proc: int) -> Place:
+def build(plan: Plan, fds: list[tuple[str, int]], proc: int) -> Place:
     """Namespaces, private file systems, PID 1, the guest's uid, the spawner; in this order, each needed by the next."""
     k.set_name("rf-monitor")
     lean.default_signals(lean.SIGCHLD, lean.SIGINT)
@@ -172,7 +178,7 @@ def build(plan: Plan, fds: list[int], proc: int) -> Place:
         said = word.decode("utf-8", "replace").lstrip("!") or _status_of(pid)
         raise OSError(f"PID 1 could not be set up: {said}")
     os.close(proc)
-    return Place(plan, fds[int(bool(plan["cpu_fd"])) + 1 :], pid, sock)
+    return Place(plan, fds, pid, sock)
 
 
 def _start_init(plan: Plan, as_root: bool) -> tuple[int, socket]:

@@ -37,7 +37,7 @@ class Plan(TypedDict):
     sizes: dict[str, str]
     ops: list[Op]
     fence: Fence
-    cpu_fd: bool
+    fds: list[str]  # what each descriptor that comes along is: channel, cpu, thaw, join
 
 
 class Hello(TypedDict):

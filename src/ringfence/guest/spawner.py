@@ -38,7 +38,6 @@ def spawner(sock: socket, fence: Fence, join: list[int]) -> None:
     limit = fence["processes"]
     fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
     fencing.give_up_rights(fence, landlock=True)
-    pycode.rehearse()
     _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, limit)
 
 
@@ -54,6 +53,8 @@ def _keep_only(wire: int) -> None:
 
 def _serve(sock: socket, fence: Fence, limit: int) -> None:
     sock.send(lean.dumps({"pid": os.getpid()}))
+    if not lean.readable(sock, counts.QUIET_S):
+        pycode.rehearse()
     while True:
         data, fds = lean.recv_fds(sock, MAX_PACKET, 6)
         if not data:

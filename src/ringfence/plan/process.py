@@ -40,7 +40,7 @@ def plan_process(
             "sizes": _sizes(limits, shm),
             "ops": box_ops,
             "fence": _fence(policy, facts),
-            "cpu_fd": False,
+            "fds": ["channel"],
         },
         memory_bytes=limits.memory + 2 * _whole_pages(limits.disk) + _whole_pages(shm),
         processes=limits.processes,

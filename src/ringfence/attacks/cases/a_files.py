@@ -253,7 +253,7 @@ def _renaming(arm: Arm) -> Seen:
     top = _repository(arm)
     box = arm.sandbox(arm.shared())
     told = arm.python(_RENAME, box=box, top=top, canary=arm.canary)
-    return Seen(os.path.exists(f"{top}/.git/hooks/post-checkout"), told.words())
+    return Seen(_found(top, arm.canary), told.words())
 
 
 A12 = attack("A12", "a protected folder is not renamed away", WRITE, off=("protect", "pin"))(_renaming)

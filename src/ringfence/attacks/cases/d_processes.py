@@ -2,6 +2,408 @@
 
 from __future__ import annotations
 
-from ringfence.attacks.case import cases
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from ringfence.attacks.arena import LIMITS
+from ringfence.attacks.case import (
+    BARE,
+    DOS,
+    ESCAPE,
+    LEAK,
+    OURS,
+    PERSIST,
+    READ,
+    NotApplicable,
+    Seen,
+    attack,
+    cases,
+    not_applicable,
+)
+from ringfence.attacks.hosts import SOURCE, host_process, under_terminal
+from ringfence.attacks.witnesses import processes_with, status_of, waiting_process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.attacks.arena import Arm
+
+
+@attack("D01", "a guest starts with its three streams and the report, and no other descriptor", LEAK, off=BARE)
+def open_descriptors(arm: Arm) -> Seen:
+    """Bare: a process that is handed one more. Seen by the host, in /proc of the waiting process."""
+    if arm.bare:
+        with open(arm.host_file(), encoding="utf-8") as file, subprocess.Popen(
+            [arm.canary, "5"], executable=os.path.realpath("/bin/sleep"), pass_fds=[file.fileno()]
+        ) as plain:
+            found = _descriptors(plain.pid)
+            plain.kill()
+        return Seen(found != {0, 1, 2}, f"descriptors {sorted(found)}")
+    process = arm.spawn("os.execv('/bin/sleep', [canary, '5'])", box=arm.sandbox(), canary=arm.canary)
+    pid = waiting_process(arm.canary)
+    if pid is None:
+        raise AssertionError(f"it did not start: {process.kill().stderr[-200:]}")
+    found = _descriptors(pid)
+    return Seen(found != {0, 1, 2}, f"descriptors {sorted(found)}")
+
+
+_TRY_ALL = "\nfor fd in range(3, 256):\n    try:\n        loot(os.pread(fd, 4096, 0))\n    except OSError:\n        pass\n"
+
+
+@attack("D02", "what the supervisor holds open is not inherited", READ, off=BARE)
+def inherited(arm: Arm) -> Seen:
+    """The supervisor is a process of its own here: it opens the canary inheritably before it starts Ringfence."""
+    path = arm.host_file(mode=0o600)
+    script = arm.script(_TRY_ALL)
+    opening = f"import os, sys, subprocess\nfd = os.open({path!r}, os.O_RDONLY)\nos.set_inheritable(fd, True)\n"
+    if arm.bare:
+        body = f"subprocess.run([sys.executable, '-I', '-c', {script!r}], close_fds=False)\n"
+    else:
+        body = f"import ringfence\nsys.stdout.write(ringfence.run({script!r}).stdout)\n"
+    done = host_process(opening + body)
+    return Seen(arm.canary in done.stdout, f"exit {done.returncode}; {done.stderr[-200:]}")
+
+
+D03 = not_applicable(
+    "D03",
+    "no descriptor is passed out over the control channel",
+    ESCAPE,
+    "a guest holds three pipes and one for its report, no socket: the monitor's socket is closed before guest code runs",
+)
+
+
+@attack("D04", "flags that a guest sets on its streams stay with the guest", DOS, off=BARE)
+def stream_flags(arm: Arm) -> Seen:
+    """The command line hands its standard input on; the witness is the flags of the caller's own description."""
+    read_end, write_end = os.pipe()
+    set_flag = "import fcntl, os; [fcntl.fcntl(n, 4, fcntl.fcntl(n, 3) | os.O_NONBLOCK) for n in (0, 1, 2)]"
+    argv = ["python3", "-I", "-c", set_flag]
+    command = argv if arm.bare else [sys.executable, "-m", "ringfence", "exec", "--", *argv]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=read_end,
+            capture_output=True,
+            timeout=20,
+            check=False,
+            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONPATH": SOURCE, "HOME": arm.directory},
+        )
+        flags = fcntl.fcntl(read_end, fcntl.F_GETFL)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    if done.returncode != 0:
+        raise AssertionError(done.stderr.decode(errors="replace")[-300:])
+    return Seen(bool(flags & os.O_NONBLOCK), f"the caller's flags are {flags:#o}")
+
+
+@attack("D05", "nothing is typed into a terminal, and none gets another discipline", ESCAPE, off="seccomp:terminal")
+def terminal_injection(arm: Arm) -> Seen:
+    """On a terminal of the guest's own, where the kernel permits what the filter refuses."""
+    told = arm.python(
+        """
+        import fcntl, pty
+        os.setsid() if os.getsid(0) != os.getpid() else None
+        main, other = pty.openpty()
+        fcntl.ioctl(other, 0x540E, 0)  # TIOCSCTTY
+        attempt("TIOCSTI", fcntl.ioctl, other, 0x5412, b"x")
+        attempt("TIOCSETD", fcntl.ioctl, other, 0x5423, (0).to_bytes(4, "little"))
+        attempt("TIOCLINUX", fcntl.ioctl, other, 0x541C, b"\\2")
+        attempt("TIOCCONS", fcntl.ioctl, other, 0x541D, 0)
+        """
+    )
+    return arm.met(told, "TIOCSTI", "TIOCSETD")
+
+
+@attack("D06", "the caller's terminal is not read", READ, off=BARE)
+def terminal_read(arm: Arm) -> Seen:
+    """The command line runs on a terminal where the canary is typed."""
+    read = "import os; fd = os.open('/dev/tty', os.O_RDWR); print(os.read(fd, 100))"
+    argv = ["python3", "-I", "-c", read]
+    command = argv if arm.bare else [sys.executable, "-m", "ringfence", "exec", "--", *argv]
+    output = under_terminal(command, typed=f"{arm.canary}\n")
+    return Seen(f"b'{arm.canary}" in output, output.replace(arm.canary, "<canary>").strip()[-160:])
+
+
+@attack("D07", "no process is read or driven by another", READ, off="seccomp:ptrace")
+def tracing(arm: Arm) -> Seen:
+    """On a child of the guest's own, where the kernel permits it; others of the host have no name inside."""
+    told = arm.python(
+        """
+        secret = ctypes.create_string_buffer(canary.encode())
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(5)
+            os._exit(0)
+        buffer = ctypes.create_string_buffer(64)
+        def vector(address, size):
+            return address.to_bytes(8, "little") + size.to_bytes(8, "little")
+        local, remote = vector(ctypes.addressof(buffer), 32), vector(ctypes.addressof(secret), 32)
+        if attempt("process_vm_readv", call, 310, pid, local, 1, remote, 1, 0) is not None:
+            loot(buffer.value)
+        attempt("process_vm_writev", call, 311, pid, local, 1, remote, 1, 0)
+        attempt("ptrace", call, 101, 0x4206, pid, 0, 0)
+        attempt("kcmp", call, 312, os.getpid(), pid, 0, 0, 0)
+        fd = os.pidfd_open(pid)
+        attempt("pidfd_getfd", call, 438, fd, 0, 0)
+        for other in (1, 2):
+            attempt(f"process_vm_readv {other}", call, 310, other, local, 1, remote, 1, 0)
+        os.kill(pid, 9)
+        """,
+        canary=arm.canary,
+    )
+    return arm.stolen(told)
+
+
+def _signalling(arm: Arm) -> Seen:
+    """The victim has the sandbox's own uid, so that file permissions of the kernel do not stand in the way."""
+    box = arm.sandbox()
+    held = getattr(box._box, "_uid", None)  # noqa: SLF001  # no public name: callers have no use for it
+    owner = held.uid if held is not None else os.geteuid()
+    with subprocess.Popen(["/bin/sleep", "5"], user=owner, group=owner, extra_groups=[]) as victim:
+        told = arm.python("attempt('kill', os.kill, pid, 9)\nattempt('again', os.kill, pid, 0)", box=box, pid=victim.pid)
+        try:
+            victim.wait(0.3)
+        except subprocess.TimeoutExpired:
+            victim.kill()
+            return Seen(False, told.words())
+    return Seen(True, told.words())
+
+
+D08 = attack(
+    "D08",
+    "no process outside is signalled: pid namespace",
+    ESCAPE,
+    off="pid-namespace",
+    behind="landlock-scopes",
+    needs=("root", "landlock"),
+)(_signalling)
+D08_SCOPES = attack(
+    "D08-scopes",
+    "no process outside is signalled: Landlock",
+    ESCAPE,
+    off="landlock-scopes",
+    behind="pid-namespace",
+    needs=("root", "landlock"),
+)(_signalling)
+
+
+@attack("D09", "a guest that stops or kills the spawner does not stop the sandbox", DOS, off=OURS, label="monitor")
+def stop_spawner(arm: Arm) -> Seen:
+    """Off, the witness is that the blow lands: the spawner stands still. On, that the sandbox still answers."""
+    box = arm.sandbox()
+    told = arm.python(
+        """
+        for name in sorted(os.listdir("/proc")):
+            if name.isdigit() and int(name) not in (1, os.getpid()):
+                attempt(f"stop {name}", os.kill, int(name), 19)
+                tell(stopped=open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0])
+        """,
+        box=box,
+    )
+    if arm.off:
+        return Seen(told.said("stopped") == "T", f"state of the spawner: {told.said('stopped')}")
+    again = arm.python("tell(tried='the next run', met='ok')\nos.kill(-1, 9)", box=box)
+    third = arm.python("tell(tried='the run after kill(-1)', met='ok')", box=box)
+    return Seen("ok" not in again.met.values() or "ok" not in third.met.values(), f"{again.words()}; {third.words()}")
+
+
+_DAEMON = """
+import signal
+if os.fork() == 0:
+    os.setsid()
+    {extra}
+    if os.fork() == 0:
+        for fd in range(3):
+            os.close(fd)
+        os.execv(sleep, [canary, "6"])
+    os._exit(0)
+os.wait()
+time.sleep(0.2)
+"""
+_STUBBORN = """
+    for number in (1, 2, 3, 15):
+        signal.signal(number, signal.SIG_IGN)
+    call(157, 36, 1, 0, 0, 0)
+    call(157, 1, 0, 0, 0, 0)"""
+
+
+def _daemon(arm: Arm, extra: str) -> Seen:
+    """Seen by the host: whether a process of that name lives on."""
+    code = _DAEMON.format(extra=extra.strip() or "pass")
+    values = {"canary": arm.canary, "sleep": os.path.realpath("/bin/sleep")}
+    if arm.bare:
+        arm.python(code, **values)
+    else:
+        import ringfence
+
+        result = ringfence.run(arm.script(code, **values), policy=_policy())
+        if result.status != "ok":
+            raise AssertionError(result.stderr)
+    left = processes_with(arm.canary)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return Seen(bool(left), f"{len(left)} processes left")
+
+
+@attack("D10", "a daemon does not outlive the run that started it", PERSIST, off=BARE)
+def daemon(arm: Arm) -> Seen:
+    return _daemon(arm, "")
+
+
+@attack("D11", "a daemon that ignores signals and adopts its own does not either", PERSIST, off=BARE)
+def stubborn_daemon(arm: Arm) -> Seen:
+    return _daemon(arm, _STUBBORN)
+
+
+@attack("D12", "processes that nobody waits for count against the limit", DOS, off="process-limit")
+def zombies(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    told = arm.python(
+        """
+        count = 0
+        try:
+            while count < 150:
+                if os.fork() == 0:
+                    os._exit(0)
+                count += 1
+        except OSError as error:
+            tell(tried="fork", met=errno.errorcode[error.errno])
+        tell(count=count)
+        """,
+        box=box,
+    )
+    count = told.said("count")
+    if not isinstance(count, int):
+        raise AssertionError(told.words())
+    return Seen(count > LIMITS.processes, f"{count} zombies, the limit is {LIMITS.processes}; {told.words()}")
+
+
+@attack("D13", "no scheduling class is taken", DOS, off="seccomp:realtime")
+def scheduling(arm: Arm) -> Seen:
+    """sched_setattr to the class it has: the kernel permits that to all, the filter refuses the call as a whole."""
+    told = arm.python(
+        """
+        import struct
+        attempt("sched_setattr", call, 314, 0, struct.pack("IIQiIQQQ", 48, 0, 0, 1, 0, 0, 0, 0), 0)
+        attempt("SCHED_FIFO", os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1))
+        attempt("SCHED_RR", os.sched_setscheduler, 0, os.SCHED_RR, os.sched_param(1))
+        attempt("nice", os.setpriority, os.PRIO_PROCESS, 0, -20)
+        attempt("io class", call, 251, 1, 0, 1 << 13)
+        """
+    )
+    return arm.met(told, "sched_setattr", "SCHED_FIFO", "SCHED_RR", "nice")
+
+
+@attack("D14", "no core file is written", LEAK, off="rlimit-core")
+def core_file(arm: Arm) -> Seen:
+    """Seen by the host: the limit in /proc of the process. None is dumped: the pattern may name a program of the host."""
+    import resource
+
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
+        raise NotApplicable("the host's own limit is 0")
+    code = """
+    import resource
+    attempt("raise the limit", resource.setrlimit, resource.RLIMIT_CORE, (4096, 4096))
+    os.execv("/bin/sleep", [canary, "5"])
+    """
+    process = arm.spawn(code, box=arm.sandbox(), canary=arm.canary)
+    pid = waiting_process(arm.canary)
+    if pid is None:
+        raise AssertionError(f"it did not start: {process.kill().stderr[-200:]}")
+    with open(f"/proc/{pid}/limits", encoding="utf-8") as file:
+        line = next(line for line in file if line.startswith("Max core"))
+    return Seen(line.split()[4:6] != ["0", "0"], " ".join(line.split()))
+
+
+@attack("D15", "a guest does not outlive its supervisor", PERSIST, off=BARE)
+def supervisor_killed(arm: Arm) -> Seen:
+    sleep = os.path.realpath("/bin/sleep")
+    if arm.bare:
+        code = f"import subprocess\nsubprocess.run([{arm.canary!r}, '6'], executable={sleep!r})\n"
+    else:
+        code = _supervisor(f"box.exec(['python3', '-c', 'import os; os.execv({sleep!r}, [{arm.canary!r}, {'6'!r}])'])")
+    return _orphans(arm, code)
+
+
+@attack("D16", "output that a grandchild holds open does not hold the caller", DOS, off=BARE)
+def held_pipe(arm: Arm) -> Seen:
+    code = "if os.fork() == 0:\n    os.setsid()\n    time.sleep(4)\n    os._exit(0)\ntell(done=True)"
+    started = time.monotonic()
+    try:
+        arm.python(code, timeout_s=2)
+    except subprocess.TimeoutExpired:
+        return Seen(True, "the caller waited for the grandchild")
+    took = time.monotonic() - started
+    return Seen(took > 1.5, f"answered after {took:.1f} s")
+
+
+@attack("D17", "a fork of the supervisor keeps no guest alive", PERSIST, off=BARE)
+def forked_supervisor(arm: Arm) -> Seen:
+    """The supervisor forks, then is killed: the fork still holds every pipe and socket that it had."""
+    keep = "import os, time\nif os.fork() == 0:\n    time.sleep(4)\n    os._exit(0)\n"
+    cat = os.path.realpath("/bin/cat")
+    if arm.bare:
+        code = (
+            "import subprocess\n"
+            f"child = subprocess.Popen([{arm.canary!r}], executable={cat!r}, stdin=subprocess.PIPE)\n{keep}child.wait()\n"
+        )
+    else:
+        start = f"box.spawn(['python3', '-c', 'import os; os.execv({cat!r}, [{arm.canary!r}])'])"
+        code = _supervisor(f"child = {start}\n    exec({keep!r})\n    child.wait()").replace(f"exec({keep!r})", _indent(keep))
+    return _orphans(arm, code)
+
+
+D18 = not_applicable("D18", "a paused sandbox dies with its supervisor", PERSIST, "pause() is not in this version")
+
+
+def _supervisor(body: str) -> str:
+    return f"from ringfence import Sandbox\nwith Sandbox() as box:\n    {body}\n"
+
+
+def _indent(text: str) -> str:
+    return text.strip().replace("\n", "\n    ")
+
+
+def _orphans(arm: Arm, code: str) -> Seen:
+    """Start a supervisor, wait for its guest, kill the supervisor, and look whether the guest is gone."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONPATH": SOURCE, "HOME": os.path.expanduser("~")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as supervisor:
+        pid = waiting_process(arm.canary, 8)
+        supervisor.kill()
+        supervisor.wait()
+        if pid is None:
+            assert supervisor.stderr is not None
+            raise AssertionError(f"no guest was started: {supervisor.stderr.read()[-300:]!r}")
+    deadline = time.monotonic() + 1.5
+    while processes_with(arm.canary) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left = processes_with(arm.canary)
+    for one in left:
+        os.kill(one, signal.SIGKILL)
+    return Seen(bool(left), f"{len(left)} left, {status_of(left[0]).get('State', '') if left else 'none'}")
+
+
+def _descriptors(pid: int) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+
+
+def _policy() -> Policy:
+    from ringfence.attacks.arena import POLICY
+
+    return POLICY
+
+
+if TYPE_CHECKING:
+    from ringfence import Policy
 
 CASES = cases(globals())

@@ -140,9 +140,9 @@ class Pool:
         payload = dict(plan.box)
         opened: list[int] = []
         if group is not None:
-            counter = group.cpu_fd()
-            payload["cpu_fd"] = counter is not None
-            opened = [*([counter] if counter is not None else []), *group.join_fds()]
+            named = [("cpu", group.cpu_fd()), ("thaw", group.thaw_fd()), *(("join", fd) for fd in group.join_fds())]
+            payload["fds"] = ["channel", *(name for name, fd in named if fd is not None)]
+            opened = [fd for _, fd in named if fd is not None]
         if uid is not None:
             payload["owner"] = uid.uid
             payload["ops"] = [_owned(op, uid.uid) for op in plan.box_ops]

@@ -149,7 +149,11 @@ def _root_refused(text: str) -> Cause:
 
 def _user_refused(text: str) -> Cause:
     missing = "user namespaces with mounts inside"
-    if ("[mount bind /" in text or "[open_tree" in text) and number_in(text) == errno.EACCES and not apparmor_restricts():
+    if (
+        ("[mount bind /" in text or "[open_tree" in text)
+        and number_in(text) == errno.EACCES
+        and not apparmor_restricts()
+    ):
         why = "a folder to be shown inside cannot be entered by this user"
         return Cause("mount-source", "folders that this user may enter", why, "show another folder, or chmod this one")
     if sysctl("kernel.unprivileged_userns_clone") == "0":
