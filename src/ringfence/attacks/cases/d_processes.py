@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 
-from ringfence.attacks.arena import LIMITS
+import ringfence
+from ringfence.attacks.arena import LIMITS, POLICY
 from ringfence.attacks.case import (
     BARE,
     DOS,
@@ -238,9 +239,7 @@ def _daemon(arm: Arm, extra: str) -> Seen:
     if arm.bare:
         arm.python(code, **values)
     else:
-        import ringfence
-
-        result = ringfence.run(arm.script(code, **values), policy=_policy())
+        result = ringfence.run(arm.script(code, **values), policy=POLICY)
         if result.status != "ok":
             raise AssertionError(result.stderr)
     left = processes_with(arm.canary)
@@ -325,7 +324,8 @@ def supervisor_killed(arm: Arm) -> Seen:
     if arm.bare:
         code = f"import subprocess\nsubprocess.run([{arm.canary!r}, '6'], executable={sleep!r})\n"
     else:
-        code = _supervisor(f"box.exec(['python3', '-c', 'import os; os.execv({sleep!r}, [{arm.canary!r}, {'6'!r}])'])")
+        inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
+        code = _supervisor(f"box.exec(['python3', '-c', {inner!r}])")
     return _orphans(arm, code)
 
 
@@ -344,16 +344,14 @@ def held_pipe(arm: Arm) -> Seen:
 @attack("D17", "a fork of the supervisor keeps no guest alive", PERSIST, off=BARE)
 def forked_supervisor(arm: Arm) -> Seen:
     """The supervisor forks, then is killed: the fork still holds every pipe and socket that it had."""
-    keep = "import os, time\nif os.fork() == 0:\n    time.sleep(4)\n    os._exit(0)\n"
+    keep = "if os.fork() == 0:\n    time.sleep(4)\n    os._exit(0)\n"
     cat = os.path.realpath("/bin/cat")
     if arm.bare:
-        code = (
-            "import subprocess\n"
-            f"child = subprocess.Popen([{arm.canary!r}], executable={cat!r}, stdin=subprocess.PIPE)\n{keep}child.wait()\n"
-        )
+        start = f"subprocess.Popen([{arm.canary!r}], executable={cat!r}, stdin=subprocess.PIPE)"
     else:
-        start = f"box.spawn(['python3', '-c', 'import os; os.execv({cat!r}, [{arm.canary!r}])'])"
-        code = _supervisor(f"child = {start}\n    exec({keep!r})\n    child.wait()").replace(f"exec({keep!r})", _indent(keep))
+        inner = f"import os; os.execv({cat!r}, [{arm.canary!r}])"
+        start = f"ringfence.Sandbox().start().spawn(['python3', '-c', {inner!r}])"
+    code = f"import os, ringfence, subprocess, time\nchild = {start}\n{keep}child.wait()\n"
     return _orphans(arm, code)
 
 
@@ -362,10 +360,6 @@ D18 = not_applicable("D18", "a paused sandbox dies with its supervisor", PERSIST
 
 def _supervisor(body: str) -> str:
     return f"from ringfence import Sandbox\nwith Sandbox() as box:\n    {body}\n"
-
-
-def _indent(text: str) -> str:
-    return text.strip().replace("\n", "\n    ")
 
 
 def _orphans(arm: Arm, code: str) -> Seen:
@@ -387,23 +381,14 @@ def _orphans(arm: Arm, code: str) -> Seen:
     deadline = time.monotonic() + 1.5
     while processes_with(arm.canary) and time.monotonic() < deadline:
         time.sleep(0.02)
-    left = processes_with(arm.canary)
-    for one in left:
+    states = {one: status_of(one).get("State", "gone") for one in processes_with(arm.canary)}
+    for one in states:
         os.kill(one, signal.SIGKILL)
-    return Seen(bool(left), f"{len(left)} left, {status_of(left[0]).get('State', '') if left else 'none'}")
+    return Seen(bool(states), f"left: {', '.join(states.values()) or 'none'}")
 
 
 def _descriptors(pid: int) -> set[int]:
     return {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
 
-
-def _policy() -> Policy:
-    from ringfence.attacks.arena import POLICY
-
-    return POLICY
-
-
-if TYPE_CHECKING:
-    from ringfence import Policy
 
 CASES = cases(globals())

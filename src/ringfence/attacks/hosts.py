@@ -1,0 +1,75 @@
+"""Host programs that a case starts: a supervisor of its own, which may be killed, and a terminal to run one on."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
+import ringfence
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
+
+
+def host_process(code: str, *, timeout_s: float = 20, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Python that uses Ringfence, as a process of its own. `path` is its PATH."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            "PATH": path or os.environ.get("PATH", "/usr/bin:/bin"),
+            "PYTHONPATH": SOURCE,
+            "HOME": os.path.expanduser("~"),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        start_new_session=True,
+    )
+
+
+_ON_TERMINAL = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDWR)\nos.execvp(sys.argv[2], sys.argv[2:])\n"
+
+
+def under_terminal(argv: list[str], *, typed: str, timeout_s: float = 8) -> str:
+    """Run `argv` with a controlling terminal on which `typed` was typed; its output, which goes to a pipe."""
+    main, other = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-I", "-c", _ON_TERMINAL, os.ttyname(other), *argv],
+            env={
+                "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+                "PYTHONPATH": SOURCE,
+                "HOME": os.path.expanduser("~"),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process:
+            os.write(main, typed.encode())
+            return _output(process, main, timeout_s)
+    finally:
+        os.close(main)
+        os.close(other)
+
+
+def _output(process: subprocess.Popen[bytes], main: int, timeout_s: float) -> str:
+    assert process.stdout is not None
+    deadline = time.monotonic() + timeout_s
+    data = b""
+    while time.monotonic() < deadline:
+        ready = select.select([process.stdout, main], [], [], 0.1)[0]
+        if main in ready:
+            os.read(main, 4096)  # the echo
+        if process.stdout in ready:
+            chunk = os.read(process.stdout.fileno(), 4096)
+            if not chunk:
+                break
+            data += chunk
+    process.kill()
+    return data.decode("utf-8", "replace")
