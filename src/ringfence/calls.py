@@ -312,6 +312,8 @@ _BY_WHY: dict[str, tuple[Status, Reason]] = {
     "cpu": ("limit", "cpu-time"),
     "caller": ("killed", "caller"),
     "interrupted": ("killed", "interrupted"),
+    "closed": ("killed", "caller"),
+    "lifetime": ("limit", "wall-clock"),
     "lost": ("lost", "guest-lost"),
 }
 _SIGXCPU, _SIGKILL = 24, 9
