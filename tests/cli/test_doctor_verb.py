@@ -82,6 +82,11 @@ def test_named_backends_alone_are_shown_and_judged(report: Report, capfd: pytest
     assert main(["doctor", "vm", "process"]) == 0
 
 
+def test_a_named_backend_that_works_and_does_not_keep_the_policy_is_1(report: Report) -> None:
+    report.auto, report.rejected = None, {"process": "shares the host's kernel", "vm": "no qemu"}
+    assert main(["doctor", "process"]) == 1
+
+
 def test_none_that_keeps_the_policy_is_1(report: Report, capfd: pytest.CaptureFixture[str]) -> None:
     report.auto = None
     assert main(["doctor", "--policy", "hostile"]) == 1

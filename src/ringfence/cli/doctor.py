@@ -51,7 +51,12 @@ def _wanted(words: list[str]) -> list[str]:
 
 
 def _kept(report: Report, wanted: list[str]) -> bool:
-    return report.auto is not None if not wanted else any(each.works for each in _chosen(report, wanted))
+    if not wanted:
+        return report.auto is not None
+    return any(
+        each.works and (each.name == report.auto or each.name not in report.rejected)
+        for each in _chosen(report, wanted)
+    )
 
 
 def _chosen(report: Report, wanted: list[str]) -> list[BackendReport]:
