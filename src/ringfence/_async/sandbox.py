@@ -96,10 +96,10 @@ class AsyncSandbox:
         return self._launcher.plan()
 
     async def start(self) -> Self:
-        if self._box is not None:
-            return self
         if self._ended == "closed":
             raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
+        if self._box is not None:
+            return self
         self._box = box = await launched(self._launcher)
         link = AsyncLink(box)
         self._place = Place(box, link, self.policy, self._launcher.image.name)

@@ -181,15 +181,29 @@ def _replace(directory: int, name: str, path: str, mode: int | None) -> None:
     directory, name = _follow(directory, name, path)
     old = _mode_of(directory, name, path)
     temporary = f".{os.urandom(8).hex()}.part"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=directory)
+    fd, named = _open_new(directory, temporary)
     try:
         _copy_in(fd)
         os.fchmod(fd, mode if mode is not None else old if old is not None else 0o644)
+        if not named:
+            os.link(f"/proc/self/fd/{fd}", temporary, dst_dir_fd=directory, follow_symlinks=True)
+            named = True
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
-        os.unlink(temporary, dir_fd=directory)
+        if named:
+            os.unlink(temporary, dir_fd=directory)
         raise
+
+
+def _open_new(directory: int, temporary: str) -> tuple[int, bool]:
+    """A file without a name yet, so that a kill in the middle leaves nothing; with one where that cannot be had."""
+    try:
+        return os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=directory), False
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            raise
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(temporary, flags, 0o600, dir_fd=directory), True
 
 
 def _follow(directory: int, name: str, path: str) -> tuple[int, str]:

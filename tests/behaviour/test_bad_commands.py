@@ -1,0 +1,61 @@
+"""Wrong arguments of exec, spawn and files in a running sandbox: refused here, and the sandbox goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringfence import PolicyError, Sandbox
+
+
+def wrong(box: Any) -> list[tuple[Any, type[Exception], str]]:
+    return [
+        (lambda: box.exec("ls -l"), TypeError, 'language="bash"'),
+        (lambda: box.exec(None), TypeError, "argv is a list"),
+        (lambda: box.exec([b"ls"]), TypeError, "argv is a list"),
+        (lambda: box.exec({"ls"}), TypeError, "argv is a list"),
+        (lambda: box.exec([]), PolicyError, "argv is empty"),
+        (lambda: box.exec([""]), PolicyError, "argv is empty"),
+        (lambda: box.exec(["a\0b"]), PolicyError, "NUL"),
+        (lambda: box.exec(["ls", "\ud800"]), PolicyError, "lone surrogate"),
+        (lambda: box.exec(["echo", *["x" * 1000] * 2000]), PolicyError, "longer than 1 MiB"),
+        (lambda: box.exec(["ls"], cwd=""), PolicyError, "path is empty"),
+        (lambda: box.exec(["ls"], cwd=5), TypeError, "path inside"),
+        (lambda: box.exec(["ls"], user="root"), PolicyError, "no user named 'root'"),
+        (lambda: box.exec(["ls"], timeout_s=99), PolicyError, "more than the policy's"),
+        (lambda: box.spawn("ls"), TypeError, "argv is a list"),
+        (lambda: box.run(""), PolicyError, "no code"),
+        (lambda: box.run("x", language="perl"), PolicyError, "unknown language"),
+        (lambda: list(box.files.list(pattern=5)), TypeError, "pattern"),
+        (lambda: box.files.read("x", size=-1), ValueError, "size"),
+        (lambda: box.files.write("x", "\ud800"), ValueError, "surrogate"),
+        (lambda: box.extend(0), PolicyError, "lifetime_s is 0"),
+        (lambda: box.extend(True), PolicyError, "lifetime_s is True"),
+    ]
+
+
+def test_each_is_refused_and_the_sandbox_goes_on(box: Sandbox) -> None:
+    for call, kind, words in wrong(box):
+        with pytest.raises(kind) as caught:
+            call()
+        assert words in str(caught.value)
+    assert box.exec(["echo", "on"]).stdout == "on\n"
+    assert list(box.files.list()) == []
+
+
+def test_an_argument_that_the_kernel_refuses_is_a_result(box: Sandbox) -> None:
+    """One word may have 128 KiB; the kernel says no to more, after the fork."""
+    result = box.exec(["echo", "x" * 200_000])
+    assert (result.status, result.reason, result.exit_code) == ("error", "not-executable", 126)
+    assert box.exec(["echo", "on"]).ok
+
+
+def test_a_signal_that_is_none_is_refused(box: Sandbox) -> None:
+    with box.spawn(["sleep", "60"]) as process:
+        for bad in (0, 65, -9):
+            with pytest.raises(PolicyError, match="no signal"):
+                process.signal(bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            process.write(5)  # type: ignore[arg-type]
+        assert process.running
