@@ -66,8 +66,7 @@ def give_up_rights(fence: Fence, *, landlock: bool) -> None:
         k.drop_capabilities()
     if fence["seccomp"] and fence["no_new_privileges"]:
         k.install_seccomp(binascii.a2b_base64(fence["seccomp"]))
-    if fence["not_dumpable"]:
-        k.set_dumpable(0)
+    k.set_dumpable(0 if fence["not_dumpable"] else 1)  # a change of uid has cleared it: the other case is said too
 
 
 def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
