@@ -336,3 +336,10 @@ _LOSSES = {
 
 def _later(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: not in this version")
+
+
+def let_go(sandbox: AsyncSandbox) -> None:
+    """For a command about to end: kill everything inside, and leave the rest to the zygote, which outlives us."""
+    sandbox._ended = "closed"
+    if sandbox._box is not None:
+        sandbox._box.kill()

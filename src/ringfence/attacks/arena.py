@@ -267,10 +267,10 @@ class Arm:
             raise AssertionError(f"the script never tried {', '.join(missing)}: {told.words()}; {told.stderr[-300:]}")
         return Seen(any(met[name] == "ok" for name in names), told.words())
 
-    def shared(self, mode: MountMode = "rw", **options: tuple[str, ...]) -> Policy:
+    def shared(self, mode: MountMode = "rw") -> Policy:
         """A policy that shows this arm's directory at its own path."""
         os.chmod(self.directory, 0o777 if os.geteuid() == 0 else 0o700)
-        return POLICY.replace(mounts=[Mount(self.directory, mode=mode, **options)])
+        return POLICY.replace(mounts=[Mount(self.directory, mode=mode)])
 
     def enter(self, manager: contextlib.AbstractContextManager[witnesses.T]) -> witnesses.T:
         """Anything else that must end with the arm."""

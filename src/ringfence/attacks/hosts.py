@@ -61,13 +61,14 @@ def under_terminal(argv: list[str], *, typed: str, timeout_s: float = 8) -> str:
 def _output(process: subprocess.Popen[bytes], main: int, timeout_s: float) -> str:
     assert process.stdout is not None
     deadline = time.monotonic() + timeout_s
+    out = process.stdout.fileno()
     data = b""
     while time.monotonic() < deadline:
-        ready = select.select([process.stdout, main], [], [], 0.1)[0]
+        ready = select.select([out, main], [], [], 0.1)[0]
         if main in ready:
             os.read(main, 4096)  # the echo
-        if process.stdout in ready:
-            chunk = os.read(process.stdout.fileno(), 4096)
+        if out in ready:
+            chunk = os.read(out, 4096)
             if not chunk:
                 break
             data += chunk

@@ -219,3 +219,21 @@ def waiting_process(mark: str, wait_s: float = 3.0) -> int | None:
             return found[0]
         time.sleep(0.01)
     return None
+
+
+def text_of(path: str) -> str:
+    """What a host file holds; "" when there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def holds(directory: str, mark: str) -> bool:
+    """Whether a file anywhere below `directory` holds `mark`. Links are not followed."""
+    for top, _, names in os.walk(directory):
+        paths = [f"{top}/{name}" for name in names]
+        if any(os.path.isfile(path) and not os.path.islink(path) and mark in text_of(path) for path in paths):
+            return True
+    return False

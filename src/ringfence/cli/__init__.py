@@ -48,12 +48,38 @@ def main(argv: list[str] | None = None) -> int:
     if argv is not None:
         return _main(argv)
     _fill_closed_descriptors()
+    _begin(sys.argv[1:])
     try:
-        return _main(sys.argv[1:])
+        code = _main(sys.argv[1:])
     finally:
         from ringfence.cli.launch import die_of_interrupts
 
         die_of_interrupts()
+    _leave(code)
+    return code
+
+
+def _begin(words: list[str]) -> None:
+    """The zygote takes as long to start as we do: begin with it. Not where nothing will run."""
+    if words and words[0] in ("exec", "run") and not {"--help", "-h", "--explain"} & set(words[1:]):
+        from ringfence.backends.process.spawn import begin
+
+        begin()
+
+
+def _leave(code: int) -> None:
+    """At once, when a zygote is there to remove what is left: the interpreter's own end would take as long again."""
+    if "ringfence.backends.process.spawn" not in sys.modules:
+        return
+    from ringfence.backends.process.spawn import is_command
+
+    if is_command():
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        if "ringfence.backends.process.guard" in sys.modules:
+            sys.modules["ringfence.backends.process.guard"].close_record()
+        os._exit(code)
 
 
 def _main(words: list[str]) -> int:

@@ -127,6 +127,21 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Sto
         return _relay(process, settings, console)
     finally:
         stop.closing = True
+        _end(box, settings)
+
+
+def _end(box: Sandbox, settings: Settings) -> None:
+    """A command of its own need not wait until all is removed: the zygote outlives it and does that.
+
+    With writable mounts it waits: what the end scan finds is part of what it has to tell.
+    """
+    from ringfence.backends.process.spawn import is_command
+
+    if is_command() and not any(mount.mode == "rw" for mount in settings.policy.mounts):
+        from ringfence._sync.sandbox import let_go
+
+        let_go(box)
+    else:
         box.close()
 
 

@@ -35,7 +35,7 @@ class Answer(Struct):
 
 def trials() -> dict[str, Answer]:
     """Every trial's answer by name. Empty when the launcher did not start; `launcher` then says why."""
-    from ringfence.backends.process.zygote import launcher
+    from ringfence.backends.process.spawn import launcher
     from ringfence.plan.interpreter import interpreter
 
     env = {"RINGFENCE_TRIAL_PYTHON": interpreter().executable}

@@ -177,7 +177,7 @@ class Guestd:
         if job.one_shot:
             if outcome["signal"] == lean.SIGKILL and job.why is None and self._place.init_ends_within(_INIT_ENDS_S):
                 outcome["why"] = "lost"  # PID 1 was killed, and the kernel killed the guest with it
-            self._place.kill_init()  # before the host hears of it: nothing outlives a one-shot run
+            self._place.end_all()  # before the host hears of it: nothing outlives a one-shot run
         self.say(ev="exit", id=job.id, **outcome)
 
     # requests of the host

@@ -37,12 +37,14 @@ class Plan(TypedDict):
     sizes: dict[str, str]
     ops: list[Op]
     fence: Fence
-    fds: list[str]  # what each descriptor that comes along is: channel, cpu, thaw, join
+    fds: list[str]  # what each descriptor that comes along is: channel, cpu, thaw, join, uid
 
 
 class Hello(TypedDict):
     sys_path: list[str]
     preload: list[str]
+    cgroups: list[str]  # directories to remove when the library is gone
+    uids: str | None  # directory of lock files, those that nobody holds then too
 
 
 class Template(TypedDict):

@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from . import box, guestd, lean
+from . import after, box, guestd, lean
 from . import kernel as k
 
 TYPE_CHECKING = False
@@ -38,9 +38,14 @@ def main() -> None:
     lean.ignore_signals(lean.SIGINT, lean.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
     k.become_subreaper()
     control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)
-    hello = lean.loads(control.recv(_MAX_PACKET))
+    data = control.recv(_MAX_PACKET)
+    if not data:
+        os._exit(0)  # begun ahead of time, and not needed
+    hello: Hello = lean.loads(data)
+    if hello["cgroups"]:
+        after.warm_up_joins(hello["cgroups"][0])
     control.send(lean.dumps(_preload(hello)))
-    _serve(control, _zygote_request)
+    _serve(control, _zygote_request, lambda: after.clean_up(hello, LIBRARY_FD))
 
 
 def _preload(hello: Hello) -> dict[str, object]:
@@ -74,12 +79,15 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None]) -> None:
-    """Requests until the library is gone or closes the socket."""
+def _serve(
+    control: socket, handle: Callable[[socket, Any, list[int]], None], at_end: Callable[[], None] | None = None
+) -> None:
+    """Requests until the library says goodbye. `at_end`: what is left to do when it went without."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(LIBRARY_FD, select.POLLIN)
     cold = True
+    request = None
     while True:
         ready = dict(poll.poll(_QUIET_MS if cold else None))
         if not ready:
@@ -87,13 +95,18 @@ def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None]) ->
             _warm_up()
         elif control.fileno() in ready:
             data, fds = lean.recv_fds(control, _MAX_PACKET, _MAX_FDS)
-            if not data:
-                os._exit(0)
-            handle(control, lean.loads(data), fds)
+            request = lean.loads(data) if data else None
+            if request is None or "bye" in request:
+                break
+            handle(control, request, fds)
             for fd in fds:
                 os.close(fd)
         elif LIBRARY_FD in ready:
-            os._exit(0)
+            request = None
+            break
+    if request is None and at_end is not None:
+        at_end()
+    os._exit(0)
 
 
 def _zygote_request(control: socket, request: Template, fds: list[int]) -> None:

@@ -11,6 +11,8 @@ def all_cases() -> tuple[Attack, ...]:
     """Every case. Imports them when asked: nobody else pays for their text."""
     from ringfence.attacks.cases import (
         a_files,
+        a_hostside,
+        a_mounts,
         b_proc,
         c_races,
         d_processes,
@@ -26,6 +28,8 @@ def all_cases() -> tuple[Attack, ...]:
 
     modules = (
         a_files,
+        a_hostside,
+        a_mounts,
         b_proc,
         c_races,
         d_processes,

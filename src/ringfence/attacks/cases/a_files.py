@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import stat
-import time
 
 from ringfence import Mount
 from ringfence.attacks.arena import POLICY
 from ringfence.attacks.case import (
     BARE,
-    DOS,
     ESCAPE,
     OURS,
     READ,
-    SPOOF,
     WRITE,
     NotApplicable,
     Seen,
@@ -22,7 +18,7 @@ from ringfence.attacks.case import (
     cases,
     not_applicable,
 )
-from ringfence.attacks.witnesses import status_of, waiting_process
+from ringfence.attacks.witnesses import status_of, text_of, waiting_process
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -126,14 +122,15 @@ def remount(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
     told = arm.python(
         """
-        attempt("remount", call, 165, None, os.path.dirname(path).encode(), None, 32 | 4096, None)
-        attempt("mount_setattr", call, 442, AT_FDCWD, os.path.dirname(path).encode(), 0, bytes(8) + b"\\1" + bytes(23), 32)
+        top = os.path.dirname(path).encode()
+        attempt("remount", call, 165, None, top, None, 32 | 4096, None)
+        attempt("mount_setattr", call, 442, AT_FDCWD, top, 0, bytes(8) + b"\\1" + bytes(23), 32)
         attempt("write", spill, path, "spoiled")
         """,
         path=path,
         policy=arm.shared("ro"),
     )
-    return Seen(_text(path) != arm.canary, told.words())
+    return Seen(text_of(path) != arm.canary, told.words())
 
 
 _MOUNT_FENCES = ("seccomp:mounts", "seccomp:namespaces", "capabilities", "landlock-files")
@@ -162,9 +159,9 @@ def _others(control: str) -> tuple[str, ...]:
 
 
 MOUNTS = [
-    attack(name, f"nothing is mounted by the guest: {control} alone holds", ESCAPE, off=control, behind=_others(control))(
-        _mount
-    )
+    attack(
+        name, f"nothing is mounted by the guest: {control} alone holds", ESCAPE, off=control, behind=_others(control)
+    )(_mount)
     for name, control in (
         ("A08", "seccomp:mounts"),
         ("A08-rights", "capabilities"),
@@ -230,55 +227,6 @@ def planted_link(arm: Arm) -> Seen:
     return arm.stolen(told)
 
 
-def _repository(arm: Arm) -> str:
-    arm.host_file(".git/config", "[core]\n", mode=0o666)
-    arm.host_file(".git/HEAD", "ref: refs/heads/main\n", mode=0o666)
-    os.mkdir(f"{arm.directory}/.git/hooks")
-    for directory in (f"{arm.directory}/.git", f"{arm.directory}/.git/hooks"):
-        os.chmod(directory, 0o777)
-    return arm.directory
-
-
-_RENAME = """
-os.chdir(top)
-attempt("rename .git", os.rename, ".git", ".git2")
-attempt("mkdir .git", os.makedirs, ".git/hooks", exist_ok=True)
-attempt("write a hook", spill, ".git/hooks/post-checkout", canary, os.O_CREAT)
-attempt("rename hooks", os.rename, ".git/hooks", ".git/old")
-attempt("exchange", call, 316, AT_FDCWD, b".git/hooks", AT_FDCWD, b".git/HEAD", 2)
-"""
-
-
-def _renaming(arm: Arm) -> Seen:
-    top = _repository(arm)
-    box = arm.sandbox(arm.shared())
-    told = arm.python(_RENAME, box=box, top=top, canary=arm.canary)
-    return Seen(_found(top, arm.canary), told.words())
-
-
-A12 = attack("A12", "a protected folder is not renamed away", WRITE, off=("protect", "pin"))(_renaming)
-A32 = attack("A32", "a folder above a protected one is not renamed away", WRITE, off="pin")(_renaming)
-
-
-@attack("A13", "a protected path that does not exist is not made", WRITE, off="protect")
-def made_anew(arm: Arm) -> Seen:
-    arm.host_file(".git/HEAD", "ref: refs/heads/main\n", mode=0o666)
-    os.chmod(f"{arm.directory}/.git", 0o777)
-    box = arm.sandbox(arm.shared())
-    told = arm.python(
-        """
-        os.chdir(top)
-        for name in (".mcp.json", ".envrc", ".git/hooks/post-checkout", ".git/config", ".vscode/tasks.json"):
-            attempt(name, spill, name, canary, os.O_CREAT)
-        attempt("link", os.symlink, "/tmp/x", ".bashrc")
-        """,
-        box=box,
-        top=arm.directory,
-        canary=arm.canary,
-    )
-    return Seen(_found(arm.directory, arm.canary), told.words())
-
-
 @attack("A14", "a host file that may only be read is not linked into a folder that may be written", WRITE, off=BARE)
 def hard_link(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
@@ -297,7 +245,7 @@ def hard_link(arm: Arm) -> Seen:
         path=path,
         out=out,
     )
-    return Seen(os.stat(path).st_nlink > 1 or _text(path) != arm.canary, told.words())
+    return Seen(os.stat(path).st_nlink > 1 or text_of(path) != arm.canary, told.words())
 
 
 @attack("A15", "no device node is made", ESCAPE, off="seccomp:devices")
@@ -355,7 +303,9 @@ def _strange_devices() -> list[str]:
     return [name for name in names if os.path.exists(f"/dev/{name}") and not os.path.islink(f"/dev/{name}")]
 
 
-@attack("A17", "/dev holds six harmless devices and the guest's terminals", ESCAPE, off=_show_devices, label="device nodes")
+@attack(
+    "A17", "/dev holds six harmless devices and the guest's terminals", ESCAPE, off=_show_devices, label="device nodes"
+)
 def devices(arm: Arm) -> Seen:
     if not _strange_devices():
         raise NotApplicable("this host's /dev has nothing else")
@@ -384,7 +334,9 @@ def devices(arm: Arm) -> Seen:
     return Seen(bool(strange), f"devices: {', '.join(map(str, found))}; {told.words()}")
 
 
-A18 = attack("A18", "no device of the kernel's own interfaces is there", ESCAPE, off=_show_devices, label="device nodes")(devices.play)
+A18 = attack(
+    "A18", "no device of the kernel's own interfaces is there", ESCAPE, off=_show_devices, label="device nodes"
+)(devices.play)
 
 A19 = not_applicable(
     "A19",
@@ -462,7 +414,7 @@ def copy_layer(arm: Arm) -> Seen:
         policy=policy,
         path=path,
     )
-    whole = os.path.exists(path) and _text(path) == arm.canary
+    whole = os.path.exists(path) and text_of(path) == arm.canary
     return Seen(not whole, told.words())
 
 
@@ -480,214 +432,6 @@ def attributes(arm: Arm) -> Seen:
         canary=arm.canary,
     )
     return Seen("user.note" in os.listxattr(path), told.words())
-
-
-# set-id bits on the host
-
-
-def _set_id(arm: Arm, code: str) -> Seen:
-    """Seen by the host: the bits of the files in its own folder."""
-    box = arm.sandbox(arm.shared())
-    told = arm.python(code, box=box, top=arm.directory)
-    marked = [name for name in os.listdir(arm.directory) if _is_set_id(f"{arm.directory}/{name}")]
-    for name in marked:
-        os.chmod(f"{arm.directory}/{name}", 0o600)
-    return Seen(bool(marked), told.words())
-
-
-@attack("A31", "no set-user-id or set-group-id file is made in a host folder", ESCAPE, off="seccomp:setid-bits")
-def set_id_file(arm: Arm) -> Seen:
-    return _set_id(
-        arm,
-        """
-        os.chdir(top)
-        os.umask(0)
-        for name in ("a", "b", "c"):
-            spill(name, "#!/bin/sh\\n", os.O_CREAT)
-        attempt("chmod", os.chmod, "a", 0o4755)
-        attempt("fchmod", lambda: os.fchmod(os.open("b", os.O_RDONLY), 0o2755))
-        attempt("fchmodat2", call, 452, AT_FDCWD, b"c", 0o6755, 0)
-        attempt("open", os.open, "d", os.O_CREAT | os.O_WRONLY, 0o4755)
-        attempt("creat", call, 85, b"e", 0o4755)
-        attempt("mknod", os.mknod, "f", 0o104755)
-        attempt("high bits", call, 90, b"a", (1 << 32) | 0o4755)
-        """,
-    )
-
-
-@attack("A31-openat2", "no set-user-id file is made by openat2", ESCAPE, off="seccomp:openat2")
-def set_id_by_openat2(arm: Arm) -> Seen:
-    return _set_id(
-        arm,
-        """
-        os.umask(0)
-        directory = os.open(top, os.O_RDONLY)
-        how = (os.O_CREAT | os.O_WRONLY).to_bytes(8, "little") + (0o4755).to_bytes(8, "little") + bytes(8)
-        attempt("openat2", call, 437, directory, b"g", how, 24)
-        """,
-    )
-
-
-@attack("A31-layer", "guest code has one more filter than the worker that opens files", ESCAPE, off="last-layer")
-def set_id_without_last_layer(arm: Arm) -> Seen:
-    return set_id_by_openat2.play(arm)
-
-
-@attack("A33", "when the host replaces a protected file, the sandbox is stopped at once", WRITE, off="watch")
-def replaced_on_host(arm: Arm) -> Seen:
-    """An editor on the host writes a new file and renames it over the protected one: the kernel then detaches the guest's
-    read-only mount. Success is a write of the guest that lands later than the grace after it; what it can do before it is
-    stopped is told, not judged: no order of events closes that window (docs/attacks.md)."""
-    top = _repository(arm)
-    box = arm.sandbox(arm.shared())
-    process = arm.spawn(
-        """
-        tell(ready=True)
-        end = time.monotonic() + 3
-        while time.monotonic() < end:
-            attempt("write", spill, top + "/.git/config", canary)
-            time.sleep(0.001)
-        """,
-        box=box,
-        top=top,
-        canary=arm.canary,
-    )
-    next(iter(process))
-    _replace(top)
-    time.sleep(_STOP_S)
-    early = arm.canary in _text(f"{top}/.git/config")
-    _replace(top)
-    time.sleep(0.2)
-    late = arm.canary in _text(f"{top}/.git/config")
-    return Seen(late, f"a write landed within {_STOP_S * 1000:.0f} ms: {early}, after it: {late}")
-
-
-_STOP_S = 0.25
-
-
-def _replace(top: str) -> None:
-    new = f"{top}/.git/config.lock"
-    with open(new, "w", encoding="utf-8") as file:
-        file.write("[core]\n")
-    os.chmod(new, 0o666)
-    os.rename(new, f"{top}/.git/config")
-
-
-# how the host opens what the guest made (through `files`)
-
-
-@attack("A24", "a FIFO where a file is expected does not hold the reader up", DOS, off=OURS, label="files: fstat")
-def fifo(arm: Arm) -> Seen:
-    box = arm.sandbox()
-    arm.python('os.mkfifo("result.json")', box=box)
-    started = time.monotonic()
-    if arm.off:
-        told = arm.exec(["cat", "result.json"], box=box, timeout_s=0.5)
-        return Seen(told.status == "timeout", "an open without O_NONBLOCK waits for a writer")
-    try:
-        data = box.files.read("result.json")
-    except OSError as error:
-        return Seen(time.monotonic() - started > 2, f"files.read: {error.strerror}")
-    return Seen(True, f"read {len(data)} bytes")
-
-
-@attack("A25", "a link to an endless file is not copied out", DOS, off=OURS, label="files: regular files only")
-def endless(arm: Arm) -> Seen:
-    box = arm.sandbox()
-    arm.python('os.symlink("/dev/zero", "result.bin")', box=box)
-    if arm.off:
-        told = arm.exec(["head", "-c", "20000000", "result.bin"], box=box)
-        produced = told.result.usage.output_bytes if told.result else 0
-        return Seen(produced == 20_000_000, f"{produced} bytes came")
-    try:
-        data = box.files.read("result.bin", size=20_000_000)
-    except OSError as error:
-        return Seen(False, f"files.read: {error.strerror}")
-    return Seen(True, f"{len(data)} bytes came")
-
-
-@attack("A26", "a sparse file of 4 GiB is not taken into the host's memory", DOS, off=OURS, label="files: byte cap")
-def sparse(arm: Arm) -> Seen:
-    """Read as ranges, it comes in pieces of the size asked for; as a whole it is refused before memory is taken."""
-    box = arm.sandbox()
-    arm.python('os.truncate(os.open("big", os.O_CREAT | os.O_WRONLY), 1 << 40)', box=box)
-    if arm.off:
-        told = arm.exec(["wc", "-c", "big"], box=box, timeout_s=3)
-        return Seen("1099511627776" in told.stdout, f"its size reads {told.stdout.strip()}")
-    before = _peak_kib()
-    try:
-        box.files.read("big")
-    except OSError as error:
-        grown = (_peak_kib() - before) >> 10
-        return Seen(grown > 1600, f"files.read: {error.strerror}; the host's memory grew by {grown} MiB")
-    return Seen(True, "it was read")
-
-
-@attack("A27", "a tree of any depth is removed", DOS, off=OURS, label="files: no recursion")
-def deep_tree(arm: Arm) -> Seen:
-    box = arm.sandbox()
-    arm.python(
-        """
-        for _ in range(1800):
-            os.mkdir("d")
-            os.chdir("d")
-        """,
-        box=box,
-    )
-    if arm.off:
-        told = arm.python('import shutil; attempt("rmtree", shutil.rmtree, "/workspace/d")', box=box)
-        return Seen(told.met.get("rmtree") not in (None, "ok"), told.words())
-    box.files.remove("d", recursive=True)
-    left = [info.path for info in box.files.list(".")]
-    return Seen(bool(left), f"left: {left[:3]}")
-
-
-@attack("A28", "a strange name is told as it is", SPOOF, off=OURS, label="files: JSON lines")
-def strange_names(arm: Arm) -> Seen:
-    names = ["a\nb", "\x1b]0;title\x07", "\u202egnp.exe", "-rf", "..%2f", "n" * 255, " ", "\\", "${HOME}", "'\""]
-    box = arm.sandbox()
-    told = arm.python(
-        """
-        for name in names:
-            os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
-        os.close(os.open(b"\\xff\\xfe", os.O_CREAT | os.O_WRONLY))
-        """,
-        box=box,
-        names=names,
-    )
-    if told.status != "ok":
-        raise AssertionError(told.stderr)
-    wanted = sorted([*names, "\udcff\udcfe"])
-    if arm.off:
-        listed = sorted(arm.exec(["ls", "-1"], box=box).stdout.splitlines())
-    else:
-        listed = sorted(info.path for info in box.files.list("."))
-    return Seen(listed != wanted, f"{len(listed)} names came of {len(wanted)}")
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
-
-
-def _found(directory: str, canary: str) -> bool:
-    for top, _, names in os.walk(directory):
-        for name in names:
-            path = f"{top}/{name}"
-            if os.path.isfile(path) and not os.path.islink(path) and canary in _text(path):
-                return True
-    return False
-
-
-def _is_set_id(path: str) -> bool:
-    info = os.lstat(path)
-    return stat.S_ISREG(info.st_mode) and bool(info.st_mode & 0o6000)
-
-
-def _peak_kib() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 CASES = cases(globals())

@@ -57,7 +57,7 @@ tell(changed=slurp("/proc/sys/" + name) != before)
 
 
 def _knobs(arm: Arm) -> Seen:
-    """The kernel lets whoever has capabilities in a user namespace set that namespace's own limits: the witness here."""
+    """Whoever has capabilities in a user namespace may set that namespace's own limits: the witness here."""
     told = arm.python(_KNOBS)
     if not isinstance(told.said("changed"), bool):
         raise AssertionError(f"the script told nothing: {told.words()} {told.stderr[-300:]}")
@@ -209,7 +209,9 @@ def supervisor(arm: Arm) -> Seen:
         return Seen(file.read() in told.looted and bool(told.looted), told.words())
 
 
-@attack("B13", "the guest's place in the host's control groups has no name", LEAK, off="cgroup-namespace", needs="cgroup")
+@attack(
+    "B13", "the guest's place in the host's control groups has no name", LEAK, off="cgroup-namespace", needs="cgroup"
+)
 def group_names(arm: Arm) -> Seen:
     """Host paths of the image "host" do stand in /proc/self/mountinfo: see docs/attacks.md."""
     told = arm.python('steal("/proc/self/cgroup")')
@@ -220,7 +222,7 @@ B14 = not_applicable(
     "B14",
     "the outer /proc is never shown instead of a fresh one",
     READ,
-    "no operation can name it: a plan refuses /proc as a source, and a refused fresh one stops the start (tests/doctor)",
+    "no operation can name it: a plan refuses /proc as a source, and a refused fresh one stops the start",
 )
 
 
@@ -229,10 +231,10 @@ def unknown_entries(arm: Arm) -> Seen:
     """By listing what there is, not by asking for names: an entry of a newer kernel would be found."""
     told = arm.python(
         """
-        known = set("self thread-self cpuinfo filesystems loadavg meminfo mounts net stat sys sysvipc uptime version".split())
+        known = "self thread-self cpuinfo filesystems loadavg meminfo mounts net stat sys sysvipc uptime version"
         shown = []
         for name in os.listdir("/proc"):
-            if name.isdigit() or name in known:
+            if name.isdigit() or name in known.split():
                 continue
             try:
                 if os.path.isdir("/proc/" + name) and os.listdir("/proc/" + name):

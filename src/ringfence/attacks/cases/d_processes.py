@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 def open_descriptors(arm: Arm) -> Seen:
     """Bare: a process that is handed one more. Seen by the host, in /proc of the waiting process."""
     if arm.bare:
-        with open(arm.host_file(), encoding="utf-8") as file, subprocess.Popen(
-            [arm.canary, "5"], executable=os.path.realpath("/bin/sleep"), pass_fds=[file.fileno()]
-        ) as plain:
+        with (
+            open(arm.host_file(), encoding="utf-8") as file,
+            subprocess.Popen(
+                [arm.canary, "5"], executable=os.path.realpath("/bin/sleep"), pass_fds=[file.fileno()]
+            ) as plain,
+        ):
             found = _descriptors(plain.pid)
             plain.kill()
         return Seen(found != {0, 1, 2}, f"descriptors {sorted(found)}")
@@ -51,7 +54,9 @@ def open_descriptors(arm: Arm) -> Seen:
     return Seen(found != {0, 1, 2}, f"descriptors {sorted(found)}")
 
 
-_TRY_ALL = "\nfor fd in range(3, 256):\n    try:\n        loot(os.pread(fd, 4096, 0))\n    except OSError:\n        pass\n"
+_TRY_ALL = (
+    "\nfor fd in range(3, 256):\n    try:\n        loot(os.pread(fd, 4096, 0))\n    except OSError:\n        pass\n"
+)
 
 
 @attack("D02", "what the supervisor holds open is not inherited", READ, off=BARE)
@@ -72,7 +77,7 @@ D03 = not_applicable(
     "D03",
     "no descriptor is passed out over the control channel",
     ESCAPE,
-    "a guest holds three pipes and one for its report, no socket: the monitor's socket is closed before guest code runs",
+    "a guest holds pipes and no socket: the monitor's is closed before guest code runs",
 )
 
 
@@ -165,7 +170,9 @@ def _signalling(arm: Arm) -> Seen:
     held = getattr(box._box, "_uid", None)  # noqa: SLF001  # no public name: callers have no use for it
     owner = held.uid if held is not None else os.geteuid()
     with subprocess.Popen(["/bin/sleep", "5"], user=owner, group=owner, extra_groups=[]) as victim:
-        told = arm.python("attempt('kill', os.kill, pid, 9)\nattempt('again', os.kill, pid, 0)", box=box, pid=victim.pid)
+        told = arm.python(
+            "attempt('kill', os.kill, pid, 9)\nattempt('again', os.kill, pid, 0)", box=box, pid=victim.pid
+        )
         try:
             victim.wait(0.3)
         except subprocess.TimeoutExpired:
@@ -235,11 +242,11 @@ _STUBBORN = """
 def _daemon(arm: Arm, extra: str) -> Seen:
     """Seen by the host: whether a process of that name lives on."""
     code = _DAEMON.format(extra=extra.strip() or "pass")
-    values = {"canary": arm.canary, "sleep": os.path.realpath("/bin/sleep")}
+    sleep = os.path.realpath("/bin/sleep")
     if arm.bare:
-        arm.python(code, **values)
+        arm.python(code, canary=arm.canary, sleep=sleep)
     else:
-        result = ringfence.run(arm.script(code, **values), policy=POLICY)
+        result = ringfence.run(arm.script(code, canary=arm.canary, sleep=sleep), policy=POLICY)
         if result.status != "ok":
             raise AssertionError(result.stderr)
     left = processes_with(arm.canary)
@@ -299,7 +306,7 @@ def scheduling(arm: Arm) -> Seen:
 
 @attack("D14", "no core file is written", LEAK, off="rlimit-core")
 def core_file(arm: Arm) -> Seen:
-    """Seen by the host: the limit in /proc of the process. None is dumped: the pattern may name a program of the host."""
+    """Seen by the host: the limit in /proc of the process. None is dumped: the pattern may name a host program."""
     import resource
 
     if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:

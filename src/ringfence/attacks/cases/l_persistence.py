@@ -2,6 +2,311 @@
 
 from __future__ import annotations
 
-from ringfence.attacks.case import cases
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import ringfence
+from ringfence.attacks.arena import POLICY
+from ringfence.attacks.case import (
+    BARE,
+    DOS,
+    ESCAPE,
+    LEAK,
+    OURS,
+    PERSIST,
+    NotApplicable,
+    Seen,
+    attack,
+    cases,
+    not_applicable,
+)
+from ringfence.attacks.hosts import SOURCE, host_process
+from ringfence.attacks.witnesses import text_of, waiting_process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.attacks.arena import Arm
+
+_RUN_LATER = (
+    *(".bashrc", ".profile", ".zshrc", ".envrc", ".mcp.json", ".git/hooks/post-checkout", ".git/config"),
+    *(".git/commondir", ".vscode/tasks.json", ".idea/workspace.xml", ".claude/settings.json"),
+)
+
+
+@attack("L01", "files that programs of the host run later are not written in a shared folder", PERSIST, off="protect")
+def run_later(arm: Arm) -> Seen:
+    arm.host_file(".git/HEAD", "ref: refs/heads/main\n", mode=0o666)
+    os.mkdir(f"{arm.directory}/.git/hooks")
+    for directory in (".git", ".git/hooks"):
+        os.chmod(f"{arm.directory}/{directory}", 0o777)
+    box = arm.sandbox(arm.shared())
+    told = arm.python(
+        """
+        os.chdir(top)
+        for name in names:
+            try:
+                os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+            except OSError:
+                pass
+            attempt(name, spill, name, canary, os.O_CREAT)
+        """,
+        box=box,
+        top=arm.directory,
+        names=_RUN_LATER,
+        canary=arm.canary,
+    )
+    written = [name for name in _RUN_LATER if arm.canary in text_of(f"{arm.directory}/{name}")]
+    return Seen(bool(written), told.words())
+
+
+@attack("L01-report", "such a file deeper in the folder is told at the end", PERSIST, off=OURS, label="end scan")
+def told_at_the_end(arm: Arm) -> Seen:
+    """Off, nobody looks: the file is there and the result says nothing of it."""
+    box = arm.sandbox(arm.shared())
+    arm.python(
+        """
+        os.makedirs(top + "/sub/.git/hooks")
+        spill(top + "/sub/.git/hooks/post-checkout", canary, os.O_CREAT)
+        """,
+        box=box,
+        top=arm.directory,
+        canary=arm.canary,
+    )
+    there = os.path.exists(f"{arm.directory}/sub/.git/hooks/post-checkout")
+    if arm.off:
+        return Seen(there, "written" if there else "not written")
+    box.close()
+    told = [denial.target for denial in box.denials()]
+    return Seen(there and not any("sub/.git" in target for target in told), f"told: {', '.join(told) or 'nothing'}")
+
+
+_BOMB = """
+if os.fork() == 0:
+    os.setsid()
+    fd = os.open(path, os.O_WRONLY)
+    end = time.monotonic() + 1.2
+    while time.monotonic() < end:
+        os.pwrite(fd, b"%020d" % time.monotonic_ns(), 0)
+    os._exit(0)
+time.sleep(0.05)
+"""
+
+
+@attack("L02", "nothing acts after the call has returned", PERSIST, off=BARE)
+def time_bomb(arm: Arm) -> Seen:
+    """A process left behind writes the time to a host file as fast as it can; the host compares it with its own."""
+    path = arm.host_file("shown/clock", "0" * 20, mode=0o666)
+    late: list[float] = []
+    for _ in range(1 if arm.bare else 10):
+        if arm.bare:
+            subprocess.run(
+                [sys.executable, "-I", "-c", arm.script(_BOMB, path=path)],
+                timeout=5,
+                check=True,
+                start_new_session=True,
+            )
+        else:
+            policy = POLICY.replace(mounts=[ringfence.Mount(os.path.dirname(path), mode="rw")])
+            ringfence.run(arm.script(_BOMB, path=path), policy=policy).check()
+        returned = time.monotonic_ns()
+        time.sleep(0.1)
+        late.append((int(text_of(path) or 0) - returned) / 1e6)
+    return Seen(max(late) > 0, f"last write {max(late):+.2f} ms after the return, of {len(late)} tries")
+
+
+@attack("L03", "a sandbox starts clean, whatever ran before", LEAK, off=OURS, label="nothing is used twice")
+def poisoned(arm: Arm) -> Seen:
+    """Off: the second owner is given the first one's sandbox."""
+    box = arm.sandbox()
+    arm.python(
+        """
+        for path in ("/workspace/left", "/tmp/left", "/dev/shm/left"):
+            spill(path, canary, os.O_CREAT)
+        import json
+        json.dumps = lambda *_, **__: canary
+        os.environ["LEFT"] = canary
+        os.umask(0o777)
+        """,
+        box=box,
+        canary=arm.canary,
+    )
+    second = box if arm.off else arm.sandbox()
+    told = arm.python(
+        """
+        for path in ("/workspace/left", "/tmp/left", "/dev/shm/left"):
+            steal(path)
+        loot(os.environ.get("LEFT", "") + json.dumps("x") + oct(os.umask(0)))
+        """,
+        box=second,
+    )
+    return arm.stolen(told)
+
+
+@attack("L04", "a cache that is shared is not written", PERSIST, off="read-only")
+def shared_cache(arm: Arm) -> Seen:
+    path = arm.host_file("cache/module.py", "value = 1\n", mode=0o666)
+    os.chmod(os.path.dirname(path), 0o777)
+    told = arm.python(
+        """
+        attempt("change", spill, path, canary)
+        attempt("add", spill, os.path.dirname(path) + "/json.py", canary, os.O_CREAT)
+        for place in sys.path:
+            attempt("packages", spill, place + "/sitecustomize.py", canary, os.O_CREAT) if place else None
+        """,
+        policy=arm.shared("ro"),
+        path=path,
+        canary=arm.canary,
+    )
+    return Seen(text_of(path) != "value = 1\n" or len(os.listdir(os.path.dirname(path))) > 1, told.words())
+
+
+@attack("L05", "no helper is looked up in PATH", ESCAPE, off=BARE)
+def planted_helper(arm: Arm) -> Seen:
+    """The planted program leaves a mark. Bare: a supervisor that looks its interpreter up."""
+    planted = f"{arm.directory}/planted"
+    os.mkdir(planted)
+    for name in (
+        "python3",
+        "python",
+        "bwrap",
+        "newuidmap",
+        "newgidmap",
+        "systemd-run",
+        "mount",
+        "unshare",
+        "git",
+        "sh",
+    ):
+        path = f"{planted}/{name}"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/sh\necho {arm.canary} >> {arm.directory}/mark\n")
+        os.chmod(path, 0o755)
+    run = "import subprocess; subprocess.run(['python3', '-c', '1'])"
+    if not arm.bare:
+        run = "import ringfence; r = ringfence.run('print(1)'); assert r.ok, r; ringfence.Sandbox().plan()"
+    done = host_process(run, path=f"{planted}:/usr/bin:/bin")
+    if done.returncode != 0:
+        raise AssertionError(done.stderr[-300:])
+    return Seen(
+        os.path.exists(f"{arm.directory}/mark"),
+        "it ran" if os.path.exists(f"{arm.directory}/mark") else "it did not run",
+    )
+
+
+L06 = not_applicable("L06", "a sandbox asks for no weaker one", ESCAPE, "no API is reachable from inside yet")
+
+
+_STUBBORN = """
+os.chdir(top)
+for _ in range(1200):
+    os.mkdir("d", 0o700)
+    os.chdir("d")
+os.mkdir("locked", 0)
+spill("busy", "x", os.O_CREAT)
+tell(done=True)
+"""
+
+
+@attack("L07", "files that will not go do not keep a sandbox from going", DOS, off=BARE)
+def stubborn_files(arm: Arm) -> Seen:
+    """Bare: a host folder, and the removal that Python brings. Inside, the file system itself goes."""
+    if arm.bare:
+        told = arm.python(_STUBBORN, top=arm.directory)
+        try:
+            shutil.rmtree(f"{arm.directory}/d")
+        except (OSError, RecursionError) as error:
+            subprocess.run(["rm", "-rf", f"{arm.directory}/d"], check=True)
+            return Seen(True, f"rmtree: {type(error).__name__}")
+        return Seen(False, "rmtree removed it")
+    box = arm.sandbox()
+    told = arm.python(_STUBBORN, box=box, top="/workspace")
+    if told.said("done") is not True:
+        raise AssertionError(told.stderr[-300:])
+    inner = box._box  # noqa: SLF001  # whether all of it is gone is no public question
+    assert inner is not None
+    box.close()
+    gone = inner.wait_destroyed(0)
+    return Seen(not gone, "all gone" if gone else "something is left")
+
+
+@attack(
+    "L08", "what a dead supervisor left is swept at the next start", PERSIST, off=OURS, label="sweep", needs="cgroup"
+)
+def left_by_the_dead(arm: Arm) -> Seen:
+    """Off: before the next start."""
+    sleep = os.path.realpath("/bin/sleep")
+    inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
+    code = f"import ringfence\nwith ringfence.Sandbox() as box:\n    box.exec(['python3', '-c', {inner!r}])\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": SOURCE, "HOME": os.path.expanduser("~")},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as supervisor:
+        pid = waiting_process(arm.canary, 8)
+        supervisor.kill()
+    if pid is None:
+        raise AssertionError("no guest was started")
+    time.sleep(0.3)
+    if not arm.off:
+        host_process("import ringfence; ringfence.run('1')")
+    left = _groups_of(supervisor.pid)
+    return Seen(bool(left), f"{len(left)} control groups left")
+
+
+@attack("L09", "shared memory of one sandbox is not seen by the next", LEAK, off="ipc-namespace")
+def shared_memory(arm: Arm) -> Seen:
+    """Segments open to all, so that uids do not stand in the way. Removed by the host, should they be its own."""
+    first = arm.python(
+        """
+        number = call(29, 0, 4096, 0o1666)
+        _libc.shmat.restype = ctypes.c_void_p
+        address = _libc.shmat(number, None, 0)
+        ctypes.memmove(address, canary.encode(), 32)
+        tell(number=number)
+        """,
+        canary=arm.canary,
+    )
+    number = first.said("number")
+    if not isinstance(number, int):
+        raise AssertionError(f"no segment was made: {first.words()} {first.stderr[-300:]}")
+    told = arm.python(
+        """
+        _libc.shmat.restype = ctypes.c_void_p
+        ctypes.set_errno(0)
+        address = _libc.shmat(number, None, 0o10000)
+        tell(tried="shmat", met="ok" if address < 1 << 63 else errno.errorcode[ctypes.get_errno()])
+        if address < 1 << 63:
+            loot(ctypes.string_at(address, 32))
+        """,
+        number=number,
+    )
+    if arm.off:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.shmctl(number, 0, None) != 0 and os.geteuid() == 0:
+            raise AssertionError("a segment of shared memory is left on the host")
+    return arm.stolen(told)
+
+
+L10 = not_applicable("L10", "the control plane is not flooded", DOS, "there is no server in this version")
+L11 = not_applicable("L11", "a copy and its original do not touch each other", ESCAPE, "fork() is not in this version")
+
+
+def _groups_of(pid: int) -> list[str]:
+    """Control groups of ours that name `pid` as their owner."""
+    found: list[str] = []
+    for top in ("/sys/fs/cgroup", *(entry.path for entry in os.scandir("/sys/fs/cgroup") if entry.is_dir())):
+        ours = f"{top}/ringfence"
+        if os.path.isdir(ours):
+            found += [name for name in os.listdir(ours) if name.startswith(f"{pid}-")]
+    if not found and not os.path.isdir("/sys/fs/cgroup"):
+        raise NotApplicable("this host has no control groups")
+    return found
+
 
 CASES = cases(globals())

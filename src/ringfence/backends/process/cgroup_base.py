@@ -23,6 +23,7 @@ BASE = "ringfence"
 CPU_PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000  # the kernel refuses less
 _SIGKILL = 9
+_EMPTYING_TRIES = 20
 
 
 class GroupLimits(Struct):
@@ -116,6 +117,10 @@ class Tree(ABC):
     @abstractmethod
     def create(self, box_id: str, limits: GroupLimits) -> Group:
         """A new group. OSError when the kernel refuses; then nothing is left of it."""
+
+    @abstractmethod
+    def owner_directories(self) -> list[str]:
+        """Directories of this process, below which its groups are: the zygote removes them when the library is gone."""
 
     @abstractmethod
     def zygote_fd(self) -> int | None:
@@ -277,8 +282,13 @@ def names(directory: str) -> list[str]:
 
 def remove_if_empty(directory: str) -> None:
     """Remove a group that nobody uses; one that is in use, or gone, is left as it is."""
-    try:
-        os.rmdir(directory)
-    except OSError as error:
-        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY, errno.ENOENT):
-            raise
+    for _ in range(_EMPTYING_TRIES):
+        try:
+            os.rmdir(directory)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOTEMPTY, errno.ENOENT):
+                raise
+            if error.errno != errno.EBUSY or not read(f"{directory}/cgroup.procs"):
+                return
+        time.sleep(0.001)  # a process of ours in it is ending

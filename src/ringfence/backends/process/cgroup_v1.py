@@ -85,6 +85,9 @@ class Tree(base.Tree):
             raise
         return group
 
+    def owner_directories(self) -> list[str]:
+        return [f"{root}/{base.BASE}/{owners.name()}" for root in self.unique_roots]
+
     def zygote_fd(self) -> int | None:
         return None
 

@@ -105,6 +105,9 @@ class Tree(base.Tree):
     def path(self) -> str | None:
         return self._owner_base()
 
+    def owner_directories(self) -> list[str]:
+        return [self._owner_base()]
+
     def zygote_fd(self) -> int | None:
         leaf = f"{self._owner_base()}/{ZYGOTE}"
         if not os.path.isdir(leaf):
@@ -157,6 +160,9 @@ class ScopeTree(Tree):
         super().__init__("", "", controllers)
         self._program = program
         self._runtime = runtime
+
+    def owner_directories(self) -> list[str]:
+        return []  # systemd removes a scope when its last process is gone
 
     def launch_prefix(self) -> list[str]:
         """systemd-run needs the address of the user manager; the zygote gets an empty environment all the same."""

@@ -79,7 +79,7 @@ class _Scan:
 
     def walk(self, root: int) -> Iterator[tuple[str, str, str]]:
         """Depth first with one open descriptor for each level. Closes `root`."""
-        stack = [(root, "", False, iter(self._children(root)))]
+        stack = [(root, "", False, iter(self._children(root, "")))]
         try:
             while stack:
                 fd, relative, held, children = stack[-1]
@@ -98,7 +98,7 @@ class _Scan:
                         continue
                     below = self._open(fd, entry.name)
                     if below is not None:
-                        stack.append((below, path, held or entry.held, iter(self._children(below))))
+                        stack.append((below, path, held or entry.held, iter(self._children(below, entry.name))))
         finally:
             for fd, *_ in stack:
                 os.close(fd)
@@ -109,7 +109,9 @@ class _Scan:
         except OSError:
             return None  # gone, or made unreadable: an unreadable folder cannot be used by the host's tools either
 
-    def _children(self, fd: int) -> list[_Child]:
+    def _children(self, fd: int, name: str) -> list[_Child]:
+        """Of the folder called `name`. One called `.git` counts as a repository before it is whole: a later run could
+        add what is missing, and the hooks would then be older than it (L01)."""
         try:
             with os.scandir(fd) as entries:
                 listed = []
@@ -121,7 +123,8 @@ class _Scan:
         except OSError:
             return []
         names = {name for name, _ in listed}
-        in_git = {"HEAD", "objects", "refs"} <= names  # also a bare repository that stands in for `.git`
+        bare = {"HEAD", "objects", "refs"} <= names  # a bare repository may stand in for `.git`
+        in_git = name == ".git" or bare
         return [_child(name, directory, in_git) for name, directory in sorted(listed)]
 
     def _look(self, fd: int, path: str, entry: _Child, held: bool) -> Iterator[tuple[str, str, str]]:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from ringfence.backends.process import cgroup, uids
+from ringfence.backends.process import cgroup, spawn, uids
 from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.cgroup import GroupLimits
 from ringfence.backends.process.zygote import Template, Zygote
@@ -68,7 +68,7 @@ class Pool:
     def take(self, plan: ProcessPlan) -> ProcessBox:
         """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises."""
         deadline = time.monotonic() + START_S
-        box = self._from_shelf(plan) if plan.shared else None
+        box = self._from_shelf(plan) if plan.shared and not spawn.is_command() else None
         if box is not None:
             try:
                 box.wait_ready(deadline)
@@ -143,12 +143,15 @@ class Pool:
             named = [("cpu", group.cpu_fd()), ("thaw", group.thaw_fd()), *(("join", fd) for fd in group.join_fds())]
             payload["fds"] = ["channel", *(name for name, fd in named if fd is not None)]
             opened = [fd for _, fd in named if fd is not None]
+        fds = [theirs.fileno(), *opened]
         if uid is not None:
+            payload["fds"] = [*payload["fds"], "uid"]  # type: ignore[misc]  # a list of names, set above or by the plan
+            fds.append(uid.fileno())
             payload["owner"] = uid.uid
             payload["ops"] = [_owned(op, uid.uid) for op in plan.box_ops]
         payload["fence"] = {**plan.fence, "affinity": _choose_cpus(plan.cpus)}
         try:
-            template.launch(payload, [theirs.fileno(), *opened])
+            template.launch(payload, fds)
         finally:
             for fd in opened:
                 os.close(fd)

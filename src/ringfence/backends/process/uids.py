@@ -33,6 +33,10 @@ class HeldUid:
         self._path = path
         self._pid = os.getpid()
 
+    def fileno(self) -> int:
+        """The lock, for the monitor to hold as well: the uid stays taken while anything of the sandbox lives."""
+        return self._fd
+
     def release(self) -> None:
         """Give the uid back. Again: nothing. In a fork of the holder only the copy is closed, the uid stays held."""
         fd, self._fd = self._fd, -1

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 
+from ringfence.backends.process import spawn, state
 from ringfence.errors import Missing, SandboxLostError, StartTimeoutError, UnsupportedError
 from ringfence.guest import lean
 
@@ -24,36 +25,45 @@ _END_S = 2.0
 _MAX_PACKET = 1 << 16
 
 
-def launcher() -> str:
-    """The one file after whose exec everything privileged happens."""
-    import ringfence.guest
-
-    return os.path.join(os.path.dirname(ringfence.guest.__file__), "launch")
-
-
 class Zygote:
     """A warm interpreter. Safe from several threads."""
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...], tree: Tree | None) -> None:
+        """Returns at once; the first template waits until it is ready."""
         self._lock = threading.Lock()
-        self._control, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        self._errors = os.memfd_create("zygote-stderr", os.MFD_CLOEXEC)
-        self.pid = _spawn(interpreter, theirs.fileno(), self._errors, tree)
-        theirs.close()
+        prefix = tree.launch_prefix() if tree is not None else []
+        begun = _start(interpreter.executable, prefix)
+        self.pid, self._control, self._errors = begun.pid, begun.control, begun.errors
         self._control.settimeout(_START_S)
-        try:
-            self._control.send(lean.dumps({"sys_path": interpreter.sys_path, "preload": preload}))
-            answer = self._answer(self._control)
-            if "error" in answer:
-                raise _preload_failed(answer)
-            if tree is not None:
-                tree.attach(self.pid)
-        except BaseException:
-            self.close()
-            raise
+        self._tree = tree
+        self._ready = False
+        hello = {
+            "sys_path": interpreter.sys_path,
+            "preload": preload,
+            "cgroups": tree.owner_directories() if tree is not None else [],
+            "uids": state.directory("uid") if os.geteuid() == 0 else None,
+        }
+        _send(self._control, lean.dumps(hello), [])
+
+    def wait_ready(self) -> None:
+        """Until its imports are done. Raises ImageError for a preload that failed; then it is closed."""
+        with self._lock:
+            if self._ready:
+                return
+            try:
+                answer = self._answer(self._control)
+                if "error" in answer:
+                    raise _preload_failed(answer)
+                if self._tree is not None:
+                    self._tree.attach(self.pid)
+            except BaseException:
+                self.close()
+                raise
+            self._ready = True
 
     def template(self, ops: tuple[Op, ...], *, as_root: bool) -> Template:
         """A fork with a root of its own. Raises UnsupportedError when this host does not let us build one."""
+        self.wait_ready()
         ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
         request = lean.dumps({"as_root": as_root, "ops": ops})
         ours.settimeout(_BUILD_S)
@@ -98,6 +108,10 @@ class Zygote:
 
     def close(self) -> None:
         """End it. Running sandboxes go on: they belong to the library, not to the zygote."""
+        try:
+            _send(self._control, b'{"bye":true}', [])
+        except (SandboxLostError, OSError):
+            pass  # gone already
         self._control.close()
         if self.pid >= 0:
             _end(self.pid)
@@ -134,31 +148,15 @@ def _send(control: socket, data: bytes, fds: list[int]) -> None:
         raise SandboxLostError("the sandbox's zygote is gone", fix="try again: a new one is started") from None
 
 
-def _spawn(interpreter: Interpreter, control: int, errors: int, tree: Tree | None) -> int:
-    """posix_spawn: no copy of the caller's memory, an empty environment, descriptors 0–4 alone."""
-    library = os.pidfd_open(os.getpid())
-    prefix = tree.launch_prefix() if tree is not None else []
-    argv = [*prefix, launcher(), interpreter.executable]
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
-        (os.POSIX_SPAWN_DUP2, 0, 1),
-        (os.POSIX_SPAWN_DUP2, errors, 2),
-    ]
-    high = [_above(control), _above(library)]
-    actions += [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4)]
+def _start(executable: str, prefix: list[str]) -> spawn.Started:
+    begun = spawn.take(executable) if not prefix else None
     try:
-        # The caller's thread may block or ignore signals; a guest must not inherit that.
-        return os.posix_spawn(
-            argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=[], setsigdef=range(1, 32)
-        )
+        return begun or spawn.start(executable, prefix)
     except OSError as error:
         raise UnsupportedError(
-            f"cannot start {argv[0]}: {error.strerror}",
+            f"cannot start {[*prefix, spawn.launcher()][0]}: {error.strerror}",
             missing=[Missing("process", "the launcher file can be executed", "reinstall ringfence")],
         ) from None
-    finally:
-        for fd in (*high, library):
-            os.close(fd)
 
 
 def _end(pid: int) -> None:
@@ -179,13 +177,6 @@ def _end(pid: int) -> None:
         return
     finally:
         os.close(pidfd)
-
-
-def _above(fd: int) -> int:
-    """A copy with a number that the fixed descriptors of the zygote do not overwrite."""
-    import fcntl
-
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
 
 
 def _preload_failed(answer: dict[str, object]) -> Exception:

@@ -1,0 +1,101 @@
+"""Starts a zygote's process: by exec, with an empty environment. On the first line of a command, so it imports little.
+
+A command of ours knows at once that it will need a zygote: `begin` starts one that gets ready while the rest is loaded,
+and the pool takes it with `take`.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+
+_FIRST_FREE = 10  # above the fixed descriptors of the zygote
+
+
+class Started:
+    """A zygote's process that has not been spoken to."""
+
+    __slots__ = ("control", "errors", "pid")
+
+    def __init__(self, pid: int, control: socket, errors: int) -> None:
+        self.pid = pid
+        self.control = control
+        self.errors = errors  # a file in memory with what it said on standard error
+
+
+def launcher() -> str:
+    """The one file after whose exec everything privileged happens."""
+    return os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "guest", "launch")
+
+
+def real_executable() -> str:
+    """This Python's own file: no shim, no link."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def start(executable: str, prefix: list[str]) -> Started:
+    """posix_spawn: no copy of the caller's memory, descriptors 0–4 alone. Raises OSError."""
+    control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    errors = os.memfd_create("zygote-stderr", os.MFD_CLOEXEC)
+    library = os.pidfd_open(os.getpid())
+    high = [_above(theirs.fileno()), _above(library)]
+    argv = [*prefix, launcher(), executable]
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
+        (os.POSIX_SPAWN_DUP2, 0, 1),
+        (os.POSIX_SPAWN_DUP2, errors, 2),
+        (os.POSIX_SPAWN_DUP2, high[0], 3),
+        (os.POSIX_SPAWN_DUP2, high[1], 4),
+    ]
+    try:
+        # The caller's thread may block or ignore signals; a guest must not inherit that.
+        pid = os.posix_spawn(
+            argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=[], setsigdef=range(1, 32)
+        )
+    except OSError:
+        control.close()
+        os.close(errors)
+        raise
+    finally:
+        theirs.close()
+        for fd in (*high, library):
+            os.close(fd)
+    return Started(pid, control, errors)  # type: ignore[arg-type]  # the C class has every method that is used
+
+
+def _above(fd: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+
+
+_begun: list[Started] = []
+_command: list[bool] = []
+
+
+def begin() -> None:
+    """For a command that will make one sandbox: start its zygote ahead of time, and keep no spares later.
+
+    Failing is no error here: the pool tries again and says why.
+    """
+    _command.append(True)
+    try:
+        _begun.append(start(real_executable(), []))
+    except OSError:
+        return
+
+
+def is_command() -> bool:
+    return bool(_command)
+
+
+def take(executable: str) -> Started | None:
+    """The zygote that was begun, if there is one and it is of this interpreter."""
+    if _begun and executable == real_executable():
+        return _begun.pop()
+    return None

@@ -1,0 +1,98 @@
+"""What the zygote does beside making sandboxes: it keeps the kernel's cgroup lock warm at the start, and cleans up when
+the library ended without a word (SIGKILL, or a command in a hurry).
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # as in lean
+import fcntl
+import os
+import select
+import time
+
+from . import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .shapes import Hello
+
+_WARM_S = 0.06
+_WARM_EVERY_S = 0.003
+_GIVE_UP_S = 10
+_TRIES = 200
+
+
+def warm_up_joins(owner: str) -> None:
+    """The first process to join a cgroup after a quiet moment waits 5 to 15 ms for the kernel (M8), others do not.
+
+    A child of ours joins a group of ours while the zygote still imports, so that the first sandbox comes second.
+    """
+    if os.fork():
+        return
+    kernel.die_with_parent()
+    try:
+        os.makedirs(owner, 0o755, exist_ok=True)
+        fd = os.open(f"{owner}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        end = time.monotonic() + _WARM_S
+        while time.monotonic() < end:
+            os.write(fd, b"0")
+            time.sleep(_WARM_EVERY_S)
+    finally:
+        os._exit(0)
+
+
+def clean_up(hello: Hello, library: int) -> None:
+    """Called when the library's end of the socket is closed. Its monitors end by themselves; we wait, and remove."""
+    _signal.alarm(_GIVE_UP_S)  # its default ends us: what is left then is for the next sweep
+    poll = select.poll()
+    poll.register(library, select.POLLIN)
+    if not poll.poll(1000):
+        return  # alive: it let go of us, no more
+    _wait_for_children()
+    for owner in hello["cgroups"]:
+        _remove_groups(owner)
+    if hello["uids"] is not None:
+        _remove_unheld(hello["uids"])
+
+
+def _wait_for_children() -> None:
+    """SIGCHLD is ignored, so this returns when the last one is gone. Orphaned monitors come to us: we are subreaper."""
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        return
+
+
+def _remove_groups(owner: str) -> None:
+    try:
+        groups = [entry.path for entry in os.scandir(owner) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for path in (*groups, owner, os.path.dirname(owner)):
+        for _ in range(_TRIES):
+            try:
+                os.rmdir(path)
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                if path == os.path.dirname(owner):
+                    break  # another library's groups are in it
+                time.sleep(0.005)
+
+
+def _remove_unheld(directory: str) -> None:
+    """Lock files of uids that no process holds any more. Whoever waits for one checks that it is still the file."""
+    for name in os.listdir(directory):
+        path = f"{directory}/{name}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        except OSError:
+            pass  # held, or removed by another
+        finally:
+            os.close(fd)
