@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _READ = 1 << 16
 _SEND_BUFFER_STOP = 1 << 20  # stop reading guests while the host is this far behind
 _CPU_POLL_S = 0.05
-_INIT_ENDS_S = 0.05
 
 
 def monitor(plan: Plan, fds: list[int], library: int, proc: int) -> None:
@@ -174,9 +173,9 @@ class Guestd:
     def finished(self, job: Job, **outcome: object) -> None:
         self._jobs.pop(job.id, None)
         self._idle_since = time.monotonic()
+        if outcome["signal"] == lean.SIGKILL and job.why is None and self._place.init_is_ending():
+            outcome["why"] = "lost"  # PID 1 was killed, and the kernel killed the guest with it
         if job.one_shot:
-            if outcome["signal"] == lean.SIGKILL and job.why is None and self._place.init_ends_within(_INIT_ENDS_S):
-                outcome["why"] = "lost"  # PID 1 was killed, and the kernel killed the guest with it
             self._place.end_all()  # before the host hears of it: nothing outlives a one-shot run
         self.say(ev="exit", id=job.id, **outcome)
 

@@ -24,6 +24,7 @@ from ringfence.attacks.witnesses import text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringfence import Sandbox
     from ringfence.attacks.arena import Arm
 
 _RACE_S = 0.8
@@ -43,12 +44,12 @@ while time.monotonic() < end:
 """
 
 
-def _swapping(arm: Arm, top: str, one: bytes, other: bytes) -> tuple[object, object]:
-    """A sandbox that shows this arm's folder, and the guest in it that swaps."""
+def _swapping(arm: Arm) -> Sandbox:
+    """A sandbox that shows this arm's folder, with a guest in it that swaps `place` and `link`."""
     box = arm.sandbox(arm.shared())
-    process = arm.spawn(_SWAP, box=box, top=top, one=one, other=other, seconds=_RACE_S + 3)
+    process = arm.spawn(_SWAP, box=box, top=arm.directory, one=b"place", other=b"link", seconds=_RACE_S + 3)
     next(iter(process))
-    return box, process
+    return box
 
 
 def _judge(wins: int, tries: int, what: str) -> Seen:
@@ -82,7 +83,7 @@ def _race_folder(arm: Arm) -> str:
 def swapped_on_write(arm: Arm) -> Seen:
     """Off: a plain open on the host's side of the shared folder."""
     outside = _race_folder(arm)
-    box, _ = _swapping(arm, arm.directory, b"place", b"link")
+    box = _swapping(arm)
     path = f"{arm.directory}/place/file"
     wins = tries = 0
     end = time.monotonic() + _RACE_S
@@ -93,7 +94,7 @@ def swapped_on_write(arm: Arm) -> Seen:
                 with open(path, "w", encoding="utf-8") as file:
                     file.write("mine")
             else:
-                box.files.write(path, "mine")  # type: ignore[attr-defined]
+                box.files.write(path, "mine")
         except OSError:
             pass
         if text_of(f"{outside}/file") != arm.canary or len(os.listdir(outside)) != 1:
@@ -106,14 +107,14 @@ def swapped_on_write(arm: Arm) -> Seen:
 @attack("C02", "a file swapped for a link does not lead a read of the host outside", READ, off=OURS, label="openat2")
 def swapped_on_read(arm: Arm) -> Seen:
     _race_folder(arm)
-    box, _ = _swapping(arm, arm.directory, b"place", b"link")
+    box = _swapping(arm)
     path = f"{arm.directory}/place/file"
     wins = tries = 0
     end = time.monotonic() + _RACE_S
     while time.monotonic() < end:
         tries += 1
         try:
-            data = text_of(path) if arm.off else box.files.read_text(path)  # type: ignore[attr-defined]
+            data = text_of(path) if arm.off else box.files.read_text(path)
         except OSError:
             continue
         wins += arm.canary in data
@@ -124,7 +125,7 @@ def swapped_on_read(arm: Arm) -> Seen:
 def swapped_on_removal(arm: Arm) -> Seen:
     """Off: names are listed first and removed by path, as `os.walk` with `os.remove` does."""
     outside = _race_folder(arm)
-    box, _ = _swapping(arm, arm.directory, b"place", b"link")
+    box = _swapping(arm)
     place = f"{arm.directory}/place"
     wins = tries = 0
     end = time.monotonic() + _RACE_S
@@ -135,7 +136,7 @@ def swapped_on_removal(arm: Arm) -> Seen:
                 for name in os.listdir(place):
                     os.remove(f"{place}/{name}")
             else:
-                box.files.remove(f"{place}/file")  # type: ignore[attr-defined]
+                box.files.remove(f"{place}/file")
         except OSError:
             pass
         if not os.path.exists(f"{outside}/file"):
