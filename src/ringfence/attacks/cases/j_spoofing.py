@@ -10,9 +10,10 @@ import os
 import struct
 import time
 
-from ringfence.attacks.case import CRASH, OURS, SPOOF, WRITE, Seen, attack, cases, not_applicable
-from ringfence.attacks.trace import Attempt, answers, host_pid, pid_told
-from ringfence.errors import RingfenceError
+from ringfence.attacks.case import CRASH, OURS, SPOOF, Seen, attack, cases, not_applicable
+from ringfence.attacks.cases import j_init
+from ringfence.attacks.cases.j_init import goes_on
+from ringfence.attacks.trace import host_pid, pid_told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ os._exit(3)
 """
 
 
-@attack("J02", "what is written to the report and to every open descriptor does not change the verdict", SPOOF, off=OURS)
+@attack(
+    "J02", "what is written to the report and to every open descriptor does not change the verdict", SPOOF, off=OURS
+)
 def written_frames(arm: Arm) -> Seen:
     result = arm.sandbox(whole=True).run(_EVERY_FD.format(lie=_LIE))
     return _naive(_LIE, 3) if arm.off else _believed(result, 3)
@@ -108,7 +111,12 @@ time.sleep(8)
 """
 
 
-@attack("J02-parent", "a guest makes no process that the monitor takes for one of its own", SPOOF, off="seccomp:clone-parent")
+@attack(
+    "J02-parent",
+    "a guest makes no process that the monitor takes for one of its own",
+    SPOOF,
+    off="seccomp:clone-parent",
+)
 def child_of_the_monitor(arm: Arm) -> Seen:
     box = arm.sandbox()
     try:
@@ -152,7 +160,7 @@ def patched_interpreter(arm: Arm) -> Seen:
 def _in_one_process() -> Seen:
     """Off: a runner that executes in its own process and decides there, after guest code could rewrite it."""
     space: dict[str, object] = {"verdict": lambda failed: "error" if failed else "ok"}
-    exec("verdict = lambda failed: 'ok'", space)
+    exec("verdict = lambda failed: 'ok'", space)  # noqa: S102  # what such a runner does
     verdict = space["verdict"]
     assert callable(verdict)
     return Seen(verdict(True) == "ok", "the runner's own verdict was replaced")
@@ -181,15 +189,9 @@ os._exit({code})
 """
 
 
-def _goes_on(box: Sandbox) -> str:
-    try:
-        result = box.exec(["sh", "-c", "exit 5"])
-        return f"exit {result.exit_code}" if result.exit_code == 5 else f"false: {result.status} {result.exit_code}"
-    except (RingfenceError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-@attack("J05", "killing every process inside and leaving with 0 is seen as that, and the sandbox goes on", SPOOF, off=OURS)
+@attack(
+    "J05", "killing every process inside and leaving with 0 is seen as that, and the sandbox goes on", SPOOF, off=OURS
+)
 def kill_the_spawner(arm: Arm) -> Seen:
     """Off: PID 1 dies too, which no guest can bring about; the sandbox must say that it is lost."""
     box = arm.sandbox(whole=True)
@@ -197,7 +199,7 @@ def kill_the_spawner(arm: Arm) -> Seen:
     if arm.off:
         os.kill(host_pid(box, 1), 9)
         time.sleep(0.3)
-    after = _goes_on(box)
+    after = goes_on(box)
     return Seen(result.exit_code != 4 or after != "exit 5", f"exit {result.exit_code}; then {after}")
 
 
@@ -209,7 +211,7 @@ def stop_the_spawner(arm: Arm) -> Seen:
         os.kill(host_pid(box, 1), 9)
         time.sleep(0.3)
     before = time.monotonic()
-    after = [_goes_on(box), _goes_on(box)]
+    after = [goes_on(box), goes_on(box)]
     took = time.monotonic() - before
     wrong = result.exit_code != 4 or after != ["exit 5", "exit 5"] or took > 8
     return Seen(wrong, f"exit {result.exit_code}; then {after} after {took:.1f} s")
@@ -228,7 +230,9 @@ def forged_usage(arm: Arm) -> Seen:
     return Seen(used < 0.3 or (peak is not None and peak < 30 << 20), f"{used:.2f} s, peak {peak}")
 
 
-@attack("J07", "a frame of 4 GiB, of an unknown type or for nobody ends the sandbox, not the host's memory", CRASH, off=OURS)
+@attack(
+    "J07", "a frame of 4 GiB, of an unknown type or for nobody ends the sandbox, not the host's memory", CRASH, off=OURS
+)
 def hostile_frames(arm: Arm) -> Seen:
     """Off: a reader that makes room for what the header says."""
     from ringfence.wire.switchboard import Switchboard
@@ -292,128 +296,6 @@ def confused_types(arm: Arm) -> Seen:
     return Seen(bool(taken), f"taken: {', '.join(taken) or 'none'}")
 
 
-# ── PID 1 and the spawner ────────────────────────────────────────────────────────────────────────
-
-_POKE = """
-def poke(pid):
-    with open(f"/proc/{pid}/maps") as file:
-        line = next(line for line in file if "[stack]" in line)
-    start = int(line.split("-")[0], 16)
-    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
-        memory.seek(start)
-        memory.write(mark.encode())
-    tell(address=start)
-attempt("mem", poke, target)
-attempt("fd", lambda: [os.readlink(f"/proc/{target}/fd/{n}") for n in os.listdir(f"/proc/{target}/fd")])
-tell(pid=os.getpid())
-time.sleep(8)
-"""
-
-
-def _poked(arm: Arm, target: int) -> Seen:
-    """A mark written to the unused end of its stack is looked for from outside."""
-    box = arm.sandbox()
-    _, said = pid_told(arm.spawn(_POKE, box=box, target=target, mark=arm.canary))
-    words = "; ".join(line for line in said.splitlines() if "tried" in line)
-    if '"address": ' not in said:
-        return Seen(succeeded=False, what=words)
-    address = int(said.partition('"address": ')[2].split("}")[0])
-    with open(f"/proc/{host_pid(box, target)}/mem", "rb", buffering=0) as memory:
-        memory.seek(address)
-        found = memory.read(len(arm.canary)) == arm.canary.encode()
-    return Seen(found, words)
-
-
-@attack(
-    "J17",
-    "PID 1's memory is not written, nor its descriptors read: it is not dumpable",
-    WRITE,
-    off="not-dumpable",
-    behind=("landlock-scopes", "landlock-files"),
-)
-def memory_of_init(arm: Arm) -> Seen:
-    return _poked(arm, 1)
-
-
-@attack(
-    "J17-domain",
-    "PID 1's memory is not written, nor its descriptors read: it is outside the guest's Landlock domain",
-    WRITE,
-    off=("landlock-scopes", "landlock-files"),
-    behind="not-dumpable",
-    needs="landlock",
-)
-def domain_of_init(arm: Arm) -> Seen:
-    return _poked(arm, 1)
-
-
-@attack("J17-spawner", "the spawner's memory is not written, nor its descriptors read", WRITE, off="not-dumpable")
-def memory_of_the_spawner(arm: Arm) -> Seen:
-    return _poked(arm, 2)
-
-
-_CHOSEN = """
-attempt("oom_score_adj", spill, f"/proc/{target}/oom_score_adj", "1000")
-tell(pid=os.getpid())
-time.sleep(8)
-"""
-
-
-def _chosen(arm: Arm, target: int) -> Seen:
-    box = arm.sandbox()
-    _, said = pid_told(arm.spawn(_CHOSEN, box=box, target=target))
-    with open(f"/proc/{host_pid(box, target)}/oom_score_adj", encoding="ascii") as file:
-        value = file.read().strip()
-    return Seen(value == "1000", f"{said.splitlines()[0]}; oom_score_adj {value}")
-
-
-@attack("J17-oom", "a guest does not choose PID 1 for the kernel to kill", SPOOF, off="not-dumpable")
-def choose_init(arm: Arm) -> Seen:
-    return _chosen(arm, 1)
-
-
-@attack("J17-oom-spawner", "a guest does not choose the spawner for the kernel to kill", SPOOF, off="not-dumpable")
-def choose_the_spawner(arm: Arm) -> Seen:
-    return _chosen(arm, 2)
-
-
-_LIMITED = """
-import struct
-attempt("prlimit", call, 302, target, 7, struct.pack("QQ", 3, 4), 0)
-tell(pid=os.getpid())
-time.sleep(8)
-"""
-
-
-def _limited(arm: Arm, target: int) -> Seen:
-    box = arm.sandbox()
-    _, said = pid_told(arm.spawn(_LIMITED, box=box, target=target))
-    with open(f"/proc/{host_pid(box, target)}/limits", encoding="ascii") as file:
-        soft = next(line for line in file if line.startswith("Max open files")).split()[3]
-    return Seen(soft == "3", f"{said.splitlines()[0]}; soft limit of open files {soft}")
-
-
-@attack("J17-prlimit", "PID 1's limits are not lowered", SPOOF, off="seccomp:prlimit")
-def limits_of_init(arm: Arm) -> Seen:
-    return _limited(arm, 1)
-
-
-@attack("J17-prlimit-spawner", "the spawner's limits are not lowered", SPOOF, off="seccomp:prlimit")
-def limits_of_the_spawner(arm: Arm) -> Seen:
-    return _limited(arm, 2)
-
-
-@attack("J17-signals", "no signal reaches PID 1", SPOOF, off="landlock-scopes", needs="landlock")
-def signals_to_init(arm: Arm) -> Seen:
-    """The kernel drops what PID 1 has no handler for; that a guest may send it at all is what Landlock refuses."""
-    attempts = [Attempt(f"signal {number}", 62, (1, number)) for number in range(1, 65) if number not in (32, 33)]
-    box = arm.sandbox()
-    got = answers(arm, box, attempts)
-    sent = [name for name, result in got.items() if result == 0]
-    alive = _goes_on(box) == "exit 5"
-    return Seen(bool(sent) or not alive, f"{len(sent)} of {len(got)} sent; the sandbox goes on: {alive}")
-
-
 # ── files that are not what they seem ────────────────────────────────────────────────────────────
 
 _LINKS = {
@@ -456,7 +338,7 @@ def trapped_files(arm: Arm) -> Seen:
             if word is not None:
                 wrong.append(f"{what} {name}: {word}")
     took = time.monotonic() - before
-    alive = _goes_on(box) == "exit 5" and box.files.write("plain", "x").size == 1
+    alive = goes_on(box) == "exit 5" and box.files.write("plain", "x").size == 1
     told = "; ".join(wrong) or f"each refused, {took:.1f} s for all; the sandbox goes on: {alive}"
     return Seen(bool(wrong) or not alive or took > 10, told)
 
@@ -467,7 +349,9 @@ def _operations(box: Sandbox, name: str) -> dict[str, Callable[[], object]]:
         "read": lambda: files.read(name),
         "append": lambda: files.write(name, _FORGED, append=True),
         "list": lambda: list(files.list(name)),
-        "chmod": lambda: files.chmod(name, 0o600) if name not in ("fifo", "socket") else os.strerror(files.read(name)[0]),
+        "chmod": lambda: (
+            files.chmod(name, 0o600) if name not in ("fifo", "socket") else os.strerror(files.read(name)[0])
+        ),
     }
 
 
@@ -483,15 +367,26 @@ def _refusal(function: Callable[[], object]) -> str | None:
 
 
 ELSEWHERE = [
-    not_applicable("J09", "no pickle, marshal or eval of guest bytes", CRASH, "a test reads the package's source for them"),
+    not_applicable(
+        "J09", "no pickle, marshal or eval of guest bytes", CRASH, "a test reads the package's source for them"
+    ),
     not_applicable("J10", "no exception is rebuilt by name", CRASH, "a test reads the package's source for it"),
-    not_applicable("J11", "guest-made HTML is never of the console's origin", SPOOF, "there is no console in this version"),
-    not_applicable("J12", "escape sequences do not reach a terminal", SPOOF, "the command line's: its own tests try them"),
+    not_applicable(
+        "J11", "guest-made HTML is never of the console's origin", SPOOF, "there is no console in this version"
+    ),
+    not_applicable(
+        "J12", "escape sequences do not reach a terminal", SPOOF, "the command line's: its own tests try them"
+    ),
     not_applicable("J13", "one event is one line of the log", SPOOF, "there is no log in this version"),
     not_applicable("J14", "guest text is data to a model's client", SPOOF, "there is no MCP server in this version"),
-    not_applicable("J15", "nobody else answers in the agent's place", SPOOF, "the channel is a pair of sockets made before any guest"),
+    not_applicable(
+        "J15",
+        "nobody else answers in the agent's place",
+        SPOOF,
+        "the channel is a pair of sockets made before any guest",
+    ),
     not_applicable("J16", "the audit log is a chain", SPOOF, "there is no audit log in this version"),
     not_applicable("J19", "preloaded modules of a foreign image are fenced", CRASH, "the only image is the host's own"),
 ]
 
-CASES = cases(globals())
+CASES = (*cases(globals()), *j_init.CASES)
