@@ -84,8 +84,17 @@ _EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
         "ended_at": (float, int),
     },
 }
-
-
+# The most that each whole number may be; the least is 0.
+_MOST = {
+    "init": 1 << 22,
+    "errno": 4095,
+    "id": 1 << 53,
+    "bytes": 1 << 32,
+    "code": 255,
+    "signal": 64,
+    "cpu_s": 1 << 53,
+    "ended_at": 1 << 53,
+}
 _ENDS = ("lifetime", "idle", "init-lost", "tree-stuck")
 
 
@@ -102,6 +111,8 @@ def event(payload: bytes) -> dict[str, object]:
     for name, types in fields.items():
         if type(data[name]) not in types:
             raise WireError(f"a {data['ev']} event whose {name} has another type")
+        if name in _MOST and data[name] is not None and not 0 <= data[name] <= _MOST[name]:
+            raise WireError(f"a {data['ev']} event whose {name} no kernel gives")
     if data["ev"] == "end" and data["why"] not in _ENDS:
         raise WireError("an end for an unknown reason")
     return data
@@ -149,6 +160,7 @@ class _Strict(lean.Context):
     object_pairs_hook = staticmethod(_no_repeats)
     parse_constant = staticmethod(_no_constants)
     parse_int = staticmethod(_small_int)
+    parse_float = staticmethod(_finite)
 
 
 _parse = lean.scanner(_Strict())
