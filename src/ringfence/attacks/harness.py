@@ -53,7 +53,7 @@ def _chosen(ids: list[str]) -> list[Attack]:
 def run_one(attack: Attack) -> Row:
     """All arms of one attack."""
     started = time.monotonic()
-    missing = _missing(attack)
+    missing = missing_here(attack)
     if missing is not None:
         return _row(attack, "not applicable", {}, missing, started)
     names: list[ArmName] = ["off", "alone", "on"] if attack.behind else ["off", "on"]
@@ -110,7 +110,7 @@ def _row(attack: Attack, verdict: Verdict, seen: dict[str, Seen], detail: str, s
     )
 
 
-def _missing(attack: Attack) -> str | None:
+def missing_here(attack: Attack) -> str | None:
     """What the attack needs and this host or user has not; None when all is there."""
     as_root = os.geteuid() == 0
     for need in attack.needs:

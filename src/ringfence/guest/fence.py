@@ -47,7 +47,9 @@ def _lower(which: int, value: int) -> None:
     hard = resource.getrlimit(which)[1]
     if hard != resource.RLIM_INFINITY and hard < value:
         value = hard
-    resource.setrlimit(which, (value, value))
+    # Of CPU time the soft limit sends SIGXCPU, which tells why; the hard one, a second later, is for who ignores it.
+    grace = int(which == resource.RLIMIT_CPU and value != hard)
+    resource.setrlimit(which, (value, value + grace))
 
 
 def give_up_rights(fence: Fence, *, landlock: bool) -> None:

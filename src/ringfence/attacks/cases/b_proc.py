@@ -135,25 +135,14 @@ def running_program(arm: Arm) -> Seen:
     return Seen(_digest(program) != before, told.words())
 
 
-@attack(
-    "B08",
-    "memory and environment of the host's processes are not read",
-    READ,
-    off=("landlock-files", "landlock-scopes"),
-    behind="view",
-    needs=("user", "landlock"),
-)
+@attack("B08", "memory and environment of the host's processes are not read", READ, off=BARE, label="user namespace")
 def memory_of_others(arm: Arm) -> Seen:
-    """As root the guest's uid is its own, so that the kernel refuses before Landlock is asked."""
+    """A process in a user namespace below is refused even where uids and /proc would permit it."""
     told = arm.python(
         """
-        for name in ("environ", "mem", "maps"):
-            place = f"/mnt/proc/{pid}/{name}"
-            if name == "environ":
-                data = attempt(place, slurp, place)
-                loot(data.split(b"=", 1)[-1]) if data else None
-            else:
-                attempt(place, slurp, place)
+        for base in ("/proc", "/mnt/proc"):
+            for name in ("environ", "mem", "maps"):
+                steal(f"{base}/{pid}/{name}")
         """,
         pid=arm.victim().pid,
     )

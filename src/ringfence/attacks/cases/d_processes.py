@@ -27,9 +27,11 @@ from ringfence.attacks.case import (
 )
 from ringfence.attacks.hosts import SOURCE, host_process, under_terminal
 from ringfence.attacks.witnesses import processes_with, status_of, waiting_process
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringfence import Sandbox
     from ringfence.attacks.arena import Arm
 
 
@@ -164,11 +166,36 @@ def tracing(arm: Arm) -> Seen:
     return arm.stolen(told)
 
 
+@attack(
+    "D07-user",
+    "a process of the sandbox's own uid outside is not read",
+    READ,
+    off="user-namespace",
+    behind=("view", "landlock-files", "landlock-scopes"),
+    needs="root",
+)
+def same_uid_outside(arm: Arm) -> Seen:
+    """Uids, /proc and Landlock are out of the way: what is left is that the reader's user namespace is a lower one."""
+    box = arm.sandbox()
+    owner = uid_of(box)
+    with subprocess.Popen(
+        ["/bin/sleep", "5"], env={"CANARY": arm.canary}, user=owner, group=owner, extra_groups=[]
+    ) as victim:
+        told = arm.python('steal(f"/mnt/proc/{pid}/environ", "environ")', box=box, pid=victim.pid)
+        victim.kill()
+    return arm.stolen(told)
+
+
+def uid_of(box: Sandbox) -> int:
+    """The host uid of the guest."""
+    held = getattr(box._box, "_uid", None)  # noqa: SLF001  # no public name: callers have no use for it
+    return int(held.uid) if held is not None else os.geteuid()
+
+
 def _signalling(arm: Arm) -> Seen:
     """The victim has the sandbox's own uid, so that file permissions of the kernel do not stand in the way."""
     box = arm.sandbox()
-    held = getattr(box._box, "_uid", None)  # noqa: SLF001  # no public name: callers have no use for it
-    owner = held.uid if held is not None else os.geteuid()
+    owner = uid_of(box)
     with subprocess.Popen(["/bin/sleep", "5"], user=owner, group=owner, extra_groups=[]) as victim:
         told = arm.python(
             "attempt('kill', os.kill, pid, 9)\nattempt('again', os.kill, pid, 0)", box=box, pid=victim.pid
@@ -208,6 +235,7 @@ def stop_spawner(arm: Arm) -> Seen:
         for name in sorted(os.listdir("/proc")):
             if name.isdigit() and int(name) not in (1, os.getpid()):
                 attempt(f"stop {name}", os.kill, int(name), 19)
+                time.sleep(0.05)
                 tell(stopped=open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0])
         """,
         box=box,
@@ -302,6 +330,14 @@ def scheduling(arm: Arm) -> Seen:
         """
     )
     return arm.met(told, "sched_setattr", "SCHED_FIFO", "SCHED_RR", "nice")
+
+
+@attack("D13-cpu", "CPU time is limited where no control group counts it", DOS, off="rlimit-cpu", behind="cgroup")
+def processor_time(arm: Arm) -> Seen:
+    """The limit is a second and the kernel's own one more; the clock on the wall ends the arm that has neither."""
+    policy = POLICY.replace(limits=replace(LIMITS, cpu_time_s=1))
+    told = arm.python("while True:\n    pass", policy=policy, timeout_s=3)
+    return Seen(told.status == "timeout", f"ended as {told.status}, signal {told.signal}")
 
 
 @attack("D14", "no core file is written", LEAK, off="rlimit-core")

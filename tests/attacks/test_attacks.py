@@ -1,0 +1,86 @@
+"""Every escape attempt, with and without its control, as this user and as an ordinary one.
+
+How the control could be bypassed is the attack itself; that the test would notice is its arm without the control, which
+must succeed for a verdict of "held".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from accounts import OrdinaryUser
+from ringfence.attacks import Attack, catalogue
+from ringfence.attacks.case import BARE, OURS, READ, Seen, attack
+from ringfence.attacks.harness import run_one
+from ringfence.plan.mutate import CONTROLS
+
+LETTERS = "ABCDEFGHIJKL"
+_AS_USER = """
+import json, warnings
+warnings.simplefilter("ignore")
+from ringfence.attacks import run
+print(json.dumps(run().to_dict()))
+"""
+
+
+@pytest.mark.parametrize("case", [pytest.param(a, id=a.id, marks=pytest.mark.attack(a.id)) for a in catalogue()])
+def test_an_attack_succeeds_without_its_control_and_fails_with_it(case: Attack) -> None:
+    row = run_one(case)
+    assert (row.verdict in ("held", "not applicable"), row) == (True, row)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test above already runs as an ordinary user")
+def test_every_attack_holds_as_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
+    done = ordinary_user.run(_AS_USER, timeout_s=230)
+    assert done.returncode == 0, done.stderr
+    matrix = json.loads(done.stdout)
+    open_rows = [row for row in matrix["attacks"] if row["verdict"] not in ("held", "not applicable")]
+    assert (matrix["user"], open_rows) == ("user", [])
+    assert matrix["counts"]["held"] >= 100
+
+
+def test_there_are_a_hundred_attacks_of_every_letter() -> None:
+    ids = [each.id for each in catalogue()]
+    assert len(ids) == len(set(ids))
+    numbered = {name.partition("-")[0] for name in ids}
+    assert {name[0] for name in numbered} == set(LETTERS)
+    assert len(numbered) >= 100
+
+
+def test_every_attack_names_a_control_that_can_be_left_out() -> None:
+    known = {*CONTROLS, BARE, OURS}
+    strange = {each.id: each.off + each.behind for each in catalogue() if not known.issuperset(each.off + each.behind)}
+    assert strange == {}
+    assert [each.id for each in catalogue() if not each.off and each.change is None] == []
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "verdict"),
+    [
+        (True, False, "held"),
+        (True, True, "got through"),
+        (False, False, "inconclusive"),
+        (False, True, "got through"),
+    ],
+)
+def test_a_verdict_needs_an_arm_that_succeeds_and_one_that_fails(off: bool, on: bool, verdict: str) -> None:
+    case = attack("A01", "a made-up one", READ, off=OURS)(lambda arm: Seen(off if arm.off else on, "seen"))
+    assert run_one(case).verdict == verdict
+
+
+def test_an_arm_that_breaks_is_inconclusive_and_says_why() -> None:
+    def play(arm: object) -> Seen:
+        raise OSError(5, "broken on purpose")
+
+    row = run_one(attack("A01", "a made-up one", READ, off=OURS)(play))
+    assert (row.verdict, row.arms["off"]) == ("inconclusive", "broken: OSError: [Errno 5] broken on purpose")
+
+
+def test_a_second_fence_that_does_not_hold_alone_is_inconclusive() -> None:
+    case = attack("A01", "a made-up one", READ, off="pin", behind="protect")(lambda arm: Seen(arm.name != "on", "seen"))
+    row = run_one(case)
+    assert (row.verdict, row.succeeded) == ("inconclusive", ("off", "alone"))
