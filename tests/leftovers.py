@@ -67,7 +67,15 @@ def orphans() -> frozenset[Process]:
     """
     found = [row for pid in os.listdir("/proc") if pid.isdigit() and (row := _stat(pid))]
     mine = [process for process, parent in found if parent == 1 and process.name.startswith("rf-")]
-    return frozenset(process for process in mine if not _library_lives(process.pid))
+    return frozenset(process for process in mine if not _library_lives(process.pid) and not _is_zombie(process.pid))
+
+
+def _is_zombie(pid: int) -> bool:
+    """PID 1 of this machine reaps what is given to it when it gets round to it."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def _library_lives(pid: int) -> bool:

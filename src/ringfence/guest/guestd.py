@@ -173,11 +173,14 @@ class Guestd:
     def finished(self, job: Job, **outcome: object) -> None:
         self._jobs.pop(job.id, None)
         self._idle_since = time.monotonic()
-        if outcome["signal"] == lean.SIGKILL and job.why is None and self._place.init_is_ending():
+        lost = outcome["signal"] == lean.SIGKILL and job.why is None and self._place.init_is_ending()
+        if lost:
             outcome["why"] = "lost"  # PID 1 was killed, and the kernel killed the guest with it
         if job.one_shot:
             self._place.end_all()  # before the host hears of it: nothing outlives a one-shot run
         self.say(ev="exit", id=job.id, **outcome)
+        if lost:
+            self._end("init-lost")
 
     # requests of the host
 
@@ -211,6 +214,9 @@ class Guestd:
             job.start(self._place)
         except OSError as error:
             job.abandon()
+            if self._place.init_is_ending():
+                self._end("init-lost")
+                return
             self.say(ev="refused", id=job.id, errno=error.errno or errno.EIO, error=str(error))
             return
         finally:

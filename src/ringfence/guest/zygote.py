@@ -44,7 +44,11 @@ def main() -> None:
     hello: Hello = lean.loads(data)
     if hello["cgroups"]:
         after.warm_up_joins(hello["cgroups"][0])
-    control.send(lean.dumps(_preload(hello)))
+    answer = lean.dumps(_preload(hello))
+    try:
+        control.send(answer)
+    except OSError:
+        pass  # the library went while we imported: what follows sees it, and cleans up
     _serve(control, _zygote_request, lambda: after.clean_up(hello, LIBRARY_FD))
 
 
@@ -94,7 +98,7 @@ def _serve(
             cold = False
             _warm_up()
         elif control.fileno() in ready:
-            data, fds = lean.recv_fds(control, _MAX_PACKET, _MAX_FDS)
+            data, fds = _receive(control)
             request = lean.loads(data) if data else None
             if request is None or "bye" in request:
                 break
@@ -107,6 +111,13 @@ def _serve(
     if request is None and at_end is not None:
         at_end()
     os._exit(0)
+
+
+def _receive(control: socket) -> tuple[bytes, list[int]]:
+    try:
+        return lean.recv_fds(control, _MAX_PACKET, _MAX_FDS)
+    except ConnectionError:  # the library died with an answer of ours unread
+        return b"", []
 
 
 def _zygote_request(control: socket, request: Template, fds: list[int]) -> None:

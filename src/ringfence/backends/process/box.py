@@ -71,6 +71,8 @@ class ProcessBox:
                 raise SandboxLostError(f"the sandbox's monitor sent {error}", fix="try again") from None
             if arrived:
                 self._begin(arrived[0])
+                if self._hung_up():  # a spare may have died while it waited
+                    raise SandboxLostError("the sandbox ended before it was used", fix="try again")
                 return
 
     def _begin(self, event: dict[str, object]) -> None:
@@ -88,6 +90,11 @@ class ProcessBox:
     @property
     def ready_now(self) -> bool:
         return self._readable(0)
+
+    def _hung_up(self) -> bool:
+        waiter = select.poll()
+        waiter.register(self.channel, select.POLLRDHUP)
+        return bool(waiter.poll(0))
 
     def _readable(self, within_s: float) -> bool:
         waiter = select.poll()  # not select(): a process may hold more than 1024 descriptors

@@ -107,7 +107,9 @@ class Zygote:
         return not pid
 
     def close(self) -> None:
-        """End it. Running sandboxes go on: they belong to the library, not to the zygote."""
+        """End it. Running sandboxes go on: they belong to the library, not to the zygote. Again: nothing."""
+        if self._errors < 0:
+            return
         try:
             _send(self._control, b'{"bye":true}', [])
         except (SandboxLostError, OSError):
@@ -116,7 +118,8 @@ class Zygote:
         if self.pid >= 0:
             _end(self.pid)
             self.pid = -1
-        os.close(self._errors)
+        errors, self._errors = self._errors, -1
+        os.close(errors)
 
     def forget(self) -> None:
         """In a forked child of the library: let go without ending anything (D17)."""

@@ -1,0 +1,153 @@
+"""Each of our own processes may die at any moment: sandboxes that can live on do, others are told lost, guests die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import leftovers
+import ringfence
+from behaviour import host
+from ringfence import Sandbox, SandboxError, SandboxLostError
+from ringfence.backends.process import pool
+
+
+@pytest.fixture(autouse=True)
+def own_pool() -> Iterator[None]:
+    """Start from nothing, so that there is one zygote to kill."""
+    pool.close_all()
+    yield
+    pool.close_all()
+
+
+def monitor_of(box: Sandbox) -> int:
+    """The monitor is the parent of PID 1 inside."""
+    init = box._box._init_pidfd  # type: ignore[union-attr]
+    text = Path(f"/proc/self/fdinfo/{init}").read_text()
+    pid = next(line.split()[1] for line in text.splitlines() if line.startswith("Pid:"))
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def kill_soon(pid: int, delay_s: float = 0.3) -> threading.Thread:
+    def work() -> None:
+        time.sleep(delay_s)
+        os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_killed_zygote_takes_no_sandbox_along_and_the_next_one_starts_another() -> None:
+    with Sandbox() as box:
+        with box.spawn(["sh", "-c", "echo up; cat"]) as process:
+            next(iter(process))
+            zygote = host.named("rf-zygote")[0]  # what is forked from it has its name for a moment
+            os.kill(zygote, signal.SIGKILL)
+            time.sleep(0.1)
+            process.write("alive")
+            process.close_stdin()
+            assert process.wait().stdout == "up\nalive"
+        assert box.exec(["echo", "on"]).stdout == "on\n"
+        assert [ringfence.run("1").value for _ in range(8)] == ["1"] * 8
+        with Sandbox() as other:
+            assert other.run("2").value == "2"
+    assert zygote not in host.named("rf-zygote")
+
+
+def test_a_killed_template_is_replaced() -> None:
+    ringfence.run("1")
+    for template in host.named("rf-template"):
+        os.kill(template, signal.SIGKILL)
+    assert [ringfence.run("1").value for _ in range(8)] == ["1"] * 8
+
+
+def test_all_our_processes_killed_at_once_and_the_next_run_works() -> None:
+    ringfence.run("1")
+    time.sleep(0.2)
+    for process in leftovers.descendants():
+        if process.name.startswith("rf-"):
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    time.sleep(0.1)
+    assert ringfence.run("1").value == "1"
+
+
+def test_a_killed_monitor_is_a_lost_run_and_the_guests_die() -> None:
+    with Sandbox() as box:
+        box.exec(["sh", "-c", "setsid sleep 600 & setsid sleep 600 &"])
+        guests = host.Belongings(leftovers.descendants(monitor_of(box)), frozenset(), frozenset())
+        thread = kill_soon(monitor_of(box))
+        result = box.exec(["sleep", "600"], timeout_s=20)
+        thread.join()
+        assert (result.status, result.reason, result.exit_code) == ("lost", "guest-lost", None)
+        assert host.wait_until_gone(guests, within_s=2) == []
+        assert box.state == "lost"
+        with pytest.raises(SandboxLostError, match="its monitor is gone"):
+            box.run("1")
+        with pytest.raises(SandboxLostError):
+            box.files.read("x")
+
+
+def test_a_monitor_killed_during_a_file_operation_is_an_error() -> None:
+    with Sandbox() as box:
+        box.files.write("f", "x")
+        os.kill(monitor_of(box), signal.SIGKILL)
+        with pytest.raises(SandboxError):
+            box.files.read("f")
+
+
+def test_a_one_shot_run_whose_monitor_is_killed_is_lost() -> None:
+    before = set(host.named("rf-monitor"))
+    results: list[ringfence.Result] = []
+    thread = threading.Thread(target=lambda: results.append(ringfence.run("import time\ntime.sleep(60)", timeout_s=20)))
+    thread.start()
+    time.sleep(0.5)
+    for pid in set(host.named("rf-monitor")) - before:
+        os.kill(pid, signal.SIGKILL)
+    thread.join()
+    assert [(r.status, r.reason) for r in results] == [("lost", "guest-lost")]
+
+
+def test_a_killed_pid_1_is_lost_and_not_a_signal_of_the_guest() -> None:
+    with Sandbox() as box:
+        init = box._box._init_pidfd  # type: ignore[union-attr]
+        thread = threading.Timer(0.3, lambda: signal.pidfd_send_signal(init, signal.SIGKILL))
+        thread.start()
+        result = box.exec(["sleep", "600"], timeout_s=20)
+        thread.join()
+        assert (result.status, result.reason) == ("lost", "guest-lost")
+        with pytest.raises(SandboxLostError):
+            box.run("1")
+
+
+def test_a_one_shot_run_whose_pid_1_is_killed_is_lost() -> None:
+    results: list[ringfence.Result] = []
+    thread = threading.Thread(target=lambda: results.append(ringfence.run("import time\ntime.sleep(60)", timeout_s=20)))
+    thread.start()
+    time.sleep(0.5)
+    for pid in host.named("rf-init"):
+        os.kill(pid, signal.SIGKILL)
+    thread.join()
+    assert [(r.status, r.reason) for r in results] == [("lost", "guest-lost")]
+
+
+def test_a_stopped_monitor_does_not_hold_the_caller_beyond_its_timeout() -> None:
+    with Sandbox() as box:
+        monitor = monitor_of(box)
+        thread = threading.Timer(0.2, lambda: os.kill(monitor, signal.SIGSTOP))
+        thread.start()
+        started = time.monotonic()
+        result = box.exec(["sleep", "600"], timeout_s=0.5)
+        took = time.monotonic() - started
+        thread.join()
+        os.kill(monitor, signal.SIGCONT)
+        assert (result.status, took < 1.6) == ("timeout", True)
