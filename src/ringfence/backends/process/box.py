@@ -139,8 +139,7 @@ class ProcessBox:
         if self._init_pidfd >= 0:
             os.close(self._init_pidfd)
             self._init_pidfd = -1
-        if self._group is not None:
-            self._group.remove()
+        self.remove_group()
         if self._uid is not None:
             self._uid.release()
         for done in self.on_destroyed:
@@ -150,6 +149,19 @@ class ProcessBox:
     def wait_destroyed(self, timeout_s: float) -> bool:
         """After close(): whether nothing is left."""
         return self._destroyed.wait(timeout_s)
+
+    def abandon(self) -> None:
+        """The caller closed our descriptors. Their numbers may be others' by now, so none is closed again."""
+        self._closed = True
+        self.channel.detach()
+        self._init_pidfd = -1
+        if self._uid is not None:
+            self._uid.abandon()
+
+    def remove_group(self) -> None:
+        """Kill what is in the cgroup and remove it, where there is one."""
+        if self._group is not None:
+            self._group.remove()
 
     def forget(self) -> None:
         """In a forked child of the library: the sandbox is not ours."""

@@ -284,6 +284,22 @@ class Pool:
         if self.tree is not None:
             self.tree.close()
 
+    def abandon(self) -> None:
+        """The caller closed our descriptors. What they led to ends by itself; its cgroups are removed behind us."""
+        self._closed = True
+        self._work.put(None)
+        boxes, zygote = list(self._boxes), self._zygote
+        for one in (*self._templates.values(), *boxes):
+            one.abandon()
+
+        def remove() -> None:
+            if zygote is not None:
+                zygote.abandon()
+            for box in boxes:
+                box.remove_group()
+
+        threading.Thread(target=remove, name="ringfence-abandoned", daemon=True).start()
+
     def forget(self) -> None:
         """In a forked child: nothing of this is ours; the parent goes on with it."""
         for template in self._templates.values():
@@ -316,12 +332,37 @@ _pools_lock = threading.Lock()
 def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
     key = (interpreter.executable, preload)
     with _pools_lock:
+        if _canary and not _canary_lives():
+            for one in _pools.values():
+                one.abandon()
+            _pools.clear()
+            _canary.clear()
         found = _pools.get(key)
         if found is None:
             if not _pools:
                 _prepare_process()
+            if not _canary:
+                _open_canary()
             found = _pools[key] = Pool(interpreter, preload)
         return found
+
+
+# A descriptor that nobody else uses, and its inode: when another file has the number, or none, the caller has closed
+# what it did not open, ours among it (daemons do). Then no descriptor of ours can be trusted to be ours.
+_canary: list[tuple[int, int]] = []
+
+
+def _open_canary() -> None:
+    fd = os.memfd_create("ringfence", os.MFD_CLOEXEC)
+    _canary.append((fd, os.fstat(fd).st_ino))
+
+
+def _canary_lives() -> bool:
+    fd, inode = _canary[0]
+    try:
+        return os.fstat(fd).st_ino == inode
+    except OSError:
+        return False
 
 
 def close_all() -> None:
@@ -329,6 +370,9 @@ def close_all() -> None:
     with _pools_lock:
         pools = list(_pools.values())
         _pools.clear()
+        if _canary and _canary_lives():
+            os.close(_canary[0][0])
+        _canary.clear()
     for one in pools:
         one.close()
     if "ringfence.backends.process.guard" in sys.modules:

@@ -37,6 +37,10 @@ class HeldUid:
         """The lock, for the monitor to hold as well: the uid stays taken while anything of the sandbox lives."""
         return self._fd
 
+    def abandon(self) -> None:
+        """The caller closed the descriptor under us: the lock is gone, its file is for the next sweep."""
+        self._fd = -1
+
     def release(self) -> None:
         """Give the uid back. Again: nothing. In a fork of the holder only the copy is closed, the uid stays held."""
         fd, self._fd = self._fd, -1

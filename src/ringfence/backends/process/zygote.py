@@ -121,6 +121,14 @@ class Zygote:
         errors, self._errors = self._errors, -1
         os.close(errors)
 
+    def abandon(self) -> None:
+        """The caller closed our descriptors: close none again, only see the process end."""
+        self._control.detach()
+        self._errors = -1
+        pid, self.pid = self.pid, -1
+        if pid >= 0:
+            _end(pid)
+
     def forget(self) -> None:
         """In a forked child of the library: let go without ending anything (D17)."""
         self._control.close()
@@ -142,6 +150,9 @@ class Template:
 
     def close(self) -> None:
         self._control.close()
+
+    def abandon(self) -> None:
+        self._control.detach()
 
 
 def _send(control: socket, data: bytes, fds: list[int]) -> None:

@@ -1,0 +1,244 @@
+"""Callers with habits: they fork, ignore or reap children, block signals, close descriptors, press Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+import leftovers
+from behaviour.host import Host, belongings, wait_until_gone
+
+
+def answers(code: str, *, timeout_s: float = 40) -> list[str]:
+    """What a program of its own printed. It must end by itself, and leave nothing."""
+    with Host(code) as host:
+        text = host.rest(timeout_s)
+    assert host.process.returncode == 0, text
+    return text.splitlines()
+
+
+FORK = """
+import os, sys, time
+import ringfence
+from ringfence import SandboxError
+box = ringfence.Sandbox().start()
+p = box.spawn(["sh", "-c", "echo up; cat"])
+next(iter(p))
+ringfence.run("1")
+pid = os.fork()
+if pid == 0:
+    code = 1
+    try:
+        for use in (lambda: box.run("1"), lambda: box.files.read("x"), lambda: box.exec(["ls"]), lambda: box.usage()):
+            try:
+                use()
+                print("child used the parent's sandbox")
+            except SandboxError as e:
+                print(type(e).__name__, "belongs to process" in str(e), e.fix)
+        print(box.state)
+        box.close()
+        p.kill()
+        print("child", ringfence.run("6 * 7").value)
+        with ringfence.Sandbox() as own:
+            print("child", own.exec(["echo", "own"]).stdout.strip())
+        sys.stdout.flush()
+        code = 0
+    finally:
+        HOW
+print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+p.write("still here"); p.close_stdin()
+print(p.wait().stdout.split())
+print(box.exec(["echo", "parent"]).stdout.strip(), ringfence.run("2").value)
+box.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["os._exit(code)", "sys.exit(code)"])
+def test_a_fork_has_dead_sandboxes_may_make_its_own_and_does_not_disturb_its_parent(how: str) -> None:
+    assert answers(FORK.replace("HOW", how)) == [
+        *["SandboxClosedError True make a new Sandbox here"] * 4,
+        "closed",
+        "child 42",
+        "child own",
+        "status 0",
+        "['up', 'still', 'here']",
+        "parent 2",
+    ]
+
+
+def test_leaving_with_in_a_fork_does_not_end_the_parents_sandbox() -> None:
+    code = """
+import os, ringfence
+with ringfence.Sandbox() as box:
+    with box.spawn(["sleep", "60"]) as p:
+        if os.fork() == 0:
+            raise SystemExit(0)
+        os.wait()
+        print(p.running, box.run("1").value)
+"""
+    assert answers(code) == ["True 1"]
+
+
+def test_multiprocessing_workers_run_sandboxes_of_their_own() -> None:
+    code = """
+import multiprocessing, ringfence
+def work(n): return ringfence.run(f"{n} + 1").value
+if __name__ == "__main__":
+    print(ringfence.run("0").value)
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        print(pool.map(work, range(6)))
+    print(ringfence.run("0").value)
+"""
+    assert answers(code) == ["0", "['1', '2', '3', '4', '5', '6']", "0"]
+
+
+def test_a_caller_that_ignores_its_childrens_ends() -> None:
+    code = """
+import os, signal, ringfence
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print([ringfence.run("1").value for _ in range(3)])
+print(ringfence.run("import subprocess, os\\nsubprocess.run(['sh', '-c', 'exit 3']).returncode").value)
+with ringfence.Sandbox() as box: print(box.exec(["sh", "-c", "exit 4"]).exit_code)
+"""
+    assert answers(code) == ["['1', '1', '1']", "3", "4"]
+
+
+def test_a_caller_that_reaps_whatever_it_can() -> None:
+    code = """
+import os, signal, threading, time, ringfence
+stop = False
+def reap():
+    while not stop:
+        try: os.wait()
+        except ChildProcessError: time.sleep(0.001)
+t = threading.Thread(target=reap); t.start()
+print([ringfence.run(f"{n}").value for n in range(5)])
+from ringfence.backends.process import pool
+one = next(iter(pool._pools.values()))
+os.kill(one._zygote.pid, signal.SIGKILL)
+print([ringfence.run(f"{n}").value for n in range(5)])
+with ringfence.Sandbox() as box: print(box.exec(["sh", "-c", "exit 4"]).exit_code)
+pool.close_all()
+stop = True
+t.join(10)
+"""
+    assert answers(code) == ["['0', '1', '2', '3', '4']", "['0', '1', '2', '3', '4']", "4"]
+
+
+def test_a_guest_inherits_no_blocked_or_ignored_signal() -> None:
+    code = """
+import signal, ringfence
+for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT): signal.signal(n, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+show = "print(*[l.split()[1] for l in open('/proc/self/status') if l.startswith(('SigBlk', 'SigIgn'))])"
+print(ringfence.run(show).stdout.strip())
+with ringfence.Sandbox() as box: print(*box.exec(["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]).stdout.split()[1::2])
+"""
+    seen = [[int(word, 16) & 0x7FFFFFFF for word in line.split()] for line in answers(code)]  # 32 and up are glibc's own
+    assert seen == [[0, 1 << 12 | 1 << 24], [0, 0]]  # Python itself ignores SIGPIPE and SIGXFSZ
+
+
+def test_a_caller_that_closes_every_descriptor_gets_an_error_or_a_result_and_can_go_on() -> None:
+    code = """
+import os, ringfence
+box = ringfence.Sandbox().start()
+ringfence.run("1")
+os.closerange(3, 4096)
+try: print("sandbox", box.run("1").status)
+except (ringfence.RingfenceError, OSError) as e: print("sandbox", "error")
+values = []
+for _ in range(4):
+    try: values.append(ringfence.run("1").value)
+    except (ringfence.RingfenceError, OSError) as e: values.append(type(e).__name__)
+print(values[-1], flush=True)
+os._exit(0)
+"""
+    lines = answers(code)
+    assert lines[0] in ("sandbox error", "sandbox lost")
+    assert lines[1] == "1"
+
+
+def test_a_caller_in_another_directory_with_another_umask_makes_no_difference() -> None:
+    code = """
+import os, ringfence
+os.chdir("/tmp"); os.umask(0o777)
+r = ringfence.run("import os\\nopen('f', 'w').close()\\n(os.getcwd(), oct(os.stat('f').st_mode), oct(os.umask(0)))")
+print(r.value)
+"""
+    assert answers(code) == ["('/workspace', '0o100644', '0o22')"]
+
+
+INTERRUPTED = """
+import ringfence, sys, time
+from ringfence.backends.process import pool
+WHAT
+print("go", flush=True)
+started = time.monotonic()
+try:
+    CALL
+    print("returned")
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - started < 10)
+THEN
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "call", "then", "said"),
+    [
+        ("", "ringfence.run('import time; time.sleep(60)')", "print(ringfence.run('1').value)", ["1"]),
+        (
+            "box = ringfence.Sandbox().start()",
+            "box.exec(['sh', '-c', 'setsid sleep 4545 & sleep 4545'])",
+            "print(box.run('import os\\nsum(p.isdigit() for p in os.listdir(\"/proc\"))').value); box.close()",
+            ["3"],
+        ),
+        (
+            "box = ringfence.Sandbox().start()",
+            "with box.spawn(['sleep', '60']) as p: p.wait()",
+            "print(p.wait().status); box.close()",
+            ["killed"],
+        ),
+    ],
+)
+def test_ctrl_c_kills_the_guest_and_the_program_can_go_on(what: str, call: str, then: str, said: list[str]) -> None:
+    code = INTERRUPTED.replace("WHAT", what).replace("CALL", call).replace("THEN", then)
+    with Host(code) as host:
+        assert host.line() == "go"
+        time.sleep(0.4)
+        os.kill(host.pid, signal.SIGINT)
+        assert host.rest().splitlines() == ["interrupted True", *said]
+
+
+@pytest.mark.parametrize("delay_ms", [5, 40, 80, 110, 140])
+def test_ctrl_c_while_a_sandbox_starts_leaves_nothing(delay_ms: int) -> None:
+    code = "import ringfence\nprint('go', flush=True)\nringfence.run('import time; time.sleep(60)')"
+    with Host(code) as host:
+        assert host.line() == "go"
+        time.sleep(delay_ms / 1000)
+        mine = belongings(host.pid)
+        os.kill(host.pid, signal.SIGINT)
+        text = host.rest()
+        assert text.endswith("KeyboardInterrupt\n"), text
+    assert wait_until_gone(mine, within_s=1) == []
+    assert [path for path in leftovers.cgroups_of_the_dead() if f"/{host.pid}-" in path] == []
+
+
+def test_a_sigterm_with_its_default_kills_the_program_and_all_its_guests() -> None:
+    code = """
+import ringfence
+box = ringfence.Sandbox().start()
+p = box.spawn(["sh", "-c", "setsid sleep 600 & echo up; sleep 600"])
+next(iter(p))
+print("go", flush=True)
+p.wait()
+"""
+    with Host(code) as host:
+        assert host.line() == "go"
+        mine = belongings(host.pid)
+        host.process.terminate()
+        host.process.wait()
+    assert wait_until_gone(mine) == []
