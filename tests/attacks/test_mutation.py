@@ -48,8 +48,9 @@ def test_the_score_is_whole() -> None:
     """Runs after the others of this module, and on its own says nothing."""
     if len(_noticed) == len(CONTROLS):
         hidden = ", ".join(f"{one.control} ({one.unseen})" for one in _noticed if one.unseen)
-        print(f"control mutation score: {score(tuple(_noticed))}; not to be seen here: {hidden or 'none'}", file=sys.stderr)
-        killed, total = map(int, score(tuple(_noticed)).split("/"))
+        whole = score(tuple(_noticed))
+        print(f"control mutation score: {whole}; not to be seen here: {hidden or 'none'}", file=sys.stderr)
+        killed, total = map(int, whole.split("/"))
         assert killed == total
 
 

@@ -1,4 +1,4 @@
-"""Leaves out one control after another and looks whether an attack notices. A control that none notices is a finding."""
+"""Leaves out one control after another and looks whether an attack notices. One that none notices is a finding."""
 
 from __future__ import annotations
 

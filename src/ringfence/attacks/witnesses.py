@@ -237,3 +237,19 @@ def holds(directory: str, mark: str) -> bool:
         if any(os.path.isfile(path) and not os.path.islink(path) and mark in text_of(path) for path in paths):
             return True
     return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Living processes below `pid`, nearest first."""
+    parents: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            parent = int(status_of(int(name)).get("PPid", "0"))
+            parents.setdefault(parent, []).append(int(name))
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        below = parents.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found

@@ -40,8 +40,8 @@ def _renaming(arm: Arm) -> Seen:
     return Seen(holds(top, arm.canary), told.words())
 
 
-A12 = attack("A12", "a protected folder is not renamed away", WRITE, off=("protect", "pin"))(_renaming)
-A32 = attack("A32", "a folder above a protected one is not renamed away", WRITE, off="pin")(_renaming)
+A12 = attack("A12", "a protected folder is not renamed away", WRITE, off=("protect", "pin"), behind="watch")(_renaming)
+A32 = attack("A32", "a folder above a protected one is not renamed away", WRITE, off="pin", behind="watch")(_renaming)
 
 
 @attack("A13", "a protected path that does not exist is not made", WRITE, off="protect")

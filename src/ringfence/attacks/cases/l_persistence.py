@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -25,7 +27,7 @@ from ringfence.attacks.case import (
     not_applicable,
 )
 from ringfence.attacks.hosts import SOURCE, host_process
-from ringfence.attacks.witnesses import text_of, waiting_process
+from ringfence.attacks.witnesses import descendants, text_of, waiting_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -237,7 +239,7 @@ def stubborn_files(arm: Arm) -> Seen:
     "L08", "what a dead supervisor left is swept at the next start", PERSIST, off=OURS, label="sweep", needs="cgroup"
 )
 def left_by_the_dead(arm: Arm) -> Seen:
-    """Off: before the next start."""
+    """Off: before the next start. All processes of ours are killed together, not the supervisor alone."""
     sleep = os.path.realpath("/bin/sleep")
     inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
     code = f"import ringfence\nwith ringfence.Sandbox() as box:\n    box.exec(['python3', '-c', {inner!r}])\n"
@@ -249,7 +251,9 @@ def left_by_the_dead(arm: Arm) -> Seen:
         start_new_session=True,
     ) as supervisor:
         pid = waiting_process(arm.canary, 8)
-        supervisor.kill()
+        for one in (*descendants(supervisor.pid), supervisor.pid):  # at once, so that nobody cleans up for another
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
     if pid is None:
         raise AssertionError("no guest was started")
     time.sleep(0.3)
