@@ -104,8 +104,9 @@ def play(box: FakeBox, monitor: Callable[[socket.socket], None]) -> threading.Th
     """The monitor speaks when it was asked for something."""
 
     def answer() -> None:
-        box.theirs.recv(1 << 16)
-        box.theirs.recv(1 << 16)
+        heard = b""
+        while b'"start"' not in heard:
+            heard += box.theirs.recv(1 << 16)
         monitor(box.theirs)
 
     thread = threading.Thread(target=answer, daemon=True)

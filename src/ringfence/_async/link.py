@@ -23,6 +23,7 @@ class AsyncLink:
     """Belongs to the event loop it was made in."""
 
     def __init__(self, box: Box) -> None:
+        self._box = box
         self._socket = box.channel
         self._socket.setblocking(False)
         self._switch = Switchboard()
@@ -113,6 +114,8 @@ class AsyncLink:
         except OSError:
             data = b""
         self._switch.feed(data)
+        if self._switch.over == "protocol":
+            self._box.kill()  # what broke the format is not read again, and does not run on (J07)
         if self._switch.over is not None:
             self.finish(self._switch.over)
         self._wake()

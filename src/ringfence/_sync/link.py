@@ -26,6 +26,7 @@ class Link:
     """Safe from several threads."""
 
     def __init__(self, box: Box) -> None:
+        self._box = box
         self._socket = box.channel
         self._socket.settimeout(_SEND_S)
         self._switch = Switchboard()
@@ -112,6 +113,8 @@ class Link:
             self._someone_reads = False
             if data is not None:
                 self._switch.feed(data)
+                if self._switch.over == "protocol":
+                    self._box.kill()  # what broke the format is not read again, and does not run on (J07)
             self._changed.notify_all()
         return data is not None
 
