@@ -113,7 +113,13 @@ def test_a_wrong_argument_is_told_with_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    "mount", [lambda: Mount("/no/such/directory"), lambda: Mount("/tmp", target="/"), lambda: Mount("/tmp", "/a/../.."), lambda: Mount("")]
+    "mount",
+    [
+        lambda: Mount("/no/such/directory"),
+        lambda: Mount("/tmp", target="/"),
+        lambda: Mount("/tmp", "/a/../.."),
+        lambda: Mount(""),
+    ],
 )
 def test_a_mount_that_cannot_be_is_refused_before_anything_starts(mount: Callable[[], Mount]) -> None:
     with pytest.raises((PolicyError, ringfence.UnsupportedError)) as caught:

@@ -137,7 +137,9 @@ show = "print(*[l.split()[1] for l in open('/proc/self/status') if l.startswith(
 print(ringfence.run(show).stdout.strip())
 with ringfence.Sandbox() as box: print(*box.exec(["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]).stdout.split()[1::2])
 """
-    seen = [[int(word, 16) & 0x7FFFFFFF for word in line.split()] for line in answers(code)]  # 32 and up are glibc's own
+    seen = [
+        [int(word, 16) & 0x7FFFFFFF for word in line.split()] for line in answers(code)
+    ]  # 32 and up are glibc's own
     assert seen == [[0, 1 << 12 | 1 << 24], [0, 0]]  # Python itself ignores SIGPIPE and SIGXFSZ
 
 

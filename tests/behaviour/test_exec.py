@@ -107,7 +107,8 @@ def test_commands_from_several_threads_each_get_their_own_output(box: Sandbox) -
 
     def work(number: int) -> None:
         results[number] = [
-            box.exec(["sh", "-c", f"echo {number}-{turn}; sleep 0.01; cat"], stdin=str(turn)).stdout for turn in range(5)
+            box.exec(["sh", "-c", f"echo {number}-{turn}; sleep 0.01; cat"], stdin=str(turn)).stdout
+            for turn in range(5)
         ]
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]

@@ -66,7 +66,7 @@ def test_an_iterator_that_raises_leaves_the_old_file(box: Sandbox) -> None:
 def test_aborting_a_write_leaves_other_processes_of_the_guest_alone(box: Sandbox) -> None:
     pid = box.exec(["sh", "-c", "setsid sleep 300 & echo $!"]).stdout.strip()
     with pytest.raises(TypeError):
-        box.files.write("f", ["x", 5])  # type: ignore[arg-type]
+        box.files.write("f", ["x", 5])  # type: ignore[list-item]
     assert box.exec(["kill", "-0", pid]).ok
 
 
@@ -300,10 +300,29 @@ def test_stat_of_files_links_and_the_roots(box: Sandbox) -> None:
         "file",
     ]
     assert isinstance(link, FileInfo)
-    assert [box.files.exists(path) for path in ("f", "none", "f/x", "dangling", ".")] == [True, False, False, True, True]
+    assert [box.files.exists(path) for path in ("f", "none", "f/x", "dangling", ".")] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
-ODD = ["new\nline", "\u202etxt.exe", "-rf", " ", "a" * 255, "é" * 127, "\x1b[31m", "...", "*", "日本", "a'\"\\b", "\x01"]
+ODD = [
+    "new\nline",
+    "\u202etxt.exe",
+    "-rf",
+    " ",
+    "a" * 255,
+    "é" * 127,
+    "\x1b[31m",
+    "...",
+    "*",
+    "日本",
+    "a'\"\\b",
+    "\x01",
+]
 
 
 def test_odd_names_work_everywhere(box: Sandbox) -> None:

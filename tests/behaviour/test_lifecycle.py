@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import tomllib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -131,7 +132,9 @@ def test_a_program_with_more_than_1024_descriptors_can_run_sandboxes() -> None:
 def test_usage_grows_with_what_is_used() -> None:
     with Sandbox() as box:
         before = box.usage()
-        box.run("import time\nx = bytearray(50 << 20)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass")
+        box.run(
+            "import time\nx = bytearray(50 << 20)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+        )
         after = box.usage()
     assert before.cpu_s is not None
     assert after.cpu_s is not None
@@ -162,7 +165,8 @@ def test_what_comes_later_is_unsupported_and_starts_nothing() -> None:
         with pytest.raises(UnsupportedError):
             use()
     with Sandbox() as box:
-        for call in (box.snapshot, box.fork, box.pause, box.pty, box.session, lambda: box.expose(80)):
+        calls: list[Callable[[], object]] = [box.snapshot, box.fork, box.pause, box.pty, box.session]
+        for call in (*calls, lambda: box.expose(80)):
             with pytest.raises(UnsupportedError):
                 call()
         for lazy in (box.files.search("x"), box.files.pack()):

@@ -125,6 +125,8 @@ def test_a_preloaded_module_is_there_and_seeded_anew() -> None:
 def test_a_module_that_cannot_be_preloaded_is_an_image_error_with_the_reason() -> None:
     import pytest
 
-    with pytest.raises(ringfence.ImageError, match="cannot preload no_such_module_at_all: ModuleNotFoundError") as caught:
+    with pytest.raises(
+        ringfence.ImageError, match="cannot preload no_such_module_at_all: ModuleNotFoundError"
+    ) as caught:
         ringfence.run("1", image=Image(preload=["no_such_module_at_all"]))
     assert caught.value.fix is not None

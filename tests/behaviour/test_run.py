@@ -185,9 +185,7 @@ def test_writing_to_a_stream_that_the_guest_closed_fails_as_in_any_python() -> N
 @pytest.mark.parametrize(
     ("stdin", "seen"), [(None, "b''"), (b"", "b''"), ("", "b''"), ("a\nb", r"b'a\nb'"), (b"\x00\xff", r"b'\x00\xff'")]
 )
-def test_stdin_is_what_was_given_and_then_ends(
-    backend: Backend, stdin: bytes | str | None, seen: str
-) -> None:
+def test_stdin_is_what_was_given_and_then_ends(backend: Backend, stdin: bytes | str | None, seen: str) -> None:
     assert ringfence.run("import sys\nsys.stdin.buffer.read()", stdin=stdin, backend=backend).value == seen
 
 
@@ -247,7 +245,9 @@ def test_a_run_starts_in_an_empty_workspace_that_is_home(backend: Backend) -> No
 
 
 def test_one_run_leaves_nothing_for_the_next() -> None:
-    ringfence.run("import os, builtins\nopen('f', 'w').write('x')\nopen('/tmp/g', 'w')\nbuiltins.x = 1\nimport json\njson.x = 1")
+    ringfence.run(
+        "import os, builtins\nopen('f', 'w').write('x')\nopen('/tmp/g', 'w')\nbuiltins.x = 1\nimport json\njson.x = 1"
+    )
     seen = "import os, builtins, json\n(os.listdir(), os.listdir('/tmp'), hasattr(builtins, 'x'), hasattr(json, 'x'))"
     assert ringfence.run(seen).value == "([], [], False, False)"
 

@@ -240,8 +240,7 @@ def test_without_with_it_lives_as_long_as_the_sandbox() -> None:
     with Sandbox() as box:
         process: Process = box.spawn(["sleep", "60"])
         assert process.running
-    assert not process.running
-    assert (process.wait().status, process.wait().reason) == ("killed", "caller")
+    assert (process.running, process.wait().status, process.wait().reason) == (False, "killed", "caller")
 
 
 def test_output_after_a_gap_is_told_with_what_is_missing() -> None:

@@ -22,13 +22,15 @@ _GIVE_UP_S = 10
 _TRIES = 200
 
 
-def warm_up_joins(owner: str) -> None:
+def warm_up_joins(owner: str) -> int:
     """The first process to join a cgroup after a quiet moment waits 5 to 15 ms for the kernel (M8), others do not.
 
     A child of ours joins a group of ours while the zygote still imports, so that the first sandbox comes second.
+    Returns its pid, for `stop`.
     """
-    if os.fork():
-        return
+    pid = os.fork()
+    if pid:
+        return pid
     kernel.die_with_parent()
     try:
         os.makedirs(owner, 0o755, exist_ok=True)
@@ -39,6 +41,16 @@ def warm_up_joins(owner: str) -> None:
             time.sleep(_WARM_EVERY_S)
     finally:
         os._exit(0)
+
+
+def stop(child: int) -> None:
+    """End the child that warms the lock, so that the library can remove the group it is in."""
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG)  # raises when it is no child of ours any more
+        os.kill(child, _signal.SIGKILL)
+        os.waitpid(child, 0)
+    except (ChildProcessError, ProcessLookupError):
+        return
 
 
 def clean_up(hello: Hello, library: int) -> None:

@@ -42,14 +42,18 @@ def main() -> None:
     if not data:
         os._exit(0)  # begun ahead of time, and not needed
     hello: Hello = lean.loads(data)
-    if hello["cgroups"]:
-        after.warm_up_joins(hello["cgroups"][0])
+    warming = after.warm_up_joins(hello["cgroups"][0]) if hello["cgroups"] else 0
     answer = lean.dumps(_preload(hello))
     try:
         control.send(answer)
     except OSError:
         pass  # the library went while we imported: what follows sees it, and cleans up
-    _serve(control, _zygote_request, lambda: after.clean_up(hello, LIBRARY_FD))
+    said_goodbye = _serve(control, _zygote_request)
+    if warming:
+        after.stop(warming)
+    if not said_goodbye:
+        after.clean_up(hello, LIBRARY_FD)
+    os._exit(0)
 
 
 def _preload(hello: Hello) -> dict[str, object]:
@@ -83,15 +87,12 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def _serve(
-    control: socket, handle: Callable[[socket, Any, list[int]], None], at_end: Callable[[], None] | None = None
-) -> None:
-    """Requests until the library says goodbye. `at_end`: what is left to do when it went without."""
+def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None]) -> bool:
+    """Requests until the library says goodbye (True) or is gone without."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(LIBRARY_FD, select.POLLIN)
     cold = True
-    request = None
     while True:
         ready = dict(poll.poll(_QUIET_MS if cold else None))
         if not ready:
@@ -101,16 +102,12 @@ def _serve(
             data, fds = _receive(control)
             request = lean.loads(data) if data else None
             if request is None or "bye" in request:
-                break
+                return request is not None
             handle(control, request, fds)
             for fd in fds:
                 os.close(fd)
         elif LIBRARY_FD in ready:
-            request = None
-            break
-    if request is None and at_end is not None:
-        at_end()
-    os._exit(0)
+            return False
 
 
 def _receive(control: socket) -> tuple[bytes, list[int]]:
@@ -156,6 +153,7 @@ def _template(request: Template) -> None:
             guestd.monitor(plan, fds, LIBRARY_FD, proc)
 
     _serve(control, sandbox)
+    os._exit(0)
 
 
 def _say_failed(control: socket, error: Exception) -> None:

@@ -128,23 +128,30 @@ class ProcessBox:
 
     def destroy(self) -> None:
         """Wait for the end, then remove what is left. Called once, by whoever `retire` gave it to."""
-        deadline = time.monotonic() + _END_S
-        self.channel.settimeout(_END_S)
         try:
+            self._see_the_end(time.monotonic() + _END_S)
+        except OSError:
+            pass  # the channel is gone already
+        try:
+            self.remove_group()
+            if self._uid is not None:
+                self._uid.release()
+        finally:
+            for done in self.on_destroyed:
+                done()
+            self._destroyed.set()
+
+    def _see_the_end(self, deadline: float) -> None:
+        """The monitor closes its end when everything inside is gone."""
+        try:
+            self.channel.settimeout(_END_S)
             while time.monotonic() < deadline and self.channel.recv(1 << 16):
                 pass
-        except OSError:
-            pass
-        self.channel.close()
-        if self._init_pidfd >= 0:
-            os.close(self._init_pidfd)
-            self._init_pidfd = -1
-        self.remove_group()
-        if self._uid is not None:
-            self._uid.release()
-        for done in self.on_destroyed:
-            done()
-        self._destroyed.set()
+        finally:
+            self.channel.close()
+            if self._init_pidfd >= 0:
+                os.close(self._init_pidfd)
+                self._init_pidfd = -1
 
     def wait_destroyed(self, timeout_s: float) -> bool:
         """After close(): whether nothing is left."""

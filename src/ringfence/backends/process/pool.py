@@ -232,10 +232,16 @@ class Pool:
             if work is None:
                 return
             if isinstance(work, ProcessBox):
-                work.destroy()
+                self._destroy(work)
             else:
                 time.sleep(_REFILL_AFTER_S)  # let the run that took the spare have the CPU first
                 self._refill(work)
+
+    def _destroy(self, box: ProcessBox) -> None:
+        try:
+            box.destroy()
+        except OSError:
+            return  # a descriptor that the caller closed under us; what is left of it is for the sweep
 
     def _refill(self, shelf: Shelf) -> None:
         while not self._closed and len(shelf.spares) < shelf.wanted:
@@ -289,8 +295,10 @@ class Pool:
         self._closed = True
         self._work.put(None)
         boxes, zygote = list(self._boxes), self._zygote
-        for one in (*self._templates.values(), *boxes):
-            one.abandon()
+        for template in self._templates.values():
+            template.abandon()
+        for box in boxes:
+            box.abandon()
 
         def remove() -> None:
             if zygote is not None:
