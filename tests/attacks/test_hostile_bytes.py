@@ -171,3 +171,13 @@ def test_a_monitor_that_closes_the_channel_is_a_loss(box: FakeBox) -> None:
     play(box, lambda sock: sock.close())
     result = sandbox.run("1")
     assert (result.status, result.reason, sandbox.state) == ("lost", "guest-lost", "lost")
+
+
+def test_a_long_value_that_is_not_ascii_is_cut_and_not_lost() -> None:
+    """Six bytes of JSON for each character: past the report's cap nothing would parse."""
+    import ringfence
+
+    value = ringfence.run("'é' * 60_000").value
+    assert value is not None
+    assert value.startswith("'ééé")
+    assert len(value) > 10_000

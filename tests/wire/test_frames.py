@@ -229,3 +229,28 @@ def test_what_the_host_sends_is_what_guestd_reads() -> None:
     from ringfence.guest.frames import Reader as GuestReader
 
     assert GuestReader().feed(frames.message(op="eof", id=3)) == [(JSON, 0, b'{"op":"eof","id":3}')]
+
+
+_WITHOUT_JSON = """
+import sys
+from ringfence.wire.frames import WireError, strict_json
+for text in (b'"open', b"{", b'{"a" 1}', b"[1,", b'"\\x01"', b'"\\\\u12"', b"nul", b'{"a": 1,}', b"\\xff", b""):
+    try:
+        strict_json(text)
+    except WireError:
+        continue
+    print("taken", text)
+print("json" in sys.modules)
+"""
+
+
+def test_rubbish_is_a_wire_error_where_the_json_module_is_not_loaded() -> None:
+    """The scanner's own exception lives in json.decoder; without it the scanner once gave a SystemError."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    source = str(Path(frames.__file__).parents[2])
+    argv = [sys.executable, "-c", _WITHOUT_JSON]
+    done = subprocess.run(argv, env={"PYTHONPATH": source}, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")

@@ -58,7 +58,8 @@ def scanner(context: Context) -> Callable[[str], object]:
     def parse(text: str) -> object:
         try:
             value, end = scan(text, 0)
-        except StopIteration:
+        except (StopIteration, SystemError):
+            # The scanner's own error is a class of json.decoder; where that is not loaded it sets none at all (J07).
             raise ValueError("no JSON value") from None
         if end != len(text):
             raise ValueError("something follows the JSON value")
