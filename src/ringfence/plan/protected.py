@@ -154,12 +154,13 @@ def _git_paths(source: str, relative: str) -> dict[str, bool]:
     def inside(name: str) -> str:
         return f"{relative}/{name}" if relative else name
 
-    if os.path.isfile(f"{source}/{inside('commondir')}"):  # a linked worktree's: its hooks and config are elsewhere
-        return {
-            inside(name): False
-            for name in ("commondir", "config.worktree")
-            if os.path.lexists(f"{source}/{inside(name)}")
-        }
+    common = _common_directory(os.path.normpath(f"{source}/{relative}"))
+    if common is not None:
+        held = [inside(n) for n in ("commondir", "config.worktree") if os.path.lexists(f"{source}/{inside(n)}")]
+        elsewhere = {}
+        if common.startswith(f"{source}/") and _common_directory(common) is None:
+            elsewhere = _git_paths(source, os.path.relpath(common, source))
+        return dict.fromkeys(held, False) | elsewhere
     wanted = {inside(name): False for name in _GIT_FILES} | {inside(name): True for name in _GIT_DIRECTORIES}
     wanted |= {inside(name): False for name in _GIT_IF_PRESENT if os.path.lexists(f"{source}/{inside(name)}")}
     modules = _git_directories_below(f"{source}/{inside('modules')}")
@@ -168,6 +169,21 @@ def _git_paths(source: str, relative: str) -> dict[str, bool]:
     for module in modules:
         wanted |= _git_paths(source, os.path.relpath(module, source))
     return wanted
+
+
+def _common_directory(directory: str) -> str | None:
+    """Where a linked worktree has its hooks and configuration: what `commondir` in its git directory names.
+
+    None where that is the directory itself: no such file, or the placeholder of another sandbox that runs on the same
+    folder, which says ".". To take that one for a worktree's would leave hooks and configuration open (A13).
+    """
+    try:
+        with open(f"{directory}/commondir", encoding="utf-8", errors="replace") as file:
+            text = file.read(4096).strip()
+    except OSError:
+        return None
+    common = os.path.realpath(os.path.join(directory, text)) if text else directory
+    return None if common == os.path.realpath(directory) else common
 
 
 def _git_directories_below(directory: str) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def _repository(arm: Arm) -> str:
     arm.host_file(".git/config", "[core]\n", mode=0o666)
     arm.host_file(".git/HEAD", "ref: refs/heads/main\n", mode=0o666)
+    arm.host_file(".git/commondir", ".\n", mode=0o666)  # or a placeholder would be there, and watched
     os.mkdir(f"{arm.directory}/.git/hooks")
     for directory in (f"{arm.directory}/.git", f"{arm.directory}/.git/hooks"):
         os.chmod(directory, 0o777)
@@ -44,22 +45,33 @@ A12 = attack("A12", "a protected folder is not renamed away", WRITE, off=("prote
 A32 = attack("A32", "a folder above a protected one is not renamed away", WRITE, off="pin", behind="watch")(_renaming)
 
 
-@attack("A13", "a protected path that does not exist is not made", WRITE, off="protect")
-def made_anew(arm: Arm) -> Seen:
+_MAKE = """
+os.chdir(top)
+for name in (".mcp.json", ".envrc", ".git/hooks/post-checkout", ".git/config", ".vscode/tasks.json"):
+    attempt(name, spill, name, canary, os.O_CREAT)
+attempt("link", os.symlink, "/tmp/x", ".bashrc")
+"""
+
+
+def _half_repository(arm: Arm) -> None:
     arm.host_file(".git/HEAD", "ref: refs/heads/main\n", mode=0o666)
     os.chmod(f"{arm.directory}/.git", 0o777)
+
+
+@attack("A13", "a protected path that does not exist is not made", WRITE, off="protect")
+def made_anew(arm: Arm) -> Seen:
+    _half_repository(arm)
     box = arm.sandbox(arm.shared())
-    told = arm.python(
-        """
-        os.chdir(top)
-        for name in (".mcp.json", ".envrc", ".git/hooks/post-checkout", ".git/config", ".vscode/tasks.json"):
-            attempt(name, spill, name, canary, os.O_CREAT)
-        attempt("link", os.symlink, "/tmp/x", ".bashrc")
-        """,
-        box=box,
-        top=arm.directory,
-        canary=arm.canary,
-    )
+    told = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
+    return Seen(holds(arm.directory, arm.canary), told.words())
+
+
+@attack("A13-second", "nor by a second sandbox, which finds the first one's placeholders", WRITE, off="protect")
+def made_in_a_second(arm: Arm) -> Seen:
+    _half_repository(arm)
+    arm.sandbox(arm.shared(), whole=True)
+    box = arm.sandbox(arm.shared())
+    told = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
     return Seen(holds(arm.directory, arm.canary), told.words())
 
 
