@@ -12,6 +12,7 @@ import os
 import struct
 import time
 
+from ringfence.attacks.witnesses import descendants, status_of
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -54,18 +55,21 @@ class Attempt(Struct):
 
 def host_pid(box: Sandbox, inner: int) -> int:
     """The host's number of the process that is `inner` inside. LookupError when there is none."""
-    wanted = os.readlink(f"/proc/{_init_of(box)}/ns/pid")
-    for name in os.listdir("/proc"):
-        try:
-            if not name.isdigit() or os.readlink(f"/proc/{name}/ns/pid") != wanted:
-                continue
-            with open(f"/proc/{name}/status", encoding="utf-8") as file:
-                numbers = next(line for line in file if line.startswith("NSpid:")).split()
-        except (OSError, StopIteration):
-            continue
-        if int(numbers[-1]) == inner:
-            return int(name)
+    if inner == 1:
+        return _init_of(box)
+    for pid in inside(box):
+        if status_of(pid).get("NSpid", "").split()[-1:] == [str(inner)]:
+            return pid
     raise LookupError(f"no process has the number {inner} inside")
+
+
+def inside(box: Sandbox) -> list[int]:
+    """The host's numbers of all processes inside: what descends from the monitor. Works for an ordinary user too."""
+    return descendants(monitor_of(box))
+
+
+def monitor_of(box: Sandbox) -> int:
+    return int(status_of(_init_of(box))["PPid"])
 
 
 def _init_of(box: Sandbox) -> int:

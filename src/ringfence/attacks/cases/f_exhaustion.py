@@ -8,7 +8,7 @@ import time
 from ringfence import Limits, Policy
 from ringfence.attacks.case import DOS, OURS, NotApplicable, Seen, attack, cases, not_applicable
 from ringfence.attacks.cases import f_host
-from ringfence.attacks.trace import host_pid, pid_told
+from ringfence.attacks.trace import host_pid, inside, pid_told
 from ringfence.errors import RingfenceError
 from ringfence.values import replace
 
@@ -145,6 +145,7 @@ time.sleep(6)
 """
 _THREADS = """
 import threading
+threading.stack_size(1 << 16)  # 110 stacks of the usual size are more than the memory limit of an ordinary user
 try:
     for _ in range(110):
         threading.Thread(target=time.sleep, args=(6,), daemon=True).start()
@@ -167,21 +168,17 @@ def thread_bomb(arm: Arm) -> Seen:
 
 def _tasks_inside(arm: Arm, code: str) -> Seen:
     box = arm.sandbox()
-    inner, _ = pid_told(arm.spawn(code, box=box))
-    count = _count_tasks(os.readlink(f"/proc/{host_pid(box, inner)}/ns/pid"))
+    pid_told(arm.spawn(code, box=box))
+    count = sum(_tasks(pid) for pid in inside(box))
     return Seen(count > 100, f"{count} tasks in the sandbox, limit 48")
 
 
-def _count_tasks(namespace: str) -> int:
-    """As the host sees them."""
-    count = 0
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == namespace:
-                count += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:
-            continue
-    return count
+def _tasks(pid: int) -> int:
+    """As the host sees them; 0 for a process that has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
 
 
 def no_reserve(plan: ProcessPlan, arm: Arm) -> ProcessPlan:

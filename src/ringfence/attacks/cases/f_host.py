@@ -8,7 +8,7 @@ import sys
 import time
 
 from ringfence.attacks.case import DOS, OURS, SPOOF, Seen, attack, cases
-from ringfence.attacks.trace import host_pid
+from ringfence.attacks.trace import monitor_of
 from ringfence.errors import PolicyError
 
 TYPE_CHECKING = False
@@ -66,7 +66,7 @@ def flood_of_the_report(arm: Arm) -> Seen:
         used = _cpu_to_read_a_flood()
         return Seen(used > _DEAR, f"a reader without a cap used {used:.2f} s of CPU time in 1 s")
     box = arm.sandbox(whole=True)
-    monitor = _parent(host_pid(box, 1))
+    monitor = monitor_of(box)
     before = _ticks(monitor)
     told = arm.python(_REPORT_FLOOD, box=box)
     used = _ticks(monitor) - before
