@@ -1,0 +1,43 @@
+"""The whole posture of a running sandbox against a golden file, from outside and inside, as root and as a user.
+
+A change here is a change of what holds: read the difference, and only then write the golden file anew with
+`python tests/attacks/posture.py > tests/attacks/posture.root.json`, as the user in question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accounts import OrdinaryUser
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[1] / "src"
+
+
+def golden(name: str) -> object:
+    return json.loads((HERE / f"posture.{name}.json").read_text())
+
+
+def test_the_posture_is_the_golden_one() -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "posture.py")],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(SOURCE), "HOME": str(Path.home())},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == golden("root" if os.geteuid() == 0 else "user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test above already runs as an ordinary user")
+def test_the_posture_as_an_ordinary_user_is_the_golden_one(ordinary_user: OrdinaryUser) -> None:
+    done = ordinary_user.run((HERE / "posture.py").read_text())
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == golden("user")
