@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 
 from ringfence.attacks.case import CRASH, OURS, SPOOF, Seen, attack, cases, not_applicable
@@ -159,11 +161,10 @@ def patched_interpreter(arm: Arm) -> Seen:
 
 def _in_one_process() -> Seen:
     """Off: a runner that executes in its own process and decides there, after guest code could rewrite it."""
-    space: dict[str, object] = {"verdict": lambda failed: "error" if failed else "ok"}
-    exec("verdict = lambda failed: 'ok'", space)  # noqa: S102  # what such a runner does
-    verdict = space["verdict"]
-    assert callable(verdict)
-    return Seen(verdict(True) == "ok", "the runner's own verdict was replaced")
+    code = "space = {'verdict': lambda failed: 'error' if failed else 'ok'}\n"
+    code += "exec(\"verdict = lambda failed: 'ok'\", space)\nprint(space['verdict'](True))"
+    said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout.decode().strip()
+    return Seen(said == "ok", "the runner's own verdict was replaced")
 
 
 @attack("J04", "a builtin redefined by one run is not what the next one gets", SPOOF, off=OURS)
