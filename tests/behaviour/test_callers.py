@@ -135,7 +135,8 @@ for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT): signal
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 show = "print(*[l.split()[1] for l in open('/proc/self/status') if l.startswith(('SigBlk', 'SigIgn'))])"
 print(ringfence.run(show).stdout.strip())
-with ringfence.Sandbox() as box: print(*box.exec(["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]).stdout.split()[1::2])
+command = ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]
+with ringfence.Sandbox() as box: print(*box.exec(command).stdout.split()[1::2])
 """
     seen = [
         [int(word, 16) & 0x7FFFFFFF for word in line.split()] for line in answers(code)

@@ -67,7 +67,8 @@ def test_exactly_so_many_bytes_fit_and_one_more_page_is_no_space(way: str, place
     ],
 )
 def test_exactly_so_many_names_fit(make: str) -> None:
-    code = f"import os, socket\nn, s = 0, []\ntry:\n    while True:\n        {make}\n        n += 1\nexcept OSError as e: reason = e.strerror\n(n, reason)"
+    loop = f"try:\n    while True:\n        {make}\n        n += 1\nexcept OSError as e: reason = e.strerror"
+    code = f"import os, socket\nn, s = 0, []\n{loop}\n(n, reason)"
     result = ringfence.run(code, policy=POLICY)
     assert result.value == "(50, 'No space left on device')", result.render()
 
@@ -107,7 +108,8 @@ def test_what_is_removed_can_be_used_again() -> None:
 
 
 def test_a_full_disk_next_to_a_full_memory_is_still_no_space() -> None:
-    code = "x = bytearray(40 << 20)\ntry:\n    open('f', 'wb').write(b'x' * (64 << 20))\nexcept OSError as e: r = e.strerror\nr"
+    fill = "try:\n    open('f', 'wb').write(b'x' * (64 << 20))\nexcept OSError as e: r = e.strerror"
+    code = f"x = bytearray(40 << 20)\n{fill}\nr"
     result = ringfence.run(code, policy=Policy(limits=Limits(memory="128M", disk="8M")))
     assert result.value == "'No space left on device'", result.render()
 

@@ -132,7 +132,11 @@ def test_only_named_commands_exist_and_the_denial_says_what_would_allow_another(
 
 def test_a_killed_spawner_is_replaced(box: Sandbox) -> None:
     """Guest processes share the spawner's domain and may signal it; the next command must still start."""
-    code = "import os, signal\nfor p in os.listdir('/proc'):\n  if p.isdigit() and int(p) not in (1, os.getpid()): os.kill(int(p), signal.SIGKILL)"
+    code = """
+import os, signal
+for p in filter(str.isdigit, os.listdir("/proc")):
+    if int(p) not in (1, os.getpid()): os.kill(int(p), signal.SIGKILL)
+"""
     box.run(code)
     assert box.exec(["echo", "on"]).stdout == "on\n"
     box.run(code.replace("SIGKILL", "SIGSTOP"))

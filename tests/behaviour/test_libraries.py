@@ -142,7 +142,8 @@ got = []
 signal.signal(signal.SIGALRM, lambda *a: got.append("alarm"))
 signal.setitimer(signal.ITIMER_REAL, 0.02); signal.pause()
 fd = os.eventfd(1); print(os.eventfd_read(fd), got)
-r, w = os.pipe(); e = select.epoll(); e.register(r); e.close(); os.write(w, b"x"); print(select.select([r], [], [], 1)[0] == [r])
+r, w = os.pipe(); e = select.epoll(); e.register(r); e.close()
+os.write(w, b"x"); print(select.select([r], [], [], 1)[0] == [r])
 """
     assert ok(code) == "1 ['alarm']\nTrue\n"
 

@@ -101,7 +101,8 @@ os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_sys_executable_starts_an_interpreter_with_the_same_packages() -> None:
-    code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import numpy; print(numpy.__name__)'], check=True)"
+    program = "import numpy; print(numpy.__name__)"
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {program!r}], check=True)"
     assert ringfence.run(code).stdout == "numpy\n"
 
 
@@ -116,7 +117,8 @@ def test_random_numbers_differ_between_runs() -> None:
 
 def test_a_preloaded_module_is_there_and_seeded_anew() -> None:
     image = Image(preload=["numpy"])
-    code = "import sys\nhad = 'numpy' in sys.modules\nimport numpy\n(had, numpy.random.random(), numpy.random.default_rng().random())"
+    numbers = "numpy.random.random(), numpy.random.default_rng().random()"
+    code = f"import sys\nhad = 'numpy' in sys.modules\nimport numpy\n(had, {numbers})"
     values = {ringfence.run(code, image=image).value for _ in range(3)}
     assert len(values) == 3
     assert all(value is not None and value.startswith("(True, ") for value in values)

@@ -253,7 +253,8 @@ def test_one_run_leaves_nothing_for_the_next() -> None:
 
 
 def test_what_a_child_process_writes_is_part_of_the_output() -> None:
-    code = "import subprocess, sys\nprint('a', flush=True)\nsubprocess.run(['sh', '-c', 'echo b; echo c >&2; exit 3']).returncode"
+    command = ["sh", "-c", "echo b; echo c >&2; exit 3"]
+    code = f"import subprocess\nprint('a', flush=True)\nsubprocess.run({command}).returncode"
     result = ringfence.run(code)
     assert (result.stdout, result.stderr, result.value) == ("a\nb\n", "c\n", "3")
 

@@ -25,7 +25,8 @@ class Census(NamedTuple):
 
 
 def census() -> Census:
-    names, spaces = 0, set()
+    names = 0
+    spaces: set[str] = set()
     foreign = _foreign()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if int(pid) in foreign:

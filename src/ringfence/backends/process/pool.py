@@ -188,6 +188,8 @@ class Pool:
                 for template in self._templates.values():
                     template.close()
                 self._templates.clear()
+            if not _canary:
+                _open_canary()
             self._zygote = Zygote(self._interpreter, self._preload, self.tree)
         return self._zygote
 
@@ -349,8 +351,6 @@ def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
         if found is None:
             if not _pools:
                 _prepare_process()
-            if not _canary:
-                _open_canary()
             found = _pools[key] = Pool(interpreter, preload)
         return found
 

@@ -1,0 +1,179 @@
+"""The same library as a user without rights and without set-up: containment whole, weaker limits said."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+import leftovers
+from accounts import OrdinaryUser
+
+HEAD = """
+import json, os, sys, time, warnings
+warnings.simplefilter("ignore")
+import ringfence
+from ringfence import Limits, Policy, Sandbox
+def say(*what): print(json.dumps(what), flush=True)
+"""
+
+
+def told(user: OrdinaryUser, code: str) -> list[list[object]]:
+    done = user.run(HEAD + code)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_runs_with_their_output_value_exception_and_exit_code(ordinary_user: OrdinaryUser) -> None:
+    code = """
+r = ringfence.run("import os, sys\\nprint('out')\\nprint('err', file=sys.stderr)\\n(os.getuid(), os.getcwd())")
+say(r.status, r.stdout, r.stderr, r.value)
+r = ringfence.run("def f():\\n    1/0\\nf()")
+say(r.status, r.reason, r.exception.name, "    1/0" in r.stderr)
+r = ringfence.run("import sys; sys.exit(3)", backend=ringfence.backends.Process(fresh=True))
+say(r.status, r.exit_code)
+say(ringfence.run("input() * 2", stdin="ab").value, ringfence.run("import os\\nsorted(os.environ)").value)
+"""
+    assert told(ordinary_user, code) == [
+        ["ok", "out\n", "err\n", "(1000, '/workspace')"],
+        ["error", "exception", "ZeroDivisionError", True],
+        ["error", 3],
+        ["'abab'", "['HOME', 'LANG', 'PATH', 'TMPDIR', 'USER']"],
+    ]
+
+
+def test_commands_files_and_processes(ordinary_user: OrdinaryUser) -> None:
+    code = """
+with Sandbox() as box:
+    box.files.write("d/f", "text", mode=0o700)
+    say([(i.path, i.kind, i.mode) for i in box.files.list(recursive=True)], box.files.read_text("d/f"))
+    say(box.exec(["sh", "-c", "cat d/f; exit 4"]).exit_code, box.exec(["nope"]).exit_code)
+    with box.spawn(["sh", "-c", "setsid sleep 600 & echo up; cat"]) as p:
+        next(iter(p)); p.write("x"); p.close_stdin()
+        say(p.wait().stdout)
+    with box.spawn(["sh", "-c", "setsid sleep 4646 & echo up; sleep 600"]) as p: next(iter(p))
+    say("4646" in box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline"]).stdout.split("\\0"))
+    box.files.remove("d", recursive=True)
+    say([i.path for i in box.files.list()], box.state)
+say(box.state)
+"""
+    assert told(ordinary_user, code) == [
+        [[["d", "directory", 0o755], ["d/f", "file", 0o700]], "text"],
+        [4, 127],
+        ["up\nx"],
+        [False],
+        [[], "running"],
+        ["closed"],
+    ]
+
+
+def test_limits_hold(ordinary_user: OrdinaryUser) -> None:
+    code = """
+count = '''
+import os, signal
+n = 1
+while True:
+    try: pid = os.fork()
+    except OSError: break
+    if pid == 0: signal.pause()
+    n += 1
+n
+'''
+for n in (1, 5): say(ringfence.run(count, policy=Policy(limits=Limits(processes=n))).value)
+start = time.monotonic()
+stubborn = "import os, signal as s, time\\ns.signal(15, s.SIG_IGN)\\nif os.fork() == 0: os.setsid()\\ntime.sleep(60)"
+r = ringfence.run(stubborn, timeout_s=0.5)
+say(r.status, time.monotonic() - start < 1.5)
+r = ringfence.run("while True: pass", policy=Policy(limits=Limits(cpu_time_s=0.6, timeout_s=20)))
+say(r.status, r.reason)
+r = ringfence.run("x = bytearray(200 << 20)", policy=Policy(limits=Limits(memory="64M")))
+say(r.status in ("oom", "error"))
+disk = '''
+n = 0
+f = open("f", "wb", buffering=0)
+try:
+    while True: n += f.write(b"x" * 4096)
+except OSError as e: reason = e.strerror
+(n, reason)
+'''
+say(ringfence.run(disk, policy=Policy(limits=Limits(disk="1M"))).value)
+r = ringfence.run("print('x' * 5000)", policy=Policy(limits=Limits(output="1K")))
+say(r.truncated, len(r.stdout) < 1200)
+"""
+    assert told(ordinary_user, code) == [
+        ["1"],
+        ["5"],
+        ["timeout", True],
+        ["limit", "cpu-time"],
+        [True],
+        [f"({1 << 20}, 'No space left on device')"],
+        [True, True],
+    ]
+
+
+def test_what_is_weaker_without_a_cgroup_is_said_and_refused_when_strict(ordinary_user: OrdinaryUser) -> None:
+    code = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    r = ringfence.run("1"); ringfence.run("2")
+say(list(r.enforcement.weaker), [w.category.__name__ for w in caught])
+try: say(ringfence.run("1", policy=Policy(strict=True)).status)
+except ringfence.UnsupportedError as e: say(e.code, bool(e.fix))
+"""
+    (weaker, warned), strict = told(ordinary_user, code)
+    if weaker:
+        assert (weaker, warned) == (["cpu", "memory"], ["WeakerLimitWarning"])
+        assert strict == ["strict", True]
+    else:
+        assert (warned, strict) == ([], ["ok"])
+
+
+def test_the_host_is_not_visible(ordinary_user: OrdinaryUser) -> None:
+    code = f"""
+secret = os.path.expanduser("~/secret")
+open(secret, "w").write("s")
+look = '''
+import os
+seen = []
+for p in ({{0!r}}, "/root", {str(ordinary_user.source)!r}, "/etc/shadow", "/var/log", "/run", "/sys/fs/cgroup"):
+    try: seen.append(bool(os.listdir(p) if os.path.isdir(p) else open(p).read()))
+    except OSError: seen.append(False)
+(seen, len([p for p in os.listdir("/proc") if p.isdigit()]) < 5)
+'''.format(secret)
+say(ringfence.run(look).value)
+os.remove(secret)
+"""
+    assert told(ordinary_user, code) == [[str(([False] * 7, True))]]
+
+
+def test_many_at_once_from_threads(ordinary_user: OrdinaryUser) -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as pool: say(list(pool.map(lambda n: ringfence.run(f"{n}").value, range(24))))
+"""
+    assert told(ordinary_user, code) == [[[str(n) for n in range(24)]]]
+
+
+@pytest.mark.parametrize("delay_ms", [0, 60, 120, 200, 400])
+def test_killed_it_leaves_no_process(ordinary_user: OrdinaryUser, delay_ms: int) -> None:
+    code = f"""
+if os.fork() == 0:
+    boxes = []
+    while True:
+        with Sandbox() as box:
+            box.spawn(["sh", "-c", "setsid sleep 600 & sleep 600"])
+            ringfence.run("1")
+pid = os.getpid()
+time.sleep({delay_ms / 1000} + 0.1)
+import signal
+os.killpg(0, signal.SIGKILL)
+"""
+    others = leftovers.orphans()
+    done = ordinary_user.run(HEAD + code)
+    assert done.returncode == -9
+    deadline = time.monotonic() + 3
+    while (left := leftovers.orphans() - others) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == frozenset()
