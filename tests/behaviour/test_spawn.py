@@ -195,6 +195,42 @@ def test_killing_one_leaves_the_others(box: Sandbox) -> None:
         assert process.wait(timeout_s=10).stdout == f"up\n{number}"
 
 
+def test_a_server_that_an_earlier_command_left_running_survives_the_kill_of_a_later_one(box: Sandbox) -> None:
+    box.exec(["sh", "-c", "setsid sleep 4747 & sleep 0.05"])
+    with box.spawn(["python3", "-c", DAEMON, "4848"]) as process:
+        next(iter(process))
+    assert box.exec(["sleep", "60"], timeout_s=0.2).status == "timeout"
+    assert (lives(box, "4747"), lives(box, "4848")) == (True, False)
+
+
+HEADLESS = """
+import ctypes, os, sys, threading, time
+def work():
+    print("up", flush=True)
+    while True: time.sleep(0.1)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork(): os._exit(0)
+    sys.stdout = open(os.devnull, "w")
+threading.Thread(target=work).start()
+time.sleep(0.1)
+ctypes.CDLL(None).syscall(60, 0)  # exit, of the first thread alone
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_killed_with_its_tree(box: Sandbox) -> None:
+    """It reads as a zombie in /proc, and its other threads run on."""
+    with box.spawn(["python3", "-c", HEADLESS]) as process:
+        next(iter(process))
+        time.sleep(0.4)
+        assert process.running
+    assert process.wait().status == "killed"
+    assert box.run("import os\nsum(p.isdigit() for p in os.listdir('/proc'))").value == "3"
+    assert box.exec(["python3", "-c", HEADLESS], timeout_s=0.6).status == "timeout"
+    assert box.state == "running"
+    assert box.run("import os\nsum(p.isdigit() for p in os.listdir('/proc'))").value == "3"
+
+
 def test_several_at_once_are_listed_with_what_they_are(box: Sandbox) -> None:
     first, second = box.spawn(["sleep", "60"]), box.spawn(["true"])
     second.wait()

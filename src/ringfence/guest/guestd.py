@@ -280,7 +280,7 @@ class Guestd:
             self._place.kill_init()
             return
         others = [j.inner_pid for j in self._jobs.values() if j is not job]
-        if not self._place.kill_all_but(others):
+        if not self._place.kill_all_but(others, since=job.started):
             self._end("tree-stuck")
 
     def _end(self, why: str) -> None:

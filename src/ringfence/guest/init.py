@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
 
-    from .shapes import Plan
+    from .shapes import Kept, Plan
 
 _PASSES = 200
 
@@ -67,13 +67,16 @@ def serve(sock: socket, plan: Plan) -> None:
     channel = lean.from_fd(3, lean.SOCK_SEQPACKET)
     channel.send(b"ready")
     while data := channel.recv(1 << 16):
-        left = _kill_all_but(lean.loads(data))
+        kept: Kept = lean.loads(data)
+        left = _kill_all_but(kept)
         channel.send(b"%d" % left)
     os._exit(0)
 
 
-def _kill_all_but(kept: dict[str, list[int]]) -> int:
-    """Kill every process but `alone` and `trees` with their descendants. Returns how many are left.
+def _kill_all_but(kept: Kept) -> int:
+    """Kill every process but `alone`, `trees` with their descendants, and what is older than `since`.
+
+    Returns how many are left.
 
     All victims are stopped before any is killed: a fork bomb runs into the process limit and stands still.
     """
@@ -101,19 +104,26 @@ def _signal(pid: int, number: int) -> None:
         return
 
 
-def _victims(kept: dict[str, list[int]]) -> set[int]:
-    parents = _parents()
+def _victims(kept: Kept) -> set[int]:
+    living = _living()
+    parents = {pid: parent for pid, (parent, _) in living.items()}
     keep = set(kept["trees"])
+    # What ran before the tree's own start cannot be of it: a server that an earlier command left running stays.
+    ours = {1, os.getpid(), *kept["alone"]}  # orphans of any tree are children of PID 1
+    keep |= {pid for pid, (_, started) in living.items() if started < kept["since"]} - ours
     grown = True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in keep} - keep
         grown = bool(more)
         keep |= more
-    return set(parents) - keep - set(kept["alone"]) - {1, os.getpid()}
+    return set(parents) - keep - ours
 
 
-def _parents() -> dict[int, int]:
-    """Living processes of this pid namespace and their parents (0: the monitor)."""
+def _living() -> dict[int, tuple[int, int]]:
+    """Living processes of this pid namespace: parent (0: the monitor) and start in clock ticks since boot.
+
+    One whose first thread has ended reads as a zombie and is none while it has other threads.
+    """
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -123,6 +133,6 @@ def _parents() -> dict[int, int]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields[0] not in (b"Z", b"X"):
-            found[int(name)] = int(fields[1])
+        if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
+            found[int(name)] = int(fields[1]), int(fields[19])
     return found

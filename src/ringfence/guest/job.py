@@ -29,6 +29,7 @@ class Job:
         self.one_shot = bool(request["one_shot"])
         self.alone = request["job"]["kind"] == "file"  # it starts no process, and is killed without a look at others
         self.exited = False
+        self.started = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.inner_pid = 0
         self.why: str | None = None
         self.deadline: float | None = None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .shapes import Plan, Request
 
 _ANSWER_S = 5.0
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
 _PF_EXITING = 4  # a flag of /proc/<pid>/stat
 _INLINE = 1 << 16
 
@@ -135,11 +136,14 @@ class Place:
             return True
         return bool(int(fields[6]) & _PF_EXITING)
 
-    def kill_all_but(self, kept: list[int]) -> bool:
-        """Everything inside but the trees of `kept`. False when something would not die in time."""
+    def kill_all_but(self, kept: list[int], *, since: float) -> bool:
+        """Everything inside that was started from `since` on (seconds since boot) but the trees of `kept`.
+
+        False when something would not die in time.
+        """
         self._init.settimeout(_ANSWER_S / 5)
         try:
-            self._init.send(lean.dumps({"alone": [self._spawner_inner], "trees": kept}))
+            self._init.send(lean.dumps({"alone": [self._spawner_inner], "trees": kept, "since": int(since * _TICKS)}))
             return self._init.recv(64) == b"0"
         except OSError:
             return False

@@ -47,6 +47,14 @@ class Hello(TypedDict):
     uids: str | None  # directory of lock files, those that nobody holds then too
 
 
+class Kept(TypedDict):
+    """What PID 1 spares when it kills a tree."""
+
+    alone: list[int]
+    trees: list[int]  # with their descendants
+    since: int  # clock ticks since boot: what is older
+
+
 class Template(TypedDict):
     as_root: bool
     ops: list[Op]
