@@ -199,6 +199,34 @@ except OSError as e: reason = e.strerror
     assert ringfence.run(code, policy=limited(open_files=50)).value == "(50, 'Too many open files')"
 
 
+def test_a_guest_with_few_descriptors_is_still_served() -> None:
+    with Sandbox(policy=limited(open_files=4)) as box:
+        box.files.write("d/f", "x")
+        assert [info.path for info in box.files.list(recursive=True)] == ["d", "d/f"]
+        assert box.exec(["sh", "-c", "ulimit -n; ulimit -Hn"]).stdout == "4\n4\n"
+        assert box.run("1").value == "1"
+    assert ringfence.run("1", policy=limited(open_files=1)).value == "1"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        limited(cpus=0.01),
+        limited(disk=1, disk_files=1),
+        limited(output=1),
+        limited(memory="8M"),
+        limited(processes=1, open_files=3),
+    ],
+)
+def test_the_smallest_limits_still_run(policy: Policy) -> None:
+    assert ringfence.run("1 + 1", policy=policy).value == "2"
+
+
+def test_too_little_memory_to_start_says_so() -> None:
+    with pytest.raises(ringfence.UnsupportedError, match=r"limits\.memory is too small"):
+        ringfence.run("1", policy=limited(memory="64K", disk="4K"))
+
+
 # ── output ───────────────────────────────────────────────────────────────────────────────────────
 
 

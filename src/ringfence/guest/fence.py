@@ -34,9 +34,12 @@ def limit_kernel_objects(sys_directory: int, fence: Fence) -> None:
             os.close(fd)
 
 
+_OUR_FILES = 32  # what the spawner and file workers need open, however few the guest may
+
+
 def set_limits(fence: Fence, *, processes: int) -> None:
     for name, value in fence["rlimits"].items():
-        _lower(getattr(resource, f"RLIMIT_{name}"), value)
+        _lower(getattr(resource, f"RLIMIT_{name}"), max(value, _OUR_FILES) if name == "NOFILE" else value)
     _lower(resource.RLIMIT_NPROC, processes)
     if fence["affinity"]:
         os.sched_setaffinity(0, fence["affinity"])
@@ -72,12 +75,14 @@ def give_up_rights(fence: Fence, *, landlock: bool) -> None:
 
 
 def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
-    """The last steps, in the process that becomes the guest: its own process limit, the last filter, dumpable again.
+    """The last steps, in the process that becomes the guest: its own limits, the last filter, dumpable again.
 
     Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway. Before an exec it
     stays as it is: exec makes it dumpable, and until then a sibling could write to the report that we own (J02).
     """
     _lower(resource.RLIMIT_NPROC, processes)
+    if "NOFILE" in fence["rlimits"]:
+        _lower(resource.RLIMIT_NOFILE, fence["rlimits"]["NOFILE"])
     if fence["last_layer"]:
         k.install_seccomp(binascii.a2b_base64(fence["last_layer"]))
     if dumpable:

@@ -184,7 +184,8 @@ def _kill(pidfd: int) -> None:
 
 def _status_of(pid: int) -> str:
     _, status = os.waitpid(pid, 0)
-    return f"status {os.waitstatus_to_exitcode(status)}"
+    code = os.waitstatus_to_exitcode(status)
+    return "killed, as happens when limits.memory is too small" if code == -lean.SIGKILL else f"status {code}"
 
 
 def build(plan: Plan, fds: list[tuple[str, int]], proc: int) -> Place:
