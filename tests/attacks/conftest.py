@@ -1,0 +1,19 @@
+"""What a library process opens once and keeps, opened before anything is counted."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+
+import pytest
+
+from ringfence import Mount, Policy, Sandbox
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settled() -> None:
+    """The zygote, and the record of placeholders that the first writable mount makes."""
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="rf-tests-", dir="/var/tmp") as folder:
+        warnings.simplefilter("ignore")
+        with Sandbox(policy=Policy(mounts=[Mount(folder, mode="rw")])):
+            pass
