@@ -216,6 +216,23 @@ def test_cancelling_while_much_is_sent_garbles_nothing() -> None:
     run(main)
 
 
+def test_a_cancel_at_the_very_moment_something_arrives_is_not_lost() -> None:
+    """wait_for of Python 3.11 returns instead of being cancelled when both come in one turn of the loop."""
+
+    async def main() -> None:
+        async with AsyncSandbox() as box, box.spawn(["cat"]) as process:
+            for _ in range(20):
+                task = asyncio.ensure_future(process.wait(timeout_s=20))
+                await asyncio.sleep(0.001)
+                await process.write("x")
+                box._place.link._wake()  # type: ignore[union-attr]  # as a frame does
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+    run(main)
+
+
 def test_a_timeout_of_asyncio_is_a_cancel() -> None:
     async def main() -> None:
         async with AsyncSandbox() as box:

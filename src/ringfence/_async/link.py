@@ -92,14 +92,16 @@ class AsyncLink:
         return True
 
     async def _something(self, left: float | None) -> None:
+        """Until something happened or `left` seconds are over. Not wait_for: in Python 3.11 it may swallow a cancel."""
         waiter = self._loop.create_future()
         self._waiters.add(waiter)
+        timer = None if left is None else self._loop.call_later(left, _finish, waiter)
         try:
-            await asyncio.wait_for(waiter, left)
-        except TimeoutError:
-            return
+            await waiter
         finally:
             self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
 
     def poll(self) -> None:
         """Take what has arrived, without waiting."""
@@ -123,8 +125,7 @@ class AsyncLink:
 
     def _wake(self) -> None:
         for waiter in list(self._waiters):
-            if not waiter.done():
-                waiter.set_result(None)
+            _finish(waiter)
 
     def finish(self, why: str) -> None:
         if self._socket.fileno() >= 0 and not self._loop.is_closed():
@@ -132,3 +133,8 @@ class AsyncLink:
             self._loop.remove_writer(self._socket)
         self._switch.finish(why)
         self._wake()
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
