@@ -41,7 +41,7 @@ p = box.spawn(["sh", "-c", "echo up; sleep 600"])
 next(iter(p))
 if os.fork() == 0:
     os.setsid()
-    time.sleep(8)
+    time.sleep(5)
     os._exit(0)
 print("go")
 time.sleep(60)
