@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 # A library process keeps a zygote, a template for each view and a few spares that never ran guest code. They stay
 # between tests; everything else must be gone, and the spares must not grow past their number.
-STANDING = frozenset(["rf-zygote", "rf-template", "rf-monitor", "rf-init", "rf-spawner"])
-SPARES_PER_TEMPLATE = 4
+STANDING = frozenset(["rf-zygote", "rf-template", "rf-forker", "rf-monitor", "rf-init", "rf-spawner"])
+SPARES_PER_VIEW = 4
 GUARDED = ("attacks", "backends", "behaviour", "conformance", "sandbox", "soak", "test_async.py")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PLACES = [Path("/run/ringfence"), Path("/tmp"), Path("/dev/shm")]
@@ -27,7 +27,7 @@ class Leftovers(NamedTuple):
 
     processes: frozenset[Process]
     standing: int
-    monitors_over_stock: int
+    sandboxes_over_stock: int
     cgroups_of_the_dead: frozenset[str]
     mounts: int
     files: frozenset[str]
@@ -97,8 +97,18 @@ def _owner_is_dead(name: str) -> bool:
 
 def cgroups_of_the_dead() -> frozenset[str]:
     """Ours are at the top of a hierarchy as root, and below the user's slice otherwise."""
-    bases = [*_CGROUPS.glob("ringfence"), *_CGROUPS.glob("*/ringfence")]
-    return frozenset(str(d) for base in bases for d in base.iterdir() if d.is_dir() and _owner_is_dead(d.name))
+    return frozenset(str(d) for d in owner_groups() if _owner_is_dead(d.name))
+
+
+def owner_groups() -> list[Path]:
+    """The cgroup directories of library processes. Other programs make and remove theirs meanwhile."""
+    found = []
+    for base in [*_CGROUPS.glob("ringfence"), *_CGROUPS.glob("*/ringfence")]:
+        try:
+            found += [directory for directory in base.iterdir() if directory.is_dir()]
+        except FileNotFoundError:
+            continue
+    return found
 
 
 def _files() -> frozenset[str]:
@@ -113,11 +123,11 @@ def _files() -> frozenset[str]:
 def count() -> Leftovers:
     below = descendants()
     names = [process.name for process in below]
-    stock = SPARES_PER_TEMPLATE * max(1, names.count("rf-template"))
+    stock = SPARES_PER_VIEW * max(1, names.count("rf-template") + names.count("rf-forker"))
     return Leftovers(
         processes=frozenset(p for p in below if p.name not in STANDING) | orphans(),
         standing=len(below),
-        monitors_over_stock=max(0, names.count("rf-monitor") - stock),
+        sandboxes_over_stock=max(0, names.count("rf-init") - stock),
         cgroups_of_the_dead=cgroups_of_the_dead(),
         mounts=len(Path("/proc/self/mountinfo").read_bytes().splitlines()),
         files=_files(),
@@ -130,8 +140,8 @@ def difference(before: Leftovers, after: Leftovers) -> list[str]:
     found = [f"process {p.pid} {p.name!r}" for p in sorted(after.processes - before.processes)]
     found += [f"cgroup {path}" for path in sorted(after.cgroups_of_the_dead - before.cgroups_of_the_dead)]
     found += [f"file {path}" for path in sorted(after.files - before.files)]
-    if after.monitors_over_stock > before.monitors_over_stock:
-        found.append(f"{after.monitors_over_stock} monitors more than spares explain")
+    if after.sandboxes_over_stock > before.sandboxes_over_stock:
+        found.append(f"{after.sandboxes_over_stock} sandboxes more than spares explain")
     if after.mounts > before.mounts:
         found.append(f"{after.mounts - before.mounts} mounts")
     # a spare made during the test holds descriptors of its own; with the same stock the number is exact

@@ -43,8 +43,8 @@ def belongings(pid: int) -> Belongings:
     row = leftovers._stat(str(pid))
     assert row is not None
     owner = f"{pid}-{row[0].started}-"
-    bases = [*Path("/sys/fs/cgroup").glob("ringfence"), *Path("/sys/fs/cgroup").glob("*/ringfence")]
-    groups = [str(path) for base in bases for path in base.glob(f"{owner}*/**/") if path != base]
+    mine = [directory for directory in leftovers.owner_groups() if directory.name.startswith(owner)]
+    groups = [path for directory in mine for path, _, _ in os.walk(directory)]
     return Belongings(leftovers.descendants(pid), frozenset(groups), frozenset(_locks_of(pid)))
 
 

@@ -36,11 +36,10 @@ def census() -> Census:
             spaces.update(os.readlink(f"/proc/{pid}/ns/{kind}") for kind in _KINDS)
         except OSError:
             continue
-    bases = [*Path("/sys/fs/cgroup").glob("ringfence"), *Path("/sys/fs/cgroup").glob("*/ringfence")]
-    owners = [directory for base in bases for directory in base.iterdir() if directory.is_dir()]
+    owners = [directory for directory in leftovers.owner_groups() if _counts(directory.name)]
     return Census(
         processes=names,
-        groups=sum(sum(1 for _ in owner.glob("**/")) for owner in owners if _counts(owner.name)),
+        groups=sum(sum(1 for _ in os.walk(owner)) for owner in owners),
         mounts=len(Path("/proc/self/mountinfo").read_bytes().splitlines()),
         namespaces=len(spaces),
         descriptors=len(os.listdir("/proc/self/fd")),
