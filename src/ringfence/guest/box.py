@@ -14,6 +14,10 @@ import struct
 
 from . import kernel as k
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MASK = ".mask"  # an empty file and an empty directory, both read-only, to cover things with
 SOURCES = ".sources"  # host paths of box operations, bound here by the template while the host's tree is still there
 DISK = ".disk"  # mount point of the sandbox's disk when `copy` mounts share it with /workspace
@@ -26,8 +30,9 @@ Op = list[object]
 class Applier:
     """One pass over operations. `idmap_fd`: user namespace for idmapped mounts, made on first use by `idmap`."""
 
-    def __init__(self, idmap: object = None) -> None:
+    def __init__(self, idmap: Callable[[int, int], int] | None = None, owner: int | None = None) -> None:
         self._idmap = idmap
+        self._owner = owner  # of what is made for the guest; None: ourselves
         self._copies = 0
 
     def apply(self, ops: list[Op]) -> None:
@@ -70,7 +75,9 @@ class Applier:
         tree = k.open_tree_clone(source)
         try:
             owner = os.fstat(tree)
-            idmap_fd = self._idmap(owner.st_uid, owner.st_gid)  # type: ignore[operator]  # given whenever an op asks
+            if self._idmap is None:
+                raise ValueError(f"{target} needs the sandbox's uid")
+            idmap_fd = self._idmap(owner.st_uid, owner.st_gid)
             k.mount_setattr(
                 tree, "", k.AT_EMPTY_PATH | k.AT_RECURSIVE, add=attributes | k.MOUNT_ATTR_IDMAP, idmap_fd=idmap_fd
             )
@@ -109,9 +116,8 @@ class Applier:
         self._op_bind(source, lower, {"idmap": bool(options.get("idmap"))})
         mode = stat.S_IMODE(os.stat(lower).st_mode)
         os.chmod(f"{base}/upper", mode)
-        owner = options.get("owner")
-        if owner is not None:
-            os.chown(f"{base}/upper", owner, owner)
+        if self._owner is not None:
+            os.chown(f"{base}/upper", self._owner, self._owner)
         os.makedirs(target, 0o755, exist_ok=True)
         layers = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
         if os.geteuid() != 0 or not options.get("idmap"):
@@ -136,11 +142,10 @@ def _make_like(source: str, target: str) -> None:
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
 
 
-def cover(target: str) -> None:
+def cover(target: str, *, directory: bool | None = None) -> None:
     """Show nothing at `target`: an empty read-only file or directory of ours. A write is EROFS, never swallowed."""
-    kind = "dir" if os.path.isdir(target) else "file"
-    k.mount(f"{MASK}/{kind}", target, None, k.MS_BIND)
-    k.mount_setattr(k.AT_FDCWD, target, 0, add=_RO | k.MOUNT_ATTR_NOEXEC)
+    kind = "dir" if (os.path.isdir(target) if directory is None else directory) else "file"
+    k.mount(f"{MASK}/{kind}", target, None, k.MS_BIND)  # with the flags of its source's mount: see build_template
 
 
 def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
@@ -156,6 +161,8 @@ def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     os.mkdir(MASK, 0o755)
     os.mkdir(f"{MASK}/dir", 0o555)
     os.close(os.open(f"{MASK}/file", os.O_WRONLY | os.O_CREAT, 0o444))
+    k.mount(MASK, MASK, None, k.MS_BIND)
+    k.mount_setattr(k.AT_FDCWD, MASK, 0, add=_RO | k.MOUNT_ATTR_NOEXEC)
     for directory in ("proc", "dev", "tmp", "workspace", DISK):
         os.mkdir(directory, 0o755)
     Applier().apply(ops)
@@ -165,7 +172,7 @@ def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     k.pivot_root_here()
 
 
-def mount_private(sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: object) -> None:
+def mount_private(sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: Callable[[int, int], int]) -> None:
     """File systems that belong to one sandbox: disk, /tmp, /dev/shm, terminals, and the mounts that need its uid."""
     os.chdir("/")
     own = f",uid={owner},gid={owner}"
@@ -181,7 +188,7 @@ def mount_private(sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: ob
         k.mount("tmpfs", "workspace", "tmpfs", _TMPFS_FLAGS, f"{sizes['disk']},mode=755{own}")
     terminal = "newinstance,ptmxmode=0666,mode=620" + (own if os.geteuid() == 0 and owner else "")
     k.mount("devpts", "dev/pts", "devpts", k.MS_NOSUID | k.MS_NOEXEC, terminal)
-    Applier(idmap).apply(ops)
+    Applier(idmap, owner).apply(ops)
     for directory in (DISK, SOURCES):
         if os.path.isdir(directory) and os.listdir(directory):
             cover(directory)
@@ -220,9 +227,9 @@ def restrict_proc(*, subset: bool, mask: bool) -> None:
     if not mask:
         return
     os.chdir("/")
-    for name in os.listdir("/proc"):
-        if name not in _PROC_SHOWN and not name.isdigit():
-            cover(f"proc/{name}")
+    for entry in os.scandir("/proc"):
+        if entry.name not in _PROC_SHOWN and not entry.name.isdigit():
+            cover(f"proc/{entry.name}", directory=entry.is_dir(follow_symlinks=False))
     k.mount("proc/sys", "proc/sys", None, k.MS_BIND | k.MS_REC)
     k.mount_setattr(k.AT_FDCWD, "proc/sys", k.AT_RECURSIVE, add=_RO | k.MOUNT_ATTR_NOEXEC)
     cover("proc/sys/kernel/random/boot_id")

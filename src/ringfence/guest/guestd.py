@@ -1,8 +1,7 @@
-"""Owns a running sandbox from just outside it: starts what the host asks for, relays streams, waits, keeps the clocks.
+"""Owns one sandbox in its monitor: starts what the host asks for, relays streams, waits, keeps the clocks.
 
-On the process backend this process is the monitor: in the sandbox's namespaces except its pid namespace, so no guest
-can name it. It believes nothing from inside: exit statuses come from waitid on its own children, pipe bytes are relayed
-unread, reports are passed on as text.
+It believes nothing from inside: exit statuses come from waitid on the monitor's own children, pipe bytes are relayed
+unread, reports are passed on as text. It never waits for an answer: whoever is asked answers by an event.
 """
 
 from __future__ import annotations
@@ -12,81 +11,76 @@ import os
 import select
 import time
 
-from . import counts, frames, lean, place
+from . import frames, lean
+from .inside import Inside
 from .job import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from socket import socket
 
-    from .shapes import Plan, Request
+    from .monitor import Monitor
+    from .shapes import Request
 
 _READ = 1 << 16
 _SEND_BUFFER_STOP = 1 << 20  # stop reading guests while the host is this far behind
 _CPU_POLL_S = 0.05
-
-
-def monitor(plan: Plan, fds: list[int], library: int, proc: int) -> None:
-    """Build the sandbox, then serve it. Never returns."""
-    channel = lean.from_fd(fds[0], lean.SOCK_STREAM)
-    try:
-        named = list(zip(plan["fds"], fds, strict=True))
-        inside = place.build(plan, named, proc)
-    except (OSError, ValueError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        channel.sendall(frames.message(ev="failed", error=str(error), errno=number))
-        os._exit(1)
-    guestd = Guestd(channel, inside, library, cpu_fd=dict(named).get("cpu", -1))
-    try:
-        guestd.serve()
-    finally:
-        inside.destroy()
-        os._exit(0)
+_START_S = 0.4
+_STRAYS_S = 0.1
 
 
 class Guestd:
-    def __init__(self, channel: socket, inside: place.Place, library: int, *, cpu_fd: int) -> None:
-        self._channel = channel
-        self._place = inside
-        self._library = library
-        self._cpu_fd = cpu_fd
+    def __init__(self, monitor: Monitor, number: int, fds: list[tuple[str, int]]) -> None:
+        named = dict(fds)
+        self._monitor = monitor
+        self._number = number
+        self._channel = lean.from_fd(named["channel"], lean.SOCK_STREAM)
+        self._channel.setblocking(False)
+        self._cpu_fd = named.get("cpu", -1)
+        self._kept = [named[name] for name in ("cpu", "uid") if name in named]  # closed at the end; `uid` is a lock
+        self._inside = Inside(monitor, number, named.get("thaw", -1), self._finish_dying)
         self._reader = frames.Reader()
         self._out = bytearray()
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[int], None]] = {}
         self._jobs: dict[int, Job] = {}
         self._lifetime_at: float | None = None
         self._idle_s: float | None = None
         self._idle_since = time.monotonic()
-        self._ending = False
+        self._dying = False
+        self._last_word: bytes | None = None  # of a one-shot run: held back until nothing of it is left
 
-    def serve(self) -> None:
-        """Until the host closes the channel, the library dies, PID 1 dies or a clock runs out."""
-        self._channel.setblocking(False)
-        self._watch(self._channel.fileno(), select.EPOLLIN, self._on_channel)
-        self._watch(self._library, select.EPOLLIN, self._on_end)
-        self._watch(self._place.init_pidfd, select.EPOLLIN, self._on_init_lost)
-        self._watch(self._place.spawner_pidfd, select.EPOLLIN, self._on_spawner_ended)
-        self.say(ev="ready", init=self._place.init_pid)
-        if not lean.readable(self._channel, counts.QUIET_S):
-            self._rehearse()
-        while not self._ending:
-            for fd, events in self._epoll.poll(self._next_wait()):
-                handler = self._handlers.get(fd)
-                if handler is not None:
-                    handler(events)
-            self._keep_clocks()
-        self._flush_before_end()
+    # from the forker
 
-    def _rehearse(self) -> None:
-        """Touch what every job touches, while nobody waits: the first write to a page after a fork copies it."""
-        work = {"kind": "python", "code": "x" * 100, "env": dict.fromkeys("abcdefgh", "x" * 50), "cwd": "/"}
-        request = {"op": "start", "id": 0, "one_shot": True, "job": work, "stdin": False, "credit": 1}
-        clocks = {"timeout_s": 1.5, "cpu_s": 1.5}
-        for _, _, payload in frames.Reader().feed(frames.message(**request, **clocks)):
-            job = Job(self, 0, lean.loads(payload))
-            job.rehearse()
+    def built(self, fds: list[int]) -> None:
+        self._inside.built(fds, self._on_init_gone, self._on_ready)
+
+    def respawned(self, fds: list[int]) -> None:
+        self._inside.respawned(fds)
+
+    def maker_gone(self) -> None:
+        self._inside.maker_gone()
+        if not self._inside.ready:
+            self._send(frames.message(ev="failed", error="the forker is gone", errno=None))
+            self.destroy()
+        self._finish_dying()
+
+    def failed(self, error: str, number: int | None, fds: list[int]) -> None:
+        """It could not be built, or a new spawner could not be made. `fds` are of what there was."""
+        if self._inside.ready:
+            self._inside.no_spawner(number or errno.EIO, error)
+            self._finish_dying()
+            return
+        self._send(frames.message(ev="failed", error=error, errno=number))
+        self._inside.take_ruins(fds)
+        self.destroy()
+        self._finish_dying()
+
+    def _on_ready(self, failure: str | None) -> None:
+        if failure is not None:
+            self._send(frames.message(ev="failed", error=failure, errno=None))
+            self.destroy()
+            return
+        self._monitor.watch(self._channel.fileno(), select.EPOLLIN, self._on_channel)
+        self.say(ev="ready", init=self._inside.init_pid)
 
     # the channel
 
@@ -100,17 +94,18 @@ class Guestd:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                self._ending = True
+                self.destroy()
                 return
             data = data[sent:]
         if data:
             self._out += data
-            self._epoll.modify(self._channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            if self._inside.ready:
+                self._monitor.change(self._channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def _on_channel(self, events: int) -> None:
         if events & select.EPOLLOUT:
             self._drain_out()
-        if not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+        if self._dying or not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
         try:
             data = self._channel.recv(_READ)
@@ -119,7 +114,7 @@ class Guestd:
         except OSError:
             data = b""
         if not data:
-            self._ending = True
+            self.destroy()
             return
         for kind, stream, payload in self._reader.feed(data):
             if kind == frames.STDIN:
@@ -135,20 +130,13 @@ class Guestd:
         except BlockingIOError:
             return
         except OSError:
-            self._ending = True
+            self.destroy()
             return
         del self._out[:sent]
         if not self._out:
-            self._epoll.modify(self._channel.fileno(), select.EPOLLIN)
+            self._monitor.change(self._channel.fileno(), select.EPOLLIN)
             for job in list(self._jobs.values()):
                 job.resume()
-
-    def _flush_before_end(self) -> None:
-        self._channel.settimeout(1)
-        try:
-            self._channel.sendall(self._out)
-        except OSError:
-            return
 
     @property
     def congested(self) -> bool:
@@ -156,16 +144,11 @@ class Guestd:
 
     # what jobs need of us
 
-    def _watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
-        self._handlers[fd] = handler
-        self._epoll.register(fd, events)
-
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
-        self._watch(fd, events, handler)
+        self._monitor.watch(fd, events, handler)
 
     def unwatch(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+        self._monitor.unwatch(fd)
 
     def relay(self, kind: int, stream: int, data: bytes) -> None:
         self._send(frames.pack(kind, stream, data))
@@ -173,14 +156,22 @@ class Guestd:
     def finished(self, job: Job, **outcome: object) -> None:
         self._jobs.pop(job.id, None)
         self._idle_since = time.monotonic()
-        lost = outcome["signal"] == lean.SIGKILL and job.why is None and self._place.init_is_ending()
+        lost = outcome["signal"] == lean.SIGKILL and job.why is None and self._inside.init_is_ending()
         if lost:
             outcome["why"] = "lost"  # PID 1 was killed, and the kernel killed the guest with it
-        if job.one_shot:
-            self._place.end_all()  # before the host hears of it: nothing outlives a one-shot run
-        self.say(ev="exit", id=job.id, **outcome)
-        if lost:
-            self._end("init-lost")
+        word = frames.message(ev="exit", id=job.id, **outcome)
+        if not job.one_shot:
+            self._send(word)
+            if lost:
+                self._end("init-lost")
+            return
+        # Nothing outlives a one-shot run: what it left behind is gone before the host hears of its end (L02).
+        left = self._inside.has_children()
+        self._inside.kill()
+        if left:
+            self._last_word = word
+        else:
+            self._send(word)
 
     # requests of the host
 
@@ -191,13 +182,13 @@ class Guestd:
         elif op == "clocks":
             self._set_clocks(request)
         elif op == "close":
-            self._ending = True
+            self.destroy()
         else:
             job = self._jobs.get(request["id"])
             if job is not None:
                 self._for_job(job, op, request)
 
-    def _for_job(self, job: Job, op: object, request: Request) -> None:
+    def _for_job(self, job: Job, op: str, request: Request) -> None:
         if op == "credit":
             job.add_credit(int(request["bytes"]))
         elif op == "eof":
@@ -209,28 +200,21 @@ class Guestd:
 
     def _start(self, request: Request) -> None:
         job = Job(self, request["id"], request)
-        self.unwatch(self._place.spawner_pidfd)  # it becomes the job, or may be replaced
-        try:
-            job.start(self._place)
-        except OSError as error:
-            job.abandon()
-            if self._place.init_is_ending():
-                self._end("init-lost")
-                return
-            self.say(ev="refused", id=job.id, errno=error.errno or errno.EIO, error=str(error))
-            return
-        finally:
-            if not job.one_shot and self._place.spawner_pidfd >= 0:
-                self._watch(self._place.spawner_pidfd, select.EPOLLIN, self._on_spawner_ended)
         self._jobs[job.id] = job
-        self._start_clocks(job, request)
-
-    def _start_clocks(self, job: Job, request: Request) -> None:
         now = time.monotonic()
         if request["timeout_s"] is not None:
             job.deadline = now + float(request["timeout_s"])
         if request["cpu_s"] is not None and self._cpu_fd >= 0:
             job.cpu_deadline = self._cpu_used() + float(request["cpu_s"])
+        job.start(self._inside)
+
+    def refused(self, job: Job, number: int, error: str) -> None:
+        """The sandbox cannot hold one more process, or there is none that could start it."""
+        self._jobs.pop(job.id, None)
+        if self._inside.init_is_ending():
+            self._end("init-lost")
+            return
+        self.say(ev="refused", id=job.id, errno=number, error=error)
 
     def _set_clocks(self, request: Request) -> None:
         self._lifetime_at = time.monotonic() + float(request["lifetime_s"])
@@ -239,19 +223,29 @@ class Guestd:
 
     # clocks
 
-    def _next_wait(self) -> float:
-        now = time.monotonic()
+    def next_wait(self) -> float | None:
+        """Seconds until a clock of this sandbox may run out; None when none runs."""
         ends = [job.deadline for job in self._jobs.values() if job.deadline is not None]
+        now = time.monotonic()
         if any(job.cpu_deadline is not None for job in self._jobs.values()):
             ends.append(now + _CPU_POLL_S)
         if self._lifetime_at is not None:
             ends.append(self._lifetime_at)
         if self._idle_s is not None and not self._jobs:
             ends.append(self._idle_since + self._idle_s)
-        return max(0.0, min(ends) - now) if ends else -1
+        if self._inside.answer_by is not None:
+            ends.append(self._inside.answer_by)
+        if self._dying:
+            ends.append(now + _STRAYS_S)
+        return max(0.0, min(ends) - now) if ends else None
 
-    def _keep_clocks(self) -> None:
+    def keep_clocks(self) -> None:
+        if self._dying:
+            self._monitor.reap_strays()
+            return
         now = time.monotonic()
+        if self._inside.answer_by is not None and now >= self._inside.answer_by and not self._inside.late():
+            self._end("tree-stuck")
         for job in list(self._jobs.values()):
             if job.deadline is not None and now >= job.deadline:
                 self._end_job(job, "timeout")
@@ -273,32 +267,77 @@ class Guestd:
         if not job.exited:
             job.why = job.why or why
         job.deadline = job.cpu_deadline = None
-        if job.alone:
+        if not job.inner_pid:
+            if job.hurried:
+                self._give_up(job)
+            job.hurried = True
+            job.deadline = time.monotonic() + _START_S  # it is killed as soon as it starts, which is now or never
+        elif job.alone:
             job.signal(lean.SIGKILL)
-            return
-        if job.one_shot:
-            self._place.kill_init()
-            return
-        others = [j.inner_pid for j in self._jobs.values() if j is not job]
-        if not self._place.kill_all_but(others, since=job.started):
-            self._end("tree-stuck")
+        elif job.one_shot:
+            self._inside.kill()
+        else:
+            others = [j.inner_pid for j in self._jobs.values() if j is not job and j.inner_pid]
+            self._inside.kill_all_but(others, since=job.asked_at, on_stuck=lambda: self._end("tree-stuck"))
+
+    def _give_up(self, job: Job) -> None:
+        """It was not even started: the guest stopped the spawner."""
+        self._inside.give_up(job)
+        job.abandon()
+        self._jobs.pop(job.id, None)
+        now = time.monotonic()
+        self.say(ev="exit", id=job.id, why=job.why, report="", ended_at=now, code=None, signal=lean.SIGKILL, cpu_s=0.0)
+
+    # the end
 
     def _end(self, why: str) -> None:
-        self.say(ev="end", why=why)
-        self._ending = True
+        if not self._dying:
+            self.say(ev="end", why=why)
+            self.destroy()
 
-    def _on_end(self, _: int) -> None:
-        self._ending = True
-
-    def _on_spawner_ended(self, _: int) -> None:
-        """A guest killed it, or PID 1 died and the kernel did. The next job gets another, if there is still a PID 1."""
-        self.unwatch(self._place.spawner_pidfd)
-        self._place.reap_spawner()
-
-    def _on_init_lost(self, _: int) -> None:
-        """PID 1 is gone and with it every process inside. Jobs end by their own pidfds; the sandbox is over."""
-        self.unwatch(self._place.init_pidfd)
-        if not any(job.one_shot for job in self._jobs.values()):
+    def _on_init_gone(self) -> None:
+        """PID 1 is gone and with it every process inside."""
+        if self._last_word is not None:
+            self._send(self._last_word)
+            self._last_word = None
+        if not self._dying and not any(job.one_shot for job in self._jobs.values()):
             for job in list(self._jobs.values()):
                 job.why = job.why or "lost"
             self._end("init-lost")
+
+    def destroy(self) -> None:
+        """Kill everything. What is left to do follows by events: every child is reaped, then the channel is closed."""
+        if self._dying:
+            return
+        self._dying = True
+        self._lifetime_at = self._idle_s = None
+        for job in list(self._jobs.values()):
+            job.deadline = job.cpu_deadline = None
+        self._inside.destroy()
+        self._finish_dying()
+
+    def pidfds(self) -> list[int]:
+        """Of every child of the monitor that is known here."""
+        return [*self._inside.pidfds(), *(job.pidfd for job in self._jobs.values() if job.pidfd >= 0)]
+
+    def _finish_dying(self) -> None:
+        if not self._dying or not self._inside.gone or self._number < 0:
+            return
+        for job in list(self._jobs.values()):
+            job.drop()
+        self._jobs.clear()
+        self._monitor.unwatch(self._channel.fileno())
+        self._last_words()
+        self._channel.close()
+        for fd in self._kept:
+            os.close(fd)
+        number, self._number = self._number, -1
+        self._monitor.gone(number)
+
+    def _last_words(self) -> None:
+        if self._out:
+            self._channel.settimeout(0.2)
+            try:
+                self._channel.sendall(self._out)
+            except OSError:
+                return

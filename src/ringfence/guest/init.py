@@ -7,41 +7,86 @@ neither write to it nor signal it (J17). Nothing it says decides a result.
 from __future__ import annotations
 
 import os
+import select
 
 from . import box, fence, kernel, lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from socket import socket
+    from typing import NoReturn
 
     from .shapes import Kept, Plan
 
 _PASSES = 200
+DOORS = ("pid", "user", "mnt", "net", "ipc", "uts")  # in the order they are gone through
 
 
-def prepare_as_root(sock: socket, plan: Plan) -> None:
-    """Real root inside the new pid namespace: /proc, then the user namespace whose map the monitor writes."""
-    sys_directory = _mount_proc(plan)
+def run(sock: socket, plan: Plan, outer_proc: int) -> NoReturn:
+    """The first process in new namespaces: build what belongs to this sandbox alone, give up all rights, serve."""
+    kernel.set_name("rf-init")
+    as_root, namespaces = plan["as_root"], plan["namespaces"]
+    owner = plan["owner"] if as_root else 1000
+    if not as_root:
+        box.write(outer_proc, "self/uid_map", "1000 0 1")
+        box.write(outer_proc, "self/gid_map", "1000 0 1")
+    if namespaces & kernel.CLONE_NEWUTS:
+        lean.set_host_name("ringfence")
+    if namespaces & kernel.CLONE_NEWNET:
+        box.bring_up_loopback()
+    box.mount_proc()
+    sys_directory = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # before it becomes read-only
+    box.mount_private(plan["sizes"], owner=owner, ops=plan["ops"], idmap=_idmapper(owner))
+    box.restrict_proc(subset=plan["proc_subset"], mask=plan["proc_masks"])
+    if as_root:
+        _enter_user_namespace(sock, plan)
+    if plan["user_namespace"]:
+        fence.limit_kernel_objects(sys_directory, plan["fence"])
+    serve(sock, plan)
+
+
+def _doors() -> list[int]:
+    """Our namespaces, for an ordinary user's spawner to come in by: when we are not dumpable, our pidfd is no way."""
+    return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in DOORS]
+
+
+def _enter_user_namespace(sock: socket, plan: Plan) -> None:
+    """Real root until here: all mounts belong to the initial user namespace. The forker writes the map."""
     os.setgroups([])
     if plan["user_namespace"]:
         kernel.unshare(kernel.CLONE_NEWUSER)
     sock.send(b"unshared")
     sock.recv(16)
-    become(plan["owner"], mapped=bool(plan["user_namespace"]))
-    if plan["user_namespace"]:
-        fence.limit_kernel_objects(sys_directory, plan["fence"])
+    become(plan["owner"], mapped=plan["user_namespace"])
 
 
-def prepare_as_user(plan: Plan) -> None:
-    fence.limit_kernel_objects(_mount_proc(plan), plan["fence"])
+def _idmapper(owner: int) -> Callable[[int, int], int]:
+    def idmap(uid: int, gid: int) -> int:
+        """A user namespace in which files of `uid` belong to the guest: for mount_setattr."""
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                kernel.unshare(kernel.CLONE_NEWUSER)
+                os.write(write_end, b"x")
+                select.poll().poll()
+            finally:
+                os._exit(0)
+        os.close(write_end)
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.read(read_end, 1)
+            box.write(proc, f"{pid}/uid_map", f"{uid} {owner} 1")
+            box.write(proc, f"{pid}/gid_map", f"{gid} {owner} 1")
+            return os.open(f"{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        finally:
+            os.close(read_end)
+            os.close(proc)
+            os.kill(pid, lean.SIGKILL)
+            os.waitpid(pid, 0)
 
-
-def _mount_proc(plan: Plan) -> int:
-    """Returns /proc/sys as it was before it became read-only."""
-    box.mount_proc()
-    sys_directory = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    box.restrict_proc(subset=bool(plan["proc_subset"]), mask=bool(plan["proc_masks"]))
-    return sys_directory
+    return idmap
 
 
 def become(owner: int, *, mapped: bool) -> None:
@@ -51,9 +96,8 @@ def become(owner: int, *, mapped: bool) -> None:
     os.setresuid(inside, inside, inside)
 
 
-def serve(sock: socket, plan: Plan) -> None:
+def serve(sock: socket, plan: Plan) -> NoReturn:
     """Never returns. End of file: the monitor is gone, and so are we, and with us everything inside."""
-    kernel.set_name("rf-init")
     kernel.die_with_parent()
     wire = os.dup(sock.fileno())
     os.dup2(wire, 3, inheritable=False)
@@ -61,11 +105,13 @@ def serve(sock: socket, plan: Plan) -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     kernel.close_from(4)
+    doors = [] if plan["as_root"] else _doors()
     lean.ignore_signals(lean.SIGCHLD)  # the kernel reaps for us (D12)
-    lean.default_signals(lean.SIGINT)
     fence.give_up_rights(plan["fence"], landlock=False)
     channel = lean.from_fd(3, lean.SOCK_SEQPACKET)
-    channel.send(b"ready")
+    lean.send_fds(channel, b"ready", doors)
+    for fd in doors:
+        os.close(fd)
     while data := channel.recv(1 << 16):
         kept: Kept = lean.loads(data)
         left = _kill_all_but(kept)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .guestd import Guestd
-    from .place import Place
+    from .inside import Inside
     from .shapes import Request
 
 _READ = 1 << 16
@@ -29,14 +29,15 @@ class Job:
         self.one_shot = bool(request["one_shot"])
         self.alone = request["job"]["kind"] == "file"  # it starts no process, and is killed without a look at others
         self.exited = False
-        self.started = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.hurried = False  # its end was asked for before it started
+        self.asked_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.inner_pid = 0
         self.why: str | None = None
         self.deadline: float | None = None
         self.cpu_deadline: float | None = None
         self._guestd = guestd
         self._request = request
-        self._pidfd = -1
+        self.pidfd = -1
         self._stdin = -1
         self._pending = bytearray()
         self._closing_stdin = False
@@ -47,24 +48,38 @@ class Job:
         self._paused = False
         self._status: dict[str, object] | None = None
         self._left_after_exit = _AFTER_EXIT
+        self._opened: tuple[int, ...] = ()
 
-    def start(self, place: Place) -> None:
-        """Raises OSError when the sandbox cannot hold one more process."""
-        mine, theirs = self._pipes()
-        try:
-            self._pidfd, self.inner_pid = place.spawn(self._request, theirs, one_shot=self.one_shot)
-        finally:
+    def start(self, inside: Inside) -> None:
+        """Ask for it to be started; `started` or `refused` follows, at once or later."""
+        theirs = self._pipes()
+        body = lean.dumps(self._request["job"])
+        if self.one_shot:
+            inside.become(self, body, theirs)
             for fd in theirs:
                 os.close(fd)
-        out, err, report = mine
+        else:
+            inside.spawn(self, body, theirs)
+
+    def started(self, pidfd: int, inner_pid: int) -> None:
+        self.pidfd, self.inner_pid = pidfd, inner_pid
+        if self.why is not None:
+            self.signal(lean.SIGKILL)  # its end was asked for before it began
+        out, err, report = self._opened
         self._outputs = {out: frames.STDOUT, err: frames.STDERR}
         self._report_fd = report
         for fd in self._outputs:
             self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
         self._guestd.watch(report, select.EPOLLIN, self._on_report)
-        self._guestd.watch(self._pidfd, select.EPOLLIN, self._on_exit)
+        self._guestd.watch(pidfd, select.EPOLLIN, self._on_exit)
+        if self._pending or self._closing_stdin:
+            self._push()
 
-    def _pipes(self) -> tuple[tuple[int, int, int], list[int]]:
+    def refused(self, number: int, error: str) -> None:
+        self.abandon()
+        self._guestd.refused(self, number, error)
+
+    def _pipes(self) -> list[int]:
         if self._request["stdin"]:
             stdin, self._stdin = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(self._stdin, False)
@@ -76,24 +91,30 @@ class Job:
         for fd in (out, err, report):
             os.set_blocking(fd, False)
         self._opened = (out, err, report)
-        return (out, err, report), [stdin, out_theirs, err_theirs, report_theirs]
-
-    def rehearse(self) -> None:
-        """Start and end without a process."""
-        mine, theirs = self._pipes()
-        for fd in theirs:
-            os.close(fd)
-        for fd in mine:
-            self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
-            self._guestd.unwatch(fd)
-            os.read(fd, 1)
-        self.abandon()
-        lean.loads(lean.dumps({"report": "", "code": 0, "ended_at": time.monotonic(), "cpu_s": _usage_of_children()}))
+        return [stdin, out_theirs, err_theirs, report_theirs]
 
     def abandon(self) -> None:
         """It never started."""
         for fd in (*self._opened, self._stdin):
             if fd >= 0:
+                self._guestd.unwatch(fd)
+                os.close(fd)
+        self._stdin = -1
+
+    def drop(self) -> None:
+        """The sandbox is gone: nothing more is to be told. Close everything, reap what is ours."""
+        if not self.inner_pid:
+            self.abandon()
+            return
+        if not self.exited:
+            lean.signal_pidfd(self.pidfd, lean.SIGKILL)
+            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+            self._guestd.unwatch(self.pidfd)
+            os.close(self.pidfd)
+        self._close_report()
+        for fd in (*self._outputs, self._stdin):
+            if fd >= 0:
+                self._guestd.unwatch(fd)
                 os.close(fd)
 
     # output
@@ -173,7 +194,7 @@ class Job:
         self._push()
 
     def _push(self) -> None:
-        if self._stdin < 0:
+        if self._stdin < 0 or not self.inner_pid:
             return
         taken = 0
         try:
@@ -208,7 +229,8 @@ class Job:
     # the end
 
     def signal(self, number: int) -> None:
-        lean.signal_pidfd(self._pidfd, number)
+        if self.pidfd >= 0 and not self.exited:
+            lean.signal_pidfd(self.pidfd, number)
 
     def _on_report(self, _: int) -> None:
         try:
@@ -227,17 +249,18 @@ class Job:
             self._report_fd = -1
 
     def _on_exit(self, _: int) -> None:
-        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
-        usage = _usage_of_children()
-        self._guestd.unwatch(self._pidfd)
-        os.close(self._pidfd)
+        info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if info is None:
             return
+        usage = os.wait4(info.si_pid, 0)[2]  # the same child, still unreaped: its number is its own
+        self._guestd.unwatch(self.pidfd)
+        os.close(self.pidfd)
+        self.pidfd = -1
         exited = info.si_code == os.CLD_EXITED
         self._status = {
             "code": info.si_status if exited else None,
             "signal": None if exited else info.si_status,
-            "cpu_s": usage,
+            "cpu_s": usage.ru_utime + usage.ru_stime,
         }
         self._ended_at = time.monotonic()
         self.exited = True
@@ -267,11 +290,6 @@ class Job:
             self._drop_stdin(broken=False)
         report = self._report.decode("utf-8", "replace")
         self._guestd.finished(self, why=self.why, report=report, ended_at=self._ended_at, **status)
-
-
-def _usage_of_children() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:

@@ -226,14 +226,14 @@ def _thread_id_address() -> int:
     return address.value
 
 
-def clone_for_parent() -> tuple[int, int]:
-    """fork() whose child belongs to our parent. Returns (inner pid, pidfd) here and (0, -1) in the child.
+def clone(flags: int) -> tuple[int, int]:
+    """fork() with clone flags. Returns (pid as we see it, pidfd) here and (0, -1) in the child.
 
     Raw clone skips glibc's fork: the thread id that glibc keeps is set by the kernel at its address, and Python's own
     part of a fork is called by hand. The caller has one thread.
     """
     pidfd = ctypes.c_int(-1)
-    flags = CLONE_PARENT | CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | 17
+    flags |= CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | 17
     pid = int(
         _with_gil.syscall(
             ctypes.c_long(_NR_CLONE),

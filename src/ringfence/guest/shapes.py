@@ -26,7 +26,7 @@ class Fence(TypedDict):
 
 
 class Plan(TypedDict):
-    """One sandbox, as the monitor gets it."""
+    """One sandbox. `owner` and the fence's `affinity` come with each."""
 
     as_root: bool
     owner: int
@@ -37,7 +37,6 @@ class Plan(TypedDict):
     sizes: dict[str, str]
     ops: list[Op]
     fence: Fence
-    fds: list[str]  # what each descriptor that comes along is: channel, cpu, thaw, join, uid
 
 
 class Hello(TypedDict):
@@ -56,8 +55,28 @@ class Kept(TypedDict):
 
 
 class Template(TypedDict):
-    as_root: bool
+    """A view: how its root is built, and what its sandboxes have in common."""
+
     ops: list[Op]
+    plan: Plan
+
+
+class Launch(TypedDict):
+    """One sandbox, as the library asks the monitor for it."""
+
+    box: int
+    owner: int
+    affinity: list[int]
+    fds: list[str]  # what each descriptor that comes along is: channel, cpu, thaw, join, uid
+
+
+class Order(TypedDict):
+    """What the monitor asks the forker for."""
+
+    op: str
+    box: int
+    owner: int
+    affinity: list[int]
 
 
 class Work(TypedDict, total=False):

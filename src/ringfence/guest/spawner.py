@@ -12,24 +12,30 @@ import sys
 from . import counts, fresh, lean, pycode
 from . import fence as fencing
 from . import kernel as k
+from .init import become
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
+    from typing import NoReturn
 
-    from .shapes import Fence, Handed, Work
+    from .shapes import Fence, Handed, Plan, Work
 
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
 
 
-def spawner(sock: socket, fence: Fence, join: list[int]) -> None:
-    """Fence this process, then serve jobs until the monitor is gone. Never returns."""
+def run(sock: socket, plan: Plan, join: list[int], doors: list[int]) -> NoReturn:
+    """Join the cgroup, and when PID 1 has built everything, go in, give up all rights and serve jobs."""
     k.set_name("rf-spawner")
+    fence = plan["fence"]
     for fd in join:
         os.write(fd, b"0")
+    if sock.recv(8) != b"go":
+        os._exit(0)  # it was not built
     if fence["cgroup_namespace"]:
         k.unshare(k.CLONE_NEWCGROUP)  # after the join: /proc/self/cgroup then reads "/" (B13)
+    _go_in(plan, doors)
     os.setsid()
     os.chdir("/workspace")
     os.umask(0o022)
@@ -39,6 +45,19 @@ def spawner(sock: socket, fence: Fence, join: list[int]) -> None:
     fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
     fencing.give_up_rights(fence, landlock=True)
     _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, limit)
+
+
+def _go_in(plan: Plan, doors: list[int]) -> None:
+    """Into PID 1's namespaces, by the rights of the forker: as root by its pidfd, the user namespace last."""
+    if not plan["as_root"]:
+        for door in doors:
+            k.setns(door, 0)
+        return
+    os.setgroups([])
+    k.setns(doors[0], k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS)
+    if plan["user_namespace"]:
+        k.setns(doors[0], k.CLONE_NEWUSER)
+    become(plan["owner"], mapped=plan["user_namespace"])
 
 
 def _keep_only(wire: int) -> None:
@@ -51,7 +70,7 @@ def _keep_only(wire: int) -> None:
     k.close_from(REPORT_FD + 2)
 
 
-def _serve(sock: socket, fence: Fence, limit: int) -> None:
+def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
     sock.send(lean.dumps({"pid": os.getpid()}))
     if not lean.readable(sock, counts.QUIET_S):
         pycode.rehearse()
@@ -68,7 +87,7 @@ def _serve(sock: socket, fence: Fence, limit: int) -> None:
 
 def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
     try:
-        pid, pidfd = k.clone_for_parent()
+        pid, pidfd = k.clone(k.CLONE_PARENT)
     except OSError as error:
         sock.send(lean.dumps({"errno": error.errno}))
     else:

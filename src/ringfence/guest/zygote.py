@@ -1,7 +1,7 @@
-"""Owns the zygote and its templates: small warm interpreters that sandboxes are forked from. No guest code runs here.
+"""Owns the zygote: a small warm interpreter that monitors and their forkers are forked from. No guest code runs here.
 
-The zygote is started by exec with an empty environment, so nothing of the caller is in its memory (H12). It serves
-requests on a packet socket: a template is a fork with a root of its own, a sandbox is a fork of a template.
+It is started by exec with an empty environment, so nothing of the caller is in its memory (H12). It serves requests on
+a packet socket: each is a view, and gets a monitor of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from . import after, box, guestd, lean
+from . import after, lean, monitor
 from . import kernel as k
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Any
 
-    from .shapes import Hello, Plan, Template
+    from .shapes import Hello, Template
 
 CONTROL_FD = 3
 LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
@@ -123,39 +123,4 @@ def _zygote_request(control: socket, request: Template, fds: list[int]) -> None:
         for fd in fds:
             os.close(fd)
         control.detach()
-        _template(request)
-
-
-def _template(request: Template) -> None:
-    """A root of its own, then requests for sandboxes. Never returns."""
-    k.set_name("rf-template")
-    control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)
-    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        as_root = bool(request["as_root"])
-        if as_root:
-            k.unshare(k.CLONE_NEWNS)
-        else:
-            uid, gid = os.geteuid(), os.getegid()
-            k.unshare(k.CLONE_NEWUSER | k.CLONE_NEWNS)
-            box.write(proc, "self/setgroups", "deny")
-            box.write(proc, "self/uid_map", f"0 {uid} 1")
-            box.write(proc, "self/gid_map", f"0 {gid} 1")
-        box.build_template(request["ops"], keep_outer_proc=not as_root)
-    except (OSError, ValueError) as error:
-        _say_failed(control, error)
-        os._exit(1)
-    control.send(b'{"ok":true}')
-
-    def sandbox(_: socket, plan: Plan, fds: list[int]) -> None:
-        if os.fork() == 0:
-            control.close()
-            guestd.monitor(plan, fds, LIBRARY_FD, proc)
-
-    _serve(control, sandbox)
-    os._exit(0)
-
-
-def _say_failed(control: socket, error: Exception) -> None:
-    number = error.errno if isinstance(error, OSError) else None
-    control.send(lean.dumps({"error": str(error), "errno": number}))
+        monitor.run(lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET), request, LIBRARY_FD)

@@ -40,7 +40,6 @@ def plan_process(
             "sizes": _sizes(limits, shm),
             "ops": box_ops,
             "fence": _fence(policy, facts),
-            "fds": ["channel"],
         },
         memory_bytes=limits.memory + 2 * _whole_pages(limits.disk) + _whole_pages(shm),
         processes=limits.processes,

@@ -110,14 +110,15 @@ class Pool:
         template = self._template(plan)
         with self._lock:
             self._count += 1
-            box_id = f"{self._count}-{os.urandom(3).hex()}"
+            number = self._count
+        box_id = f"{number}-{os.urandom(3).hex()}"
         group = self._group(plan, box_id)
         uid = None
         ours, theirs = lean.pair(lean.SOCK_STREAM)
         try:
             uid = uids.hold() if plan.box["as_root"] else None
             box = ProcessBox(plan, ours, {**self._python, "fresh": plan.fresh}, group=group, uid=uid, retire=self._do)
-            self._send(template, plan, theirs, group, uid)
+            self._send(template, plan, number, theirs, group, uid)
         except BaseException:
             ours.close()
             if group is not None:
@@ -134,27 +135,35 @@ class Pool:
         return box
 
     def _send(
-        self, template: Template, plan: ProcessPlan, theirs: socket, group: Group | None, uid: HeldUid | None
+        self,
+        template: Template,
+        plan: ProcessPlan,
+        number: int,
+        theirs: socket,
+        group: Group | None,
+        uid: HeldUid | None,
     ) -> None:
         """Ask for the sandbox, with what is bound late: its uid, its CPUs, its cgroup."""
-        payload = dict(plan.box)
-        opened: list[int] = []
+        named: list[tuple[str, int | None]] = [("channel", theirs.fileno())]
+        opened: list[int | None] = []
         if group is not None:
-            named = [("cpu", group.cpu_fd()), ("thaw", group.thaw_fd()), *(("join", fd) for fd in group.join_fds())]
-            payload["fds"] = ["channel", *(name for name, fd in named if fd is not None)]
-            opened = [fd for _, fd in named if fd is not None]
-        fds = [theirs.fileno(), *opened]
+            opened = [group.cpu_fd(), group.thaw_fd(), *group.join_fds()]
+            named += [("cpu", opened[0]), ("thaw", opened[1]), *(("join", fd) for fd in opened[2:])]
         if uid is not None:
-            payload["fds"] = [*payload["fds"], "uid"]  # type: ignore[misc]  # a list of names, set above or by the plan
-            fds.append(uid.fileno())
-            payload["owner"] = uid.uid
-            payload["ops"] = [_owned(op, uid.uid) for op in plan.box_ops]
-        payload["fence"] = {**plan.fence, "affinity": _choose_cpus(plan.cpus)}
+            named.append(("uid", uid.fileno()))
+        there = [(name, fd) for name, fd in named if fd is not None]
+        request = {
+            "box": number,
+            "owner": 1000 if uid is None else uid.uid,
+            "affinity": _choose_cpus(plan.cpus),
+            "fds": [name for name, _ in there],
+        }
         try:
-            template.launch(payload, fds)
+            template.launch(request, [fd for _, fd in there])
         finally:
             for fd in opened:
-                os.close(fd)
+                if fd is not None:
+                    os.close(fd)
 
     def _group(self, plan: ProcessPlan, box_id: str) -> Group | None:
         if self.tree is None or not plan.cgroup:
@@ -170,7 +179,7 @@ class Pool:
             found = self._templates.get(id(plan)) if plan.shared else None
         if found is not None:
             return found
-        template = zygote.template(plan.template, as_root=bool(plan.box["as_root"]))
+        template = zygote.template(plan)
         if plan.shared:
             with self._lock:
                 self._shelves.setdefault(id(plan), Shelf(plan))  # keeps the plan, and so its id, alive
@@ -326,12 +335,6 @@ def _choose_cpus(cpus: float) -> list[int]:
     count = min(max(1, -int(-cpus // 1)), len(available))
     start = os.urandom(1)[0]
     return [available[(start + i) % len(available)] for i in range(count)]
-
-
-def _owned(op: list[object], uid: int) -> list[object]:
-    if op[0] == "overlay" and isinstance(op[3], dict):
-        return [*op[:3], {**op[3], "owner": uid}]
-    return op
 
 
 # Zygotes and spares belong to the process, like its heap: two sandboxes of one program share them.

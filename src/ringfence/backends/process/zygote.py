@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends.process.cgroup import Tree
     from ringfence.plan.interpreter import Interpreter
-    from ringfence.plan.model import Op
+    from ringfence.plan.model import ProcessPlan
 
 _START_S = 30.0  # with preload of large modules on a slow machine
 _BUILD_S = 10.0
@@ -61,11 +61,11 @@ class Zygote:
                 raise
             self._ready = True
 
-    def template(self, ops: tuple[Op, ...], *, as_root: bool) -> Template:
+    def template(self, plan: ProcessPlan) -> Template:
         """A fork with a root of its own. Raises UnsupportedError when this host does not let us build one."""
         self.wait_ready()
         ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        request = lean.dumps({"as_root": as_root, "ops": ops})
+        request = lean.dumps({"ops": plan.template, "plan": dict(plan.box)})
         ours.settimeout(_BUILD_S)
         with self._lock:
             _send(self._control, request, [theirs.fileno()])
@@ -143,10 +143,10 @@ class Template:
         self._control = control
         self._lock = threading.Lock()
 
-    def launch(self, plan: Mapping[str, object], fds: list[int]) -> None:
+    def launch(self, request: Mapping[str, object], fds: list[int]) -> None:
         """Have a sandbox made. It reports on its channel, which is the first descriptor."""
         with self._lock:
-            _send(self._control, lean.dumps(dict(plan)), fds)
+            _send(self._control, lean.dumps(dict(request)), fds)
 
     def close(self) -> None:
         self._control.close()

@@ -1,0 +1,265 @@
+"""Owns the process that every sandbox of one view is forked from: it has the view's root, and never sees guest data.
+
+A child of the monitor, it clones with CLONE_PARENT, so that the monitor is the parent and waiter of all it makes, while
+nothing that passed through the monitor is in the memory of what is made (H06). For each sandbox it makes PID 1 in new
+namespaces, and the spawner, which joins its cgroup while PID 1 still builds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from . import box, init, lean, spawner
+from . import kernel as k
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import NoReturn
+
+    from .shapes import Order, Plan, Template
+
+_MAX_PACKET = 1 << 16
+_MAX_FDS = 16
+
+
+def run(monitor: socket, request: Template) -> NoReturn:
+    """Build the view's root, then make sandboxes until the monitor is gone."""
+    k.set_name("rf-forker")
+    k.die_with_parent()
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        as_root = request["plan"]["as_root"]
+        if as_root:
+            k.unshare(k.CLONE_NEWNS)
+        else:
+            _own_user_namespace(proc)
+        box.build_template(request["ops"], keep_outer_proc=not as_root)
+    except (OSError, ValueError) as error:
+        monitor.send(lean.dumps(failure(error)))
+        os._exit(1)
+    monitor.send(b'{"ok":true}')
+    Forker(monitor, request["plan"], proc).serve()
+
+
+def failure(error: Exception) -> dict[str, object]:
+    return {"error": str(error), "errno": error.errno if isinstance(error, OSError) else None}
+
+
+def _own_user_namespace(proc: int) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    k.unshare(k.CLONE_NEWUSER | k.CLONE_NEWNS)
+    box.write(proc, "self/setgroups", "deny")
+    box.write(proc, "self/uid_map", f"0 {uid} 1")
+    box.write(proc, "self/gid_map", f"0 {gid} 1")
+
+
+class Making:
+    """One sandbox from its order until the monitor says that it is gone."""
+
+    def __init__(self, number: int, plan: Plan, join: list[int]) -> None:
+        self.number = number
+        self.plan = plan
+        self.join = join
+        self.init_pid = 0
+        self.init_pidfd = -1
+        self.init: socket | None = None
+        self.spawner: socket | None = None
+        self.spawner_fds: list[int] = []  # pidfd, and in a user namespace the helper's
+        self.doors: list[int] = []  # of an ordinary user's sandbox: PID 1's namespaces, as `init.DOORS` names them
+
+    def close(self) -> None:
+        for fd in (*self.join, self.init_pidfd, *self.spawner_fds, *self.doors):
+            if fd >= 0:
+                os.close(fd)
+        for sock in (self.init, self.spawner):
+            if sock is not None:
+                sock.close()
+
+
+class Forker:
+    def __init__(self, monitor: socket, plan: Plan, proc: int) -> None:
+        self._monitor = monitor
+        self._plan = plan
+        self._proc = proc
+        self._self = os.pidfd_open(os.getpid())
+        self._made: dict[int, Making] = {}
+        self._poll = select.poll()
+
+    def serve(self) -> NoReturn:
+        self._poll.register(self._monitor, select.POLLIN)
+        building: dict[int, Making] = {}
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._monitor.fileno():
+                    self._take_order(building)
+                elif fd in building:
+                    self._hear_init(fd, building)
+
+    def _take_order(self, building: dict[int, Making]) -> None:
+        data, fds = lean.recv_fds(self._monitor, _MAX_PACKET, _MAX_FDS)
+        if not data:
+            os._exit(0)
+        order: Order = lean.loads(data)
+        number = order["box"]
+        if order["op"] == "forget":
+            self._made.pop(number).close()
+        elif order["op"] == "spawner":
+            self._replace_spawner(self._made[number])
+        else:
+            self._begin(order, fds, building)
+
+    def _begin(self, order: Order, fds: list[int], building: dict[int, Making]) -> None:
+        fence = {**self._plan["fence"], "affinity": order["affinity"]}
+        plan: Plan = {**self._plan, "owner": order["owner"], "fence": fence}  # type: ignore[typeddict-item]
+        making = Making(order["box"], plan, fds)
+        self._made[making.number] = making
+        try:
+            self._make_init(making)
+            if plan["as_root"]:
+                self._make_spawner(making)  # now, so that it joins its cgroup while PID 1 builds
+        except OSError as error:
+            self._say_failed(making, failure(error))
+            return
+        assert making.init is not None
+        building[making.init.fileno()] = making
+        self._poll.register(making.init, select.POLLIN)
+
+    def _make_init(self, making: Making) -> None:
+        ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
+        making.init_pid, making.init_pidfd = k.clone(making.plan["namespaces"] | k.CLONE_PARENT)
+        if making.init_pid == 0:
+            _child(lambda: init.run(theirs, making.plan, self._proc), theirs)
+        theirs.close()
+        making.init = ours
+
+    def _make_spawner(self, making: Making) -> None:
+        """In PID 1's pid namespace, with the monitor as its parent. It goes into the other namespaces by itself."""
+        ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
+        try:
+            making.spawner_fds = self._clone_into(making, theirs)
+        finally:
+            theirs.close()
+        making.spawner = ours
+
+    def _clone_into(self, making: Making, theirs: socket) -> list[int]:
+        def work() -> None:
+            doors = [making.init_pidfd] if making.plan["as_root"] else making.doors[1:]
+            spawner.run(theirs, making.plan, making.join, doors)
+
+        if making.plan["as_root"]:
+            k.setns(making.init_pidfd, k.CLONE_NEWPID)
+            try:
+                pid, pidfd = k.clone(k.CLONE_PARENT)
+                if pid == 0:
+                    _child(work, theirs)
+            finally:
+                k.setns(self._self, k.CLONE_NEWPID)
+            return [pidfd]
+        # An ordinary user may enter a pid namespace of his but not come back: a helper enters it, and clones.
+        answers, answer = lean.pair(lean.SOCK_SEQPACKET)
+        helper, helper_pidfd = k.clone(k.CLONE_PARENT)
+        if helper == 0:
+            _child(lambda: _help(making.doors[0], answer, work, theirs), answer)
+        answer.close()
+        data, fds = lean.recv_fds(answers, 64, 1)
+        answers.close()
+        if not fds:
+            os.close(helper_pidfd)
+            raise OSError(f"the spawner could not be made: {data.decode('utf-8', 'replace').lstrip('!')}")
+        return [fds[0], helper_pidfd]
+
+    def _hear_init(self, fd: int, building: dict[int, Making]) -> None:
+        making = building[fd]
+        assert making.init is not None
+        try:
+            word, making.doors = lean.recv_fds(making.init, 256, len(init.DOORS))
+        except OSError:
+            word = b""
+        if word == b"unshared":
+            self._map_user(making)
+            return
+        self._poll.unregister(fd)
+        del building[fd]
+        if word != b"ready":
+            said = word.decode("utf-8", "replace").lstrip("!") or "it ended"
+            self._say_failed(making, {"error": f"PID 1 could not be set up: {said}", "errno": _errno_in(said)})
+            return
+        try:
+            if making.spawner is None:
+                self._make_spawner(making)
+            self._hand_over(making)
+        except OSError as error:
+            self._say_failed(making, failure(error))
+
+    def _map_user(self, making: Making) -> None:
+        owner, pid = making.plan["owner"], making.init_pid
+        assert making.init is not None
+        if making.plan["user_namespace"]:
+            box.write(self._proc, f"{pid}/uid_map", f"1000 {owner} 1")
+            box.write(self._proc, f"{pid}/gid_map", f"1000 {owner} 1")
+        making.init.send(b"mapped")
+
+    def _hand_over(self, making: Making) -> None:
+        """Everything is there: the spawner may go in, and the monitor gets both processes and their sockets."""
+        assert making.init is not None
+        assert making.spawner is not None
+        making.spawner.send(b"go")
+        fds = [making.init_pidfd, making.init.fileno(), *self._spawner_parts(making)]
+        lean.send_fds(self._monitor, lean.dumps({"box": making.number, "ok": True}), fds)
+        making.init.close()
+        making.init = None
+
+    def _spawner_parts(self, making: Making) -> list[int]:
+        assert making.spawner is not None
+        return [making.spawner.fileno(), *making.spawner_fds]
+
+    def _replace_spawner(self, making: Making) -> None:
+        for fd in making.spawner_fds:
+            os.close(fd)
+        making.spawner_fds = []
+        if making.spawner is not None:
+            making.spawner.close()
+        try:
+            self._make_spawner(making)
+            assert making.spawner is not None
+            making.spawner.send(b"go")
+        except OSError as error:
+            lean.send_fds(self._monitor, lean.dumps({"box": making.number, **failure(error)}), [])
+            return
+        answer = lean.dumps({"box": making.number, "spawner": True})
+        lean.send_fds(self._monitor, answer, self._spawner_parts(making))
+
+    def _say_failed(self, making: Making, said: dict[str, object]) -> None:
+        """What was made of it is for the monitor to end and to reap."""
+        fds = [fd for fd in (making.init_pidfd, *making.spawner_fds) if fd >= 0]
+        lean.send_fds(self._monitor, lean.dumps({"box": making.number, **said}), fds)
+
+
+def _child(work: object, report: socket) -> NoReturn:
+    """In a new process: never return into the forker's loop, and say why it could not be."""
+    try:
+        work()  # type: ignore[operator]
+    except OSError as error:
+        report.send(f"!{error}".encode()[:200])
+    finally:
+        os._exit(70)
+
+
+def _help(door: int, answer: socket, work: object, report: socket) -> NoReturn:
+    k.setns(door, k.CLONE_NEWPID)
+    pid, pidfd = k.clone(k.CLONE_PARENT)
+    if pid == 0:
+        answer.close()
+        _child(work, report)
+    lean.send_fds(answer, b"made", [pidfd])
+    os._exit(0)
+
+
+def _errno_in(said: str) -> int | None:
+    """From Python's own "[Errno N]", so that the library can tell why."""
+    if said.startswith("[Errno "):
+        number = said[7:].partition("]")[0]
+        return int(number) if number.isdigit() else None
+    return None

@@ -1,0 +1,420 @@
+"""Holds the two fixed processes of one sandbox for its monitor, PID 1 and the spawner, and hands jobs to the spawner.
+
+Every answer is an event. A spawner that a guest killed or stopped is replaced; its late answer reaches nobody (J17).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+from collections import deque
+
+from . import lean
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socket import socket
+
+    from .job import Job
+    from .monitor import Monitor
+
+_SPAWN_S = 5.0
+_KILL_S = 1.0
+_TRIES = 2
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
+_PF_EXITING = 4  # a flag of /proc/<pid>/stat
+_INLINE = 1 << 16
+
+
+class Inside:
+    def __init__(self, monitor: Monitor, number: int, thaw: int, on_reaped: Callable[[], None]) -> None:
+        self._monitor = monitor
+        self._number = number
+        self._thaw = thaw
+        self.init_pid = 0
+        self.ready = False
+        self._init: socket | None = None
+        self._init_pidfd = -1
+        self._spawner: socket | None = None
+        self._spawner_pidfd = -1
+        self._spawner_inner = 0
+        self._children: set[int] = set()  # pidfds of ours that are to be reaped here
+        self._awaited = 1  # answers of the forker: the first is to the order that made this
+        self._dying = False
+        self._on_init_gone: Callable[[], None] = _nothing
+        self._on_reaped = on_reaped
+        self._on_ready: Callable[[str | None], None] | None = None
+        self._waiting: deque[tuple[Job, bytes, list[int]]] = deque()
+        self._asked: tuple[Job, bytes, list[int]] | None = None
+        self._tries = 0
+        self._answer_by: float | None = None
+        self._kills_by: deque[float] = deque()
+        self._on_stuck: Callable[[], None] = _nothing
+
+    # how it comes to be
+
+    def built(self, fds: list[int], on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]) -> None:
+        self._awaited -= 1
+        self._init_pidfd, init_fd, *spawner = fds
+        self.init_pid = pid_of(self._init_pidfd)
+        self._init = lean.from_fd(init_fd, lean.SOCK_SEQPACKET)
+        self._init.setblocking(False)
+        self._on_init_gone = on_init_gone
+        self._on_ready = on_ready
+        self._adopt(self._init_pidfd, self._init_ended)
+        self._monitor.watch(init_fd, select.EPOLLIN, self._on_killed)
+        self._take_spawner(spawner)
+        if self._dying:
+            self._kill_all()
+
+    def respawned(self, fds: list[int]) -> None:
+        self._awaited -= 1
+        self._take_spawner(fds)
+        if self._dying:
+            self._kill_all()
+
+    def maker_gone(self) -> None:
+        """No answer of the forker's will come any more."""
+        self._awaited = 0
+        if self._asked is not None and self._spawner is None:
+            self._answered(errno.EIO, "the forker is gone")
+
+    def take_ruins(self, pidfds: list[int]) -> None:
+        """It was not built: end and reap what there is."""
+        self._awaited -= 1
+        for pidfd in pidfds:
+            lean.signal_pidfd(pidfd, lean.SIGKILL)
+            self._adopt(pidfd, _nothing)
+
+    def _take_spawner(self, fds: list[int]) -> None:
+        socket_fd, self._spawner_pidfd, *helpers = fds
+        self._spawner = lean.from_fd(socket_fd, lean.SOCK_SEQPACKET)
+        self._spawner.setblocking(False)
+        self._spawner_inner = 0
+        self._monitor.watch(socket_fd, select.EPOLLIN, self._on_spawner)
+        self._adopt(self._spawner_pidfd, self._spawner_ended)
+        for pidfd in helpers:
+            self._adopt(pidfd, _nothing)
+
+    def _adopt(self, pidfd: int, then: Callable[[], None]) -> None:
+        """Reap that child of ours when it ends."""
+
+        def ended(_: int) -> None:
+            if os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG) is None:
+                return
+            self._monitor.unwatch(pidfd)
+            self._children.discard(pidfd)
+            os.close(pidfd)
+            then()
+            self._on_reaped()
+
+        self._children.add(pidfd)
+        self._monitor.watch(pidfd, select.EPOLLIN, ended)
+
+    def pidfds(self) -> list[int]:
+        return list(self._children)
+
+    @property
+    def gone(self) -> bool:
+        return not self._children and self._awaited == 0
+
+    # jobs
+
+    def spawn(self, job: Job, body: bytes, fds: list[int]) -> None:
+        """Have the job started; it is told by `started` or `refused`. `fds` are closed when they were handed over."""
+        self._waiting.append((job, body, fds))
+        self._ask_next()
+
+    def become(self, job: Job, body: bytes, fds: list[int]) -> None:
+        """The spawner turns into the guest: a one-shot run."""
+        pidfd = self._spawner_pidfd
+        if self._spawner is None or not self._spawner_inner or not self._hand_over(body, fds, become=True):
+            job.refused(errno.ESRCH, "the spawner is gone")
+            return
+        self._monitor.unwatch(pidfd)
+        self._children.discard(pidfd)
+        self._spawner_pidfd = -1
+        self._drop_socket()
+        job.started(pidfd, self._spawner_inner)
+
+    def _ask_next(self) -> None:
+        if self._asked is not None or not self._waiting:
+            return
+        self._asked = self._waiting.popleft()
+        self._tries = 0
+        self._ask()
+
+    def _ask(self) -> None:
+        assert self._asked is not None
+        self._tries += 1
+        if self._tries > _TRIES:
+            self._answered(errno.EIO, "the spawner does not answer")
+            return
+        self._answer_by = time.monotonic() + _SPAWN_S
+        if self._spawner is None:
+            self._order_spawner()
+        elif self._spawner_inner and not self._hand_over(self._asked[1], self._asked[2], become=False):
+            self._replace_spawner()
+
+    def _hand_over(self, body: bytes, fds: list[int], *, become: bool) -> bool:
+        assert self._spawner is not None
+        try:
+            if len(body) <= _INLINE:
+                lean.send_fds(self._spawner, lean.dumps({"become": become, "body": body.decode()}), fds)
+                return True
+            memory = os.memfd_create("job", os.MFD_CLOEXEC)
+            with open(memory, "wb") as file:
+                file.write(body)
+                file.flush()
+                lean.send_fds(self._spawner, lean.dumps({"become": become, "body": None}), [*fds, memory])
+        except OSError:
+            return False
+        return True
+
+    def _on_spawner(self, _: int) -> None:
+        assert self._spawner is not None
+        try:
+            data, fds = lean.recv_fds(self._spawner, 1 << 12, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data or data.startswith(b"!"):
+            self._lose_spawner(data.decode("utf-8", "replace").lstrip("!"))
+            return
+        answer = lean.loads(data)
+        if not self._spawner_inner:
+            self._spawner_inner = answer["pid"]
+            self._is_ready()
+        elif self._asked is None:
+            for fd in fds:
+                os.close(fd)
+        elif fds:
+            job = self._asked[0]
+            self._answered(None, "")
+            job.started(fds[0], answer["pid"])
+        else:
+            number = answer["errno"]
+            self._answered(number, os.strerror(number))
+
+    def _is_ready(self) -> None:
+        if self._on_ready is not None:
+            tell, self._on_ready = self._on_ready, None
+            self.ready = True
+            tell(None)
+        elif self._asked is not None:
+            self._tries -= 1
+            self._ask()
+
+    def _answered(self, number: int | None, error: str) -> None:
+        """The job that was asked for has its answer. `number`: an errno, it was refused."""
+        assert self._asked is not None
+        job, _, fds = self._asked
+        self._asked, self._answer_by = None, None
+        for fd in fds:
+            os.close(fd)
+        if number is not None:
+            job.refused(number, error)
+        self._ask_next()
+
+    def give_up(self, job: Job) -> None:
+        """A job that was not started in its time."""
+        for entry in list(self._waiting):
+            if entry[0] is job:
+                self._waiting.remove(entry)
+                for fd in entry[2]:
+                    os.close(fd)
+        if self._asked is not None and self._asked[0] is job:
+            for fd in self._asked[2]:
+                os.close(fd)
+            self._asked, self._answer_by = None, None
+            self._replace_spawner()  # its answer may still come
+
+    # a spawner that was lost
+
+    def _lose_spawner(self, said: str) -> None:
+        self._drop_socket()
+        if self._on_ready is not None:
+            tell, self._on_ready = self._on_ready, None
+            tell(f"the spawner ended while it fenced itself: {said or self._how_it_ended()}")
+        elif self._asked is not None:
+            self._ask()
+
+    def _how_it_ended(self) -> str:
+        info = os.waitid(os.P_PIDFD, self._spawner_pidfd, os.WEXITED | os.WNOWAIT) if self._spawner_pidfd >= 0 else None
+        if info is not None and info.si_code != os.CLD_EXITED and info.si_status == lean.SIGKILL:
+            return "killed, as happens when limits.memory is too small"
+        return f"status {info.si_status}" if info is not None else "no word"
+
+    def _spawner_ended(self) -> None:
+        self._spawner_pidfd = -1
+
+    def _replace_spawner(self) -> None:
+        if self._spawner_pidfd >= 0:
+            lean.signal_pidfd(self._spawner_pidfd, lean.SIGKILL)
+            self._spawner_pidfd = -1
+        self._take_late_answer()
+        self._drop_socket()
+        if self._asked is not None:
+            self._order_spawner()
+
+    def _take_late_answer(self) -> None:
+        """What it started and told nobody of is ours to end and to reap."""
+        try:
+            fds = lean.recv_fds(self._spawner, 1 << 12, 1)[1] if self._spawner is not None else []
+        except OSError:
+            fds = []
+        for pidfd in fds:
+            lean.signal_pidfd(pidfd, lean.SIGKILL)
+            self._adopt(pidfd, _nothing)
+
+    def _order_spawner(self) -> None:
+        self._awaited += 1
+        if not self._monitor.order("spawner", self._number):
+            self.no_spawner(errno.EIO, "the forker is gone")
+
+    def no_spawner(self, number: int, error: str) -> None:
+        self._awaited -= 1
+        if self._asked is not None:
+            self._answered(number, error)
+
+    def _drop_socket(self) -> None:
+        if self._spawner is not None:
+            self._monitor.unwatch(self._spawner.fileno())
+            self._spawner.close()
+            self._spawner = None
+
+    # clocks
+
+    @property
+    def answer_by(self) -> float | None:
+        """When somebody's answer is late."""
+        ends = [end for end in (self._answer_by, self._kills_by[0] if self._kills_by else None) if end is not None]
+        return min(ends) if ends else None
+
+    def late(self) -> bool:
+        """Called at `answer_by`. False when PID 1 did not kill what it should: the sandbox has to end."""
+        now = time.monotonic()
+        if self._kills_by and now >= self._kills_by[0]:
+            return False
+        if self._answer_by is not None and now >= self._answer_by:
+            self._answer_by = now + _SPAWN_S
+            self._tries += 1
+            if self._tries > _TRIES:
+                self._answered(errno.EIO, "the spawner does not answer")
+            else:
+                self._replace_spawner()
+        return True
+
+    # killing
+
+    def kill(self) -> None:
+        """SIGKILL to PID 1: the kernel kills everything inside."""
+        if self._init_pidfd >= 0:
+            lean.signal_pidfd(self._init_pidfd, lean.SIGKILL)
+
+    def kill_all_but(self, kept: list[int], *, since: float, on_stuck: Callable[[], None]) -> None:
+        """Everything inside that was started from `since` on (seconds since boot) but the trees of `kept`.
+
+        `on_stuck` when something would not die.
+        """
+        self._on_stuck = on_stuck
+        try:
+            assert self._init is not None
+            self._init.send(lean.dumps({"alone": [self._spawner_inner], "trees": kept, "since": int(since * _TICKS)}))
+        except OSError:
+            on_stuck()
+            return
+        self._kills_by.append(time.monotonic() + _KILL_S)
+
+    def _on_killed(self, _: int) -> None:
+        assert self._init is not None
+        try:
+            left = self._init.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            left = b""
+        if not left:
+            self._drop_init()
+            return
+        if self._kills_by:
+            self._kills_by.popleft()
+        if left != b"0":
+            self._on_stuck()
+
+    def destroy(self) -> None:
+        """Kill everything; the children are reaped as they end.
+
+        On cgroup v1 a frozen process takes no SIGKILL, so it is thawed first (D18).
+        """
+        if self._thaw >= 0:
+            os.write(self._thaw, b"THAWED")
+            os.close(self._thaw)
+            self._thaw = -1
+        self._dying = True
+        self._kill_all()
+        self._kills_by.clear()
+        self._answer_by = None
+        for entry in (*self._waiting, *([self._asked] if self._asked is not None else [])):
+            for fd in entry[2]:
+                os.close(fd)
+        self._waiting.clear()
+        self._asked = None
+
+    def _kill_all(self) -> None:
+        self.kill()
+        for pidfd in self._children:
+            lean.signal_pidfd(pidfd, lean.SIGKILL)
+        self._drop_socket()
+        self._drop_init()
+
+    def _drop_init(self) -> None:
+        if self._init is not None:
+            self._monitor.unwatch(self._init.fileno())
+            self._init.close()
+            self._init = None
+
+    def _init_ended(self) -> None:
+        self._init_pidfd = -1
+        self._on_init_gone()
+
+    def has_children(self) -> bool:
+        """Whether PID 1 has any: who lost its parent is a child of PID 1. A host that does not tell counts as yes."""
+        try:
+            fd = os.open(f"/proc/{self.init_pid}/task/{self.init_pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            return bool(os.read(fd, 16))
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+
+    def init_is_ending(self) -> bool:
+        """Whether PID 1 is exiting or gone. Only then does the kernel kill the others, so the answer is exact."""
+        if self._init_pidfd < 0:
+            return True
+        try:
+            with open(f"/proc/{self.init_pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return True
+        return bool(int(fields[6]) & _PF_EXITING)
+
+
+def _nothing() -> None:
+    return
+
+
+def pid_of(pidfd: int) -> int:
+    """As this process sees it; the forker may see another number."""
+    with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
+        for line in file:
+            if line.startswith(b"Pid:"):
+                return int(line[4:])
+    return 0

@@ -1,0 +1,187 @@
+"""Owns the process that keeps the sandboxes of one view: parent of all their processes, outside all their namespaces.
+
+One event loop. What it does for one sandbox is in `guestd`; nothing here waits for a guest, so that none can hold up
+another. It forks only once, at its start: what passes through its memory is in no process that is made later (H06).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from . import forker, guestd, lean
+from . import kernel as k
+from .inside import pid_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socket import socket
+    from typing import NoReturn
+
+    from .shapes import Launch, Template
+
+_MAX_PACKET = 1 << 18
+_MAX_FDS = 16
+
+
+def run(control: socket, request: Template, library: int) -> NoReturn:
+    """Make the forker, have the view built, then serve. Ends when the library is gone, or has let go and all ended."""
+    k.set_name("rf-monitor")
+    lean.default_signals(lean.SIGCHLD, lean.SIGINT)
+    ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        ours.close()
+        forker.run(theirs, request)
+    theirs.close()
+    answer = ours.recv(_MAX_PACKET) or b'{"error":"the forker ended","errno":null}'
+    control.send(answer)
+    if "error" in lean.loads(answer):
+        os._exit(1)
+    try:
+        Monitor(control, ours, pid, library).serve()
+    finally:
+        os._exit(0)
+
+
+class Monitor:
+    def __init__(self, control: socket, maker: socket, maker_pid: int, library: int) -> None:
+        self._control: socket | None = control
+        self._maker = maker
+        self._maker_pid = maker_pid
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._boxes: dict[int, guestd.Guestd] = {}
+        self._ending = False
+        self._dropped: set[int] = set()  # in this round: an event that came with it is not for who has the number now
+        self.watch(control.fileno(), select.EPOLLIN, self._on_control)
+        self.watch(maker.fileno(), select.EPOLLIN, self._on_maker)
+        self.watch(library, select.EPOLLIN, self._on_library_gone)
+        self._library = library
+
+    def serve(self) -> None:
+        while self._boxes or not self._ending:
+            self._dropped.clear()
+            for fd, events in self._epoll.poll(self._next_wait()):
+                handler = self._handlers.get(fd)
+                if handler is not None and fd not in self._dropped:
+                    handler(events)
+            for box in list(self._boxes.values()):
+                box.keep_clocks()
+
+    def _next_wait(self) -> float:
+        waits = [wait for box in self._boxes.values() if (wait := box.next_wait()) is not None]
+        return min(waits) if waits else -1
+
+    # what sandboxes need of us
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def change(self, fd: int, events: int) -> None:
+        self._epoll.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+            self._dropped.add(fd)
+
+    def order(self, op: str, number: int) -> bool:
+        """Ask the forker for something. False when it is gone."""
+        try:
+            self._maker.send(lean.dumps({"op": op, "box": number}))
+        except OSError:
+            return False
+        return True
+
+    def reap_strays(self) -> None:
+        """Children that a spawner made and was killed before it told: unreaped, they keep their PID 1 from ending."""
+        known: set[int] | None = None
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None:
+                return
+            if known is None:
+                known = {pid_of(pidfd) for box in self._boxes.values() for pidfd in box.pidfds()} | {self._maker_pid}
+            if info.si_pid in known:
+                return  # its own watcher reaps it
+            os.waitpid(info.si_pid, 0)
+
+    def gone(self, number: int) -> None:
+        """Nothing of this sandbox is left."""
+        del self._boxes[number]
+        self.order("forget", number)
+
+    # the library
+
+    def _on_control(self, _: int) -> None:
+        assert self._control is not None
+        try:
+            data, fds = lean.recv_fds(self._control, _MAX_PACKET, _MAX_FDS)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self.unwatch(self._control.fileno())
+            self._control.close()
+            self._control = None
+            self._ending = True  # the sandboxes there are go on: they belong to the library, and it lives
+            return
+        self._launch(lean.loads(data), fds)
+
+    def _launch(self, request: Launch, fds: list[int]) -> None:
+        named = list(zip(request["fds"], fds, strict=True))
+        number = request["box"]
+        self._boxes[number] = guestd.Guestd(self, number, named)
+        order = {"op": "build", "box": number, "owner": request["owner"], "affinity": request["affinity"]}
+        join = [fd for name, fd in named if name == "join"]
+        try:
+            lean.send_fds(self._maker, lean.dumps(order), join)
+        except OSError as error:
+            self._boxes[number].failed(f"the forker is gone: {error}", None, [])
+        for fd in join:
+            os.close(fd)
+
+    def _on_library_gone(self, _: int) -> None:
+        self.unwatch(self._library)
+        self._ending = True
+        for box in list(self._boxes.values()):
+            box.destroy()
+
+    # the forker
+
+    def _on_maker(self, _: int) -> None:
+        try:
+            data, fds = lean.recv_fds(self._maker, _MAX_PACKET, _MAX_FDS)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._lose_maker()
+            return
+        answer = lean.loads(data)
+        box = self._boxes.get(answer["box"])
+        if box is None:
+            for fd in fds:
+                os.close(fd)
+        elif "error" in answer:
+            box.failed(answer["error"], answer["errno"], fds)
+        elif "spawner" in answer:
+            box.respawned(fds)
+        else:
+            box.built(fds)
+
+    def _lose_maker(self) -> None:
+        """No more sandboxes of this view; those that run go on."""
+        self.unwatch(self._maker.fileno())
+        for box in list(self._boxes.values()):
+            box.maker_gone()
+        if self._control is not None:
+            self.unwatch(self._control.fileno())
+            self._control.close()
+            self._control = None
+        self._ending = True
