@@ -20,12 +20,22 @@ if TYPE_CHECKING:
     from .shapes import Kept, Plan
 
 _PASSES = 200
-DOORS = ("pid", "user", "mnt", "net", "ipc", "uts")  # in the order they are gone through
+# In the order they are gone through.
+_DOORS = {
+    "pid": kernel.CLONE_NEWPID,
+    "user": kernel.CLONE_NEWUSER,
+    "mnt": kernel.CLONE_NEWNS,
+    "net": kernel.CLONE_NEWNET,
+    "ipc": kernel.CLONE_NEWIPC,
+    "uts": kernel.CLONE_NEWUTS,
+}
 
 
 def run(sock: socket, plan: Plan, outer_proc: int) -> NoReturn:
     """The first process in new namespaces: build what belongs to this sandbox alone, give up all rights, serve."""
     kernel.set_name("rf-init")
+    kernel.die_with_parent()  # and again when our uid has changed, which takes it back
+    kernel.close_all_but([sock.fileno(), outer_proc])  # with the forker's end open here, we would never see it go (D15)
     as_root, namespaces = plan["as_root"], plan["namespaces"]
     owner = plan["owner"] if as_root else 1000
     if not as_root:
@@ -46,9 +56,14 @@ def run(sock: socket, plan: Plan, outer_proc: int) -> NoReturn:
     serve(sock, plan)
 
 
-def _doors() -> list[int]:
-    """Our namespaces, for an ordinary user's spawner to come in by: when we are not dumpable, our pidfd is no way."""
-    return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in DOORS]
+def doors(plan: Plan) -> list[str]:
+    """An ordinary user's spawner comes in by PID 1's namespaces: when that is not dumpable, its pidfd is no way.
+
+    Names of them below /proc/<pid>/ns. None as root.
+    """
+    if plan["as_root"]:
+        return []
+    return [name for name, flag in _DOORS.items() if plan["namespaces"] & flag]
 
 
 def _enter_user_namespace(sock: socket, plan: Plan) -> None:
@@ -105,12 +120,12 @@ def serve(sock: socket, plan: Plan) -> NoReturn:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     kernel.close_from(4)
-    doors = [] if plan["as_root"] else _doors()
+    opened = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in doors(plan)]
     lean.ignore_signals(lean.SIGCHLD)  # the kernel reaps for us (D12)
     fence.give_up_rights(plan["fence"], landlock=False)
     channel = lean.from_fd(3, lean.SOCK_SEQPACKET)
-    lean.send_fds(channel, b"ready", doors)
-    for fd in doors:
+    lean.send_fds(channel, b"ready", opened)
+    for fd in opened:
         os.close(fd)
     while data := channel.recv(1 << 16):
         kept: Kept = lean.loads(data)

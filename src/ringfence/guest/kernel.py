@@ -141,6 +141,16 @@ def openat2(directory: int, path: str, flags: int, mode: int, resolve: int) -> i
     return syscall(_NR_OPENAT2, directory, _path(path), how, len(how), what=path)
 
 
+def close_all_but(kept: list[int]) -> None:
+    """Close every descriptor that a clone got along, but these and the standard streams."""
+    first = 3
+    for fd in sorted({fd for fd in kept if fd >= first}):
+        if fd > first:
+            syscall(_NR_CLOSE_RANGE, first, fd - 1, 0, what="close_range")
+        first = fd + 1
+    close_from(first)
+
+
 def close_from(first: int) -> None:
     syscall(_NR_CLOSE_RANGE, first, 0xFFFFFFFF, 0, what="close_range")
 
@@ -180,6 +190,18 @@ def drop_capabilities() -> None:
             break  # EINVAL: past the last capability of this kernel
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
     syscall(_NR_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24), what="capset")
+
+
+_CAP_KILL = 5
+
+
+def keep_only_kill() -> None:
+    """For the monitor as root: of all capabilities the one to signal the sandboxes' processes."""
+    for capability in range(64):
+        if capability != _CAP_KILL and _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break
+    kept = struct.pack("III", 1 << _CAP_KILL, 1 << _CAP_KILL, 0) + bytes(12)
+    syscall(_NR_CAPSET, struct.pack("Ii", 0x20080522, 0), kept, what="capset")
 
 
 def no_new_privileges() -> None:
