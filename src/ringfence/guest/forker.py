@@ -67,10 +67,10 @@ class Making:
         self.init: socket | None = None
         self.spawner: socket | None = None
         self.spawner_fds: list[int] = []  # pidfd, and in a user namespace the helper's
-        self.doors: list[int] = []  # of an ordinary user's sandbox: PID 1's namespaces, as `init.DOORS` names them
+        self.doors: dict[str, int] = {}  # of an ordinary user's sandbox: PID 1's namespaces by name
 
     def close(self) -> None:
-        for fd in (*self.join, self.init_pidfd, *self.spawner_fds, *self.doors):
+        for fd in (*self.join, self.init_pidfd, *self.spawner_fds, *self.doors.values()):
             if fd >= 0:
                 os.close(fd)
         for sock in (self.init, self.spawner):
@@ -145,7 +145,8 @@ class Forker:
 
     def _clone_into(self, making: Making, theirs: socket) -> list[int]:
         def work() -> None:
-            doors = [making.init_pidfd] if making.plan["as_root"] else making.doors[1:]
+            others = [fd for name, fd in making.doors.items() if name != "pid"]
+            doors = [making.init_pidfd] if making.plan["as_root"] else others
             spawner.run(theirs, making.plan, making.join, doors)
 
         if making.plan["as_root"]:
@@ -161,7 +162,7 @@ class Forker:
         answers, answer = lean.pair(lean.SOCK_SEQPACKET)
         helper, helper_pidfd = k.clone(k.CLONE_PARENT)
         if helper == 0:
-            _child(lambda: _help(making.doors[0], answer, work, theirs), answer)
+            _child(lambda: _help(making.doors.get("pid"), answer, work, theirs), answer)
         answer.close()
         data, fds = lean.recv_fds(answers, 64, 1)
         answers.close()
@@ -174,7 +175,8 @@ class Forker:
         making = building[fd]
         assert making.init is not None
         try:
-            word, making.doors = lean.recv_fds(making.init, 256, len(init.DOORS))
+            word, fds = lean.recv_fds(making.init, 256, _MAX_FDS)
+            making.doors = dict(zip(init.doors(making.plan), fds, strict=False))
         except OSError:
             word = b""
         if word == b"unshared":
@@ -247,8 +249,9 @@ def _child(work: object, report: socket) -> NoReturn:
         os._exit(70)
 
 
-def _help(door: int, answer: socket, work: object, report: socket) -> NoReturn:
-    k.setns(door, k.CLONE_NEWPID)
+def _help(door: int | None, answer: socket, work: object, report: socket) -> NoReturn:
+    if door is not None:
+        k.setns(door, k.CLONE_NEWPID)
     pid, pidfd = k.clone(k.CLONE_PARENT)
     if pid == 0:
         answer.close()

@@ -99,7 +99,7 @@ class Guestd:
             data = data[sent:]
         if data:
             self._out += data
-            if self._inside.ready:
+            if self._inside.ready and not self._dying:
                 self._monitor.change(self._channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def _on_channel(self, events: int) -> None:
@@ -310,6 +310,7 @@ class Guestd:
         if self._dying:
             return
         self._dying = True
+        self._monitor.unwatch(self._channel.fileno())  # a closed peer would be an event for ever
         self._lifetime_at = self._idle_s = None
         for job in list(self._jobs.values()):
             job.deadline = job.cpu_deadline = None

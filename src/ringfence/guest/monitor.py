@@ -40,6 +40,9 @@ def run(control: socket, request: Template, library: int) -> NoReturn:
     control.send(answer)
     if "error" in lean.loads(answer):
         os._exit(1)
+    k.no_new_privileges()
+    if os.geteuid() == 0:
+        k.keep_only_kill()
     try:
         Monitor(control, ours, pid, library).serve()
     finally:

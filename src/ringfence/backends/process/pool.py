@@ -77,17 +77,18 @@ class Pool:
                 box.close()
                 if not isinstance(error, SandboxLostError):  # that one: its template died while it waited
                     raise
-        for attempt in (1, 2):
-            box = None
+        for attempt in (1, 2, 3):  # a lost template is often met by several threads at once
+            box = template = None
             try:
-                box = self._start(plan)
+                template = self._template(plan)
+                box = self._start(plan, template)
                 box.wait_ready(deadline)
                 return box
             except BaseException as error:
                 if box is not None:
                     box.close()
-                self._drop_template(plan)
-                if attempt == 2 or not isinstance(error, SandboxLostError):
+                self._drop_template(plan, template)
+                if attempt == 3 or not isinstance(error, SandboxLostError):
                     raise
         raise AssertionError("unreachable")
 
@@ -106,8 +107,7 @@ class Pool:
         self._do(shelf)
         return box
 
-    def _start(self, plan: ProcessPlan) -> ProcessBox:
-        template = self._template(plan)
+    def _start(self, plan: ProcessPlan, template: Template) -> ProcessBox:
         with self._lock:
             self._count += 1
             number = self._count
@@ -202,11 +202,14 @@ class Pool:
             self._zygote = Zygote(self._interpreter, self._preload, self.tree)
         return self._zygote
 
-    def _drop_template(self, plan: ProcessPlan) -> None:
+    def _drop_template(self, plan: ProcessPlan, template: Template | None) -> None:
+        """Not one that another thread has put in its place meanwhile."""
+        if template is None:
+            return
         with self._lock:
-            template = self._templates.pop(id(plan), None)
-        if template is not None:
-            template.close()
+            if self._templates.get(id(plan)) is template:
+                del self._templates[id(plan)]
+        template.close()
 
     def _trim(self) -> None:
         """Forget the templates used longest ago. Caller holds the lock."""
@@ -257,7 +260,7 @@ class Pool:
     def _refill(self, shelf: Shelf) -> None:
         while not self._closed and len(shelf.spares) < shelf.wanted:
             try:
-                spare = self._start(shelf.plan)
+                spare = self._start(shelf.plan, self._template(shelf.plan))
             except (RingfenceError, OSError):
                 return  # the next take() meets the same failure and says so to the caller
             if not self._shelve(shelf, spare):

@@ -149,7 +149,8 @@ class Template:
             _send(self._control, lean.dumps(dict(request)), fds)
 
     def close(self) -> None:
-        self._control.close()
+        with self._lock:
+            self._control.close()
 
     def abandon(self) -> None:
         self._control.detach()
@@ -158,7 +159,10 @@ class Template:
 def _send(control: socket, data: bytes, fds: list[int]) -> None:
     try:
         lean.send_fds(control, data, fds)
-    except (BrokenPipeError, ConnectionResetError):
+    except OSError as error:
+        closed = control.fileno() < 0  # by another thread, who found out first
+        if not closed and not isinstance(error, BrokenPipeError | ConnectionResetError):
+            raise
         raise SandboxLostError("the sandbox's zygote is gone", fix="try again: a new one is started") from None
 
 
