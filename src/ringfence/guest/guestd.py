@@ -223,6 +223,11 @@ class Guestd:
 
     # clocks
 
+    @property
+    def expects_children(self) -> bool:
+        """Whether a process may exist that the forker or the spawner has yet to tell us of."""
+        return not self._dying and (not self._inside.ready or self._inside.answer_by is not None)
+
     def next_wait(self) -> float | None:
         """Seconds until a clock of this sandbox may run out; None when none runs."""
         ends = [job.deadline for job in self._jobs.values() if job.deadline is not None]

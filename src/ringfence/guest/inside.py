@@ -103,8 +103,11 @@ class Inside:
         """Reap that child of ours when it ends."""
 
         def ended(_: int) -> None:
-            if os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG) is None:
-                return
+            try:
+                if os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG) is None:
+                    return
+            except ChildProcessError:
+                pass  # reaped as a stray, before we were told of it
             self._monitor.unwatch(pidfd)
             self._children.discard(pidfd)
             os.close(pidfd)
