@@ -28,6 +28,7 @@ REPORT_FD = 3
 def run(sock: socket, plan: Plan, join: list[int], doors: list[int]) -> NoReturn:
     """Join the cgroup, and when PID 1 has built everything, go in, give up all rights and serve jobs."""
     k.set_name("rf-spawner")
+    k.die_with_parent()
     k.close_all_but([sock.fileno(), *join, *doors])  # the ends of others' sockets above all: they would never be closed
     fence = plan["fence"]
     for fd in join:

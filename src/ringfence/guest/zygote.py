@@ -26,7 +26,6 @@ CONTROL_FD = 3
 LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
-_QUIET_MS = 20
 
 
 def main() -> None:
@@ -48,6 +47,8 @@ def main() -> None:
         control.send(answer)
     except OSError:
         pass  # the library went while we imported: what follows sees it, and cleans up
+    if hello["warm"]:
+        _warm_up()
     said_goodbye = _serve(control, _zygote_request)
     if warming:
         after.stop(warming)
@@ -80,7 +81,7 @@ def _preload(hello: Hello) -> dict[str, object]:
 
 
 def _warm_up() -> None:
-    """In a quiet moment, so that the first sandbox need not wait: what most programs import anyway."""
+    """What most programs import anyway, while the library still makes its first plan."""
     for name in ("threading", "traceback", "linecache", "json"):
         __import__(name)
     gc.collect()
@@ -92,13 +93,9 @@ def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None]) ->
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(LIBRARY_FD, select.POLLIN)
-    cold = True
     while True:
-        ready = dict(poll.poll(_QUIET_MS if cold else None))
-        if not ready:
-            cold = False
-            _warm_up()
-        elif control.fileno() in ready:
+        ready = dict(poll.poll())
+        if control.fileno() in ready:
             data, fds = _receive(control)
             request = lean.loads(data) if data else None
             if request is None or "bye" in request:

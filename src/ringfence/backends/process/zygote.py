@@ -40,6 +40,7 @@ class Zygote:
         hello = {
             "sys_path": interpreter.sys_path,
             "preload": preload,
+            "warm": not spawn.is_command(),
             "cgroups": tree.owner_directories() if tree is not None else [],
             "uids": state.directory("uid") if os.geteuid() == 0 else None,
         }
@@ -84,12 +85,16 @@ class Zygote:
             data = sock.recv(_MAX_PACKET)
         except TimeoutError:
             raise StartTimeoutError("the sandbox's zygote did not answer in time", fix="try again") from None
+        except OSError:
+            data = b""  # closed by another thread, who found out first
         if not data:
             raise SandboxLostError(f"the sandbox's zygote ended{self._last_words()}", fix="ringfence doctor")
         answer: dict[str, object] = lean.loads(data)
         return answer
 
     def _last_words(self) -> str:
+        if self._errors < 0:
+            return ""
         text = os.pread(self._errors, 4096, 0).decode("utf-8", "replace").strip()
         return f": {text.splitlines()[-1]}" if text else ""
 
