@@ -38,7 +38,9 @@ class ProcessLauncher:
 
     def plan(self) -> Plan:
         made = self.process_plan()
-        return make_plan("process", made.enforcement, self._rejected, made.lines)
+        from ringfence.plan.process import explain_lines
+
+        return make_plan("process", made.enforcement, self._rejected, explain_lines(made))
 
     def process_plan(self) -> ProcessPlan:
         if self._plan is None:
@@ -93,9 +95,16 @@ def prepare(
     return ProcessLauncher(policy, chosen, fresh=fresh, rejected=later if name == "auto" else {})
 
 
+_host_image: list[Image] = []  # the usual one, checked once
+
+
 def _image(image: str | Image) -> Image:
     from ringfence.policy.image import Image as ImageValue
 
+    if image == "host":
+        if not _host_image:
+            _host_image.append(ImageValue())
+        return _host_image[0]
     chosen = ImageValue(image) if isinstance(image, str) else image
     if not isinstance(chosen, ImageValue):
         raise TypeError(f"image is a str or an Image, not {type(image).__name__}")

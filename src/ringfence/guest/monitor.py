@@ -143,6 +143,10 @@ class Monitor:
         self._launch(lean.loads(data), fds)
 
     def _launch(self, request: Launch, fds: list[int]) -> None:
+        if len(fds) != len(request["fds"]):  # we are out of descriptors: the library sees its channel closed
+            for fd in fds:
+                os.close(fd)
+            return
         named = list(zip(request["fds"], fds, strict=True))
         number = request["box"]
         self._boxes[number] = guestd.Guestd(self, number, named)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import select
 import sys
 
@@ -34,6 +35,8 @@ def main() -> None:
     k.new_session_keyring()
     os.umask(0o022)
     os.chdir("/")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a monitor holds a dozen for each sandbox
     lean.ignore_signals(lean.SIGINT, lean.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
     k.become_subreaper()
     control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)

@@ -39,7 +39,7 @@ class ProcessPlan(Struct):
     cpus: float
     env: Mapping[str, str]
     enforcement: Enforcement
-    lines: tuple[str, ...]  # for --explain
+    shown: tuple[str, ...]  # for --explain
     protected: tuple[Protected, ...]
     shared: bool  # nothing of the policy names host files: templates and spares may be kept
     fresh: bool = False  # Python code gets a new interpreter by exec instead of the zygote's address space

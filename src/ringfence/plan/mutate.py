@@ -6,7 +6,7 @@ No policy key, argument or variable leads here: `ringfence attack` and the tests
 from __future__ import annotations
 
 from ringfence.plan import seccomp
-from ringfence.plan.process import NEWIPC, NEWNET, NEWPID, NEWUTS, base64_of
+from ringfence.plan.process import NEWIPC, NEWNET, NEWPID, NEWUTS
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -121,3 +121,9 @@ def _left_out(name: str) -> Callable[[object], tuple[Op, ...]]:
 def _writable(ops: object) -> tuple[Op, ...]:
     """Every bind of a host path without its read-only flag."""
     return tuple([*op[:3], {**op[3], "rw": True}] if op[0] == "bind" else op for op in ops)  # type: ignore[attr-defined]
+
+
+def base64_of(program: bytes) -> str:
+    from binascii import b2a_base64
+
+    return b2a_base64(program, newline=False).decode()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ringfence.plan import seccomp
+from ringfence.errors import UnsupportedError
+from ringfence.plan import seccomp_programs
 from ringfence.plan.model import HostFacts, ProcessPlan
 from ringfence.results import Control, Enforcement
 
@@ -25,6 +26,7 @@ HOME = "/workspace"
 def plan_process(
     policy: Policy, facts: HostFacts, view: View, *, image_env: Mapping[str, str], fresh: bool
 ) -> ProcessPlan:
+    _check_machine(facts)
     limits = policy.limits
     sources, box_ops = _through_sources(view.box)
     shm = min(_SHM_BYTES, limits.memory // 2)
@@ -46,11 +48,20 @@ def plan_process(
         cpus=limits.cpus,
         env={**_environment(view), **image_env, **policy.env},
         enforcement=_enforcement(facts),
-        lines=_lines(view),
+        shown=view.shown,
         protected=view.protected,
         shared=not policy.mounts and policy.commands == "any",
         fresh=fresh,
     )
+
+
+def _check_machine(facts: HostFacts) -> None:
+    if facts.machine != "x86_64":
+        raise UnsupportedError(
+            f"the process backend has no system call table for {facts.machine}",
+            code="machine",
+            fix="use the container backend on this machine",
+        )
 
 
 def _namespaces(facts: HostFacts) -> int:
@@ -97,18 +108,12 @@ def _fence(policy: Policy, facts: HostFacts) -> dict[str, object]:
         "landlock_abi": facts.landlock_abi,
         "landlock_files": True,
         "landlock_scopes": True,
-        "seccomp": base64_of(seccomp.guest_filter()),
-        "last_layer": base64_of(seccomp.last_layer()),
+        "seccomp": seccomp_programs.GUEST,
+        "last_layer": seccomp_programs.LAST,
         "not_dumpable": True,
         "namespace_limits": True,
         "cgroup_namespace": True,
     }
-
-
-def base64_of(program: bytes) -> str:
-    from binascii import b2a_base64
-
-    return b2a_base64(program, newline=False).decode()
 
 
 def _environment(view: View) -> dict[str, str]:
@@ -150,7 +155,9 @@ def _memory(facts: HostFacts) -> Control:
     return Control("RLIMIT_DATA", "weaker", "for each process, not for the tree; shared memory is not counted")
 
 
-def _lines(view: View) -> tuple[str, ...]:
-    lines = ["shown inside:", *(f"  {line}" for line in view.shown)] if view.shown else []
-    lines += ["system calls:", *(f"  {line}" for line in seccomp.describe())]
-    return tuple(lines)
+def explain_lines(plan: ProcessPlan) -> tuple[str, ...]:
+    """What is shown and which calls pass, for --explain."""
+    from ringfence.plan import seccomp
+
+    lines = ["shown inside:", *(f"  {line}" for line in plan.shown)] if plan.shown else []
+    return (*lines, "system calls:", *(f"  {line}" for line in seccomp.describe()))

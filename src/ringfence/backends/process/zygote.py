@@ -87,16 +87,12 @@ class Zygote:
             raise StartTimeoutError("the sandbox's zygote did not answer in time", fix="try again") from None
         except OSError:
             data = b""  # closed by another thread, who found out first
-        except OSError:
-            data = b""  # closed by another thread, who found out first
         if not data:
             raise SandboxLostError(f"the sandbox's zygote ended{self._last_words()}", fix="ringfence doctor")
         answer: dict[str, object] = lean.loads(data)
         return answer
 
     def _last_words(self) -> str:
-        if self._errors < 0:
-            return ""
         if self._errors < 0:
             return ""
         text = os.pread(self._errors, 4096, 0).decode("utf-8", "replace").strip()
