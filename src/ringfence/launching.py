@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ringfence.backends.process.pool import Pool
     from ringfence.plan.interpreter import Interpreter
     from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.view import View
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
     from ringfence.values import BackendName, Workspace
@@ -146,7 +147,11 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
     facts = host_facts(
         memory_by=by.memory if by else None, cpu_by=by.cpu if by else None, pids_by=by.processes if by else None
     )
-    seen = view(policy, python, uid=os.geteuid(), home=home_directory(), state=_state_directories(policy))
+    seen = _views.get(os.geteuid()) if _is_plain(policy) else None
+    if seen is None:
+        seen = view(policy, python, uid=os.geteuid(), home=home_directory(), state=_state_directories(policy))
+    if _is_plain(policy):
+        _views[os.geteuid()] = seen
     made = plan_process(policy, facts, seen, image_env=image.env, fresh=fresh)
     if policy.strict and made.enforcement.weaker:
         raise _too_weak(made)
@@ -155,6 +160,13 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
             del _plans[next(iter(_plans))]
         _plans[key] = made
     return made
+
+
+_views: dict[int, View] = {}  # of policies that name no host files, by the caller's uid
+
+
+def _is_plain(policy: Policy) -> bool:
+    return not policy.mounts and policy.commands == "any"
 
 
 def _state_directories(policy: Policy) -> tuple[str, ...]:

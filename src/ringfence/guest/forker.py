@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .shapes import Order, Plan, Template
 
-_MAX_PACKET = 1 << 16
+_MAX_PACKET = 1 << 17
 _MAX_FDS = 16
 
 
@@ -30,7 +30,7 @@ def run(monitor: socket, request: Template) -> NoReturn:
     k.die_with_parent()
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        as_root = request["plan"]["as_root"]
+        as_root = request["as_root"]
         if as_root:
             k.unshare(k.CLONE_NEWNS)
         else:
@@ -40,7 +40,7 @@ def run(monitor: socket, request: Template) -> NoReturn:
         monitor.send(lean.dumps(failure(error)))
         os._exit(1)
     monitor.send(b'{"ok":true}')
-    Forker(monitor, request["plan"], proc).serve()
+    Forker(monitor, proc).serve()
 
 
 def failure(error: Exception) -> dict[str, object]:
@@ -79,9 +79,9 @@ class Making:
 
 
 class Forker:
-    def __init__(self, monitor: socket, plan: Plan, proc: int) -> None:
+    def __init__(self, monitor: socket, proc: int) -> None:
         self._monitor = monitor
-        self._plan = plan
+        self._plans: dict[int, Plan] = {}  # of policies that share this view
         self._proc = proc
         self._self = os.pidfd_open(os.getpid())
         self._made: dict[int, Making] = {}
@@ -111,8 +111,11 @@ class Forker:
             self._begin(order, fds, building)
 
     def _begin(self, order: Order, fds: list[int], building: dict[int, Making]) -> None:
-        fence = {**self._plan["fence"], "affinity": order["affinity"]}
-        plan: Plan = {**self._plan, "owner": order["owner"], "fence": fence}  # type: ignore[typeddict-item]
+        if order["plan"] is not None:
+            self._plans[order["plan_id"]] = order["plan"]
+        shared = self._plans[order["plan_id"]]
+        fence = {**shared["fence"], "affinity": order["affinity"]}
+        plan: Plan = {**shared, "owner": order["owner"], "fence": fence}  # type: ignore[typeddict-item]
         making = Making(order["box"], plan, fds)
         self._made[making.number] = making
         try:

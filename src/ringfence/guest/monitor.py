@@ -150,7 +150,14 @@ class Monitor:
         named = list(zip(request["fds"], fds, strict=True))
         number = request["box"]
         self._boxes[number] = guestd.Guestd(self, number, named)
-        order = {"op": "build", "box": number, "owner": request["owner"], "affinity": request["affinity"]}
+        order = {
+            "op": "build",
+            "box": number,
+            "owner": request["owner"],
+            "affinity": request["affinity"],
+            "plan_id": request["plan_id"],
+            "plan": request["plan"],
+        }
         join = [fd for name, fd in named if name == "join"]
         try:
             lean.send_fds(self._maker, lean.dumps(order), join)

@@ -56,10 +56,10 @@ class Kept(TypedDict):
 
 
 class Template(TypedDict):
-    """A view: how its root is built, and what its sandboxes have in common."""
+    """A view: how its root is built."""
 
     ops: list[Op]
-    plan: Plan
+    as_root: bool
 
 
 class Launch(TypedDict):
@@ -68,6 +68,8 @@ class Launch(TypedDict):
     box: int
     owner: int
     affinity: list[int]
+    plan_id: int
+    plan: Plan | None  # None: sent before under the same number
     fds: list[str]  # what each descriptor that comes along is: channel, cpu, thaw, join, uid
 
 
@@ -78,6 +80,8 @@ class Order(TypedDict):
     box: int
     owner: int
     affinity: list[int]
+    plan_id: int
+    plan: Plan | None
 
 
 class Work(TypedDict, total=False):

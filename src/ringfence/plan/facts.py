@@ -24,8 +24,17 @@ def host_facts(*, memory_by: str | None, cpu_by: str | None, pids_by: str | None
     )
 
 
+_abi: list[int] = []  # of this kernel: it does not change
+
+
 def landlock_abi() -> int:
     """The kernel's Landlock ABI, 0 where it has none or it is switched off."""
+    if not _abi:
+        _abi.append(_ask_landlock())
+    return _abi[0]
+
+
+def _ask_landlock() -> int:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -31,7 +31,7 @@ def plan_process(
     sources, box_ops = _through_sources(view.box)
     shm = min(_SHM_BYTES, limits.memory // 2)
     return ProcessPlan(
-        template=(*view.template, *sources),
+        template=(*view.template, *sources) if sources else view.template,
         box={
             "as_root": facts.as_root,
             "owner": 0,

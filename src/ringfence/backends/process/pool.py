@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringfence.plan.interpreter import Interpreter
     from ringfence.plan.model import ProcessPlan
 
-_TEMPLATES = 8
+_SHELVES = 32
 _MOST_SPARES = 4
 _SPARE_IDLE_S = 60.0
 _REFILL_AFTER_S = 0.004
@@ -94,17 +94,18 @@ class Pool:
 
     def _from_shelf(self, plan: ProcessPlan) -> ProcessBox | None:
         with self._lock:
-            shelf = self._shelves.get(id(plan))
-            if shelf is None:
-                shelf = self._shelves[id(plan)] = Shelf(plan)
+            shelf, gone = self._shelf(plan)
             shelf.used_at = time.monotonic()
             box = shelf.spares.pop(0) if shelf.spares else None
             if box is not None and box.ready_now:
                 self.hits += 1
             else:
                 self.misses += 1
-                shelf.wanted = min(_MOST_SPARES, shelf.wanted + 1)
-        self._do(shelf)
+                shelf.wanted = min(_MOST_SPARES, shelf.wanted + 1) if shelf.wanted else 0
+        for spare in gone:
+            spare.close()
+        if shelf.wanted:
+            self._do(shelf)
         return box
 
     def _start(self, plan: ProcessPlan, template: Template) -> ProcessBox:
@@ -159,7 +160,7 @@ class Pool:
             "fds": [name for name, _ in there],
         }
         try:
-            template.launch(request, [fd for _, fd in there])
+            template.launch(plan, request, [fd for _, fd in there])
         finally:
             for fd in opened:
                 if fd is not None:
@@ -174,17 +175,17 @@ class Pool:
         return self.tree.create(box_id, limits)
 
     def _template(self, plan: ProcessPlan) -> Template:
+        """Policies that differ in limits alone share a view, and so its template."""
+        view = id(plan.template)
         with self._lock:
             zygote = self._live_zygote()
-            found = self._templates.get(id(plan)) if plan.shared else None
+            found = self._templates.get(view) if plan.shared else None
         if found is not None:
             return found
         template = zygote.template(plan)
         if plan.shared:
             with self._lock:
-                self._shelves.setdefault(id(plan), Shelf(plan))  # keeps the plan, and so its id, alive
-                known = self._templates.setdefault(id(plan), template)
-                self._trim()
+                known = self._templates.setdefault(view, template)
             if known is not template:  # another thread built one at the same time
                 template.close()
                 return known
@@ -207,17 +208,22 @@ class Pool:
         if template is None:
             return
         with self._lock:
-            if self._templates.get(id(plan)) is template:
-                del self._templates[id(plan)]
+            if self._templates.get(id(plan.template)) is template:
+                del self._templates[id(plan.template)]
         template.close()
 
-    def _trim(self) -> None:
-        """Forget the templates used longest ago. Caller holds the lock."""
-        while len(self._templates) > _TEMPLATES:
-            oldest = min(self._templates, key=lambda key: self._shelves[key].used_at)
-            self._templates.pop(oldest).close()
-            for spare in self._shelves.pop(oldest).spares:
-                spare.close()
+    def _shelf(self, plan: ProcessPlan) -> tuple[Shelf, list[ProcessBox]]:
+        """The plan's, and the spares of one that had to go for it. Caller holds the lock."""
+        shelf = self._shelves.get(id(plan))
+        if shelf is not None:
+            shelf.wanted = max(1, shelf.wanted)
+            return shelf, []
+        shelf = self._shelves[id(plan)] = Shelf(plan)
+        shelf.wanted = int(len(self._shelves) == 1)  # the first policy; of others a spare pays from the second run on
+        if len(self._shelves) <= _SHELVES:
+            return shelf, []
+        oldest = min(self._shelves, key=lambda key: self._shelves[key].used_at)
+        return shelf, self._shelves.pop(oldest).spares
 
     # the thread that builds spares and removes what has ended
 

@@ -66,7 +66,7 @@ class Zygote:
         """A fork with a root of its own. Raises UnsupportedError when this host does not let us build one."""
         self.wait_ready()
         ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        request = lean.dumps({"ops": plan.template, "plan": dict(plan.box)})
+        request = lean.dumps({"ops": plan.template, "as_root": plan.box["as_root"]})
         ours.settimeout(_BUILD_S)
         with self._lock:
             _send(self._control, request, [theirs.fileno()])
@@ -147,11 +147,15 @@ class Template:
     def __init__(self, control: socket) -> None:
         self._control = control
         self._lock = threading.Lock()
+        self._plans: dict[int, ProcessPlan] = {}  # that the forker has; held, so that their numbers stay their own
 
-    def launch(self, request: Mapping[str, object], fds: list[int]) -> None:
+    def launch(self, plan: ProcessPlan, request: Mapping[str, object], fds: list[int]) -> None:
         """Have a sandbox made. It reports on its channel, which is the first descriptor."""
         with self._lock:
-            _send(self._control, lean.dumps(dict(request)), fds)
+            new = id(plan) not in self._plans
+            whole = {**request, "plan_id": id(plan), "plan": dict(plan.box) if new else None}
+            _send(self._control, lean.dumps(whole), fds)
+            self._plans[id(plan)] = plan
 
     def close(self) -> None:
         with self._lock:
