@@ -184,10 +184,11 @@ def exec_call(
     timeout_s: float,
     stdin: bytes | None = None,
     keeps_stdin: bool = False,
+    one_shot: bool = False,
 ) -> Call:
     job = {"kind": "exec", "argv": argv, "env": {**box.env, **env}, "cwd": cwd}
     cpu_s = policy.limits.cpu_time_s
-    return Call(job, tuple(argv), timeout_s, cpu_s, stdin=stdin, keeps_stdin=keeps_stdin)
+    return Call(job, tuple(argv), timeout_s, cpu_s, stdin=stdin, keeps_stdin=keeps_stdin, one_shot=one_shot)
 
 
 def file_call(call: str, args: Mapping[str, object], *, stdin: bytes | None = None, keeps_stdin: bool = False) -> Call:

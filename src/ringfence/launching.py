@@ -27,6 +27,14 @@ _plans: dict[object, ProcessPlan] = {}
 _MOST_PLANS = 64
 
 
+def is_command() -> bool:
+    """Whether this process is a command of ours that makes one sandbox for one thing."""
+    import sys
+
+    spawn = sys.modules.get("ringfence.backends.process.spawn")
+    return spawn is not None and bool(spawn.is_command())
+
+
 class ProcessLauncher:
     """The process backend for one policy and image."""
 

@@ -14,7 +14,7 @@ from ringfence._sync.process import Place, Process, Pty
 from ringfence._sync.waiting import blocking, launched, opening
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError, UnsupportedError
 from ringfence.events import ProcessInfo
-from ringfence.launching import check_policy, prepare
+from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
 
 TYPE_CHECKING = False
@@ -230,6 +230,7 @@ class Sandbox:
             timeout_s=seconds,
             stdin=stdin,
             keeps_stdin=keeps_stdin,
+            one_shot=is_command(),  # it runs one thing, and ends with it
         )
         return place, call
 

@@ -63,6 +63,7 @@ class Pool:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._count = 0
+        self._ahead: tuple[ProcessPlan, Group] | None = None
         self._boxes: set[ProcessBox] = set()  # given out, kept or being removed: a fork of the caller lets go of them
 
     def take(self, plan: ProcessPlan) -> ProcessBox:
@@ -77,6 +78,7 @@ class Pool:
                 box.close()
                 if not isinstance(error, SandboxLostError):  # that one: its template died while it waited
                     raise
+        self._make_group_ahead(plan)
         for attempt in (1, 2, 3):  # a lost template is often met by several threads at once
             box = template = None
             try:
@@ -169,10 +171,20 @@ class Pool:
     def _group(self, plan: ProcessPlan, box_id: str) -> Group | None:
         if self.tree is None or not plan.cgroup:
             return None
-        if self._zygote is None:
-            raise AssertionError("a group is made after its zygote")
-        limits = GroupLimits(plan.memory_bytes, plan.processes + OURS + RESERVE, plan.cpus)
-        return self.tree.create(box_id, limits)
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is plan:
+            return ahead[1]
+        return self._new_group(plan, box_id)
+
+    def _new_group(self, plan: ProcessPlan, box_id: str) -> Group:
+        assert self.tree is not None
+        return self.tree.create(box_id, GroupLimits(plan.memory_bytes, plan.processes + OURS + RESERVE, plan.cpus))
+
+    def _make_group_ahead(self, plan: ProcessPlan) -> None:
+        """The first one, on cgroup v1: while the zygote warms the kernel's lock, making one would wait for it."""
+        if self._zygote is None and plan.cgroup and self.tree is not None and self.tree.kind == "cgroup v1":
+            self._ahead = (plan, self._new_group(plan, f"0-{os.urandom(3).hex()}"))
 
     def _template(self, plan: ProcessPlan) -> Template:
         """Policies that differ in limits alone share a view, and so its template."""
