@@ -11,8 +11,8 @@ from ringfence import Sandbox
 
 NAME = "memory of an idle sandbox (PSS)"
 BAR = 4.5
-_MONITOR = "rf-monitor"
-_OF_A_SANDBOX = (_MONITOR, "rf-init", "rf-spawner")
+_PER_SANDBOX = "rf-init"  # one for each
+_OF_A_SANDBOX = (_PER_SANDBOX, "rf-spawner")
 
 
 def idle(count: int) -> Row:
@@ -24,31 +24,31 @@ def idle(count: int) -> Row:
         return Row(NAME, BAR, unit="MiB", notes=("only root may read it: the processes are not dumpable",))
     with Sandbox() as box:  # from here on there are a zygote and the template of the policy
         box.start()
-    _wait_for_monitors(0)
+    _wait_for_sandboxes(0)
     before = _family_pss()
     boxes = [Sandbox() for _ in range(count)]
     try:
         for box in boxes:
             box.start()
-        _wait_for_monitors(count)
+        _wait_for_sandboxes(count)
         after = _family_pss()
         own = sum(_pss(pid) for pid, name in _family().items() if name in _OF_A_SANDBOX) / count
     finally:
         for box in boxes:
             box.close()
     ours = (
-        f"{before / 1024:.1f} MiB before, {after / 1024:.1f} with {count}; each one's three processes {own / 1024:.1f}"
+        f"{before / 1024:.1f} MiB before, {after / 1024:.1f} with {count}; each one's two processes {own / 1024:.1f}"
     )
     return Row(NAME, BAR, (after - before) / count / 1024, unit="MiB", ours=ours)
 
 
-def _wait_for_monitors(wanted: int, within_s: float = 10.0) -> None:
+def _wait_for_sandboxes(wanted: int, within_s: float = 10.0) -> None:
     """Until exactly `wanted` sandboxes exist: spares are taken away as they come."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         spares.take_all_away_everywhere()
         time.sleep(0.3)  # the last one asked for may still be on its way
-        if list(_family().values()).count(_MONITOR) == wanted:
+        if list(_family().values()).count(_PER_SANDBOX) == wanted:
             return
     raise RuntimeError(f"not {wanted} sandboxes after {within_s:g} s: {sorted(_family().values())}")
 

@@ -253,7 +253,7 @@ def new_id(prefix: str) -> str:
 
 def early_report_of(call: Call, end: Mapping[str, object]) -> dict[str, object]:
     """What our own code said before it became the guest; {} for Python code, which holds the report itself (J02)."""
-    return report_of(end) if call.job["kind"] in ("exec", "fresh") else {}
+    return report_of(end) if call.job["kind"] == "exec" else {}
 
 
 def report_of(end: Mapping[str, object]) -> dict[str, object]:

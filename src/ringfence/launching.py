@@ -89,7 +89,7 @@ def prepare(
         raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
     if workspace == "disk":
         raise UnsupportedError(f"a workspace on disk {_LATER}", fix='workspace="memory"')
-    _refuse_network(policy)
+    _refuse_later(policy)
     if name not in ("auto", "process"):
         raise UnsupportedError(
             f"the {name} backend {_LATER}", missing=[Missing(name, f"the {name} backend", 'backend="process"')]
@@ -131,8 +131,10 @@ def _backend(backend: BackendName | Backend) -> tuple[str, bool]:
     return str(name), bool(getattr(backend, "fresh", False))
 
 
-def _refuse_network(policy: Policy) -> None:
+def _refuse_later(policy: Policy) -> None:
     network = policy.network
+    if policy.limits.on_idle == "pause":
+        raise UnsupportedError(f'on_idle = "pause" {_LATER}', code="pause", fix='on_idle = "close"')
     if network.allow or network.rules:
         raise UnsupportedError(f"network access {_LATER}", code="network", fix="leave [network] empty")
     if policy.secrets:

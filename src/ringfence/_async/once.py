@@ -5,10 +5,11 @@ from __future__ import annotations
 from ringfence import calls
 from ringfence._async.link import AsyncLink
 from ringfence._async.process import AsyncProcess, Place
-from ringfence._async.sandbox import AsyncSandbox
-from ringfence._async.waiting import launched
+from ringfence._async.sandbox import DESTROY_S, AsyncSandbox
+from ringfence._async.waiting import blocking, launched
 from ringfence.launching import check_policy, prepare
 from ringfence.policy.model import Policy
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends import Backend
     from ringfence.policy.image import Image
-    from ringfence.results import Result
+    from ringfence.results import Denial, Result
     from ringfence.values import BackendName
 
 
@@ -40,7 +41,8 @@ async def run_async(
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
     if language != "python":
         async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
-            return await sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
+            result = await sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
+        return _with(await sandbox.denials(), result)
     launcher = prepare(backend, image, policy)
     box = await launched(launcher)
     link = AsyncLink(box)
@@ -50,7 +52,15 @@ async def run_async(
         process = await AsyncProcess(place, call, link.open(), keep_events=False)._begin()
         if call.stdin:
             await process._feed_stdin(call.stdin)
-        return await process.wait()
+        result = await process.wait()
     finally:
         link.finish("closed")
         box.close()
+    if any(mount.mode == "rw" for mount in policy.mounts):
+        await blocking(box.wait_destroyed, DESTROY_S)
+    return _with(box.findings(), result)
+
+
+def _with(findings: tuple[Denial, ...], result: Result) -> Result:
+    """What a look at the writable mounts showed after the end is part of what happened."""
+    return replace(result, denials=(*result.denials, *findings)) if findings else result

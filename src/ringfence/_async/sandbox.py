@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
 _INTERPRETERS = {"javascript": ("node", ".mjs"), "bash": ("bash", ".sh")}
-_DESTROY_S = 10.0
+DESTROY_S = 10.0
 
 
 class AsyncSandbox:
@@ -115,7 +115,7 @@ class AsyncSandbox:
             return
         self._place.link.finish("closed")
         self._box.close()
-        await blocking(self._box.wait_destroyed, _DESTROY_S)
+        await blocking(self._box.wait_destroyed, DESTROY_S)
 
     async def __aenter__(self) -> Self:
         return await self.start()

@@ -6,10 +6,11 @@ from __future__ import annotations
 from ringfence import calls
 from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process
-from ringfence._sync.sandbox import Sandbox
-from ringfence._sync.waiting import launched
+from ringfence._sync.sandbox import DESTROY_S, Sandbox
+from ringfence._sync.waiting import blocking, launched
 from ringfence.launching import check_policy, prepare
 from ringfence.policy.model import Policy
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends import Backend
     from ringfence.policy.image import Image
-    from ringfence.results import Result
+    from ringfence.results import Denial, Result
     from ringfence.values import BackendName
 
 
@@ -41,7 +42,8 @@ def run(
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
     if language != "python":
         with Sandbox(backend=backend, image=image, policy=policy) as sandbox:
-            return sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
+            result = sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
+        return _with(sandbox.denials(), result)
     launcher = prepare(backend, image, policy)
     box = launched(launcher)
     link = Link(box)
@@ -51,7 +53,15 @@ def run(
         process = Process(place, call, link.open(), keep_events=False)._begin()
         if call.stdin:
             process._feed_stdin(call.stdin)
-        return process.wait()
+        result = process.wait()
     finally:
         link.finish("closed")
         box.close()
+    if any(mount.mode == "rw" for mount in policy.mounts):
+        blocking(box.wait_destroyed, DESTROY_S)
+    return _with(box.findings(), result)
+
+
+def _with(findings: tuple[Denial, ...], result: Result) -> Result:
+    """What a look at the writable mounts showed after the end is part of what happened."""
+    return replace(result, denials=(*result.denials, *findings)) if findings else result

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
 _INTERPRETERS = {"javascript": ("node", ".mjs"), "bash": ("bash", ".sh")}
-_DESTROY_S = 10.0
+DESTROY_S = 10.0
 
 
 class Sandbox:
@@ -115,7 +115,7 @@ class Sandbox:
             return
         self._place.link.finish("closed")
         self._box.close()
-        blocking(self._box.wait_destroyed, _DESTROY_S)
+        blocking(self._box.wait_destroyed, DESTROY_S)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -89,6 +89,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
             result, tail = _run_code(job.python, settings), b""
         else:
             result, tail = _run(box, job, settings, console, stop)
+            result = _with_findings(result, box)
     except BaseException:
         # The flag decides, not the exception: one raised by the signal inside a lock may come out as another.
         if stop.number is None:
@@ -143,6 +144,16 @@ def _end(box: Sandbox, settings: Settings) -> None:
         let_go(box)
     else:
         box.close()
+
+
+def _with_findings(result: Result, box: Sandbox) -> Result:
+    """What a look at the writable mounts showed after the end is part of what happened."""
+    found = box.denials()
+    if not found:
+        return result
+    from ringfence.values import replace
+
+    return replace(result, denials=(*result.denials, *found))
 
 
 def _run_code(code: str, settings: Settings) -> Result:

@@ -8,6 +8,7 @@ import _signal  # type: ignore[import-not-found]  # as in lean
 import fcntl
 import os
 import select
+import sys
 import time
 
 from . import kernel
@@ -65,6 +66,20 @@ def clean_up(hello: Hello, library: int) -> None:
         _remove_groups(owner)
     if hello["uids"] is not None:
         _remove_unheld(hello["uids"])
+    if os.path.exists(hello["record"]):
+        _sweep(hello["record"])
+
+
+def _sweep(record: str) -> None:
+    """Placeholders on the host: the library's own sweep removes them, in an interpreter of its own."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    text = f"import sys; sys.path.insert(0, {root!r}); from ringfence.backends.process import state; state.sweep()"
+    runtime = os.path.dirname(os.path.dirname(os.path.dirname(record)))
+    try:
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", text], {"XDG_RUNTIME_DIR": runtime})
+        os.waitpid(pid, 0)
+    except OSError:
+        return  # ignored children are reaped for us
 
 
 def _wait_for_children() -> None:

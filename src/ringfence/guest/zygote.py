@@ -44,7 +44,7 @@ def main() -> None:
     if not data:
         os._exit(0)  # begun ahead of time, and not needed
     hello: Hello = lean.loads(data)
-    warming = after.warm_up_joins(hello["cgroups"][0]) if hello["cgroups"] else 0
+    warming = after.warm_up_joins(hello["join"]) if hello["join"] is not None else 0
     answer = lean.dumps(_preload(hello))
     try:
         control.send(answer)

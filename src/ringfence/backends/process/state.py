@@ -59,7 +59,12 @@ def directory(name: str) -> str:
 
 def register() -> Owner:
     """The record of this process, made when missing. Cheap; call it once and keep it."""
-    return Owner(f"{directory(_OWNERS)}/{owners.name()}")
+    return Owner(record())
+
+
+def record() -> str:
+    """Where the record of this process is, when there is one."""
+    return f"{directory(_OWNERS)}/{owners.name()}"
 
 
 def sweep(timeout_s: float = 5.0) -> SweepReport:
