@@ -185,7 +185,7 @@ def posture() -> dict[str, object]:
         children = [one for one in _pids() if _parent(one) == monitor]
         names = {"guest": pid, "monitor": monitor}
         mine = [one for one in children if one != pid and status(one)["Uid"] == status(pid)["Uid"]]  # not a spare's
-        names |= {status(one)["Name"]: one for one in mine}
+        names |= {status(one)["Name"]: one for one in mine if status(one)["Name"] in ("rf-init", "rf-spawner")}
         ids = {status(pid)["Uid"].split()[0]: "the sandbox's", str(os.geteuid()): "the caller's"}
         outside = {name: from_outside(one, ids) for name, one in sorted(names.items())}
         return {"inside": inner_status(said), "outside": outside, "mounts": mounts(pid)}

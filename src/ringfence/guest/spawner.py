@@ -6,6 +6,7 @@ The spawner runs no guest code itself, except that a one-shot run turns it into 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 
@@ -64,12 +65,17 @@ def _go_in(plan: Plan, doors: list[int]) -> None:
 
 def _keep_only(wire: int) -> None:
     """Descriptors 0–2 read and write nothing, 4 is the socket to the monitor, all others are closed (D01, D02)."""
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    null = _high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.dup2(wire, REPORT_FD + 1, inheritable=False)
+    os.dup2(_high(wire), REPORT_FD + 1, inheritable=False)
     os.dup2(null, REPORT_FD, inheritable=False)  # kept free for the report of the job to come
     k.close_from(REPORT_FD + 2)
+
+
+def _high(fd: int) -> int:
+    """A copy whose number none of the fixed ones overwrites."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16)
 
 
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
