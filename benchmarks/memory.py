@@ -36,9 +36,7 @@ def idle(count: int) -> Row:
     finally:
         for box in boxes:
             box.close()
-    ours = (
-        f"{before / 1024:.1f} MiB before, {after / 1024:.1f} with {count}; each one's two processes {own / 1024:.1f}"
-    )
+    ours = f"{before / 1024:.1f} MiB before, {after / 1024:.1f} with {count}; each one's two processes {own / 1024:.1f}"
     return Row(NAME, BAR, (after - before) / count / 1024, unit="MiB", ours=ours)
 
 
