@@ -15,7 +15,7 @@ import ringfence
 from cli.samples import OK, ended
 from ringfence.cli import main
 from ringfence.events import Event, Exit, Gap, Stderr, Stdout
-from ringfence.results import Result
+from ringfence.results import Denial, Result
 from ringfence.values import replace
 
 
@@ -83,6 +83,9 @@ class Sandbox:
     def spawn(self, argv: list[str], *, cwd: str | None) -> Process:
         self.log.append((argv, cwd))
         return Process(self)
+
+    def denials(self) -> tuple[Denial, ...]:
+        return ()
 
     def close(self) -> None:
         self.log.append("close")

@@ -30,10 +30,11 @@ _STRAYS_S = 0.1
 
 
 class Guestd:
-    def __init__(self, monitor: Monitor, number: int, fds: list[tuple[str, int]]) -> None:
+    def __init__(self, monitor: Monitor, number: int, fds: list[tuple[str, int]], *, owner: int | None) -> None:
         named = dict(fds)
         self._monitor = monitor
         self._number = number
+        self.owner = owner  # of the pipes, so that a guest can open /dev/stdout; None: we are the same user
         self._channel = lean.from_fd(named["channel"], lean.SOCK_STREAM)
         self._channel.setblocking(False)
         self._cpu_fd = named.get("cpu", -1)

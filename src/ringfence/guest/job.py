@@ -90,6 +90,9 @@ class Job:
         report, report_theirs = os.pipe2(os.O_CLOEXEC)
         for fd in (out, err, report):
             os.set_blocking(fd, False)
+        if self._guestd.owner is not None:
+            for fd in (out, err, *([stdin] if self._stdin >= 0 else [])):
+                os.fchown(fd, self._guestd.owner, self._guestd.owner)
         self._opened = (out, err, report)
         return [stdin, out_theirs, err_theirs, report_theirs]
 

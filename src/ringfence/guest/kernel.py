@@ -192,15 +192,18 @@ def drop_capabilities() -> None:
     syscall(_NR_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24), what="capset")
 
 
-_CAP_KILL = 5
+_MONITOR_KEEPS = (0, 5)  # CAP_CHOWN, CAP_KILL
 
 
-def keep_only_kill() -> None:
-    """For the monitor as root: of all capabilities the one to signal the sandboxes' processes."""
+def keep_monitor_capabilities() -> None:
+    """For the monitor as root: to signal the sandboxes' processes, and to give them the pipes it makes."""
     for capability in range(64):
-        if capability != _CAP_KILL and _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+        if capability in _MONITOR_KEEPS:
+            continue
+        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
-    kept = struct.pack("III", 1 << _CAP_KILL, 1 << _CAP_KILL, 0) + bytes(12)
+    bits = sum(1 << capability for capability in _MONITOR_KEEPS)
+    kept = struct.pack("III", bits, bits, 0) + bytes(12)
     syscall(_NR_CAPSET, struct.pack("Ii", 0x20080522, 0), kept, what="capset")
 
 

@@ -42,7 +42,7 @@ def run(control: socket, request: Template, library: int) -> NoReturn:
         os._exit(1)
     k.no_new_privileges()
     if os.geteuid() == 0:
-        k.keep_only_kill()
+        k.keep_monitor_capabilities()
     try:
         Monitor(control, ours, pid, library).serve()
     finally:
@@ -149,7 +149,7 @@ class Monitor:
             return
         named = list(zip(request["fds"], fds, strict=True))
         number = request["box"]
-        self._boxes[number] = guestd.Guestd(self, number, named)
+        self._boxes[number] = guestd.Guestd(self, number, named, owner=request["owner"] if os.geteuid() == 0 else None)
         order = {
             "op": "build",
             "box": number,

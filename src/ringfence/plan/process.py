@@ -39,7 +39,7 @@ def plan_process(
             "namespaces": _namespaces(facts),
             "proc_subset": policy.strict,
             "proc_masks": True,
-            "sizes": _sizes(limits, shm),
+            "sizes": _sizes(limits, shm, _made_in_tmp(view.box)),
             "ops": box_ops,
             "fence": _fence(policy, facts),
         },
@@ -88,10 +88,22 @@ def _whole_pages(size: int) -> int:
     return -(-size // _PAGE) * _PAGE
 
 
-def _sizes(limits: Limits, shm: int) -> dict[str, str]:
+def _made_in_tmp(ops: tuple[Op, ...]) -> int:
+    """Inodes that mount points below /tmp take: a caller whose Python lies there."""
+    return sum(
+        str(op[2]).count("/") + 1 for op in ops if op[0] in ("bind", "overlay") and str(op[2]).startswith("tmp/")
+    )
+
+
+def _sizes(limits: Limits, shm: int, made_in_tmp: int) -> dict[str, str]:
     """tmpfs options. The root of a tmpfs is an inode of its own, hence the one more."""
-    disk = f"size={_whole_pages(limits.disk)},nr_inodes={limits.disk_files + 1}"
-    return {"disk": disk, "tmp": disk, "shm": f"size={_whole_pages(shm)},nr_inodes=1001"}
+    size = f"size={_whole_pages(limits.disk)}"
+    disk = f"{size},nr_inodes={limits.disk_files + 1}"
+    return {
+        "disk": disk,
+        "tmp": f"{size},nr_inodes={limits.disk_files + 1 + made_in_tmp}",
+        "shm": f"size={_whole_pages(shm)},nr_inodes=1001",
+    }
 
 
 def _fence(policy: Policy, facts: HostFacts) -> dict[str, object]:

@@ -182,8 +182,14 @@ class Pool:
         return self.tree.create(box_id, GroupLimits(plan.memory_bytes, plan.processes + OURS + RESERVE, plan.cpus))
 
     def _make_group_ahead(self, plan: ProcessPlan) -> None:
-        """The first one, on cgroup v1: while the zygote warms the kernel's lock, making one would wait for it."""
-        if self._zygote is None and plan.cgroup and self.tree is not None and self.tree.kind == "cgroup v1":
+        """A command's, on cgroup v1: while the zygote warms the kernel's lock, making one would wait for it."""
+        if (
+            spawn.is_command()
+            and self._zygote is None
+            and plan.cgroup
+            and self.tree is not None
+            and self.tree.kind == "cgroup v1"
+        ):
             self._ahead = (plan, self._new_group(plan, f"0-{os.urandom(3).hex()}"))
 
     def _template(self, plan: ProcessPlan) -> Template:
