@@ -161,7 +161,8 @@ def inner_status(said: dict[str, object]) -> dict[str, object]:
     assert isinstance(environment, dict)
     assert isinstance(root, list)
     said["environment"] = {name: value for name, value in environment.items() if name != "PATH"}
-    said["root"] = [name for name in root if not name.startswith("lib") and name not in _of_the_interpreter()]
+    left_out = _of_the_interpreter() | {".sources"}  # there when that is below /tmp
+    said["root"] = [name for name in root if not name.startswith("lib") and name not in left_out]
     return said
 
 
@@ -169,7 +170,16 @@ def _of_the_interpreter() -> set[str]:
     """First folders of where the caller's Python lies, which may be anywhere."""
     from ringfence.plan.interpreter import interpreter
 
-    return {root.split("/")[1] for root in interpreter().roots} - {"usr", "opt", "home", "root", "srv", "var", "mnt"}
+    return {root.split("/")[1] for root in interpreter().roots} - {
+        "usr",
+        "opt",
+        "home",
+        "root",
+        "srv",
+        "var",
+        "mnt",
+        "tmp",
+    }
 
 
 def posture() -> dict[str, object]:

@@ -248,7 +248,10 @@ def test_one_run_leaves_nothing_for_the_next() -> None:
     ringfence.run(
         "import os, builtins\nopen('f', 'w').write('x')\nopen('/tmp/g', 'w')\nbuiltins.x = 1\nimport json\njson.x = 1"
     )
-    seen = "import os, builtins, json\n(os.listdir(), 'g' in os.listdir('/tmp'), hasattr(builtins, 'x'), hasattr(json, 'x'))"
+    seen = (
+        "import os, builtins, json\n"
+        "(os.listdir(), 'g' in os.listdir('/tmp'), hasattr(builtins, 'x'), hasattr(json, 'x'))"
+    )
     assert ringfence.run(seen).value == "([], False, False, False)"
 
 

@@ -283,7 +283,10 @@ class Guestd:
         elif job.one_shot:
             self._inside.kill()
         else:
-            others = [j.inner_pid for j in self._jobs.values() if j is not job and j.inner_pid]
+
+            def others() -> list[int]:
+                return [j.inner_pid for j in self._jobs.values() if j is not job and j.inner_pid]
+
             self._inside.kill_all_but(others, since=job.asked_at, on_stuck=lambda: self._end("tree-stuck"))
 
     def _give_up(self, job: Job) -> None:

@@ -54,6 +54,7 @@ class Inside:
         self._tries = 0
         self._answer_by: float | None = None
         self._kills_by: deque[float] = deque()
+        self._kills: list[Callable[[], None]] = []  # to be done when the job that was asked for has its answer
         self._on_stuck: Callable[[], None] = _nothing
 
     # how it comes to be
@@ -146,7 +147,7 @@ class Inside:
         job.started(pidfd, self._spawner_inner)
 
     def _ask_next(self) -> None:
-        if self._asked is not None or not self._waiting:
+        if self._asked is not None or not self._waiting or self._kills_by:  # PID 1 would take a new one for a victim
             return
         self._asked = self._waiting.popleft()
         self._tries = 0
@@ -201,6 +202,7 @@ class Inside:
             job = self._asked[0]
             self._answered(None, "")
             job.started(fds[0], answer["pid"])
+            self._after_answer()
         else:
             number = answer["errno"]
             self._answered(number, os.strerror(number))
@@ -223,6 +225,12 @@ class Inside:
             os.close(fd)
         if number is not None:
             job.refused(number, error)
+            self._after_answer()
+
+    def _after_answer(self) -> None:
+        kills, self._kills = self._kills, []
+        for kill in kills:
+            kill()
         self._ask_next()
 
     def give_up(self, job: Job) -> None:
@@ -237,6 +245,7 @@ class Inside:
                 os.close(fd)
             self._asked, self._answer_by = None, None
             self._replace_spawner()  # its answer may still come
+            self._after_answer()
 
     # a spawner that was lost
 
@@ -321,15 +330,18 @@ class Inside:
         if self._init_pidfd >= 0:
             lean.signal_pidfd(self._init_pidfd, lean.SIGKILL)
 
-    def kill_all_but(self, kept: list[int], *, since: float, on_stuck: Callable[[], None]) -> None:
+    def kill_all_but(self, kept: Callable[[], list[int]], *, since: float, on_stuck: Callable[[], None]) -> None:
         """Everything inside that was started from `since` on (seconds since boot) but the trees of `kept`.
 
-        `on_stuck` when something would not die.
+        `on_stuck` when something would not die. A job that is just being started is waited for: it is to be kept.
         """
+        if self._asked is not None:
+            self._kills.append(lambda: self.kill_all_but(kept, since=since, on_stuck=on_stuck))
+            return
         self._on_stuck = on_stuck
         try:
             assert self._init is not None
-            self._init.send(lean.dumps({"alone": [self._spawner_inner], "trees": kept, "since": int(since * _TICKS)}))
+            self._init.send(lean.dumps({"alone": [self._spawner_inner], "trees": kept(), "since": int(since * _TICKS)}))
         except OSError:
             on_stuck()
             return
@@ -350,6 +362,8 @@ class Inside:
             self._kills_by.popleft()
         if left != b"0":
             self._on_stuck()
+        elif not self._kills_by:
+            self._ask_next()
 
     def destroy(self) -> None:
         """Kill everything; the children are reaped as they end.
@@ -368,6 +382,7 @@ class Inside:
             for fd in entry[2]:
                 os.close(fd)
         self._waiting.clear()
+        self._kills.clear()
         self._asked = None
 
     def _kill_all(self) -> None:

@@ -77,7 +77,8 @@ def _through_sources(ops: tuple[Op, ...]) -> tuple[list[Op], list[Op]]:
     for op in ops:
         if op[0] in ("bind", "overlay"):
             kept = f".sources/{len(sources)}"
-            sources.append(["bind", op[1], kept, {"rw": True, "idmap": False, "exec": True}])
+            writable = isinstance(op[3], dict) and bool(op[3].get("rw"))
+            sources.append(["bind", op[1], kept, {"rw": writable, "idmap": False, "exec": True}])
             changed.append([op[0], f"/{kept}", *op[2:]])
         else:
             changed.append(op)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from backends.process.children import Say, child, state_of
-from ringfence.backends.process import cgroup, cgroup_base, cgroup_v2, owners
+from ringfence.backends.process import cgroup, cgroup_base, cgroup_v2, owners, pool
 from ringfence.backends.process.cgroup import Group, GroupLimits, GroupUsage, Mechanisms, Tree
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0)
@@ -24,6 +24,7 @@ NOBODY_YET = 2_070_001  # outside of every range this host knows
 
 @pytest.fixture
 def tree() -> Iterator[Tree]:
+    pool.close_all()  # spares of earlier tests have groups of this process too
     found = cgroup.find()
     if found is None:
         pytest.skip("no cgroup this user may write")
