@@ -162,9 +162,9 @@ class Guestd:
             outcome["why"] = "lost"  # PID 1 was killed, and the kernel killed the guest with it
         word = frames.message(ev="exit", id=job.id, **outcome)
         if not job.one_shot:
-            self._send(word)
+            self._send(word + frames.message(ev="end", why="init-lost") if lost else word)
             if lost:
-                self._end("init-lost")
+                self.destroy()
             return
         # Nothing outlives a one-shot run: what it left behind is gone before the host hears of its end (L02).
         left = self._inside.has_children()

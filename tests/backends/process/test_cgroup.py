@@ -270,7 +270,7 @@ def test_a_group_that_exists_is_not_made_again_and_its_processes_live(tree: Tree
         sleeper.hear()
         with pytest.raises(FileExistsError):
             tree.create("box", LIMITS)
-        assert state_of(sleeper.pid) == "S"
+        assert state_of(sleeper.pid) in ("S", "R")  # alive
         assert group.remove()
     _close(fds)
 
@@ -283,7 +283,7 @@ def test_closing_one_tree_leaves_the_groups_of_another_tree_of_this_process(tree
         sleeper.hear()
         other.create("second", LIMITS)
         assert other.close()
-        assert state_of(sleeper.pid) == "S"
+        assert state_of(sleeper.pid) in ("S", "R")  # alive
         assert [path for path in _left_of(owners.name()) if path.endswith("/second")] == []
     _close(fds)
 
@@ -294,7 +294,7 @@ def test_a_fork_that_closes_its_copy_of_the_tree_leaves_the_groups(tree: Tree, g
         sleeper.hear()
         with child(lambda say: say(tree.close())) as fork:
             assert fork.hear() is True
-        assert state_of(sleeper.pid) == "S"
+        assert state_of(sleeper.pid) in ("S", "R")  # alive
     _close(fds)
 
 
