@@ -1,4 +1,4 @@
-"""A sandbox on this machine's cgroups, end to end: `tests/v2/run -- python3 tests/v2/smoke.py`. Exit 1 when a line fails."""
+"""A sandbox on this machine's cgroups, end to end: `tests/v2/run -- python3 tests/v2/smoke.py`. Exit 1: not so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringfence import Limits, Policy, Sandbox
 
 warnings.simplefilter("ignore")
 HOG = "x = bytearray(400 << 20)\nx[::4096] = b'1' * len(x[::4096])"
-failed = []
+failed: list[str] = []
 
 
 def check(what: str, seen: object, wanted: object) -> None:
