@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,14 @@ TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src"
 # Not the interpreter of the virtual environment: that may live below /root, where an ordinary user cannot go.
 SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+def pytest_configure() -> None:
+    """Started in the background, by a shell or nohup, we would ignore what tests send to their own children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
