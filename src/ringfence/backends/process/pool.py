@@ -261,19 +261,26 @@ class Pool:
                 self._thread.start()
 
     def _keep_house(self) -> None:
+        due: dict[int, tuple[float, Shelf]] = {}  # refills, each a moment after the run that made it necessary
         while True:
+            wait = min((at for at, _ in due.values()), default=time.monotonic() + _SPARE_IDLE_S / 4) - time.monotonic()
             try:
-                work = self._work.get(timeout=_SPARE_IDLE_S / 4)
+                work = self._work.get(timeout=max(0.0, wait))
             except _queue.Empty:
-                self._drop_idle_spares()
-                continue
-            if work is None:
-                return
-            if isinstance(work, ProcessBox):
-                self._destroy(work)
+                if not due:
+                    self._drop_idle_spares()
             else:
-                time.sleep(_REFILL_AFTER_S)  # let the run that took the spare have the CPU first
-                self._refill(work)
+                if work is None:
+                    return
+                if isinstance(work, ProcessBox):
+                    self._destroy(work)
+                else:
+                    # let the run that took the spare have the CPU first
+                    due.setdefault(id(work), (time.monotonic() + _REFILL_AFTER_S, work))
+            for key, (at, shelf) in list(due.items()):
+                if time.monotonic() >= at:
+                    del due[key]
+                    self._refill(shelf)
 
     def _destroy(self, box: ProcessBox) -> None:
         try:
