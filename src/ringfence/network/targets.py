@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import socket
     from typing import Literal, TypeAlias
 
-    from ringfence.network.authority import Authority  # type: ignore[import-not-found]  # remove with the module
+    from ringfence.network.authority import Authority
+    from ringfence.network.swapping import Vault
     from ringfence.policy.model import Network, Rule
-    from ringfence.policy.secrets import Secret
 
     Verdict: TypeAlias = Literal["allowed", "denied", "failed"]
 
@@ -41,6 +41,11 @@ class Refusal(Exception):  # noqa: N818  # it is the policy's answer, not an err
         self.message = message  # one sentence, shown to the guest: nothing of the host in it (H10)
         self.allow = allow  # the policy line that would permit it; None: never
         self.verdict = verdict
+
+    @property
+    def kind(self) -> Literal["network", "secret"]:
+        """Of the Denial that is made of it."""
+        return "secret" if self.code.startswith("secret.") else "network"
 
 
 class OverBudget(Refusal):
@@ -86,7 +91,8 @@ class Context(Protocol):
         """The rules of this moment; they may be replaced while a connection is open."""
 
     @property
-    def secrets(self) -> tuple[Secret, ...]: ...
+    def vault(self) -> Vault:
+        """The sandbox's secrets and their placeholders: `Vault(policy.secrets)`, made before it starts."""
 
     @property
     def authority(self) -> Authority:
