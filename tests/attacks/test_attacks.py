@@ -12,8 +12,9 @@ import os
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.attacks import Attack, catalogue
+from ringfence.attacks import Attack, arena, catalogue
 from ringfence.attacks.case import BARE, OURS, READ, Seen, attack
+from ringfence.attacks.guestside import PRELUDE
 from ringfence.attacks.harness import run_one
 from ringfence.plan.mutate import CONTROLS
 
@@ -41,6 +42,25 @@ def test_every_attack_holds_as_an_ordinary_user(ordinary_user: OrdinaryUser) -> 
     open_rows = [row for row in matrix["attacks"] if row["verdict"] not in ("held", "not applicable")]
     assert (matrix["user"], open_rows) == ("user", [])
     assert matrix["counts"]["held"] >= 100
+
+
+_LIES = """
+_true_tell = tell
+def tell(**said):
+    _true_tell(**{{**said, "met": {lie!r}}} if "met" in said else said)
+"""
+# What a guest could otherwise claim; the others are judged by a canary, a file, a listener or a process.
+_WITNESSED = ["A05", "A09", "A17", "B02", "B12", "B15", "D05", "D05-discipline", "D09", "D12", "D13"]
+
+
+@pytest.mark.parametrize("lie", ["ok", "EPERM"])
+@pytest.mark.parametrize("name", _WITNESSED)
+def test_a_guest_that_lies_about_what_it_met_changes_no_verdict(
+    name: str, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena, "PRELUDE", PRELUDE + _LIES.format(lie=lie))
+    case = next(each for each in catalogue() if each.id == name)
+    assert run_one(case).verdict in ("held", "not applicable")
 
 
 def test_there_are_a_hundred_attacks_of_every_letter() -> None:

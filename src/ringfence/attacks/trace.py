@@ -30,6 +30,7 @@ _MARK = 77
 _DEADLINE_S = 8.0
 
 _ATTEMPTS = """
+{before}
 tell(pid=os.getpid())
 sys.stdin.readline()
 for index, (number, args) in enumerate(attempts):
@@ -92,10 +93,13 @@ def pid_told(process: Process, wait_s: float = _DEADLINE_S) -> tuple[int, str]:
     raise TimeoutError(f"the guest did not tell its pid: {said[-300:]}")
 
 
-def answers(arm: Arm, box: Sandbox, attempts: list[Attempt]) -> dict[str, int]:
-    """What the kernel returned to each attempt: a result from 0, or a negative errno. One not made is left out."""
+def answers(arm: Arm, box: Sandbox, attempts: list[Attempt], *, before: str = "") -> dict[str, int]:
+    """What the kernel returned to each attempt: a result from 0, or a negative errno. One not made is left out.
+
+    `before` is what the guest does first.
+    """
     script = [(each.number, each.args) for each in attempts]
-    process = arm.spawn(_ATTEMPTS, box=box, attempts=script)
+    process = arm.spawn(_ATTEMPTS.format(before=before), box=box, attempts=script)
     tracer = _Tracer(host_pid(box, pid_told(process)[0]))
     process.write("go\n")
     found = tracer.follow([each.number for each in attempts])

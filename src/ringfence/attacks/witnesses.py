@@ -230,6 +230,45 @@ def text_of(path: str) -> str:
         return ""
 
 
+def handle_of(path: str) -> bytes:
+    """The kernel's handle of a host file, as `open_by_handle_at` takes it. Raises OSError where there is none."""
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(_HANDLE_HEAD + _HANDLE_MAX)
+    ctypes.c_uint.from_buffer(buffer, 0).value = _HANDLE_MAX
+    mount = ctypes.c_int()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.name_to_handle_at(ctypes.c_int(-100), path.encode(), buffer, ctypes.byref(mount), ctypes.c_int(0)) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return buffer.raw[: _HANDLE_HEAD + ctypes.c_uint.from_buffer(buffer, 0).value]
+
+
+_HANDLE_HEAD, _HANDLE_MAX = 8, 128
+
+_IN_USER_NAMESPACE = """
+import ctypes, os, sys
+if ctypes.CDLL(None, use_errno=True).setns(os.pidfd_open(int(sys.argv[1])), 0x10000000) < 0:
+    sys.exit(os.strerror(ctypes.get_errno()))
+print(open(sys.argv[2]).read())
+"""
+
+
+def setting_of(pid: int, path: str) -> str:
+    """What the host's `path` below /proc/sys reads for the user namespace of `pid`: a process of ours enters that
+    namespace, and no other."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _IN_USER_NAMESPACE, str(pid), f"/proc/sys/{path}"],
+        capture_output=True,
+        text=True,
+        timeout=5,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise OSError(f"the user namespace of {pid} could not be entered: {done.stderr[-200:]}")
+    return done.stdout.strip()
+
+
 def holds(directory: str, mark: str) -> bool:
     """Whether a file anywhere below `directory` holds `mark`. Links are not followed."""
     for top, _, names in os.walk(directory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from ringfence import Mount
 from ringfence.attacks.arena import POLICY
@@ -18,7 +19,7 @@ from ringfence.attacks.case import (
     cases,
     not_applicable,
 )
-from ringfence.attacks.witnesses import status_of, text_of, waiting_process
+from ringfence.attacks.witnesses import handle_of, status_of, text_of, waiting_process
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -98,23 +99,34 @@ A10 = attack(
 )(_chroot)
 
 
-@attack("A05", "no file is opened by a guessed handle", READ, off=BARE, needs="root")
+_SHOWN_HANDLE = """
+directory = os.open(top, os.O_RDONLY)
+buffer = ctypes.create_string_buffer(bytes.fromhex(handle), len(handle) // 2)
+fd = attempt("open_by_handle_at", call, 304, directory, buffer, os.O_RDONLY)
+if fd is not None:
+    loot(os.read(fd, 4096))
+for number in range(1, 64):  # and blindly: the first inodes of the same file system
+    guess = bytes.fromhex(handle)[:8] + number.to_bytes(4, "little") + bytes(len(handle) // 2 - 12)
+    try:
+        call(304, directory, ctypes.create_string_buffer(guess, len(guess)), os.O_RDONLY)
+    except OSError:
+        pass
+"""
+
+
+@attack("A05", "no file is opened by its handle", READ, off=BARE, needs="root")
 def by_handle(arm: Arm) -> Seen:
-    """Without root no process of the user may open by handle, so there is no arm that succeeds."""
-    told = arm.python(
-        """
-        handle = ctypes.create_string_buffer(8 + 128)
-        ctypes.c_uint.from_buffer(handle, 0).value = 128
-        mount = ctypes.c_int()
-        attempt("name_to_handle_at", call, 303, AT_FDCWD, path.encode(), handle, ctypes.byref(mount), 0)
-        root = os.open(os.path.dirname(path), os.O_RDONLY)
-        fd = attempt("open_by_handle_at", call, 304, root, handle, os.O_RDONLY)
-        if fd is not None:
-            loot(os.read(fd, 4096))
-        """,
-        path=arm.host_file() if arm.bare else "/etc/passwd",
-    )
-    return arm.met(told, "open_by_handle_at")
+    """The best guess there is: the host itself makes the handle of a file beside a folder that is shown.
+
+    Bare, because no single control stands alone: the kernel asks for a capability of the initial user namespace.
+    Without root no process of the user may open by handle, so there is no arm that succeeds.
+    """
+    secret = arm.host_file("secret/canary")
+    top = f"{arm.directory}/shown"
+    os.mkdir(top)
+    policy = POLICY.replace(mounts=[Mount(top)])
+    told = arm.python(_SHOWN_HANDLE, policy=policy, top=top, handle=handle_of(secret).hex())
+    return arm.stolen(told)
 
 
 @attack("A06", "a read-only mount is not made writable again", WRITE, off="read-only")
@@ -193,19 +205,35 @@ def uncover(arm: Arm) -> Seen:
     return arm.stolen(told)
 
 
-@attack("A09", "the new mount calls are refused", ESCAPE, off="seccomp:mounts")
+_NEW_MOUNT = """
+attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to somebody above: take a copy
+os.mkdir("/workspace/new")
+for name, number, args in (("open_tree", 428, (AT_FDCWD, b"/usr", 0)), ("fspick", 433, (AT_FDCWD, b"/workspace", 0)),
+                           ("mount_setattr", 442, (AT_FDCWD, b"/usr", 0, bytes(8) + b"\\1" + bytes(23), 32))):
+    attempt(name, call, number, *args)
+made = attempt("fsopen", call, 430, b"tmpfs", 0)
+if made is not None:
+    attempt("fsconfig", call, 431, made, 1, b"source", canary.encode(), 0)
+    attempt("create", call, 431, made, 6, None, None, 0)
+    tree = attempt("fsmount", call, 432, made, 0, 0)
+    if tree is not None:
+        attempt("move_mount", call, 429, tree, b"", AT_FDCWD, b"/workspace/new", 4)
+if os.fork() == 0:  # holds the mount namespace for the host to look at
+    os.setsid()
+    os.execv("/bin/sleep", [canary, "5"])
+"""
+
+
+@attack(
+    "A09", "nothing is mounted by the new mount calls", ESCAPE, off="seccomp:mounts", behind=_others("seccomp:mounts")
+)
 def new_mount_calls(arm: Arm) -> Seen:
-    told = arm.python(
-        """
-        attempt("open_tree", call, 428, AT_FDCWD, b"/usr", 0)
-        attempt("fsopen", call, 430, b"tmpfs", 0)
-        attempt("fspick", call, 433, AT_FDCWD, b"/workspace", 0)
-        attempt("fsmount", call, 432, -1, 0, 0)
-        attempt("move_mount", call, 429, AT_FDCWD, b"/tmp", AT_FDCWD, b"/workspace", 0)
-        attempt("mount_setattr", call, 442, AT_FDCWD, b"/usr", 0, bytes(8) + b"\\1" + bytes(23), 32)
-        """
-    )
-    return arm.met(told, "open_tree", "fsopen", "fspick")
+    """Seen by the host: a mount of that name in /proc/<pid>/mountinfo."""
+    told = arm.python(_NEW_MOUNT, box=arm.sandbox(), canary=arm.canary)
+    pid = waiting_process(arm.canary)
+    if pid is None:
+        raise AssertionError(f"nobody waits to be looked at: {told.words()} {told.stderr[-300:]}")
+    return Seen(arm.canary in text_of(f"/proc/{pid}/mountinfo"), told.words())
 
 
 @attack("A11", "a link that lay in a mount before the start is followed inside only", READ, off="view")
@@ -307,31 +335,32 @@ def _strange_devices() -> list[str]:
     "A17", "/dev holds six harmless devices and the guest's terminals", ESCAPE, off=_show_devices, label="device nodes"
 )
 def devices(arm: Arm) -> Seen:
+    """Seen by the host: every node below /proc/<pid>/root/dev."""
     if not _strange_devices():
         raise NotApplicable("this host's /dev has nothing else")
-    told = arm.python(
+    pid, words = arm.waiting(
         """
-        import stat
-        found = []
-        for top, _, names in os.walk("/dev"):
-            for name in names:
-                info = os.lstat(f"{top}/{name}")
-                if stat.S_ISCHR(info.st_mode) or stat.S_ISBLK(info.st_mode):
-                    found.append(f"{top}/{name}"[5:])
-        tell(found=sorted(found))
         for name in ("mem", "kmem", "port", "kmsg", "kvm", "fuse", "loop-control", "net/tun", "vsock", "sda", "vda"):
-            try:
-                os.close(os.open("/dev/" + name, os.O_RDONLY | os.O_NONBLOCK))
-                tell(tried=name, met="ok")
-            except OSError as error:
-                tell(tried=name, met=errno.errorcode[error.errno])
-        """
+            attempt(name, lambda: os.close(os.open("/dev/" + name, os.O_RDONLY | os.O_NONBLOCK)))
+        """,
+        box=arm.sandbox(),
     )
-    found = told.said("found")
-    if not isinstance(found, list):
-        raise AssertionError(f"the script told nothing: {told.words()}")
-    strange = set(map(str, found)) - {"null", "zero", "full", "random", "urandom", "tty", "pts/ptmx"}
-    return Seen(bool(strange), f"devices: {', '.join(map(str, found))}; {told.words()}")
+    found = _nodes(f"/proc/{pid}/root/dev")
+    if "null" not in found:
+        raise AssertionError(f"the guest's /dev could not be listed: {found}")
+    strange = found - {"null", "zero", "full", "random", "urandom", "tty", "pts/ptmx"}
+    return Seen(bool(strange), f"devices: {', '.join(sorted(found))}; {words}")
+
+
+def _nodes(top: str) -> set[str]:
+    """Device nodes below `top`, by their path from there."""
+    found = set()
+    for folder, _, names in os.walk(top):
+        for name in names:
+            mode = os.lstat(f"{folder}/{name}").st_mode
+            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                found.add(os.path.relpath(f"{folder}/{name}", top))
+    return found
 
 
 A18 = attack(

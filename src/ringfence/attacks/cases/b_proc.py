@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 
 from ringfence.attacks.case import (
     BARE,
@@ -19,6 +21,7 @@ from ringfence.attacks.case import (
     cases,
     not_applicable,
 )
+from ringfence.attacks.witnesses import setting_of, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,19 +52,18 @@ for name in ("kernel/core_pattern", "kernel/modprobe", "kernel/hotplug", "kernel
     attempt(name, spill, "/proc/sys/" + name, "0")
 for name in ("sysrq-trigger", "fs", "irq", "bus", "scsi"):
     attempt(name, spill, "/proc/" + name, "0")
-name = "user/max_inotify_watches"
-before = slurp("/proc/sys/" + name)
-attempt(name, spill, "/proc/sys/" + name, "77")
-tell(changed=slurp("/proc/sys/" + name) != before)
+attempt("user/max_inotify_watches", spill, "/proc/sys/user/max_inotify_watches", "77")
 """
 
 
 def _knobs(arm: Arm) -> Seen:
-    """Whoever has capabilities in a user namespace may set that namespace's own limits: the witness here."""
-    told = arm.python(_KNOBS)
-    if not isinstance(told.said("changed"), bool):
-        raise AssertionError(f"the script told nothing: {told.words()} {told.stderr[-300:]}")
-    return Seen(told.said("changed") is True, told.words())
+    """Whoever has capabilities in a user namespace may set that namespace's own limits: one is the witness here, read
+    by a process of the host. The guest's own code tries it, not a program it executes: exec would drop the rights."""
+    box = arm.sandbox()
+    told = arm.python(_KNOBS, box=box)
+    pid, _ = arm.waiting("", box=box)
+    value = setting_of(pid, "user/max_inotify_watches")
+    return Seen(value == "77", f"max_inotify_watches reads {value}; {told.words()}")
 
 
 B02 = attack(
@@ -149,22 +151,39 @@ def memory_of_others(arm: Arm) -> Seen:
     return arm.stolen(told)
 
 
+_LOWER = """
+here = int(slurp("/proc/self/oom_score_adj"))
+attempt("lower", spill, "/proc/self/oom_score_adj", str(here - 1))
+for name, text in (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "allow"), ("loginuid", "0"),
+                   ("attr/current", "unconfined")):
+    attempt(name, spill, "/proc/self/" + name, text)
+"""
+
+
 @attack("B09", "a process does not take itself out of the memory killer's sight", DOS, off=BARE)
 def memory_killer(arm: Arm) -> Seen:
-    """Bare, it may come back down to where it was; inside, /proc/self of the guest starts above and stays there."""
-    told = arm.python(
-        """
-        here = int(slurp("/proc/self/oom_score_adj"))
-        attempt("lower", spill, "/proc/self/oom_score_adj", str(here - 1))
-        for name, text in (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "allow"), ("loginuid", "0"),
-                           ("attr/current", "unconfined")):
-            attempt(name, spill, "/proc/self/" + name, text)
-        tell(lowered=int(slurp("/proc/self/oom_score_adj")) < here)
-        """
-    )
-    if arm.bare and told.said("lowered") is not True:
+    """Bare, it may come back down to where it was; inside, it starts at the host's value or above and stays there.
+
+    Seen by the host, in /proc of the waiting process.
+    """
+    mine = int(text_of("/proc/self/oom_score_adj"))
+    if not arm.bare:
+        box = arm.sandbox()
+        first, _ = arm.waiting("", box=box)
+        pid, words = arm.waiting(_LOWER, box=box)
+        before, after = (int(text_of(f"/proc/{one}/oom_score_adj")) for one in (first, pid))
+        return Seen(after < before, f"oom_score_adj {before}, then {after}; {words}")
+    code = arm.script(f"{_LOWER}\nprint(flush=True)\nsys.stdin.read()")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as plain:
+        assert plain.stdout is not None
+        words = next((line for line in plain.stdout if "lower" in line), "")
+        after = int(text_of(f"/proc/{plain.pid}/oom_score_adj"))
+        plain.kill()
+    if after >= mine:
         raise NotApplicable("this user may not lower it outside a sandbox either")
-    return Seen(told.said("lowered") is not False, told.words())
+    return Seen(after < mine, f"oom_score_adj {mine}, then {after}; {words.strip()}")
 
 
 @attack("B10", "no control group of the host is seen", ESCAPE, off=BARE, label="no /sys in the view")
@@ -215,30 +234,40 @@ B14 = not_applicable(
 )
 
 
+_KNOWN = frozenset(
+    [
+        *("self", "thread-self", "cpuinfo", "filesystems", "loadavg", "meminfo", "mounts"),
+        *("net", "stat", "sys", "sysvipc", "uptime", "version"),
+    ]
+)
+
+
 @attack("B15", "an entry of /proc that is not on the list is masked", LEAK, off="proc-masks")
 def unknown_entries(arm: Arm) -> Seen:
-    """By listing what there is, not by asking for names: an entry of a newer kernel would be found."""
-    told = arm.python(
-        """
-        known = "self thread-self cpuinfo filesystems loadavg meminfo mounts net stat sys sysvipc uptime version"
-        shown = []
-        for name in os.listdir("/proc"):
-            if name.isdigit() or name in known.split():
-                continue
-            try:
-                if os.path.isdir("/proc/" + name) and os.listdir("/proc/" + name):
-                    shown.append(name)
-                elif not os.path.isdir("/proc/" + name) and slurp("/proc/" + name, 64):
-                    shown.append(name)
-            except OSError:
-                pass
-        tell(shown=sorted(shown))
-        """
-    )
-    shown = told.said("shown")
-    if not isinstance(shown, list):
-        raise AssertionError(f"the script told nothing: {told.words()}")
-    return Seen(bool(shown), f"shown: {', '.join(map(str, shown)) or 'nothing'}")
+    """By listing what there is, from outside, not by asking for names: an entry of a newer kernel would be found."""
+    pid, _ = arm.waiting("", box=arm.sandbox())
+    top = f"/proc/{pid}/root/proc"
+    names = os.listdir(top)
+    if not {"self", "stat"}.issubset(names):
+        raise AssertionError(f"the guest's /proc could not be listed: {names[:20]}")
+    shown = [name for name in names if not name.isdigit() and name not in _KNOWN and _has_content(f"{top}/{name}")]
+    return Seen(bool(shown), f"shown: {', '.join(sorted(shown)) or 'nothing'}")
+
+
+def _has_content(path: str) -> bool:
+    """Whether a folder has entries or a file bytes; what cannot be read has none."""
+    try:
+        if os.path.isdir(path):
+            return bool(os.listdir(path))
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return bool(os.read(fd, 64))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _digest(path: str) -> str:

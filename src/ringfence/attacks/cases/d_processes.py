@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 
 import ringfence
-from ringfence.attacks.arena import LIMITS, POLICY
+from ringfence.attacks.arena import LIMITS, POLICY, said_words
 from ringfence.attacks.case import (
     BARE,
     DOS,
@@ -26,7 +29,8 @@ from ringfence.attacks.case import (
     not_applicable,
 )
 from ringfence.attacks.hosts import SOURCE, host_process, under_terminal
-from ringfence.attacks.witnesses import processes_with, status_of, waiting_process
+from ringfence.attacks.trace import Attempt, answers, host_pid, inside, pid_told
+from ringfence.attacks.witnesses import descendants, processes_with, status_of, text_of, waiting_process
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -113,22 +117,48 @@ def stream_flags(arm: Arm) -> Seen:
     return Seen(bool(flags & os.O_NONBLOCK), f"the caller's flags are {flags:#o}")
 
 
-@attack("D05", "nothing is typed into a terminal, and none gets another discipline", ESCAPE, off="seccomp:terminal")
+_TERMINAL = """
+import fcntl, pty, tty
+os.setsid() if os.getsid(0) != os.getpid() else None
+main, other = pty.openpty()
+tty.setraw(other)
+os.dup2(other, 40)
+fcntl.ioctl(40, 0x540E, 0)  # TIOCSCTTY
+"""
+_TYPE = """
+for letter in canary:
+    attempt("TIOCSTI", fcntl.ioctl, 40, 0x5412, letter.encode())
+attempt("TIOCLINUX", fcntl.ioctl, 40, 0x541C, b"\\2")
+attempt("TIOCCONS", fcntl.ioctl, 40, 0x541D, 0)
+"""
+
+
+@attack("D05", "nothing is typed into a terminal", ESCAPE, off="seccomp:terminal")
 def terminal_injection(arm: Arm) -> Seen:
-    """On a terminal of the guest's own, where the kernel permits what the filter refuses."""
-    told = arm.python(
-        """
-        import fcntl, pty
-        os.setsid() if os.getsid(0) != os.getpid() else None
-        main, other = pty.openpty()
-        fcntl.ioctl(other, 0x540E, 0)  # TIOCSCTTY
-        attempt("TIOCSTI", fcntl.ioctl, other, 0x5412, b"x")
-        attempt("TIOCSETD", fcntl.ioctl, other, 0x5423, (0).to_bytes(4, "little"))
-        attempt("TIOCLINUX", fcntl.ioctl, other, 0x541C, b"\\2")
-        attempt("TIOCCONS", fcntl.ioctl, other, 0x541D, 0)
-        """
-    )
-    return arm.met(told, "TIOCSTI", "TIOCSETD")
+    """On a terminal of the guest's own, where the kernel permits what the filter refuses. Seen by the host, which opens
+    that terminal and reads what was typed."""
+    if text_of("/proc/sys/dev/tty/legacy_tiocsti").strip() == "0":
+        raise NotApplicable("this kernel lets nobody type into a terminal (dev.tty.legacy_tiocsti = 0)")
+    pid, words = arm.waiting(_TERMINAL + _TYPE, box=arm.sandbox(), canary=arm.canary)
+    fd = os.open(f"/proc/{pid}/fd/40", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        typed = os.read(fd, 4096)
+    except BlockingIOError:
+        typed = b""
+    finally:
+        os.close(fd)
+    return Seen(arm.canary.encode() in typed, f"{len(typed)} bytes to read; {words}")
+
+
+@attack("D05-discipline", "no terminal gets another discipline", ESCAPE, off="seccomp:terminal")
+def terminal_discipline(arm: Arm) -> Seen:
+    """The kernel's answer is read from the stopped guest: it would fetch the number at an address that is none."""
+    attempt = Attempt("TIOCSETD", 16, (40, 0x5423, 1))
+    got = answers(arm, arm.sandbox(), [attempt], before=_TERMINAL)
+    if attempt.name not in got:
+        raise AssertionError("the guest did not come to the call")
+    answer = got[attempt.name]
+    return Seen(answer != -attempt.filtered, f"TIOCSETD: {errno.errorcode.get(-answer, answer)}")
 
 
 @attack("D06", "the caller's terminal is not read", READ, off=BARE)
@@ -231,25 +261,35 @@ D08_SCOPES = attack(
 )(_signalling)
 
 
+_STOP = """
+for name in sorted(os.listdir("/proc")):
+    if name.isdigit() and int(name) not in (1, os.getpid()):
+        attempt(f"stop {name}", os.kill, int(name), 19)
+"""
+
+
 @attack("D09", "a guest that stops or kills the spawner does not stop the sandbox", DOS, off=OURS, label="monitor")
 def stop_spawner(arm: Arm) -> Seen:
-    """Off, the witness is that the blow lands: the spawner stands still. On, that the sandbox still answers."""
+    """Off, the host sees that the blow lands: the spawner stands still. On, the sandbox still does what it is told:
+    each run leaves a file that a later one could not have made."""
     box = arm.sandbox()
-    told = arm.python(
-        """
-        for name in sorted(os.listdir("/proc")):
-            if name.isdigit() and int(name) not in (1, os.getpid()):
-                attempt(f"stop {name}", os.kill, int(name), 19)
-                time.sleep(0.05)
-                tell(stopped=open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0])
-        """,
-        box=box,
-    )
+    told = arm.python(_STOP, box=box)
     if arm.off:
-        return Seen(told.said("stopped") == "T", f"state of the spawner: {told.said('stopped')}")
-    again = arm.python("tell(tried='the next run', met='ok')\nos.kill(-1, 9)", box=box)
-    third = arm.python("tell(tried='the run after kill(-1)', met='ok')", box=box)
-    return Seen("ok" not in again.met.values() or "ok" not in third.met.values(), f"{again.words()}; {third.words()}")
+        state = spawner_state(box)
+        return Seen(state == "T", f"state of the spawner: {state}; {told.words()}")
+    arm.python("spill('/workspace/next', canary, os.O_CREAT)\nos.kill(-1, 9)", box=box, canary=arm.canary)
+    arm.python("spill('/workspace/after', canary, os.O_CREAT)", box=box, canary=arm.canary)
+    done = [name for name in ("next", "after") if box.files.read_text(name) == arm.canary]
+    return Seen(len(done) < 2, f"{told.words()}; runs that then did their work: {len(done)} of 2")
+
+
+def spawner_state(box: Sandbox) -> str:
+    """The letter of /proc/<pid>/status of the process that makes the guests; "" when there is none."""
+    for pid in inside(box):
+        status = status_of(pid)
+        if status.get("Name") == "rf-spawner":
+            return status["State"][:1]
+    return ""
 
 
 _DAEMON = """
@@ -298,43 +338,60 @@ def stubborn_daemon(arm: Arm) -> Seen:
     return _daemon(arm, _STUBBORN)
 
 
+_ZOMBIES = """
+count = 0
+try:
+    while count < 150:
+        if os.fork() == 0:
+            os._exit(0)
+        count += 1
+except OSError as error:
+    tell(tried="fork", met=errno.errorcode[error.errno])
+"""
+
+
 @attack("D12", "processes that nobody waits for count against the limit", DOS, off="process-limit")
 def zombies(arm: Arm) -> Seen:
-    box = arm.sandbox()
-    told = arm.python(
-        """
-        count = 0
-        try:
-            while count < 150:
-                if os.fork() == 0:
-                    os._exit(0)
-                count += 1
-        except OSError as error:
-            tell(tried="fork", met=errno.errorcode[error.errno])
-        tell(count=count)
-        """,
-        box=box,
-    )
-    count = told.said("count")
-    if not isinstance(count, int):
-        raise AssertionError(told.words())
-    return Seen(count > LIMITS.processes, f"{count} zombies, the limit is {LIMITS.processes}; {told.words()}")
+    """Counted by the host, in /proc."""
+    pid, words = arm.waiting(_ZOMBIES, box=arm.sandbox())
+    dead = [one for one in descendants(pid) if status_of(one).get("State", "").startswith("Z")]
+    if not dead:
+        raise AssertionError(f"not one was left: {words}")
+    return Seen(len(dead) > LIMITS.processes, f"{len(dead)} zombies, the limit is {LIMITS.processes}; {words}")
+
+
+_CLASSES = """
+import struct
+tell(pid=os.getpid())
+sys.stdin.readline()
+for policy in (3, 1, 2):  # BATCH, which the kernel grants to all; FIFO and RR, for which it asks for a limit
+    wanted = struct.pack("IIQiIQQQ", 48, policy, 0, 0, policy % 3 and 1, 0, 0, 0)
+    attempt(f"sched_setattr {policy}", call, 314, 0, wanted, 0)
+attempt("SCHED_FIFO", os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1))
+attempt("SCHED_RR", os.sched_setscheduler, 0, os.SCHED_RR, os.sched_param(1))
+attempt("nice", os.setpriority, os.PRIO_PROCESS, 0, -20)
+attempt("io class", call, 251, 1, 0, 1 << 13)
+tell(tried="all", met="done")
+time.sleep(8)
+"""
 
 
 @attack("D13", "no scheduling class is taken", DOS, off="seccomp:realtime")
 def scheduling(arm: Arm) -> Seen:
-    """sched_setattr to the class it has: the kernel permits that to all, the filter refuses the call as a whole."""
-    told = arm.python(
-        """
-        import struct
-        attempt("sched_setattr", call, 314, 0, struct.pack("IIQiIQQQ", 48, 0, 0, 1, 0, 0, 0, 0), 0)
-        attempt("SCHED_FIFO", os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1))
-        attempt("SCHED_RR", os.sched_setscheduler, 0, os.SCHED_RR, os.sched_param(1))
-        attempt("nice", os.setpriority, os.PRIO_PROCESS, 0, -20)
-        attempt("io class", call, 251, 1, 0, 1 << 13)
-        """
-    )
-    return arm.met(told, "sched_setattr", "SCHED_FIFO", "SCHED_RR", "nice")
+    """Seen by the host: the class of the waiting process. Where the host may, it lifts the kernel's own limit first."""
+    box = arm.sandbox()
+    process = arm.spawn(_CLASSES, box=box)
+    pid = host_pid(box, pid_told(process)[0])
+    with contextlib.suppress(OSError, ValueError):
+        resource.prlimit(pid, resource.RLIMIT_RTPRIO, (1, 1))
+    process.write("go\n")
+    said = ""
+    for event in process:
+        said += getattr(event, "text", "")
+        if '"all"' in said:
+            break
+    found = os.sched_getscheduler(pid)
+    return Seen(found != os.SCHED_OTHER, f"scheduling class {found}; {said_words(said)}")
 
 
 @attack("D13-cpu", "CPU time is limited where no control group counts it", DOS, off="rlimit-cpu", behind="cgroup")
@@ -348,8 +405,6 @@ def processor_time(arm: Arm) -> Seen:
 @attack("D14", "no core file is written", LEAK, off="rlimit-core")
 def core_file(arm: Arm) -> Seen:
     """Seen by the host: the limit in /proc of the process. None is dumped: the pattern may name a host program."""
-    import resource
-
     if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
         raise NotApplicable("the host's own limit is 0")
     code = """
