@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ringfence.values import GuestPath, Reason, Status
 
 MAX_CODE = 16 << 20
-MAX_ARGUMENTS = 1 << 20
+MAX_ARGUMENTS = 3 << 19  # the kernel takes 2 MiB, with the variables
 GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word before it kills by itself
 LANGUAGES = ("python", "javascript", "bash")
 
@@ -73,7 +73,7 @@ def check_argv(argv: object) -> list[str]:
         if "\0" in part:
             raise PolicyError(f"argv holds a NUL character in {part!r}", code="argv-nul", fix="remove it")
     if sum(len(part) + 9 for part in argv) > MAX_ARGUMENTS:
-        raise PolicyError("argv is longer than 1 MiB", code="argv-too-long", fix="pass long input by stdin or a file")
+        raise PolicyError("argv is longer than 1.5 MiB", code="argv-too-long", fix="pass long input by stdin or a file")
     for part in argv:
         _check_text(part, "argv")
     return list(argv)

@@ -19,7 +19,7 @@ def wrong(box: Any) -> list[tuple[Any, type[Exception], str]]:
         (lambda: box.exec([""]), PolicyError, "argv is empty"),
         (lambda: box.exec(["a\0b"]), PolicyError, "NUL"),
         (lambda: box.exec(["ls", "\ud800"]), PolicyError, "lone surrogate"),
-        (lambda: box.exec(["echo", *["x" * 1000] * 2000]), PolicyError, "longer than 1 MiB"),
+        (lambda: box.exec(["echo", *["x" * 1000] * 2000]), PolicyError, "longer than 1.5 MiB"),
         (lambda: box.exec(["ls"], cwd=""), PolicyError, "path is empty"),
         (lambda: box.exec(["ls"], cwd=5), TypeError, "path inside"),
         (lambda: box.exec(["ls"], user="root"), PolicyError, "no user named 'root'"),
