@@ -212,6 +212,13 @@ def test_an_unknown_key_of_a_config_is_refused() -> None:
 # ── a whole task ─────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.fixture(scope="module")
+def inspect_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Inspect opens its trace log with its first task and keeps it: not ours, and not counted as left behind."""
+    model = get_model("mockllm/model", custom_outputs=[])
+    asyncio.run(eval_async(Task(solver=[]), model=model, log_dir=str(tmp_path_factory.mktemp("first"))))
+
+
 def evaluate(calls: list[tuple[str, dict[str, Any]]], tools: list[Tool], folder: Path, **sample: Any) -> EvalLog:
     outputs = [ModelOutput.for_tool_call("mockllm", name, arguments) for name, arguments in calls]
     outputs.append(ModelOutput.from_content("mockllm", "done"))
@@ -235,6 +242,7 @@ def answers(log: EvalLog) -> list[str]:
     return [m.text if m.error is None else m.error.message for m in messages]
 
 
+@pytest.mark.usefixtures("inspect_runs")
 def test_a_models_tool_calls_run_in_the_sandbox_of_its_sample(tmp_path: Path) -> None:
     calls = [
         ("bash", {"command": "cat given.txt; whoami; echo kept > kept.txt"}),
@@ -250,6 +258,7 @@ def test_a_models_tool_calls_run_in_the_sandbox_of_its_sample(tmp_path: Path) ->
     assert log.results.scores[0].metrics["accuracy"].value == 1
 
 
+@pytest.mark.usefixtures("inspect_runs")
 def test_tools_that_inspect_installs_in_the_sandbox_work_there(tmp_path: Path) -> None:
     calls = [
         ("bash_session", {"action": "type_submit", "input": "cd /tmp; x=7"}),
