@@ -1,0 +1,177 @@
+"""What the policy says about one name and port, and about one HTTP request: pure, and the only place that decides.
+
+Deny wins; a rule comes before an entry of `allow`, because it asks for more; what nobody named is refused.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ringfence.network.targets import Refusal, Target
+from ringfence.policy.hosts import is_address, parse_pattern
+from ringfence.policy.model import allow_patterns
+from ringfence.values import Struct, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal
+
+    from ringfence.policy.hosts import HostPattern
+    from ringfence.policy.model import Network, Rule
+    from ringfence.policy.secrets import Secret
+    from ringfence.values import Protocol
+
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_PATH = _UNRESERVED | frozenset("/!$&'()*+,;=:@%")
+_HEX = frozenset("0123456789abcdefABCDEF")
+_LONGEST_PATH = 8192
+# A server that honours one of these runs another method than the one that was checked (G23).
+OVERRIDES = frozenset([b"x-http-method", b"x-http-method-override", b"x-method-override"])
+
+
+@final
+class Verdict(Struct):
+    """Whether and how a name may be reached on a port. `refusal` is None when it may."""
+
+    refusal: Refusal | None
+    target: Target
+    entry: str | None = None  # the line of the policy that permits it, for the log
+    protocol: Protocol | Literal["any"] = "any"  # any: TLS or HTTP, whichever the client speaks; both are checked
+
+    def same_way(self, other: Verdict) -> bool:
+        """Whether a connection made under `other` may stay under this one."""
+        mine = (self.refusal is None, self.target.rule, self.protocol)
+        return mine == (other.refusal is None, other.target.rule, other.protocol)
+
+
+class Rules:
+    """A network's patterns, read once."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._deny = [parse_pattern(text) for text in network.deny]
+        self._rules = _exact_first([(parse_pattern(rule.host), rule) for rule in network.rules])
+        self._allow = list(allow_patterns(network))
+        self._public = network.allow == "public"
+
+    def decide(self, name: str, port: int) -> Verdict:
+        """`name` is canonical."""
+        plain = Target(name, port, None)
+        if any(entry.matches(name) and entry.port in (None, port) for entry in self._deny):
+            return Verdict(_denied(name, port), plain)
+        for pattern, rule in self._rules:
+            if pattern.matches(name) and port in self._ports(pattern):
+                return Verdict(None, Target(name, port, rule), f"rules: {rule.host}", rule.protocol)
+        for pattern in self._allow:
+            if pattern.matches(name) and port in self._ports(pattern):
+                return Verdict(None, plain, str(pattern))
+        if self._public and port in self.network.ports and not (is_address(name) and self._deny):
+            # An address would be a way around a name that is denied.
+            return Verdict(None, plain, "public")
+        return Verdict(self._not_allowed(name, port), plain)
+
+    def resolves(self, name: str) -> bool:
+        """Whether some port of `name` is permitted, so that it has an address inside."""
+        if is_address(name):
+            return False
+        ports = {port for pattern in self._matching(name) for port in self._ports(pattern)}
+        if self._public:
+            ports.update(self.network.ports)
+        return any(self.decide(name, port).refusal is None for port in ports)
+
+    def _matching(self, name: str) -> list[HostPattern]:
+        known = [*(pattern for pattern, _ in self._rules), *self._allow]
+        return [pattern for pattern in known if pattern.matches(name)]
+
+    def _ports(self, pattern: HostPattern) -> Iterable[int]:
+        return self.network.ports if pattern.port is None else (pattern.port,)
+
+    def _not_allowed(self, name: str, port: int) -> Refusal:
+        line = f'network.allow = [..., "{name}:{port}"]' if port else f'network.allow = [..., "{name}"]'
+        if self._public and is_address(name) and self._deny:
+            return Refusal("net.address", f"{name} is an address, and with network.deny only names can be reached")
+        if self._public or self._matching(name):
+            what = f"{name} is not permitted on port {port}"
+            if self._public:
+                line = f"network.ports = [..., {port}]"
+            return Refusal("net.port", what, allow=line)
+        what = f"{name}:{port}" if port else name
+        return Refusal("net.not-allowed", f"{what} is not among the hosts of the policy's network", allow=line)
+
+
+def _exact_first(found: list[tuple[HostPattern, Rule]]) -> list[tuple[HostPattern, Rule]]:
+    """The most telling pattern first: an exact one, then the longest."""
+    return sorted(found, key=lambda pair: (pair[0].wildcard, -len(pair[0].name), pair[0].port is None))
+
+
+def _denied(name: str, port: int) -> Refusal:
+    where = f"{name}:{port}" if port else name
+    return Refusal("net.denied", f"{where} is denied by the policy", allow=f"remove {name} from network.deny")
+
+
+@lru_cache(maxsize=64)
+def compiled(network: Network) -> Rules:
+    """The same network is read once."""
+    return Rules(network)
+
+
+def decide(network: Network, name: str, port: int) -> Verdict:
+    """What `network` says about a canonical name on a port. Pure."""
+    return compiled(network).decide(name, port)
+
+
+def intercepted(target: Target, secrets: tuple[Secret, ...]) -> bool:
+    """Whether requests to it must be seen: a rule looks at them, or a secret is for them."""
+    rule = target.rule
+    if rule is not None and rule.protocol != "tls":
+        return False
+    if rule is not None and (rule.methods or rule.paths):
+        return True
+    patterns = [parse_pattern(host) for secret in secrets for host in secret.hosts]
+    return any(pattern.matches(target.name) and pattern.port in (None, target.port) for pattern in patterns)
+
+
+def check_request(rule: Rule | None, method: str, target: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises Refusal when the rule does not permit this request. `target` is the path with its query, as sent."""
+    if method in ("CONNECT", "TRACE"):
+        raise Refusal("net.method", f"{method} is never forwarded")
+    if rule is None or not (rule.methods or rule.paths):
+        return
+    if rule.methods and method not in rule.methods:
+        line = f'methods = [..., "{method}"] in the rule for {rule.host}'
+        raise Refusal("net.method", f"{method} is not permitted for {rule.host}", allow=line)
+    if rule.methods and any(name.lower() in OVERRIDES for name, _ in headers):
+        raise Refusal("net.method", f"a header that names another method is not permitted for {rule.host}")
+    if rule.paths:
+        try:
+            path = canonical_path(target)
+        except ValueError as error:
+            raise Refusal("net.path", f"the path has no single meaning: {error}") from None
+        if not path.startswith(tuple(rule.paths)):
+            line = f'paths = [..., "{path}"] in the rule for {rule.host}'
+            raise Refusal("net.path", f"the path is not permitted for {rule.host}", allow=line)
+
+
+def canonical_path(target: str) -> str:
+    """The path of a request target in the spelling that policy paths have; ValueError where two readings exist."""
+    path = target.partition("?")[0]
+    if not path.startswith("/") or len(path) > _LONGEST_PATH:
+        raise ValueError("it does not start with a slash, or is too long")
+    if not _PATH.issuperset(path):
+        raise ValueError("it holds characters that a URL path cannot")
+    first, *escapes = path.split("%")
+    whole = first + "".join(_unescaped(part) for part in escapes)
+    parts = whole.split("/")
+    if "" in parts[1:-1] or "." in parts or ".." in parts:
+        raise ValueError("it has empty, . or .. parts")
+    return whole
+
+
+def _unescaped(part: str) -> str:
+    if len(part) < 2 or not _HEX.issuperset(part[:2]):
+        raise ValueError("a percent sign is not followed by two hex digits")
+    char = chr(int(part[:2], 16))
+    if char in "/\\%" or char < " " or char == "\x7f":
+        raise ValueError("it hides a slash, a percent sign or a control character")
+    return (char if char in _UNRESERVED else f"%{part[:2].upper()}") + part[2:]
