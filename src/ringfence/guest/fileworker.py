@@ -12,7 +12,7 @@ import os
 import stat
 
 from . import kernel as k
-from . import lean
+from . import lean, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 18
 _PAGE = 1000
 _RESOLVE = k.RESOLVE_IN_ROOT | k.RESOLVE_NO_MAGICLINKS
-_RESOLVE_BELOW = k.RESOLVE_BENEATH | k.RESOLVE_NO_SYMLINKS
-_STEP = 1000  # characters of a path, at most 4 bytes each: the kernel takes 4095
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)  # removed, replaced or closed while we list
 
 
@@ -96,30 +94,10 @@ def _make_directories(path: str) -> None:
             os.mkdir(name, 0o755, dir_fd=directory)
         except FileExistsError:
             pass
-        below = _below(directory, name)
+        below = trees.below(directory, name)
         os.close(directory)
         directory = below
     os.close(directory)
-
-
-def _below(directory: int, path: str) -> int:
-    """A directory below another, no link on the way followed. Long paths go in steps that the kernel takes."""
-    fd = os.dup(directory)
-    while path:
-        step, path = _first_step(path)
-        try:
-            below = k.openat2(fd, step, os.O_RDONLY | os.O_DIRECTORY, 0, _RESOLVE_BELOW)
-        finally:
-            os.close(fd)
-        fd = below
-    return fd
-
-
-def _first_step(path: str) -> tuple[str, str]:
-    if len(path) <= _STEP:
-        return path, ""
-    cut = path.rfind("/", 0, _STEP)
-    return path[:cut], path[cut + 1 :]
 
 
 def _regular(fd: int, path: str) -> os.stat_result:
@@ -280,7 +258,7 @@ def _list(args: Args) -> dict[str, object]:
     while pending:
         prefix = pending.pop()
         try:
-            directory = _below(top, prefix)
+            directory = trees.below(top, prefix)
         except OSError as error:
             if prefix and error.errno in _GONE:
                 continue
@@ -345,46 +323,12 @@ def _remove(args: Args) -> dict[str, object]:
         if not stat.S_ISDIR(info.st_mode):
             os.unlink(name, dir_fd=directory)
         elif args["recursive"]:
-            _remove_tree(directory, name)
+            trees.remove_tree(directory, name)
         else:
             os.rmdir(name, dir_fd=directory)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     return {}
-
-
-def _remove_tree(directory: int, name: str) -> None:
-    """Without recursion and with few descriptors open, so that a tree of any depth goes (A27).
-
-    A directory that lies deeper is moved up beside the top one, then emptied in its turn.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    pending = [name]
-    _make_usable(name, directory)
-    while pending:
-        current = pending.pop()
-        fd = os.open(current, flags, dir_fd=directory)
-        try:
-            for entry in os.listdir(fd):
-                if not stat.S_ISDIR(os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode):
-                    os.unlink(entry, dir_fd=fd)
-                    continue
-                moved = f".{os.urandom(8).hex()}.gone"
-                _make_usable(entry, fd)
-                os.rename(entry, moved, src_dir_fd=fd, dst_dir_fd=directory)
-                pending.append(moved)
-        finally:
-            os.close(fd)
-        os.rmdir(current, dir_fd=directory)
-
-
-def _make_usable(name: str, directory: int) -> None:
-    """A directory without rights for its owner can be neither read nor moved."""
-    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        os.chmod(f"/proc/self/fd/{fd}", 0o700)
-    finally:
-        os.close(fd)
 
 
 def _chmod(args: Args) -> dict[str, object]:
