@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -150,3 +152,75 @@ def test_a_stopped_monitor_does_not_hold_the_caller_beyond_its_timeout() -> None
         thread.join()
         os.kill(monitor, signal.SIGCONT)
         assert (result.status, took < 1.6) == ("timeout", True)
+
+
+def test_a_monitor_that_crashes_says_why_and_its_sandboxes_are_lost() -> None:
+    with Sandbox() as box:
+        one = next(iter(pool._pools.values()))
+        (template,) = one._templates.values()
+        thread = threading.Timer(0.3, lambda: template._control.send(b"no request of ours"))
+        thread.start()
+        result = box.exec(["sleep", "600"], timeout_s=20)
+        thread.join()
+        assert (result.status, result.reason, result.exit_code) == ("lost", "guest-lost", None)
+        with pytest.raises(SandboxLostError, match=r"is lost: its monitor crashed: [A-Z][A-Za-z]+"):
+            box.run("1")
+        assert one._zygote is not None
+        said = os.pread(one._zygote._errors, 1 << 16, 0).decode()
+        assert (said.count("Traceback"), "monitor.py" in said) == (1, True)
+        time.sleep(0.1)
+        assert ringfence.run("1").value == "1"
+
+
+_STOP = """
+import os, signal
+for name in os.listdir("/proc"):
+    if name.isdigit() and int(name) not in (1, os.getpid()):
+        os.kill(int(name), signal.SIGSTOP)
+"""
+
+
+def test_a_spawner_that_a_guest_stopped_is_replaced_at_once() -> None:
+    with Sandbox() as box:
+        for _ in range(3):
+            assert box.run(_STOP).ok
+            started = time.monotonic()
+            assert box.exec(["echo", "on"], timeout_s=10).stdout == "on\n"
+            assert time.monotonic() - started < 2
+
+
+_STRAYS = """
+import os, time
+from ringfence.guest import inside, lean, monitor
+class Starting:
+    '''A sandbox whose spawner owes an answer.'''
+    expects_children = True
+    def __init__(self): self.expects_since = inside.boot_time()
+    def pidfds(self): return []
+def ended():
+    pid = os.fork()
+    if pid == 0: os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+def is_there(pid):
+    return os.path.exists(f"/proc/{pid}")
+served = monitor.Monitor(*(lean.pair(lean.SOCK_SEQPACKET)), 0, os.pidfd_open(os.getpid()))
+older = ended()
+time.sleep(0.03)
+served._boxes[1] = Starting()
+younger = ended()
+served.reap_strays()
+print(is_there(older), is_there(younger))
+served._boxes[2] = served._boxes.pop(1)
+served._boxes[2].expects_children = False
+served.reap_strays()
+print(is_there(older), is_there(younger))
+"""
+
+
+def test_an_orphan_of_one_sandbox_is_reaped_while_another_one_starts() -> None:
+    """Unreaped it keeps its PID 1, and with it uid and cgroup; a busy view always has one that starts."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STRAYS], env={"PYTHONPATH": host.SOURCE}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["False True", "False False"]

@@ -203,6 +203,15 @@ def test_a_server_that_an_earlier_command_left_running_survives_the_kill_of_a_la
     assert (lives(box, "4747"), lives(box, "4848")) == (True, False)
 
 
+def test_what_another_command_left_in_its_session_survives_the_kill_of_an_earlier_one(box: Sandbox) -> None:
+    with box.spawn(["sleep", "60"]) as victim:
+        with box.spawn(["sh", "-c", "(sleep 4949 &); (setsid sleep 5050 &); sleep 0.1; echo up; cat"]) as other:
+            next(iter(other))
+            victim.kill()
+            assert lives(box, "4949")
+        assert not lives(box, "4949")
+
+
 HEADLESS = """
 import ctypes, os, sys, threading, time
 def work():

@@ -229,6 +229,11 @@ class Guestd:
         """Whether a process may exist that the forker or the spawner has yet to tell us of."""
         return not self._dying and (not self._inside.ready or self._inside.answer_by is not None)
 
+    @property
+    def expects_since(self) -> float:
+        """When what is expected began, in seconds since boot."""
+        return self._inside.expects_since
+
     def next_wait(self) -> float | None:
         """Seconds until a clock of this sandbox may run out; None when none runs."""
         ends = [job.deadline for job in self._jobs.values() if job.deadline is not None]
@@ -343,6 +348,11 @@ class Guestd:
             os.close(fd)
         number, self._number = self._number, -1
         self._monitor.gone(number)
+
+    def crashed(self, error: str) -> None:
+        """The monitor ends by a fault of its own; what it said last."""
+        self.say(ev="crashed", error=error)
+        self._last_words()
 
     def _last_words(self) -> None:
         if self._out:

@@ -167,11 +167,14 @@ def _signal(pid: int, number: int) -> None:
 
 def _victims(kept: Kept) -> set[int]:
     living = _living()
-    parents = {pid: parent for pid, (parent, _) in living.items()}
+    parents = {pid: process.parent for pid, process in living.items()}
     keep = set(kept["trees"])
+    # Each job leads a session of its own, and a session can be inherited and left but not joined: who is in it is of
+    # that job, even when its parent has ended.
+    keep |= {pid for pid, process in living.items() if process.session in kept["trees"]}
     # What ran before the tree's own start cannot be of it: a server that an earlier command left running stays.
     ours = {1, os.getpid(), *kept["alone"]}  # orphans of any tree are children of PID 1
-    keep |= {pid for pid, (_, started) in living.items() if started < kept["since"]} - ours
+    keep |= {pid for pid, process in living.items() if process.started < kept["since"]} - ours
     grown = True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in keep} - keep
@@ -180,8 +183,16 @@ def _victims(kept: Kept) -> set[int]:
     return set(parents) - keep - ours
 
 
-def _living() -> dict[int, tuple[int, int]]:
-    """Living processes of this pid namespace: parent (0: the monitor) and start in clock ticks since boot.
+class _Process:
+    __slots__ = ("parent", "session", "started")
+
+    def __init__(self, fields: list[bytes]) -> None:
+        """From what follows the name in /proc/<pid>/stat. Parent 0: the monitor; start in clock ticks since boot."""
+        self.parent, self.session, self.started = int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def _living() -> dict[int, _Process]:
+    """Living processes of this pid namespace.
 
     One whose first thread has ended reads as a zombie and is none while it has other threads.
     """
@@ -195,5 +206,5 @@ def _living() -> dict[int, tuple[int, int]]:
         except OSError:
             continue
         if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
-            found[int(name)] = int(fields[1]), int(fields[19])
+            found[int(name)] = _Process(fields)
     return found

@@ -24,6 +24,7 @@ else:
     from _collections import deque  # the same; `collections` around it would be 3 ms of every start
 
 _SPAWN_S = 5.0
+_LOOK_S = 0.1  # a spawner that owes an answer is looked at so often: one that stands still never answers
 _KILL_S = 1.0
 _TRIES = 2
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
@@ -53,6 +54,8 @@ class Inside:
         self._asked: tuple[Job, bytes, list[int]] | None = None
         self._tries = 0
         self._answer_by: float | None = None
+        self._look_at = 0.0
+        self.expects_since = boot_time()  # of what the forker or the spawner has yet to tell us of, the oldest
         self._kills_by: deque[float] = deque()
         self._kills: list[Callable[[], None]] = []  # to be done when the job that was asked for has its answer
         self._on_stuck: Callable[[], None] = _nothing
@@ -150,6 +153,7 @@ class Inside:
         if self._asked is not None or not self._waiting or self._kills_by:  # PID 1 would take a new one for a victim
             return
         self._asked = self._waiting.popleft()
+        self.expects_since = boot_time()
         self._tries = 0
         self._ask()
 
@@ -159,11 +163,15 @@ class Inside:
         if self._tries > _TRIES:
             self._answered(errno.EIO, "the spawner does not answer")
             return
-        self._answer_by = time.monotonic() + _SPAWN_S
+        self._start_clock()
         if self._spawner is None:
             self._order_spawner()
         elif self._spawner_inner and not self._hand_over(self._asked[1], self._asked[2], become=False):
             self._replace_spawner()
+
+    def _start_clock(self) -> None:
+        now = time.monotonic()
+        self._answer_by, self._look_at = now + _SPAWN_S, now + _LOOK_S
 
     def _hand_over(self, body: bytes, fds: list[int], *, become: bool) -> bool:
         assert self._spawner is not None
@@ -305,8 +313,10 @@ class Inside:
 
     @property
     def answer_by(self) -> float | None:
-        """When somebody's answer is late."""
-        ends = [end for end in (self._answer_by, self._kills_by[0] if self._kills_by else None) if end is not None]
+        """When somebody's answer is late, or the spawner is to be looked at."""
+        ends = [self._kills_by[0]] if self._kills_by else []
+        if self._answer_by is not None:
+            ends.append(min(self._answer_by, self._look_at))
         return min(ends) if ends else None
 
     def late(self) -> bool:
@@ -314,14 +324,29 @@ class Inside:
         now = time.monotonic()
         if self._kills_by and now >= self._kills_by[0]:
             return False
-        if self._answer_by is not None and now >= self._answer_by:
-            self._answer_by = now + _SPAWN_S
-            self._tries += 1
-            if self._tries > _TRIES:
-                self._answered(errno.EIO, "the spawner does not answer")
-            else:
-                self._replace_spawner()
+        if self._answer_by is not None and now >= min(self._answer_by, self._look_at):
+            self._look_at = now + _LOOK_S
+            if now >= self._answer_by or self._spawner_stands_still():
+                self._give_it_up()
         return True
+
+    def _give_it_up(self) -> None:
+        self._tries += 1
+        if self._tries > _TRIES:
+            self._answered(errno.EIO, "the spawner does not answer")
+        else:
+            self._start_clock()
+            self._replace_spawner()
+
+    def _spawner_stands_still(self) -> bool:
+        """Whether a guest has stopped it (D09)."""
+        if self._spawner_pidfd < 0:
+            return False
+        try:
+            with open(f"/proc/{pid_of(self._spawner_pidfd)}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] == b"T"
+        except OSError:
+            return False  # it has ended, which is another event
 
     # killing
 
@@ -425,6 +450,11 @@ class Inside:
         except OSError:
             return True
         return bool(int(fields[6]) & _PF_EXITING)
+
+
+def boot_time() -> float:
+    """Seconds since boot: the clock of the start times in /proc."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _nothing() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 
 from . import forker, guestd, lean
 from . import kernel as k
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
+_MAX_WORDS = 200
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
 
 
 def run(control: socket, request: Template, library: int) -> NoReturn:
@@ -43,10 +46,14 @@ def run(control: socket, request: Template, library: int) -> NoReturn:
     k.no_new_privileges()
     if os.geteuid() == 0:
         k.keep_monitor_capabilities()
+    served = Monitor(control, ours, pid, library)
     try:
-        Monitor(control, ours, pid, library).serve()
-    finally:
-        os._exit(0)
+        served.serve()
+    except BaseException as error:  # noqa: BLE001  # the last frame of this process: whatever it is, it is told
+        sys.excepthook(type(error), error, error.__traceback__)  # to the zygote's standard error
+        served.crashed(f"{type(error).__name__}: {error}"[:_MAX_WORDS])
+        os._exit(1)
+    os._exit(0)
 
 
 class Monitor:
@@ -73,6 +80,14 @@ class Monitor:
                     handler(events)
             for box in list(self._boxes.values()):
                 box.keep_clocks()
+
+    def crashed(self, error: str) -> None:
+        """Our own fault: every sandbox's owner hears why it is lost. What is inside dies with us."""
+        for box in list(self._boxes.values()):
+            try:
+                box.crashed(error)
+            except Exception as other:  # noqa: BLE001  # one whose state is broken must not keep the others from hearing
+                sys.excepthook(type(other), other, other.__traceback__)
 
     def _next_wait(self) -> float:
         waits = [wait for box in self._boxes.values() if (wait := box.next_wait()) is not None]
@@ -103,23 +118,19 @@ class Monitor:
     def reap_strays(self) -> None:
         """Children that a spawner made and was killed before it told: unreaped, they keep their PID 1 from ending.
 
-        Not while another sandbox expects a child: it may have ended before we are told of it, and its status is owed.
+        Not one that another sandbox may still be told of: its status is owed. Such a one is younger than what that
+        sandbox waits for, so a busy view delays this by no more than one answer takes.
         """
-        if any(box.expects_children for box in self._boxes.values()):
+        if _first_ended() is None:
             return
-        known: set[int] | None = None
-        while True:
-            try:
-                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if info is None:
-                return
-            if known is None:
-                known = {pid_of(pidfd) for box in self._boxes.values() for pidfd in box.pidfds()} | {self._maker_pid}
-            if info.si_pid in known:
-                return  # its own watcher reaps it
-            os.waitpid(info.si_pid, 0)
+        known = {pid_of(pidfd) for box in self._boxes.values() for pidfd in box.pidfds()} | {self._maker_pid}
+        since = min((box.expects_since for box in self._boxes.values() if box.expects_children), default=None)
+        for pid in _children():
+            if pid not in known and (since is None or _started(pid) < since):
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue
 
     def gone(self, number: int) -> None:
         """Nothing of this sandbox is left."""
@@ -204,3 +215,31 @@ class Monitor:
             self._control.close()
             self._control = None
         self._ending = True
+
+
+def _children() -> list[int]:
+    """Of this process, the unreaped too. A kernel that does not list them: the first that ended."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        first = _first_ended()
+        return [first] if first is not None else []
+
+
+def _first_ended() -> int | None:
+    """One that ended and is not reaped."""
+    try:
+        info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return info.si_pid if info is not None else None
+
+
+def _started(pid: int) -> float:
+    """Seconds since boot, rounded up to the kernel's tick; of one that is gone: now and never, so it is left alone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return (int(file.read().rpartition(b")")[2].split()[19]) + 1) / _TICKS
+    except OSError:
+        return float("inf")

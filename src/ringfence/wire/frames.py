@@ -74,6 +74,7 @@ _EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
     "took": {"id": (int,), "bytes": (int,)},
     "stdin-closed": {"id": (int,)},
     "end": {"why": (str,)},
+    "crashed": {"error": (str,)},
     "exit": {
         "id": (int,),
         "code": (int, _NONE),

@@ -10,6 +10,7 @@ WINDOW = 1 << 20  # output bytes a guest may be ahead of its reader, and what an
 PIECE = 64  # what each piece of output is charged beyond its bytes: a byte in a frame of its own is not free (F16)
 STDIN_WINDOW = 1 << 18
 _GIVE_BACK = 1 << 17
+_WORDS = 200  # of what a monitor says last
 
 
 class Inbox:
@@ -92,6 +93,10 @@ class Switchboard:
         event = frames.event(frame.payload)
         if event["ev"] == "end":
             self.finish(str(event["why"]))
+            return
+        if event["ev"] == "crashed":
+            said = "".join(c if c.isprintable() else "?" for c in str(event["error"])[:_WORDS])
+            self.finish(f"its monitor crashed: {said}")
             return
         number = event.get("id")
         inbox = self._inboxes.get(number) if isinstance(number, int) else None

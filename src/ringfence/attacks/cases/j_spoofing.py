@@ -214,7 +214,7 @@ def stop_the_spawner(arm: Arm) -> Seen:
     before = time.monotonic()
     after = [goes_on(box), goes_on(box)]
     took = time.monotonic() - before
-    wrong = result.exit_code != 4 or after != ["exit 5", "exit 5"] or took > 8
+    wrong = result.exit_code != 4 or after != ["exit 5", "exit 5"] or took > 3
     return Seen(wrong, f"exit {result.exit_code}; then {after} after {took:.1f} s")
 
 

@@ -71,7 +71,7 @@ class ProcessBox:
                 raise SandboxLostError(f"the sandbox's monitor sent {error}", fix="try again") from None
             if arrived:
                 self._begin(arrived[0])
-                if self._hung_up():  # a spare may have died while it waited
+                if len(arrived) > 1 or self._hung_up():  # a spare may have died while it waited
                     raise SandboxLostError("the sandbox ended before it was used", fix="try again")
                 return
 
