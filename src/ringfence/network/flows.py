@@ -1,0 +1,133 @@
+"""The two HTTP/2 connections of the gateway, and what flows between two of their streams, within their windows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import h2.config
+import h2.connection
+import h2.settings
+
+from ringfence.network.requests import LARGEST_HEAD
+
+if TYPE_CHECKING:
+    from ringfence.network.scrubbing import Scrubber
+    from ringfence.network.streams import Stream
+    from ringfence.network.swapping import Headers
+
+MOST_STREAMS = 100
+_STREAM_WINDOW = 1 << 18
+_WINDOW = 1 << 20  # of a connection: the most that waits in memory for a slow peer
+_NOISE_AT_ONCE, _NOISE_PER_S = 500, 50.0  # frames that carry nothing
+_RESETS_AT_ONCE, _RESETS_PER_S = 100, 10.0
+
+
+class Calm(Exception):  # noqa: N818  # the peer is told to be calm
+    """The peer floods us."""
+
+
+class Allowance:
+    """So many at once, and so many more each second. Raises Calm beyond."""
+
+    def __init__(self, at_once: int, per_s: float) -> None:
+        self._left = float(at_once)
+        self._most = float(at_once)
+        self._per_s = per_s
+        self._at = time.monotonic()
+
+    def take(self) -> None:
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * self._per_s) - 1
+        self._at = now
+        if self._left < 0:
+            raise Calm
+
+
+class Side:
+    """One of the two connections."""
+
+    def __init__(self, stream: Stream, *, is_client: bool) -> None:
+        config = h2.config.H2Configuration(client_side=is_client, header_encoding=False)
+        self.stream = stream
+        self.http = h2.connection.H2Connection(config)
+        self.noise = Allowance(_NOISE_AT_ONCE, _NOISE_PER_S)
+        self.resets = Allowance(_RESETS_AT_ONCE, _RESETS_PER_S)
+        self._sending = asyncio.Lock()
+
+    def begin(self, most_streams: int) -> None:
+        codes = h2.settings.SettingCodes
+        values = {
+            codes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
+            codes.MAX_HEADER_LIST_SIZE: LARGEST_HEAD,
+            codes.MAX_CONCURRENT_STREAMS: most_streams,
+        }
+        if self.http.config.client_side:
+            values[codes.ENABLE_PUSH] = 0
+        self.http.local_settings = h2.settings.Settings(
+            client=bool(self.http.config.client_side), initial_values={codes.MAX_FRAME_SIZE: 16_384, **values}
+        )
+        self.http.decoder.max_header_list_size = LARGEST_HEAD
+        self.http.initiate_connection()
+        self.http.increment_flow_control_window(_WINDOW - 65_535)
+
+    async def flush(self) -> None:
+        async with self._sending:  # taken inside: frames go out in the order they were made
+            data = self.http.data_to_send()
+            if data:
+                await self.stream.send(data)
+
+
+class Flow:
+    """The bytes of one direction of one stream, between the side they came from and the side they go to."""
+
+    def __init__(self, source: Side, source_id: int, sink: Side, sink_id: int, scrubber: Scrubber | None) -> None:
+        self._source, self._source_id = source, source_id
+        self._sink, self._sink_id = sink, sink_id
+        self._scrubber = scrubber
+        self._waiting = bytearray()
+        self._owed = 0  # received and not yet acknowledged
+        self._trailers: Headers | None = None
+        self._ends = False
+        self.is_done = False
+
+    def feed(self, data: bytes, owed: int) -> None:
+        self._waiting += data if self._scrubber is None else self._scrubber.feed(data)
+        self._owed += owed
+        self.pump()
+
+    def trailers(self, headers: Headers) -> None:
+        self._trailers = headers
+
+    def end(self) -> None:
+        if self._scrubber is not None:
+            self._waiting += self._scrubber.end()
+        self._ends = True
+        self.pump()
+
+    def pump(self) -> None:
+        """Send as much as the sink's windows take."""
+        http = self._sink.http
+        while self._waiting and not self.is_done:
+            room = min(http.local_flow_control_window(self._sink_id), http.max_outbound_frame_size)
+            if room <= 0:
+                return
+            part = bytes(self._waiting[:room])
+            del self._waiting[:room]
+            last = self._ends and not self._waiting and self._trailers is None
+            http.send_data(self._sink_id, part, end_stream=last)
+            self.is_done = last
+            self._acknowledge(len(part))
+        if self._ends and not self.is_done:
+            self.is_done = True
+            if self._trailers is not None:
+                http.send_headers(self._sink_id, self._trailers, end_stream=True)
+            else:
+                http.end_stream(self._sink_id)
+
+    def _acknowledge(self, size: int) -> None:
+        size = self._owed if not self._waiting and self._scrubber is None else min(size, self._owed)
+        self._owed -= size
+        if size:
+            self._source.http.acknowledge_received_data(size, self._source_id)

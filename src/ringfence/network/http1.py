@@ -1,0 +1,398 @@
+"""HTTP/1.1 through the gateway: each request is parsed, checked, written anew and answered before the next is read.
+
+Nothing of the guest's bytes is passed on as it stands, so nothing can be smuggled in it (G12). Bodies stream, in
+both directions at once. Messages of h11 may quote a header: they are never shown (I03).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import h11
+
+from ringfence.network import requests
+from ringfence.network.requests import LARGEST_HEAD, Asked, refusal_body, refusal_headers, status_of
+from ringfence.network.streams import STALL_S
+from ringfence.network.targets import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ringfence.network.requests import Checked
+    from ringfence.network.scrubbing import Forms, Scrubber
+    from ringfence.network.streams import Stream
+    from ringfence.network.swapping import Headers
+    from ringfence.network.targets import Context, Entry, Target
+
+IDLE_S = 120.0  # between two requests
+HEAD_S = 30.0  # for a whole head, however slowly it drips
+_WATCH_S = 1.0  # how often a client is looked at that waits for its answer
+_LAST_WORD_S = 5.0
+_FIRST = asyncio.FIRST_COMPLETED
+_MOST_DRAINED = 1 << 18  # of the body of a refused request, so that the connection stays usable
+
+
+class Route:
+    """Where requests of one connection go. `choose` gives a request's target and its target in origin form."""
+
+    def __init__(
+        self,
+        context: Context,
+        choose: Callable[[str, list[str]], tuple[Target, str]],
+        connect: Callable[[Target], Awaitable[Stream]],
+        *,
+        verified: bool,
+    ) -> None:
+        self.context = context
+        self.choose = choose  # called with the request target and every Host; raises Refusal
+        self.connect = connect  # raises Refusal
+        self.verified = verified  # it is TLS whose certificate was checked
+
+
+class Closed(Exception):  # noqa: N818  # an end, not an error
+    """The connection is over, and all that could be said has been said."""
+
+
+async def serve_http1(guest: Stream, route: Route) -> None:
+    """Until the guest or the server ends it. The caller closes `guest`. Raises OSError, TimeoutError."""
+    server = _Server(route)
+    rest = b""
+    try:
+        while True:
+            exchange = _Exchange(guest, route, server)
+            rest = await exchange.run(rest)
+    except Closed:
+        return
+    finally:
+        server.close()
+
+
+class _Server:
+    """The connection to the server, kept for the next request to the same target."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._target: Target | None = None
+        self._stream: Stream | None = None
+        self.is_reused = False
+
+    async def get(self, target: Target) -> Stream:
+        """Raises Refusal."""
+        stream = self._stream
+        if stream is not None and self._target == target and not stream.is_stale():
+            self.is_reused = True
+            return stream
+        self.close()
+        self._stream = stream = await self._route.connect(target)
+        self._target = target
+        self.is_reused = False
+        return stream
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+
+
+class _Exchange:
+    """One request and its response."""
+
+    def __init__(self, guest: Stream, route: Route, server: _Server) -> None:
+        self._guest = guest
+        self._route = route
+        self._context = route.context
+        self._server = server
+        self._above = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD)
+        self._below = h11.Connection(h11.CLIENT, max_incomplete_event_size=LARGEST_HEAD)
+        self._entry: Entry | None = None
+        self._answered = False
+        self._pumps = False  # the body is on its way: where it stands is not known here any more
+        self._status = 0
+        self._is_chunked = False
+        self._came = 0
+
+    async def run(self, rest: bytes) -> bytes:
+        """Returns what was read of the next request. Raises Closed when there will be none."""
+        try:
+            request = await self._head(rest)
+            await self._pass_on(request)
+        except Refusal as refusal:
+            await self._refuse(refusal)
+        except (h11.ProtocolError, OSError, TimeoutError):
+            await self._break_off()
+        except asyncio.CancelledError:
+            self._finish(Refusal("net.cut", "the connection was cut", verdict="failed"))
+            raise
+        return self._rest()
+
+    def _rest(self) -> bytes:
+        if self._above.our_state is not h11.DONE or self._above.their_state is not h11.DONE:
+            raise Closed
+        return self._above.trailing_data[0]
+
+    # the request
+
+    async def _head(self, data: bytes) -> h11.Request:
+        if not data:
+            data = await self._guest.receive(IDLE_S)
+            if not data:
+                raise Closed
+        async with asyncio.timeout(HEAD_S):
+            while (end := data.find(b"\r\n\r\n")) < 0:
+                if len(data) > LARGEST_HEAD or b"\n\n" in data:
+                    break
+                more = await self._guest.receive(HEAD_S)
+                if not more:
+                    raise Closed
+                data += more
+        if end < 0 or end > LARGEST_HEAD:
+            raise requests.malformed(f"its head is longer than {LARGEST_HEAD} bytes, or has no end")
+        requests.check_raw_head(data[: end + 4])
+        self._above.receive_data(data)
+        try:
+            event = self._above.next_event()
+        except h11.RemoteProtocolError:
+            raise requests.malformed("it is not HTTP/1.1") from None
+        if type(event) is not h11.Request:
+            raise requests.malformed("it is not HTTP/1.1")
+        return event
+
+    async def _pass_on(self, request: h11.Request) -> None:
+        headers = list(request.headers.raw_items())
+        hosts = [value.decode("latin-1") for name, value in headers if name.lower() == b"host"]
+        target, path = self._route.choose(request.target.decode("ascii"), hosts)
+        method = request.method.decode("ascii")
+        self._entry = self._context.log(target, method=method[:64], path=path.partition("?")[0][:4096])
+        if not hosts:
+            raise requests.malformed("it has no Host")
+        requests.check_header_block(headers)
+        asked = Asked(method, path, hosts[0], tuple(headers), _has_body(headers))
+        checked = requests.check_request(target, asked)
+        upgrade = _upgrade(target, asked)
+        out = self._outgoing(target, asked, checked, upgrade=upgrade)
+        stream = await self._server.get(target)
+        await self._send(stream, out)
+        await self._both_ways(stream, target, asked)
+
+    def _outgoing(self, target: Target, asked: Asked, checked: Checked, *, upgrade: bool) -> h11.Request:
+        headers = requests.end_to_end(list(asked.headers))
+        if self._context.vault.forms(target):
+            headers = requests.identity_only(headers)
+            # A compressed websocket could carry a value unseen.
+            headers = [pair for pair in headers if pair[0].lower() != b"sec-websocket-extensions"]
+        if upgrade:
+            headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+        path, headers = self._context.vault.swap(target, checked.target, headers, verified=self._route.verified)
+        try:
+            return h11.Request(method=asked.method, target=path, headers=headers)
+        except h11.LocalProtocolError:  # its message would quote the header
+            raise requests.malformed("a header holds characters that it cannot") from None
+
+    async def _send(self, stream: Stream, event: h11.Event) -> None:
+        data = self._below.send(event)
+        if data:
+            await stream.send(data)
+            if self._entry is not None:
+                self._entry.sent += len(data)
+
+    async def _request_body(self, stream: Stream) -> None:
+        while True:
+            try:
+                event = self._above.next_event()
+            except h11.RemoteProtocolError:
+                raise requests.malformed("its body does not keep to its length or its chunks") from None
+            if event is h11.NEED_DATA:
+                self._above.receive_data(await self._guest.receive())
+            elif type(event) is h11.Data:
+                await self._send(stream, h11.Data(data=bytes(event.data)))
+            elif type(event) is h11.EndOfMessage:
+                await self._send(stream, h11.EndOfMessage())  # trailers of a request end here
+                return
+            else:
+                raise Closed
+
+    async def _both_ways(self, stream: Stream, target: Target, asked: Asked) -> None:
+        self._pumps = True
+        body = asyncio.create_task(self._request_body(stream))
+        answer = asyncio.create_task(self._response(stream, target, asked))
+        try:
+            while not answer.done():
+                await asyncio.wait((answer,) if body.done() else (body, answer), timeout=_WATCH_S, return_when=_FIRST)
+                if body.done() and not answer.done():
+                    await _settle(body, answer)
+                if self._guest.is_gone():
+                    raise ConnectionResetError
+            await answer
+        finally:
+            for task in (body, answer):
+                task.cancel()
+            await asyncio.gather(body, answer, return_exceptions=True)
+
+    # the response
+
+    async def _response(self, stream: Stream, target: Target, asked: Asked) -> None:
+        forms = self._context.vault.forms(target)
+        scrubber = forms.stream()
+        while True:
+            event = await self._next(stream)
+            if type(event) is h11.InformationalResponse and event.status_code != 101:
+                await self._answer(h11.InformationalResponse(status_code=event.status_code, headers=[]))
+            elif type(event) is h11.InformationalResponse:
+                await self._switch(stream, event, target, scrubber)
+                return
+            elif type(event) is h11.Response:
+                headers = requests.response_headers(_masked(forms, event))
+                if forms and asked.method != "HEAD":
+                    requests.check_readable(headers, target)
+                reason = forms.mask(bytes(event.reason))
+                await self._answer(h11.Response(status_code=event.status_code, headers=headers, reason=reason))
+                self._status = event.status_code
+            elif type(event) is h11.Data:
+                await self._answer(h11.Data(data=scrubber.feed(bytes(event.data))))
+            elif type(event) is h11.EndOfMessage:
+                await self._answer(h11.Data(data=scrubber.end()))
+                trailers = _masked(forms, event)
+                await self._answer(h11.EndOfMessage(headers=trailers if self._is_chunked else []))
+                self._after()
+                return
+            else:
+                raise OSError("the server went away in the middle of its response")
+
+    async def _next(self, stream: Stream) -> object:
+        while (event := self._below.next_event()) is h11.NEED_DATA:
+            data = await stream.receive(STALL_S)
+            self._came += len(data)
+            if self._entry is not None:
+                self._entry.received += len(data)
+            self._below.receive_data(data)
+        return event
+
+    async def _answer(self, event: h11.Event) -> None:
+        if type(event) is h11.Response:
+            self._answered = True
+            self._is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+        data = self._above.send(event)
+        if data:
+            await self._guest.send(data)
+
+    def _after(self) -> None:
+        self._finish(None)
+        over = self._below.our_state is h11.DONE and self._below.their_state is h11.DONE
+        if not over or self._below.trailing_data[0]:
+            # Closed by it, or out of step: bytes after a response are no answer to the next request.
+            self._server.close()
+
+    async def _switch(
+        self, stream: Stream, event: h11.InformationalResponse, target: Target, scrubber: Scrubber
+    ) -> None:
+        """A websocket: bytes from here on, values still taken out of what comes back."""
+        forms = self._context.vault.forms(target)
+        self._status = 101
+        headers = _masked(forms, event)
+        await self._answer(h11.InformationalResponse(status_code=101, headers=headers, reason=b"Switching Protocols"))
+        self._answered = True
+        rest = self._below.trailing_data[0]
+        up = asyncio.create_task(_copy(self._guest, stream, self._above.trailing_data[0], None))
+        down = asyncio.create_task(_copy(stream, self._guest, rest, scrubber))
+        try:
+            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (up, down):
+                task.cancel()
+            await asyncio.gather(up, down, return_exceptions=True)
+        self._finish(None)
+        raise Closed
+
+    # ends
+
+    def _finish(self, refusal: Refusal | None) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            status = status_of(refusal) if refusal is not None and not self._answered else self._status
+            self._context.finish(entry, status=status or None, refusal=refusal)
+
+    async def _break_off(self) -> None:
+        """The guest or the server is gone, or the server does not speak HTTP."""
+        refusal = Refusal("net.broken", "the connection broke off in the middle of a request", verdict="failed")
+        if self._entry is None or self._guest.is_gone() or (self._server.is_reused and not self._came):
+            # The server closed a kept connection: the client sees just that, and tries again as it always would.
+            self._finish(refusal)
+            raise Closed
+        self._server.close()
+        await self._refuse(refusal)
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        """An answer instead of the response. What cannot be answered any more ends the connection."""
+        self._finish(refusal)
+        if self._answered or self._above.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            raise Closed
+        body = refusal_body(refusal)
+        headers = refusal_headers(body)
+        if not await self._drained():
+            headers.append((b"connection", b"close"))
+        await self._answer(
+            h11.Response(status_code=status_of(refusal), headers=headers, reason=b"Refused by Ringfence")
+        )
+        await self._answer(h11.Data(data=body))
+        await self._answer(h11.EndOfMessage())
+
+    async def _drained(self) -> bool:
+        """Whether the rest of the refused request was read, so that the next one can be."""
+        if self._pumps or self._above.their_state is not h11.SEND_BODY or self._above.they_are_waiting_for_100_continue:
+            return self._above.their_state is h11.DONE
+        left = _MOST_DRAINED
+        while left > 0:
+            try:
+                event = self._above.next_event()
+                if event is h11.NEED_DATA:
+                    data = await self._guest.receive(HEAD_S)
+                    left -= len(data)
+                    self._above.receive_data(data)
+                elif type(event) is not h11.Data:
+                    return type(event) is h11.EndOfMessage
+            except (h11.ProtocolError, OSError, TimeoutError):
+                return False
+        return False
+
+
+async def _settle(body: asyncio.Task[None], answer: asyncio.Task[None]) -> None:
+    """The body has ended. If the server did not take it all, it may have answered already."""
+    error = body.exception()
+    if error is None:
+        return
+    if isinstance(error, OSError):
+        await asyncio.wait((answer,), timeout=_LAST_WORD_S)
+    if not answer.done():
+        raise error
+
+
+async def _copy(source: Stream, sink: Stream, first: bytes, scrubber: Scrubber | None) -> None:
+    data = first or await source.receive()
+    while data:
+        await sink.send(data if scrubber is None else scrubber.feed(data))
+        data = await source.receive()
+    if scrubber is not None:
+        await sink.send(scrubber.end())
+
+
+def _masked(forms: Forms, event: h11.InformationalResponse | h11.Response | h11.EndOfMessage) -> Headers:
+    return [(name, forms.mask(value)) for name, value in event.headers.raw_items()]
+
+
+def _has_body(headers: Headers) -> bool:
+    return any(
+        name.lower() == b"transfer-encoding" or (name.lower() == b"content-length" and value.strip(b"0") != b"")
+        for name, value in headers
+    )
+
+
+def _upgrade(target: Target, asked: Asked) -> bool:
+    """Whether to ask for a websocket; other upgrades are left out, as a server may. Raises Refusal."""
+    words = [word.strip().lower() for value in asked.all_of(b"upgrade") for word in value.split(b",")]
+    if b"websocket" not in words:
+        return False
+    if target.rule is not None and (target.rule.methods or target.rule.paths):
+        message = f"{target} is permitted for some requests only, and a websocket's would not be seen"
+        raise Refusal("net.upgrade", message, allow=f'"{target.name}" in network.allow instead of rules')
+    return True
