@@ -17,17 +17,18 @@ if TYPE_CHECKING:
         AsyncEnvironment,
         AsyncGateway,
         AsyncSandboxManager,
-        AsyncSession,
         connect_async,
     )
     from ringfence._async.once import run_async
     from ringfence._async.process import AsyncProcess, AsyncPty
     from ringfence._async.sandbox import AsyncSandbox
+    from ringfence._async.session import AsyncSession
     from ringfence._sync.files import Files, Watch
-    from ringfence._sync.later import Address, Environment, Gateway, SandboxManager, Session, connect
+    from ringfence._sync.later import Address, Environment, Gateway, SandboxManager, connect
     from ringfence._sync.once import run
     from ringfence._sync.process import Process, Pty
     from ringfence._sync.sandbox import Sandbox
+    from ringfence._sync.session import Session
     from ringfence.errors import (
         GuestError,
         ImageError,
@@ -72,15 +73,17 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "_async.files": "AsyncFiles AsyncWatch",
-    "_async.later": "AsyncAddress AsyncEnvironment AsyncGateway AsyncSandboxManager AsyncSession connect_async",
+    "_async.later": "AsyncAddress AsyncEnvironment AsyncGateway AsyncSandboxManager connect_async",
     "_async.once": "run_async",
     "_async.process": "AsyncProcess AsyncPty",
     "_async.sandbox": "AsyncSandbox",
+    "_async.session": "AsyncSession",
     "_sync.files": "Files Watch",
-    "_sync.later": "Address Environment Gateway SandboxManager Session connect",
+    "_sync.later": "Address Environment Gateway SandboxManager connect",
     "_sync.once": "run",
     "_sync.process": "Process Pty",
     "_sync.sandbox": "Sandbox",
+    "_sync.session": "Session",
     "errors": "GuestError ImageError Missing PolicyError QuotaError RemoteError RingfenceError SandboxClosedError "
     "SandboxError SandboxLostError SnapshotError StartTimeoutError UnsupportedError WeakerLimitWarning",
     "events": "Change Denied DiskUsage Display Event Exit FileEvent FileInfo Gap HostSummary Match ProcessInfo Prompt "

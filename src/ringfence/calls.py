@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_CODE = 16 << 20
 MAX_ARGUMENTS = 3 << 19  # the kernel takes 2 MiB, with the variables
+UNENDING_S = 10.0**9
+MAX_OUTPUTS = 1 << 24  # bytes of displayed objects that a result holds, where the policy's output is not more
 GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word before it kills by itself
 LANGUAGES = ("python", "javascript", "bash")
 
@@ -115,6 +117,11 @@ def check_timeout(timeout_s: object, limits: Limits) -> float:
     return limits.timeout_s if timeout_s is None else narrower(timeout_s, limits.timeout_s, "timeout_s")
 
 
+def check_lifetime(timeout_s: object, limits: Limits) -> float:
+    """For what is spawned: it lives as long as the sandbox, unless the caller says less."""
+    return limits.lifetime_s if timeout_s is None else narrower(timeout_s, limits.lifetime_s, "timeout_s")
+
+
 def narrower(value: object, limit: float, name: str) -> float:
     """Seconds for one call. A per-call option narrows the policy, never widens it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -126,6 +133,16 @@ def narrower(value: object, limit: float, name: str) -> float:
             fix=f"Policy(limits=Limits({name}={value:g}))",
         )
     return float(value)
+
+
+def check_size(cols: object, rows: object) -> dict[str, int]:
+    """Of a terminal."""
+    for name, value in (("cols", cols), ("rows", rows)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1000:
+            raise PolicyError(f"{name} is {value!r}; it is a number from 1 to 1000", key=name, fix=f"{name}=80")
+    assert isinstance(cols, int)
+    assert isinstance(rows, int)
+    return {"cols": cols, "rows": rows}
 
 
 def check_stdin(stdin: object) -> bytes | None:
@@ -151,6 +168,7 @@ class Call(Struct):
     stdin: bytes | None = None
     keeps_stdin: bool = False  # stdin stays open for write()
     one_shot: bool = False
+    pty: Mapping[str, int] | None = None  # columns and rows of a terminal
 
     def start(self, number: int, credit: int) -> bytes:
         return frames.message(
@@ -159,6 +177,7 @@ class Call(Struct):
             one_shot=self.one_shot,
             job=dict(self.job),
             stdin=bool(self.stdin) or self.keeps_stdin,
+            pty=None if self.pty is None else dict(self.pty),
             credit=credit,
             timeout_s=self.timeout_s,
             cpu_s=self.cpu_s,
@@ -189,6 +208,12 @@ def exec_call(
     job = {"kind": "exec", "argv": argv, "env": {**box.env, **env}, "cwd": cwd}
     cpu_s = policy.limits.cpu_time_s
     return Call(job, tuple(argv), timeout_s, cpu_s, stdin=stdin, keeps_stdin=keeps_stdin, one_shot=one_shot)
+
+
+def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str]) -> Call:
+    """An interpreter that waits for cells. It has no end of its own; each cell has."""
+    job = {"kind": "session", "language": language, "env": dict(env), "cwd": "/workspace", "tools": tools, **box.python}
+    return Call(job, (language,), UNENDING_S, None)
 
 
 def file_call(call: str, args: Mapping[str, object], *, stdin: bytes | None = None, keeps_stdin: bool = False) -> Call:
@@ -237,11 +262,28 @@ class Transcript:
     def __init__(self, limits: Limits) -> None:
         self.stdout = Kept(limits.output)
         self.stderr = Kept(limits.output)
+        self.outputs: list[Output] = []
+        self.outputs_cut = False
+        self.exception: Mapping[str, object] | None = None
         self.started = time.monotonic()
         self.started_at = time.time()
+        self._room = max(limits.output, MAX_OUTPUTS)
 
     def add(self, kind: int, data: bytes) -> None:
         (self.stdout if kind == frames.STDOUT else self.stderr).add(data)
+
+    def show(self, data: Mapping[str, bytes], *, is_value: bool) -> Output | None:
+        """Keep a displayed object, within the cap for all of them. None when there is no room for it."""
+        self._room -= sum(len(content) for content in data.values()) + 64
+        if self._room < 0:
+            self.outputs_cut = True
+            return None
+        self.outputs.append(Output(data, is_value=is_value))
+        return self.outputs[-1]
+
+    @property
+    def cut(self) -> bool:
+        return self.stdout.cut or self.stderr.cut or self.outputs_cut
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────
@@ -252,7 +294,7 @@ def new_id(prefix: str) -> str:
 
 
 def early_report_of(call: Call, end: Mapping[str, object]) -> dict[str, object]:
-    """What our own code said before it became the guest; {} for Python code, which holds the report itself (J02)."""
+    """What our own code said before it became the guest; {} for Python code, which has a line of its own (J02)."""
     return report_of(end) if call.job["kind"] == "exec" else {}
 
 
@@ -269,14 +311,21 @@ def report_of(end: Mapping[str, object]) -> dict[str, object]:
 
 
 def result(
-    call: Call, end: Mapping[str, object], transcript: Transcript, box: Box, policy: Policy, *, image: str, number: str
+    call: Call,
+    end: Mapping[str, object],
+    transcript: Transcript,
+    box: Box,
+    policy: Policy,
+    *,
+    image: str,
+    number: str,
+    state_kept: bool = False,
 ) -> Result:
-    """How it ended. `end` is guestd's event, or {"ev": "over"} when guestd itself is gone."""
+    """How it ended. `end` is guestd's event, {"ev": "over"} when guestd itself is gone, or a cell's {"ev": "done"}."""
     from datetime import UTC, datetime
 
-    report = report_of(end)
     usage, oom = box.usage()
-    status, reason = _verdict(call, end, report, oom=oom)
+    status, reason = _verdict(call, end, oom=oom, raised=transcript.exception is not None)
     produced = transcript.stdout.count + transcript.stderr.count
     if usage.cpu_s is None and isinstance(end.get("cpu_s"), float):
         usage = replace(usage, cpu_s=end["cpu_s"])
@@ -289,10 +338,10 @@ def result(
         signal=signal,
         stdout_bytes=transcript.stdout.bytes(),
         stderr_bytes=transcript.stderr.bytes(),
-        truncated=transcript.stdout.cut or transcript.stderr.cut,
-        outputs=_outputs(report),
-        exception=_exception(report),
-        state_kept=False,
+        truncated=transcript.cut,
+        outputs=tuple(transcript.outputs),
+        exception=_exception(transcript.exception),
+        state_kept=state_kept,
         duration_s=time.monotonic() - transcript.started,
         started_at=datetime.fromtimestamp(transcript.started_at, UTC),
         usage=replace(usage, output_bytes=produced),
@@ -320,9 +369,7 @@ _BY_WHY: dict[str, tuple[Status, Reason]] = {
 _SIGXCPU, _SIGKILL = 24, 9
 
 
-def _verdict(
-    call: Call, end: Mapping[str, object], report: Mapping[str, object], *, oom: bool
-) -> tuple[Status, Reason]:
+def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) -> tuple[Status, Reason]:
     why = end.get("why")
     if end["ev"] == "over":
         return _BY_WHY.get(str(why), ("lost", "guest-lost"))
@@ -336,21 +383,13 @@ def _verdict(
         return "error", "signal"
     if early_report_of(call, end).get("stage") == "exec" and end.get("code") in (126, 127):
         return ("error", "not-found") if end["code"] == 127 else ("error", "not-executable")
-    if end.get("code") == 0:
+    if end.get("code") == 0 or (end["ev"] == "done" and not end["failed"]):
         return "ok", "done"
-    return ("error", "exception") if isinstance(report.get("exception"), dict) else ("error", "exit")
+    return ("error", "exception") if raised else ("error", "exit")
 
 
-def _outputs(report: Mapping[str, object]) -> tuple[Output, ...]:
-    value = report.get("value")
-    if not isinstance(value, str):
-        return ()
-    return (Output({"text/plain": value.encode("utf-8", "replace")}, is_value=True),)
-
-
-def _exception(report: Mapping[str, object]) -> GuestException | None:
-    found = report.get("exception")
-    if not isinstance(found, dict):
+def _exception(found: Mapping[str, object] | None) -> GuestException | None:
+    if found is None:
         return None
     texts = [found.get(name) for name in ("name", "message", "traceback")]
     name, message, traceback = (_printable(text) if isinstance(text, str) else "" for text in texts)

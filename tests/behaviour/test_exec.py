@@ -143,7 +143,7 @@ for p in filter(str.isdigit, os.listdir("/proc")):
     assert box.exec(["echo", "on"], timeout_s=20).stdout == "on\n"
 
 
-def test_a_python_run_in_a_sandbox_starts_afresh_and_shares_files(box: Sandbox) -> None:
+def test_a_python_run_in_a_sandbox_keeps_its_state_and_shares_files(box: Sandbox) -> None:
     assert box.run("x = 1\nopen('a', 'w').write('t')\nx").value == "1"
     result = box.run("import os\n('x' in globals(), os.listdir())")
-    assert (result.value, result.state_kept) == ("(False, ['a'])", False)
+    assert (result.value, result.state_kept) == ("(True, ['a'])", True)

@@ -165,7 +165,7 @@ def test_what_comes_later_is_unsupported_and_starts_nothing() -> None:
         with pytest.raises(UnsupportedError):
             use()
     with Sandbox() as box:
-        calls: list[Callable[[], object]] = [box.snapshot, box.fork, box.pause, box.pty, box.session]
+        calls: list[Callable[[], object]] = [box.snapshot, box.fork, box.pause]
         calls.append(lambda: box.expose(80))
         for call in calls:
             with pytest.raises(UnsupportedError):

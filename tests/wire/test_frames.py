@@ -80,7 +80,7 @@ def test_a_length_beyond_the_cap_is_refused_before_its_bytes_come(length: int) -
 
 @pytest.mark.parametrize(
     "data",
-    [pack(1, 1, b"x"), pack(4, 1, b"x"), pack(255, 0, b"x"), pack(STDOUT, 1, b""), pack(JSON, 7, b"{}")],
+    [pack(1, 1, b"x"), pack(5, 1, b"x"), pack(255, 0, b"x"), pack(STDOUT, 1, b""), pack(JSON, 7, b"{}")],
     ids=["input", "unknown", "last", "empty", "control message on a stream"],
 )
 def test_a_frame_that_guestd_never_sends_is_refused(data: bytes) -> None:

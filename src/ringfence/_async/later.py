@@ -13,55 +13,17 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence._async.files import AsyncFiles
-    from ringfence._async.process import AsyncProcess
     from ringfence._async.sandbox import AsyncSandbox
-    from ringfence._async.waiting import Opening
     from ringfence.backends import Backend
     from ringfence.events import HostSummary, Request, SandboxInfo
     from ringfence.policy.image import Image
     from ringfence.policy.model import Network
     from ringfence.results import Result, Usage
-    from ringfence.values import Argv, BackendName, GuestPath, HostPath, SessionLanguage
+    from ringfence.values import Argv, BackendName, GuestPath, HostPath
 
 
 def _later(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: not in this version")
-
-
-class AsyncSession:
-    """An interpreter kept alive. Calls queue; one cell runs at a time."""
-
-    name: str
-    language: SessionLanguage
-
-    async def run(
-        self,
-        code: str,
-        *,
-        stdin: bytes | str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Result:
-        raise _later("sessions")
-
-    def spawn(
-        self,
-        code: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Opening[AsyncProcess]:
-        raise _later("sessions")
-
-    async def interrupt(self) -> bool:
-        """Stop the running cell, keep the state. False when nothing ran."""
-        raise _later("sessions")
-
-    async def restart(self) -> None:
-        raise _later("sessions")
-
-    async def close(self) -> None:
-        raise _later("sessions")
 
 
 class AsyncGateway:

@@ -36,6 +36,13 @@ class AsyncLink:
     def over(self) -> str | None:
         return self._switch.over
 
+    @property
+    def paused(self) -> bool:
+        return self._switch.paused
+
+    def resumed(self) -> None:
+        self._switch.paused = False
+
     def open(self) -> Inbox:
         """A number and an inbox for something that `start` will start."""
         return self._switch.open()
@@ -45,6 +52,11 @@ class AsyncLink:
 
     async def say(self, **request: object) -> None:
         await self._send(frames.message(**request))
+
+    async def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
+        """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
+        before = frames.message(**request) if request else b""
+        await self._send(before + frames.pack(frames.LINE, inbox.id, data))
 
     async def write(self, inbox: Inbox, data: bytes) -> None:
         inbox.stdin_in_flight += len(data)

@@ -7,14 +7,16 @@ import time
 
 from ringfence import calls
 from ringfence._async.files import AsyncFiles
-from ringfence._async.later import AsyncAddress, AsyncGateway, AsyncSession
+from ringfence._async.later import AsyncAddress, AsyncGateway
 from ringfence._async.link import AsyncLink
 from ringfence._async.process import AsyncProcess, AsyncPty, Place
+from ringfence._async.session import AsyncSession, check_name, check_session_language
 from ringfence._async.waiting import blocking, launched, opening
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError, UnsupportedError
 from ringfence.events import ProcessInfo
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
 _INTERPRETERS = {"javascript": ("node", ".mjs"), "bash": ("bash", ".sh")}
+_SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
 DESTROY_S = 10.0
 
 
@@ -66,6 +69,7 @@ class AsyncSandbox:
         self._place: Place | None = None
         self._ended: State = "new"
         self._processes: dict[str, tuple[AsyncProcess, float]] = {}
+        self._sessions: dict[str, AsyncSession] = {}
 
     @property
     def state(self) -> State:
@@ -104,7 +108,7 @@ class AsyncSandbox:
         link = AsyncLink(box)
         self._place = Place(box, link, self.policy, self._launcher.image.name)
         limits = self.policy.limits
-        await link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s)
+        await link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
         return self
 
@@ -156,14 +160,12 @@ class AsyncSandbox:
     ) -> Result:
         """In the default session of `language`."""
         checked, language = calls.check_code(code), calls.check_language(language)
+        if language == "python":
+            session = await self.session()
+            return await session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
         given = calls.check_stdin(stdin)
         variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, self.policy.limits)
         place = self._running_place()
-        if language == "python":
-            call = calls.python_call(
-                place.box, self.policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=False
-            )
-            return await self._complete(place, call)
         program, ending = _INTERPRETERS[language]
         path = f"/tmp/{calls.new_id('run')}{ending}"  # inside, a file system of this sandbox alone
         await self.files.write(path, checked)
@@ -219,7 +221,8 @@ class AsyncSandbox:
         if user not in (None, "user"):
             raise PolicyError(f"no user named {user!r} inside", key="user", fix='the only one is "user"')
         words, where, variables = calls.check_argv(argv), calls.check_cwd(cwd), calls.check_env(env)
-        seconds = calls.check_timeout(timeout_s, self.policy.limits)
+        limits = self.policy.limits
+        seconds = calls.check_lifetime(timeout_s, limits) if keeps_stdin else calls.check_timeout(timeout_s, limits)
         place = self._running_place()
         call = calls.exec_call(
             place.box,
@@ -256,14 +259,32 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Opening[AsyncPty]:
-        raise _later("terminals")
+        place, call = self._exec_call(_SHELL if argv is None else argv, cwd, env, user, None, keeps_stdin=True)
+        size = calls.check_size(cols, rows)
+        return opening(self._open_terminal(place, replace(call, pty=size, one_shot=False)))
+
+    async def _open_terminal(self, place: Place, call: calls.Call) -> AsyncPty:
+        terminal = await AsyncPty(place, call, place.link.open(), keep_events=True)._begin()
+        self._processes[terminal.id] = (terminal, time.time())
+        return terminal
 
     async def session(self, name: str | None = None, *, language: SessionLanguage = "python") -> AsyncSession:
         """The session of that name, opened if there is none; without a name, the default one of `language`."""
-        raise _later("sessions")
+        spoken = check_session_language(language)
+        called = spoken if name is None else check_name(name)
+        self._running_place()
+        found = self._sessions.get(called)
+        if found is None or found._closed:
+            found = self._sessions[called] = AsyncSession(called, spoken, self._running_place, ())
+        if found.language != spoken:
+            raise PolicyError(
+                f"session {called!r} speaks {found.language}, not {spoken}", code="session-language", fix="another name"
+            )
+        return found
 
     async def sessions(self) -> tuple[AsyncSession, ...]:
-        return ()
+        """Those that are open, in the order they were opened."""
+        return tuple(session for session in self._sessions.values() if not session._closed)
 
     async def process(self, id: str, *, after: int = 0) -> AsyncProcess:
         """Take up a spawned process again, its events from cursor `after`. LookupError when unknown."""
@@ -305,7 +326,8 @@ class AsyncSandbox:
 
         seconds = calls.narrower(lifetime_s, self.policy.limits.lifetime_s, "lifetime_s")
         place = self._running_place()
-        await place.link.say(op="clocks", lifetime_s=seconds, idle_s=self.policy.limits.idle_s)
+        limits = self.policy.limits
+        await place.link.say(op="clocks", lifetime_s=seconds, idle_s=limits.idle_s, on_idle=limits.on_idle)
         return datetime.fromtimestamp(time.time() + seconds, UTC)
 
     # looking in, reaching in

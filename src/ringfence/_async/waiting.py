@@ -42,6 +42,11 @@ def opening(making: Coroutine[Any, Any, T]) -> Opening[T]:
     return Opening(making)
 
 
+def lock() -> asyncio.Lock:
+    """Held across awaits; whoever waits is served in turn."""
+    return asyncio.Lock()
+
+
 async def launched(launcher: ProcessLauncher) -> ProcessBox:
     """A box, made in a thread. When the caller is cancelled meanwhile, it is closed again."""
     task = asyncio.ensure_future(asyncio.to_thread(launcher.launch))

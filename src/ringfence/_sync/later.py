@@ -14,54 +14,17 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence._sync.files import Files
-    from ringfence._sync.process import Process
     from ringfence._sync.sandbox import Sandbox
     from ringfence.backends import Backend
     from ringfence.events import HostSummary, Request, SandboxInfo
     from ringfence.policy.image import Image
     from ringfence.policy.model import Network
     from ringfence.results import Result, Usage
-    from ringfence.values import Argv, BackendName, GuestPath, HostPath, SessionLanguage
+    from ringfence.values import Argv, BackendName, GuestPath, HostPath
 
 
 def _later(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: not in this version")
-
-
-class Session:
-    """An interpreter kept alive. Calls queue; one cell runs at a time."""
-
-    name: str
-    language: SessionLanguage
-
-    def run(
-        self,
-        code: str,
-        *,
-        stdin: bytes | str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Result:
-        raise _later("sessions")
-
-    def spawn(
-        self,
-        code: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Process:
-        raise _later("sessions")
-
-    def interrupt(self) -> bool:
-        """Stop the running cell, keep the state. False when nothing ran."""
-        raise _later("sessions")
-
-    def restart(self) -> None:
-        raise _later("sessions")
-
-    def close(self) -> None:
-        raise _later("sessions")
 
 
 class Gateway:

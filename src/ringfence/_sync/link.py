@@ -38,6 +38,13 @@ class Link:
     def over(self) -> str | None:
         return self._switch.over
 
+    @property
+    def paused(self) -> bool:
+        return self._switch.paused
+
+    def resumed(self) -> None:
+        self._switch.paused = False
+
     def open(self) -> Inbox:
         """A number and an inbox for something that `start` will start."""
         with self._changed:
@@ -48,6 +55,11 @@ class Link:
 
     def say(self, **request: object) -> None:
         self._send(frames.message(**request))
+
+    def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
+        """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
+        before = frames.message(**request) if request else b""
+        self._send(before + frames.pack(frames.LINE, inbox.id, data))
 
     def write(self, inbox: Inbox, data: bytes) -> None:
         with self._changed:

@@ -8,9 +8,9 @@ import time
 from collections import deque
 
 from ringfence import calls
-from ringfence.errors import PolicyError, SandboxLostError, UnsupportedError
-from ringfence.events import Exit, Gap, Stderr, Stdout
-from ringfence.wire import frames
+from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
+from ringfence.events import Display, Exit, Gap, Prompt, Stderr, Stdout
+from ringfence.wire import frames, line
 from ringfence.wire.switchboard import PIECE, STDIN_WINDOW
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ringfence.backends.base import Box
     from ringfence.events import Event
     from ringfence.policy.model import Policy
-    from ringfence.results import Result
+    from ringfence.results import Output, Result
     from ringfence.wire.switchboard import Inbox
 
 _CHUNK = 1 << 16
@@ -56,13 +56,15 @@ class Process:
         self._inbox = inbox
         self._transcript = calls.Transcript(place.policy.limits)
         self._keep_events = keep_events
-        self._unread: deque[tuple[int, bytes]] = deque()
+        self._line: line.Reader | None = line.Reader()
+        self._unread: deque[tuple[int, bytes | Output]] = deque()
         self._unread_bytes = 0
         self._lost_bytes = 0
         self._cursor = 0
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._result: Result | None = None
         self._exit_seen = False
+        self._done = False  # a cell that ended; what comes then belongs to the next
         self._stopped_by_us: str | None = None
         self._hard = self._looked_at = self._transcript.started
         self._hard += call.timeout_s + calls.GRACE_S
@@ -112,8 +114,13 @@ class Process:
         if not self._unread:
             return None
         kind, data = self._unread.popleft()
-        self._unread_bytes -= len(data) + PIECE
-        self._cursor += len(data)
+        size = _size(data)
+        self._unread_bytes -= size + PIECE
+        self._cursor += size
+        if not isinstance(data, bytes):
+            return Display(data, self._cursor)
+        if kind == frames.LINE:
+            return Prompt(data.decode("utf-8", "replace"), self._cursor)
         text = self._decode(kind, data)
         return Stdout(data, text, self._cursor) if kind == frames.STDOUT else Stderr(data, text, self._cursor)
 
@@ -168,16 +175,49 @@ class Process:
         return self._hard
 
     def _take_output(self) -> None:
-        while (item := self._inbox.take()) is not None:
-            self._transcript.add(*item)
-            if self._keep_events:
-                self._unread.append(item)
-                self._unread_bytes += len(item[1]) + PIECE
+        while not self._done and (item := self._inbox.take()) is not None:
+            if item[0] == frames.LINE:
+                self._hear(item[1])
+            else:
+                self._transcript.add(*item)
+                self._keep_event(*item)
         cap = max(self._place.policy.limits.output, 1 << 20)
         while self._unread_bytes > cap and len(self._unread) > 1:
-            _, data = self._unread.popleft()
-            self._unread_bytes -= len(data) + PIECE
-            self._lost_bytes += len(data)
+            size = _size(self._unread.popleft()[1])
+            self._unread_bytes -= size + PIECE
+            self._lost_bytes += size
+
+    def _keep_event(self, kind: int, data: bytes | Output) -> None:
+        if self._keep_events:
+            self._unread.append((kind, data))
+            self._unread_bytes += _size(data) + PIECE
+
+    def _hear(self, data: bytes) -> None:
+        """What guest code said about itself. What breaks the format is not listened to again."""
+        if self._line is None:
+            return
+        try:
+            said = self._line.feed(data)
+        except frames.WireError:
+            self._line = None
+            self._on_nonsense()
+            return
+        for each in said:
+            self._on_said(each)
+
+    def _on_nonsense(self) -> None:
+        """Values and exceptions it may still have told are lost; how it ends is told from outside."""
+
+    def _on_said(self, said: line.Said) -> None:
+        if said.kind == "display":
+            output = self._transcript.show(line.representations(said), is_value=bool(said.fields["value"]))
+            if output is not None:
+                self._keep_event(frames.LINE, output)
+        elif said.kind == "prompt":
+            self._keep_event(frames.LINE, said.data)
+        elif said.kind == "done":
+            exception = said.fields["exception"]
+            self._transcript.exception = exception if isinstance(exception, dict) else None
 
     def _finish(self) -> None:
         end = self._inbox.end
@@ -269,7 +309,15 @@ class Pty(Process):
     """A process on a terminal: one stream, as Stdout."""
 
     def resize(self, *, cols: int, rows: int) -> None:
-        raise UnsupportedError("terminals are not in this version", fix="use spawn()")
+        size = calls.check_size(cols, rows)
+        if not self.running:
+            raise SandboxClosedError(f"the terminal of {self.argv[0]} is closed", code="terminal-closed")
+        self._place.link.say(op="resize", id=self._inbox.id, **size)
+
+
+def _size(data: bytes | Output) -> int:
+    """What an unread event is charged."""
+    return len(data) if isinstance(data, bytes) else sum(len(content) for content in data.data.values())
 
 
 def _refused(end: dict[str, object]) -> OSError:

@@ -8,14 +8,16 @@ import time
 
 from ringfence import calls
 from ringfence._sync.files import Files
-from ringfence._sync.later import Address, Gateway, Session
+from ringfence._sync.later import Address, Gateway
 from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process, Pty
+from ringfence._sync.session import Session, check_name, check_session_language
 from ringfence._sync.waiting import blocking, launched, opening
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError, UnsupportedError
 from ringfence.events import ProcessInfo
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
 _INTERPRETERS = {"javascript": ("node", ".mjs"), "bash": ("bash", ".sh")}
+_SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
 DESTROY_S = 10.0
 
 
@@ -66,6 +69,7 @@ class Sandbox:
         self._place: Place | None = None
         self._ended: State = "new"
         self._processes: dict[str, tuple[Process, float]] = {}
+        self._sessions: dict[str, Session] = {}
 
     @property
     def state(self) -> State:
@@ -104,7 +108,7 @@ class Sandbox:
         link = Link(box)
         self._place = Place(box, link, self.policy, self._launcher.image.name)
         limits = self.policy.limits
-        link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s)
+        link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
         return self
 
@@ -156,14 +160,12 @@ class Sandbox:
     ) -> Result:
         """In the default session of `language`."""
         checked, language = calls.check_code(code), calls.check_language(language)
+        if language == "python":
+            session = self.session()
+            return session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
         given = calls.check_stdin(stdin)
         variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, self.policy.limits)
         place = self._running_place()
-        if language == "python":
-            call = calls.python_call(
-                place.box, self.policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=False
-            )
-            return self._complete(place, call)
         program, ending = _INTERPRETERS[language]
         path = f"/tmp/{calls.new_id('run')}{ending}"  # inside, a file system of this sandbox alone
         self.files.write(path, checked)
@@ -219,7 +221,8 @@ class Sandbox:
         if user not in (None, "user"):
             raise PolicyError(f"no user named {user!r} inside", key="user", fix='the only one is "user"')
         words, where, variables = calls.check_argv(argv), calls.check_cwd(cwd), calls.check_env(env)
-        seconds = calls.check_timeout(timeout_s, self.policy.limits)
+        limits = self.policy.limits
+        seconds = calls.check_lifetime(timeout_s, limits) if keeps_stdin else calls.check_timeout(timeout_s, limits)
         place = self._running_place()
         call = calls.exec_call(
             place.box,
@@ -256,14 +259,32 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Pty:
-        raise _later("terminals")
+        place, call = self._exec_call(_SHELL if argv is None else argv, cwd, env, user, None, keeps_stdin=True)
+        size = calls.check_size(cols, rows)
+        return opening(self._open_terminal(place, replace(call, pty=size, one_shot=False)))
+
+    def _open_terminal(self, place: Place, call: calls.Call) -> Pty:
+        terminal = Pty(place, call, place.link.open(), keep_events=True)._begin()
+        self._processes[terminal.id] = (terminal, time.time())
+        return terminal
 
     def session(self, name: str | None = None, *, language: SessionLanguage = "python") -> Session:
         """The session of that name, opened if there is none; without a name, the default one of `language`."""
-        raise _later("sessions")
+        spoken = check_session_language(language)
+        called = spoken if name is None else check_name(name)
+        self._running_place()
+        found = self._sessions.get(called)
+        if found is None or found._closed:
+            found = self._sessions[called] = Session(called, spoken, self._running_place, ())
+        if found.language != spoken:
+            raise PolicyError(
+                f"session {called!r} speaks {found.language}, not {spoken}", code="session-language", fix="another name"
+            )
+        return found
 
     def sessions(self) -> tuple[Session, ...]:
-        return ()
+        """Those that are open, in the order they were opened."""
+        return tuple(session for session in self._sessions.values() if not session._closed)
 
     def process(self, id: str, *, after: int = 0) -> Process:
         """Take up a spawned process again, its events from cursor `after`. LookupError when unknown."""
@@ -305,7 +326,8 @@ class Sandbox:
 
         seconds = calls.narrower(lifetime_s, self.policy.limits.lifetime_s, "lifetime_s")
         place = self._running_place()
-        place.link.say(op="clocks", lifetime_s=seconds, idle_s=self.policy.limits.idle_s)
+        limits = self.policy.limits
+        place.link.say(op="clocks", lifetime_s=seconds, idle_s=limits.idle_s, on_idle=limits.on_idle)
         return datetime.fromtimestamp(time.time() + seconds, UTC)
 
     # looking in, reaching in

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
 
 def opening(made: T) -> T:
     return made
+
+
+def lock() -> threading.Lock:
+    """One caller at a time."""
+    return threading.Lock()
 
 
 def launched(launcher: ProcessLauncher) -> ProcessBox:

@@ -7,7 +7,7 @@ import struct
 from .lean import dumps
 
 HEADER = struct.Struct("<IBI")  # payload length, type, stream
-JSON, STDIN, STDOUT, STDERR = 0, 1, 2, 3
+JSON, STDIN, STDOUT, STDERR, LINE = 0, 1, 2, 3, 4
 
 
 def pack(kind: int, stream: int, payload: bytes) -> bytes:

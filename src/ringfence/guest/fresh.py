@@ -29,14 +29,15 @@ for name, text in {sources!r}:
 os = module.os
 file.close()
 os.set_inheritable({report}, False)
-os._exit(module.run(module.lean.loads({job!r}), {report}))
+job = module.pycode.lean.loads({job!r})
+os._exit(module.serve(job, {report}) if job["kind"] == "session" else module.pycode.run(job, {report}))
 """
 
 
 def prepare() -> None:
     """Read our own text, before there is a root without it."""
     folder = os.path.dirname(__file__)
-    for name in ("lean", "pycode"):
+    for name in ("lean", "line", "display", "cells", "pycode", "session"):
         with open(f"{folder}/{name}.py", encoding="utf-8") as file:
             _sources.append((name, file.read()))
 

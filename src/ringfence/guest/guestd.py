@@ -27,6 +27,7 @@ _SEND_BUFFER_STOP = 1 << 20  # stop reading guests while the host is this far be
 _CPU_POLL_S = 0.05
 _START_S = 0.4
 _STRAYS_S = 0.1
+_INTERRUPT_S = 0.4  # what a cell has to end by itself once it was interrupted
 
 
 class Guestd:
@@ -39,12 +40,14 @@ class Guestd:
         self._channel.setblocking(False)
         self._cpu_fd = named.get("cpu", -1)
         self._kept = [named[name] for name in ("cpu", "uid") if name in named]  # closed at the end; `uid` is a lock
-        self._inside = Inside(monitor, number, named.get("thaw", -1), self._finish_dying)
+        self._inside = Inside(monitor, number, named.get("freezer", -1), self._finish_dying)
         self._reader = frames.Reader()
         self._out = bytearray()
         self._jobs: dict[int, Job] = {}
         self._lifetime_at: float | None = None
         self._idle_s: float | None = None
+        self._pauses_when_idle = False
+        self._paused_at: float | None = None
         self._idle_since = time.monotonic()
         self._dying = False
         self._last_word: bytes | None = None  # of a one-shot run: held back until nothing of it is left
@@ -118,12 +121,12 @@ class Guestd:
             self.destroy()
             return
         for kind, stream, payload in self._reader.feed(data):
-            if kind == frames.STDIN:
-                job = self._jobs.get(stream)
-                if job is not None:
-                    job.write(payload)
-            else:
+            if kind == frames.JSON:
                 self._request(lean.loads(payload))
+                continue
+            job = self._jobs.get(stream)
+            if job is not None:
+                job.write(payload) if kind == frames.STDIN else job.tell(payload)
 
     def _drain_out(self) -> None:
         try:
@@ -184,6 +187,10 @@ class Guestd:
             self._set_clocks(request)
         elif op == "close":
             self.destroy()
+        elif op == "pause":
+            self._pause()
+        elif op == "resume":
+            self._resume()
         else:
             job = self._jobs.get(request["id"])
             if job is not None:
@@ -198,16 +205,33 @@ class Guestd:
             job.signal(int(request["signal"]))
         elif op == "kill":
             self._end_job(job, str(request["why"]))
+        elif op == "cell":
+            self._begin_cell(job, request)
+        elif op == "idle":
+            job.in_cell = False
+            job.deadline = job.cpu_deadline = None
+            self._idle_since = time.monotonic()
+        elif op == "resize":
+            job.resize(int(request["cols"]), int(request["rows"]))
 
     def _start(self, request: Request) -> None:
         job = Job(self, request["id"], request)
         self._jobs[job.id] = job
-        now = time.monotonic()
+        self._resume()
+        self._set_deadlines(job, request)
+        job.start(self._inside)
+
+    def _begin_cell(self, job: Job, request: Request) -> None:
+        """The host tells the interpreter a cell right after this."""
+        self._resume()
+        job.in_cell, job.hurried, job.time_is_up = True, False, None
+        self._set_deadlines(job, request)
+
+    def _set_deadlines(self, job: Job, request: Request) -> None:
         if request["timeout_s"] is not None:
-            job.deadline = now + float(request["timeout_s"])
+            job.deadline = time.monotonic() + float(request["timeout_s"])
         if request["cpu_s"] is not None and self._cpu_fd >= 0:
             job.cpu_deadline = self._cpu_used() + float(request["cpu_s"])
-        job.start(self._inside)
 
     def refused(self, job: Job, number: int, error: str) -> None:
         """The sandbox cannot hold one more process, or there is none that could start it."""
@@ -220,7 +244,27 @@ class Guestd:
     def _set_clocks(self, request: Request) -> None:
         self._lifetime_at = time.monotonic() + float(request["lifetime_s"])
         self._idle_s = float(request["idle_s"])
+        self._pauses_when_idle = request["on_idle"] == "pause"
         self._idle_since = time.monotonic()
+
+    def _pause(self) -> None:
+        """Freeze, and stop the clocks. CPU time stands still by itself."""
+        if self._paused_at is None and self._inside.freeze():
+            self._paused_at = time.monotonic()
+            self.say(ev="paused")
+
+    def _resume(self) -> None:
+        if self._paused_at is None:
+            return
+        self._inside.thaw()
+        missed = time.monotonic() - self._paused_at
+        self._paused_at = None
+        self._idle_since = time.monotonic()
+        if self._lifetime_at is not None:
+            self._lifetime_at += missed
+        for job in self._jobs.values():
+            if job.deadline is not None:
+                job.deadline += missed
 
     # clocks
 
@@ -236,13 +280,15 @@ class Guestd:
 
     def next_wait(self) -> float | None:
         """Seconds until a clock of this sandbox may run out; None when none runs."""
+        if self._paused_at is not None and not self._dying:
+            return None
         ends = [job.deadline for job in self._jobs.values() if job.deadline is not None]
         now = time.monotonic()
         if any(job.cpu_deadline is not None for job in self._jobs.values()):
             ends.append(now + _CPU_POLL_S)
         if self._lifetime_at is not None:
             ends.append(self._lifetime_at)
-        if self._idle_s is not None and not self._jobs:
+        if self._idle_s is not None and not self._in_use:
             ends.append(self._idle_since + self._idle_s)
         if self._inside.answer_by is not None:
             ends.append(self._inside.answer_by)
@@ -250,22 +296,39 @@ class Guestd:
             ends.append(now + _STRAYS_S)
         return max(0.0, min(ends) - now) if ends else None
 
+    @property
+    def _in_use(self) -> bool:
+        return any(job.in_cell for job in self._jobs.values())
+
     def keep_clocks(self) -> None:
         if self._dying:
             self._monitor.reap_strays()
+            return
+        if self._paused_at is not None:
             return
         now = time.monotonic()
         if self._inside.answer_by is not None and now >= self._inside.answer_by and not self._inside.late():
             self._end("tree-stuck")
         for job in list(self._jobs.values()):
             if job.deadline is not None and now >= job.deadline:
-                self._end_job(job, "timeout")
+                self._time_is_up(job, "timeout")
             elif job.cpu_deadline is not None and self._cpu_used() >= job.cpu_deadline:
-                self._end_job(job, "cpu")
+                self._time_is_up(job, "cpu")
         if self._lifetime_at is not None and now >= self._lifetime_at:
             self._end("lifetime")
-        elif self._idle_s is not None and not self._jobs and now >= self._idle_since + self._idle_s:
-            self._end("idle")
+        elif self._idle_s is not None and not self._in_use and now >= self._idle_since + self._idle_s:
+            self._pause() if self._pauses_when_idle else self._end("idle")
+
+    def _time_is_up(self, job: Job, why: str) -> None:
+        """A cell is interrupted first, so that its session may live on; whatever does not end then is killed."""
+        if not job.session or not job.inner_pid or job.hurried:
+            self._end_job(job, job.time_is_up or why)
+            return
+        job.hurried = True
+        job.time_is_up = why
+        job.deadline, job.cpu_deadline = time.monotonic() + _INTERRUPT_S, None
+        self.say(ev="interrupted", id=job.id, why=why)
+        job.signal(lean.SIGINT)
 
     def _cpu_used(self) -> float:
         text = os.pread(self._cpu_fd, 256, 0)
@@ -275,6 +338,7 @@ class Guestd:
 
     def _end_job(self, job: Job, why: str) -> None:
         """Kill its whole tree, daemonised children included (D10, D11)."""
+        self._resume()  # on cgroup v1 what is frozen takes no signal (D18)
         if not job.exited:
             job.why = job.why or why
         job.deadline = job.cpu_deadline = None

@@ -33,10 +33,11 @@ _INLINE = 1 << 16
 
 
 class Inside:
-    def __init__(self, monitor: Monitor, number: int, thaw: int, on_reaped: Callable[[], None]) -> None:
+    def __init__(self, monitor: Monitor, number: int, freezer: int, on_reaped: Callable[[], None]) -> None:
         self._monitor = monitor
         self._number = number
-        self._thaw = thaw
+        self._freezer = freezer
+        self._words = _words_of(freezer)
         self.init_pid = 0
         self.ready = False
         self._init: socket | None = None
@@ -140,7 +141,7 @@ class Inside:
     def become(self, job: Job, body: bytes, fds: list[int]) -> None:
         """The spawner turns into the guest: a one-shot run."""
         pidfd = self._spawner_pidfd
-        if self._spawner is None or not self._spawner_inner or not self._hand_over(body, fds, become=True):
+        if self._spawner is None or not self._spawner_inner or not self._hand_over(job, body, fds, become=True):
             job.refused(errno.ESRCH, "the spawner is gone")
             return
         self._monitor.unwatch(pidfd)
@@ -166,24 +167,25 @@ class Inside:
         self._start_clock()
         if self._spawner is None:
             self._order_spawner()
-        elif self._spawner_inner and not self._hand_over(self._asked[1], self._asked[2], become=False):
+        elif self._spawner_inner and not self._hand_over(*self._asked, become=False):
             self._replace_spawner()
 
     def _start_clock(self) -> None:
         now = time.monotonic()
         self._answer_by, self._look_at = now + _SPAWN_S, now + _LOOK_S
 
-    def _hand_over(self, body: bytes, fds: list[int], *, become: bool) -> bool:
+    def _hand_over(self, job: Job, body: bytes, fds: list[int], *, become: bool) -> bool:
         assert self._spawner is not None
+        packet = {"become": become, "pty": job.terminal, "body": None}
         try:
             if len(body) <= _INLINE:
-                lean.send_fds(self._spawner, lean.dumps({"become": become, "body": body.decode()}), fds)
+                lean.send_fds(self._spawner, lean.dumps({**packet, "body": body.decode()}), fds)
                 return True
             memory = os.memfd_create("job", os.MFD_CLOEXEC)
             with open(memory, "wb") as file:
                 file.write(body)
                 file.flush()
-                lean.send_fds(self._spawner, lean.dumps({"become": become, "body": None}), [*fds, memory])
+                lean.send_fds(self._spawner, lean.dumps(packet), [*fds, memory])
         except OSError:
             return False
         return True
@@ -191,7 +193,7 @@ class Inside:
     def _on_spawner(self, _: int) -> None:
         assert self._spawner is not None
         try:
-            data, fds = lean.recv_fds(self._spawner, 1 << 12, 1)
+            data, fds = lean.recv_fds(self._spawner, 1 << 12, 2)
         except BlockingIOError:
             return
         except OSError:
@@ -209,7 +211,7 @@ class Inside:
         elif fds:
             job = self._asked[0]
             self._answered(None, "")
-            job.started(fds[0], answer["pid"])
+            job.started(fds[0], answer["pid"], *fds[1:])
             self._after_answer()
         else:
             number = answer["errno"]
@@ -286,10 +288,12 @@ class Inside:
     def _take_late_answer(self) -> None:
         """What it started and told nobody of is ours to end and to reap."""
         try:
-            fds = lean.recv_fds(self._spawner, 1 << 12, 1)[1] if self._spawner is not None else []
+            fds = lean.recv_fds(self._spawner, 1 << 12, 2)[1] if self._spawner is not None else []
         except OSError:
             fds = []
-        for pidfd in fds:
+        for terminal in fds[1:]:
+            os.close(terminal)
+        for pidfd in fds[:1]:
             lean.signal_pidfd(pidfd, lean.SIGKILL)
             self._adopt(pidfd, _nothing)
 
@@ -347,6 +351,18 @@ class Inside:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"
         except OSError:
             return False  # it has ended, which is another event
+    # pausing
+
+    def freeze(self) -> bool:
+        """Stop every process inside that is not ours. False where there is no freezer."""
+        if self._freezer < 0:
+            return False
+        os.write(self._freezer, self._words[1])
+        return True
+
+    def thaw(self) -> None:
+        if self._freezer >= 0:
+            os.write(self._freezer, self._words[0])
 
     # killing
 
@@ -395,10 +411,10 @@ class Inside:
 
         On cgroup v1 a frozen process takes no SIGKILL, so it is thawed first (D18).
         """
-        if self._thaw >= 0:
-            os.write(self._thaw, b"THAWED")
-            os.close(self._thaw)
-            self._thaw = -1
+        if self._freezer >= 0:
+            os.write(self._freezer, self._words[0])
+            os.close(self._freezer)
+            self._freezer = -1
         self._dying = True
         self._kill_all()
         self._kills_by.clear()
@@ -459,6 +475,13 @@ def boot_time() -> float:
 
 def _nothing() -> None:
     return
+
+
+def _words_of(freezer: int) -> tuple[bytes, bytes]:
+    """What thaws and what freezes: cgroup v2's cgroup.freeze reads as a number, v1's freezer.state as a word."""
+    if freezer >= 0 and os.pread(freezer, 16, 0).strip().isdigit():
+        return b"0", b"1"
+    return b"THAWED", b"FROZEN"
 
 
 def pid_of(pidfd: int) -> int:

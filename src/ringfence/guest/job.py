@@ -7,6 +7,8 @@ import select
 import time
 
 from . import frames, lean
+from .feed import Feed
+from .terminal import set_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from .shapes import Request
 
 _READ = 1 << 16
+_WITH_LINE = ("python", "fresh", "session")
 _PIECE = 64  # what each piece is charged beyond its bytes, as the host counts it (F16)
 _REPORT_CAP = 1 << 18
 _DISCARDED = 16 << 20  # what is read and dropped of a child that outlives its job; then its writes are EPIPE (D16, F16)
@@ -27,9 +30,13 @@ class Job:
     def __init__(self, guestd: Guestd, number: int, request: Request) -> None:
         self.id = number
         self.one_shot = bool(request["one_shot"])
-        self.alone = request["job"]["kind"] == "file"  # it starts no process, and is killed without a look at others
+        kind = request["job"]["kind"]
+        self.alone = kind == "file"  # it starts no process, and is killed without a look at others
+        self.session = kind == "session"
+        self.in_cell = not self.session  # a session between two cells does not keep the sandbox from being idle
         self.exited = False
-        self.hurried = False  # its end was asked for before it started
+        self.hurried = False  # its end was asked for, before it started or while a cell ran
+        self.time_is_up: str | None = None  # why its cell was interrupted
         self.asked_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.inner_pid = 0
         self.why: str | None = None
@@ -38,9 +45,9 @@ class Job:
         self._guestd = guestd
         self._request = request
         self.pidfd = -1
-        self._stdin = -1
-        self._pending = bytearray()
-        self._closing_stdin = False
+        self.terminal = request["pty"]
+        self._stdin = Feed(guestd, number) if request["stdin"] else None
+        self._line = Feed(guestd, 0) if kind in _WITH_LINE else None
         self._outputs: dict[int, int] = {}  # descriptor → frame type
         self._report_fd = -1
         self._report = bytearray()
@@ -49,6 +56,7 @@ class Job:
         self._status: dict[str, object] | None = None
         self._left_after_exit = _AFTER_EXIT
         self._opened: tuple[int, ...] = ()
+        self._terminal_fd = -1
 
     def start(self, inside: Inside) -> None:
         """Ask for it to be started; `started` or `refused` follows, at once or later."""
@@ -61,48 +69,76 @@ class Job:
         else:
             inside.spawn(self, body, theirs)
 
-    def started(self, pidfd: int, inner_pid: int) -> None:
+    def started(self, pidfd: int, inner_pid: int, terminal: int = -1) -> None:
+        """It runs. `terminal`: our end of its terminal, if it was to have one."""
         self.pidfd, self.inner_pid = pidfd, inner_pid
         if self.why is not None:
             self.signal(lean.SIGKILL)  # its end was asked for before it began
         out, err, report = self._opened
-        self._outputs = {out: frames.STDOUT, err: frames.STDERR}
-        self._report_fd = report
+        if terminal >= 0:
+            self._take_terminal(terminal)
+            for fd in (out, err):
+                os.close(fd)
+        else:
+            self._outputs = {out: frames.STDOUT, err: frames.STDERR}
+        if self._line is not None:
+            self._outputs[report] = frames.LINE
+        else:
+            self._report_fd = report
+            self._guestd.watch(report, select.EPOLLIN, self._on_report)
         for fd in self._outputs:
             self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
-        self._guestd.watch(report, select.EPOLLIN, self._on_report)
         self._guestd.watch(pidfd, select.EPOLLIN, self._on_exit)
-        if self._pending or self._closing_stdin:
-            self._push()
+
+    def _take_terminal(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._outputs = {fd: frames.STDOUT}
+        self._terminal_fd = fd
+        assert self.terminal is not None
+        set_size(fd, self.terminal["cols"], self.terminal["rows"])  # it may have changed since it was asked for
+        if self._stdin is not None:
+            self._stdin.open(os.dup(fd), terminal=True)
 
     def refused(self, number: int, error: str) -> None:
         self.abandon()
         self._guestd.refused(self, number, error)
 
     def _pipes(self) -> list[int]:
-        if self._request["stdin"]:
-            stdin, self._stdin = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(self._stdin, False)
+        piped = self._stdin is not None and self.terminal is None
+        if piped:
+            assert self._stdin is not None
+            stdin, ours = os.pipe2(os.O_CLOEXEC)
+            self._stdin.open(ours)
         else:
             stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         out, out_theirs = os.pipe2(os.O_CLOEXEC)
         err, err_theirs = os.pipe2(os.O_CLOEXEC)
-        report, report_theirs = os.pipe2(os.O_CLOEXEC)
+        report, report_theirs = self._line_pair(self._line) if self._line is not None else os.pipe2(os.O_CLOEXEC)
         for fd in (out, err, report):
             os.set_blocking(fd, False)
         if self._guestd.owner is not None:
-            for fd in (out, err, *([stdin] if self._stdin >= 0 else [])):
+            for fd in (out, err, *([stdin] if piped else [])):
                 os.fchown(fd, self._guestd.owner, self._guestd.owner)
         self._opened = (out, err, report)
         return [stdin, out_theirs, err_theirs, report_theirs]
 
+    def _line_pair(self, line: Feed) -> tuple[int, int]:
+        """The line to the interpreter: both ways, messages that the host and the guest alone read."""
+        ours, theirs = lean.pair(lean.SOCK_STREAM)
+        line.open(os.dup(ours.fileno()))
+        return ours.detach(), theirs.detach()
+
+    def _close_feeds(self) -> None:
+        for feed in (self._stdin, self._line):
+            if feed is not None:
+                feed.close()
+
     def abandon(self) -> None:
         """It never started."""
-        for fd in (*self._opened, self._stdin):
-            if fd >= 0:
-                self._guestd.unwatch(fd)
-                os.close(fd)
-        self._stdin = -1
+        for fd in self._opened:
+            self._guestd.unwatch(fd)
+            os.close(fd)
+        self._close_feeds()
 
     def drop(self) -> None:
         """The sandbox is gone: nothing more is to be told. Close everything, reap what is ours."""
@@ -115,10 +151,10 @@ class Job:
             self._guestd.unwatch(self.pidfd)
             os.close(self.pidfd)
         self._close_report()
-        for fd in (*self._outputs, self._stdin):
-            if fd >= 0:
-                self._guestd.unwatch(fd)
-                os.close(fd)
+        for fd in self._outputs:
+            self._guestd.unwatch(fd)
+            os.close(fd)
+        self._close_feeds()
 
     # output
 
@@ -126,27 +162,39 @@ class Job:
         def on_output(_: int) -> None:
             self._read(fd)
 
-        return on_output
+        def on_line(_: int) -> None:
+            """What was printed before a message comes before it."""
+            for other in [each for each in self._outputs if each != fd]:
+                while other in self._outputs and not self._paused and self._read(other):
+                    pass
+            if not self._paused:
+                self._read(fd)
 
-    def _read(self, fd: int) -> None:
+        return on_line if self._outputs[fd] == frames.LINE else on_output
+
+    def _read(self, fd: int) -> bool:
+        """Pass on what there is. False when there is nothing now, or nobody to take it."""
         if self._credit <= 0 or self._guestd.congested:
             self._pause()
-            return
+            return False
         try:
             data = os.read(fd, min(_READ, self._credit))
         except BlockingIOError:
             if self._status is not None:
                 self._let_go(fd)
-            return
+            return False
+        except OSError:  # EIO: nobody has the terminal open any more; a line reset by the end of its other side
+            data = b""
         if not data:
             self._close_output(fd)
-            return
+            return False
         self._credit -= len(data) + _PIECE
         self._guestd.relay(self._outputs[fd], self.id, data)
         if self._status is not None:
             self._left_after_exit -= len(data)
             if self._left_after_exit <= 0:
                 self._let_go(fd)
+        return True
 
     def _pause(self) -> None:
         if not self._paused:
@@ -188,46 +236,22 @@ class Job:
     # input
 
     def write(self, data: bytes) -> None:
-        if self._stdin >= 0 and not self._closing_stdin:
-            self._pending += data
-            self._push()
+        if self._stdin is not None:
+            self._stdin.write(data)
 
     def close_stdin(self) -> None:
-        self._closing_stdin = True
-        self._push()
+        if self._stdin is not None:
+            self._stdin.end()
 
-    def _push(self) -> None:
-        if self._stdin < 0 or not self.inner_pid:
-            return
-        taken = 0
-        try:
-            while self._pending:
-                count = os.write(self._stdin, self._pending[:_READ])
-                del self._pending[:count]
-                taken += count
-        except BlockingIOError:
-            self._want_write()
-        except OSError:  # EPIPE: nobody reads any more
-            self._drop_stdin(broken=True)
-            return
-        if taken:
-            self._guestd.say(ev="took", id=self.id, bytes=taken)
-        if not self._pending and self._closing_stdin:
-            self._drop_stdin(broken=False)
-        elif not self._pending:
-            self._guestd.unwatch(self._stdin)
+    def tell(self, data: bytes) -> None:
+        """To the interpreter, by its line."""
+        if self._line is not None:
+            self._line.write(data)
 
-    def _want_write(self) -> None:
-        self._guestd.unwatch(self._stdin)
-        self._guestd.watch(self._stdin, select.EPOLLOUT, lambda _: self._push())
-
-    def _drop_stdin(self, *, broken: bool) -> None:
-        self._guestd.unwatch(self._stdin)
-        os.close(self._stdin)
-        self._stdin = -1
-        self._pending.clear()
-        if broken:
-            self._guestd.say(ev="stdin-closed", id=self.id)
+    def resize(self, cols: int, rows: int) -> None:
+        self.terminal = {"cols": cols, "rows": rows}
+        if self._terminal_fd in self._outputs:
+            set_size(self._terminal_fd, cols, rows)
 
     # the end
 
@@ -289,8 +313,7 @@ class Job:
             return
         status, self._status = self._status, None
         self._close_report()
-        if self._stdin >= 0:
-            self._drop_stdin(broken=False)
+        self._close_feeds()
         report = self._report.decode("utf-8", "replace")
         self._guestd.finished(self, why=self.why, report=report, ended_at=self._ended_at, **status)
 

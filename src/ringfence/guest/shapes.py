@@ -72,7 +72,7 @@ class Launch(TypedDict):
     affinity: list[int]
     plan_id: int
     plan: Plan | None  # None: sent before under the same number
-    fds: list[str]  # what each descriptor that comes along is: channel, cpu, thaw, join, uid
+    fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid
 
 
 class Order(TypedDict):
@@ -98,12 +98,23 @@ class Work(TypedDict, total=False):
     sys_path: list[str]
     executable: str
     call: str
+    fresh: bool  # a session in an interpreter of its own
+    language: str
+    tools: list[str]
+
+
+class Size(TypedDict):
+    """Of a terminal."""
+
+    cols: int
+    rows: int
 
 
 class Handed(TypedDict):
     """A packet from monitor to spawner. `body`: the work as JSON text, None when it comes as a file in memory."""
 
     become: bool
+    pty: Size | None
     body: str | None
 
 
@@ -115,11 +126,15 @@ class Request(TypedDict):
     one_shot: bool
     job: Work
     stdin: bool
+    pty: Size | None
     credit: int
     timeout_s: float | None
     cpu_s: float | None
     bytes: int
     signal: int
+    cols: int
+    rows: int
     why: str
     lifetime_s: float
     idle_s: float
+    on_idle: str

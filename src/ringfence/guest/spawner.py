@@ -10,7 +10,7 @@ import fcntl
 import os
 import sys
 
-from . import counts, fresh, lean, pycode
+from . import counts, fresh, lean, pycode, session, terminal
 from . import fence as fencing
 from . import kernel as k
 from .init import become
@@ -94,17 +94,20 @@ def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
 
 
 def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
+    ends: list[int] = []  # master and slave of its terminal
     try:
+        if job["pty"] is not None:
+            ends += terminal.make(job["pty"]["cols"], job["pty"]["rows"])
         pid, pidfd = k.clone(k.CLONE_PARENT)
     except OSError as error:
         sock.send(lean.dumps({"errno": error.errno}))
     else:
         if pid == 0:
             sock.close()
-            _child(job, fds, fence, processes)
-        lean.send_fds(sock, lean.dumps({"pid": pid}), [pidfd])
+            _child(job, [*ends[1:] * 3, *fds[3:]] if ends else fds, fence, processes)
+        lean.send_fds(sock, lean.dumps({"pid": pid}), [pidfd, *ends[:1]])
         os.close(pidfd)
-    for fd in fds:
+    for fd in [*fds, *ends]:
         os.close(fd)
 
 
@@ -131,13 +134,22 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
 
         return fileworker.work(job, REPORT_FD)
     os.setsid() if os.getsid(0) != os.getpid() else None
-    fencing.finish_for_guest(fence, processes=processes, dumpable=job["kind"] == "python")
+    if handed["pty"] is not None:
+        terminal.take(0)
+    fencing.finish_for_guest(fence, processes=processes, dumpable=_stays(job))
     _leave_directory(job)
     if job["kind"] == "exec":
         return _exec(job)
-    if job["kind"] == "fresh":
+    if job["kind"] == "fresh" or job.get("fresh"):
         return _exec({**job, "argv": fresh.argv(job, REPORT_FD)})
+    if job["kind"] == "session":
+        return session.serve(job, REPORT_FD)
     return pycode.run(job, REPORT_FD)
+
+
+def _stays(job: Work) -> bool:
+    """Whether guest code runs in this very process, without an exec."""
+    return job["kind"] in ("python", "session") and not job.get("fresh")
 
 
 def _read_all(fd: int) -> str:

@@ -12,7 +12,7 @@ from ringfence.guest import lean
 from ringfence.values import Struct, final
 
 HEADER = struct.Struct("<IBI")
-JSON, STDIN, STDOUT, STDERR = 0, 1, 2, 3
+JSON, STDIN, STDOUT, STDERR, LINE = 0, 1, 2, 3, 4
 # A report of 256 KiB of control characters is six times as long once it is a JSON string in an exit event (J02).
 MAX_PAYLOAD = 1 << 21
 
@@ -52,7 +52,7 @@ class Reader:
             length, kind, stream = HEADER.unpack_from(buffer, start)
             if length > MAX_PAYLOAD:
                 raise WireError(f"a frame of {length} bytes: the most is {MAX_PAYLOAD}")
-            if kind not in (JSON, STDOUT, STDERR):
+            if kind not in (JSON, STDOUT, STDERR, LINE):
                 raise WireError(f"a frame of unknown type {kind}")
             if not length or (kind == JSON and stream):
                 raise WireError("an empty frame, or a control message on a stream")
@@ -73,6 +73,8 @@ _EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
     "refused": {"id": (int,), "errno": (int,), "error": (str,)},
     "took": {"id": (int,), "bytes": (int,)},
     "stdin-closed": {"id": (int,)},
+    "interrupted": {"id": (int,), "why": (str,)},
+    "paused": {},
     "end": {"why": (str,)},
     "crashed": {"error": (str,)},
     "exit": {
@@ -96,6 +98,7 @@ _MOST = {
     "cpu_s": 1 << 53,
     "ended_at": 1 << 53,
 }
+_INTERRUPTS = ("timeout", "cpu")
 _ENDS = ("lifetime", "idle", "init-lost", "tree-stuck")
 
 
@@ -116,6 +119,8 @@ def event(payload: bytes) -> dict[str, object]:
             raise WireError(f"a {data['ev']} event whose {name} no kernel gives")
     if data["ev"] == "end" and data["why"] not in _ENDS:
         raise WireError("an end for an unknown reason")
+    if data["ev"] == "interrupted" and data["why"] not in _INTERRUPTS:
+        raise WireError("an interrupt for an unknown reason")
     return data
 
 

@@ -22,6 +22,7 @@ class Inbox:
         self.end: dict[str, object] | None = None
         self.stdin_in_flight = 0
         self.stdin_closed = False
+        self.interrupted: str | None = None  # why guestd interrupted the cell that runs
         self._taken = 0
         # Two counters, each written by one side only: another thread may sort while this inbox is emptied.
         self._arrived = 0
@@ -57,6 +58,7 @@ class Switchboard:
         self._inboxes: dict[int, Inbox] = {}
         self._next = 1
         self.over: str | None = None  # why nothing more will come
+        self.paused = False
 
     def open(self) -> Inbox:
         inbox = Inbox(self._next)
@@ -98,6 +100,9 @@ class Switchboard:
             said = "".join(c if c.isprintable() else "?" for c in str(event["error"])[:_WORDS])
             self.finish(f"its monitor crashed: {said}")
             return
+        if event["ev"] == "paused":
+            self.paused = True
+            return
         number = event.get("id")
         inbox = self._inboxes.get(number) if isinstance(number, int) else None
         if inbox is None:
@@ -111,6 +116,8 @@ class Switchboard:
             inbox.stdin_in_flight -= count
         elif event["ev"] == "stdin-closed":
             inbox.stdin_closed = True
+        elif event["ev"] == "interrupted":
+            inbox.interrupted = str(event["why"])
         else:
             inbox.end = event
             del self._inboxes[inbox.id]

@@ -193,7 +193,7 @@ def test_a_frozen_group_can_be_killed(group: Group) -> None:
 
 
 def test_whoever_holds_the_thaw_descriptor_can_thaw_without_rights(group: Group) -> None:
-    fd = group.thaw_fd()
+    fd = group.freezer_fd()
     if fd is None:
         pytest.skip("v2: SIGKILL reaches a frozen process")
     fds = group.join_fds()

@@ -85,10 +85,10 @@ class Group(ABC):
         """Let a frozen group run on. Does nothing to one that runs."""
 
     @abstractmethod
-    def thaw_fd(self) -> int | None:
-        """v1 with a freezer: a write-only descriptor; whoever writes b"THAWED" to it thaws the group.
+    def freezer_fd(self) -> int | None:
+        """v1's freezer.state or v2's cgroup.freeze, to read and to write; None without a freezer.
 
-        For the monitor: on v1 a SIGKILL does nothing to a frozen process (D18). None where none is needed (v2).
+        For the monitor: it pauses an idle sandbox, and on v1 a SIGKILL does nothing to a frozen process (D18).
         """
 
     @abstractmethod

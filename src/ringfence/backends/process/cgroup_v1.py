@@ -202,10 +202,10 @@ class Group(base.Group):
         if self._tree.has_freezer and os.path.isdir(self._at["freezer"]):
             base.write(f"{self._at['freezer']}/freezer.state", "THAWED")
 
-    def thaw_fd(self) -> int | None:
+    def freezer_fd(self) -> int | None:
         if not self._tree.has_freezer:
             return None
-        return os.open(f"{self._at['freezer']}/freezer.state", os.O_WRONLY | os.O_CLOEXEC)
+        return os.open(f"{self._at['freezer']}/freezer.state", os.O_RDWR | os.O_CLOEXEC)
 
     def kill(self, timeout_s: float = 2.0) -> bool:
         deadline = time.monotonic() + timeout_s

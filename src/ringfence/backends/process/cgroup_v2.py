@@ -250,8 +250,8 @@ class Group(base.Group):
         if os.path.isdir(self.directory):
             base.write(f"{self.directory}/cgroup.freeze", "0")
 
-    def thaw_fd(self) -> int | None:
-        return None
+    def freezer_fd(self) -> int | None:
+        return os.open(f"{self.directory}/cgroup.freeze", os.O_RDWR | os.O_CLOEXEC)
 
     def kill(self, timeout_s: float = 2.0) -> bool:
         return _kill(self.directory, time.monotonic() + timeout_s)

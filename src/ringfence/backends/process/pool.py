@@ -150,8 +150,8 @@ class Pool:
         named: list[tuple[str, int | None]] = [("channel", theirs.fileno())]
         opened: list[int | None] = []
         if group is not None:
-            opened = [group.cpu_fd(), group.thaw_fd(), *group.join_fds()]
-            named += [("cpu", opened[0]), ("thaw", opened[1]), *(("join", fd) for fd in opened[2:])]
+            opened = [group.cpu_fd(), group.freezer_fd(), *group.join_fds()]
+            named += [("cpu", opened[0]), ("freezer", opened[1]), *(("join", fd) for fd in opened[2:])]
         if uid is not None:
             named.append(("uid", uid.fileno()))
         there = [(name, fd) for name, fd in named if fd is not None]

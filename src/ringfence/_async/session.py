@@ -1,0 +1,294 @@
+"""An interpreter kept alive in a sandbox, and the cells that run in it."""
+
+from __future__ import annotations
+
+import signal as _signal
+import time
+
+from ringfence import calls
+from ringfence._async.process import AsyncProcess
+from ringfence._async.waiting import lock, opening
+from ringfence.errors import PolicyError, SandboxClosedError
+from ringfence.values import Struct, final
+from ringfence.wire import line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ringfence._async.process import Place
+    from ringfence._async.waiting import Opening
+    from ringfence.results import Result
+    from ringfence.values import SessionLanguage
+    from ringfence.wire.switchboard import Inbox
+
+_CELL_GRACE_S = 0.2  # beyond a process's: a cell is interrupted before it is killed
+
+
+@final
+class CellRequest(Struct):
+    """One piece of code, checked. `asks`: input() asks the caller."""
+
+    code: str
+    stdin: bytes | None
+    env: Mapping[str, str]
+    timeout_s: float
+    cpu_s: float
+    asks: bool
+
+    def message(self, number: int) -> bytes:
+        code = self.code.encode()
+        stdin = self.stdin or b""
+        fields = {
+            "m": "cell",
+            "n": number,
+            "code": len(code),
+            "env": dict(self.env),
+            "stdin": None if self.stdin is None else len(stdin),
+            "asks": self.asks,
+        }
+        return line.pack(fields, code + stdin)
+
+
+class AsyncCell(AsyncProcess):
+    """One cell that runs in a session. Killing it kills the session."""
+
+    def __init__(
+        self, place: Place, request: CellRequest, inbox: Inbox, *, number: int, language: str, keep_events: bool
+    ) -> None:
+        call = calls.Call({"kind": "session"}, (language,), request.timeout_s, request.cpu_s)
+        super().__init__(place, call, inbox, keep_events=keep_events)
+        self._hard += _CELL_GRACE_S
+        self._request = request
+        self._number = number
+        self._said: line.Said | None = None
+        self._nonsense = False
+        self._interrupted = False
+
+    async def _send(self) -> None:
+        request = self._request
+        self._inbox.interrupted = None
+        await self._place.link.tell(
+            self._inbox,
+            request.message(self._number),
+            op="cell",
+            id=self._inbox.id,
+            timeout_s=request.timeout_s,
+            cpu_s=request.cpu_s,
+        )
+
+    @property
+    def running(self) -> bool:
+        """False once its end is known here."""
+        if self._result is None and self._inbox.end is None:
+            self._place.link.poll()
+            self._take_output()
+            self._look_for_end()
+        return self._result is None
+
+    def _on_said(self, said: line.Said) -> None:
+        if self._done:
+            return  # said after its end, before the next cell began: nobody's
+        if said.kind == "done" and said.fields["n"] == self._number:
+            self._said, self._done = said, True
+        super()._on_said(said)
+
+    def _on_nonsense(self) -> None:
+        self._nonsense = self._done = True
+
+    def _look_for_end(self) -> None:
+        if self._result is None and (self._done or (self._inbox.end is not None and not self._inbox.items)):
+            self._finish()
+
+    def _finish(self) -> None:
+        place, inbox = self._place, self._inbox
+        end = inbox.end if not self._done else None
+        kept = end is None and not self._nonsense
+        if end is None:
+            end = self._ending()
+        elif end["ev"] == "refused":
+            super()._finish()
+        elif end["ev"] == "over" and self._stopped_by_us is not None:
+            end = {**end, "why": self._stopped_by_us}
+        self._result = calls.result(
+            self._call,
+            end,
+            self._transcript,
+            place.box,
+            place.policy,
+            image=place.image,
+            number=self.id,
+            state_kept=kept,
+        )
+
+    def _ending(self) -> dict[str, object]:
+        """A cell that ended while its session lives, as an event. Only its words are the guest's: not why it ended."""
+        if self._nonsense or self._said is None:
+            return {"ev": "over", "why": "lost"}
+        raised = self._transcript.exception is not None
+        why = self._inbox.interrupted or ("interrupted" if self._interrupted and raised else None)
+        code = self._said.fields["exit"]
+        return {"ev": "done", "why": why, "code": None, "failed": raised or (isinstance(code, int) and code != 0)}
+
+    async def _pull(self, deadline: float | None, enough: Callable[[], bool] | None = None) -> bool:
+        if self._done:
+            self._look_for_end()
+            return True
+        arrived = await super()._pull(deadline, enough)
+        self._look_for_end()
+        return arrived
+
+    async def write(self, data: bytes | str) -> None:
+        """To input(). Raises BrokenPipeError when the cell has ended or does not ask."""
+        given = calls.check_stdin(data) or b""
+        if not self._request.asks or not self.running:
+            raise BrokenPipeError("the cell reads no input from its caller")
+        await self._place.link.tell(self._inbox, line.pack({"m": "input", "eof": False}, given))
+
+    async def close_stdin(self) -> None:
+        if self._request.asks and self.running:
+            await self._place.link.tell(self._inbox, line.pack({"m": "input", "eof": True}))
+
+    async def _interrupt(self) -> bool:
+        if not self.running:
+            return False
+        self._interrupted = True
+        await self.signal(_signal.SIGINT)
+        return True
+
+
+class AsyncSession:
+    """An interpreter kept alive. Calls queue; one cell runs at a time."""
+
+    def __init__(
+        self, name: str, language: SessionLanguage, place: Callable[[], Place], tools: tuple[str, ...]
+    ) -> None:
+        self.name = name
+        self.language = language
+        self._running_place = place
+        self._tools = tools
+        self._gate = lock()
+        self._inbox: Inbox | None = None
+        self._reader = line.Reader()
+        self._cell: AsyncCell | None = None
+        self._count = 0
+        self._closed = False
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: bytes | str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        request = self._request(code, calls.check_stdin(stdin), env, timeout_s, asks=False)
+        async with self._gate:
+            cell = await self._begin(request, keep_events=False)
+            try:
+                return await self._ended(cell)
+            except BaseException:
+                if cell.running:
+                    await cell.kill()
+                raise
+
+    def spawn(
+        self,
+        code: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Opening[AsyncProcess]:
+        """run that does not wait: iterate its events, answer its prompts."""
+        return opening(self._spawn(self._request(code, None, env, timeout_s, asks=True)))
+
+    async def _spawn(self, request: CellRequest) -> AsyncProcess:
+        async with self._gate:
+            return await self._begin(request, keep_events=True)
+
+    def _request(
+        self, code: str, stdin: bytes | None, env: Mapping[str, str] | None, timeout_s: float | None, *, asks: bool
+    ) -> CellRequest:
+        checked, variables = calls.check_code(code), calls.check_env(env)
+        limits = self._place().policy.limits
+        seconds = calls.check_timeout(timeout_s, limits)
+        return CellRequest(checked, stdin, variables, seconds, limits.cpu_time_s, asks)
+
+    def _place(self) -> Place:
+        if self._closed:
+            raise SandboxClosedError(f"session {self.name} was closed", code="session-closed", fix="box.session(name)")
+        return self._running_place()
+
+    async def _begin(self, request: CellRequest, *, keep_events: bool) -> AsyncCell:
+        """Start the interpreter if there is none, and the cell in it. The caller holds the gate."""
+        place = self._place()
+        if self._cell is not None:
+            await self._ended(self._cell)
+        place.link.poll()
+        if self._inbox is None or self._inbox.end is not None:
+            call = calls.session_call(place.box, language=self.language, env=place.box.env, tools=list(self._tools))
+            self._inbox, self._reader = place.link.open(), line.Reader()
+            await place.link.start(call, self._inbox)
+        self._count += 1
+        cell = AsyncCell(
+            place, request, self._inbox, number=self._count, language=self.language, keep_events=keep_events
+        )
+        cell._line = self._reader  # of the interpreter: a message may begin in one cell and end in the next
+        self._cell = cell
+        await cell._send()
+        return cell
+
+    async def _ended(self, cell: AsyncCell) -> Result:
+        """Its result. A session that talks nonsense is not kept, and one between cells does not count as in use."""
+        result = await cell.wait()
+        if self._cell is cell:
+            self._cell = None
+            if cell._nonsense:
+                await self._kill()
+            elif self._inbox is not None and self._inbox.end is None:
+                await self._running_place().link.say(op="idle", id=self._inbox.id)
+        return result
+
+    async def interrupt(self) -> bool:
+        """Stop the running cell, keep the state. False when nothing ran."""
+        self._place()
+        return self._cell is not None and await self._cell._interrupt()
+
+    async def restart(self) -> None:
+        """A new interpreter: nothing of the state is kept."""
+        self._place()
+        await self._kill()
+
+    async def close(self) -> None:
+        """End it. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            await self._kill()
+
+    async def _kill(self) -> None:
+        inbox, self._inbox = self._inbox, None
+        if inbox is None or inbox.end is not None:
+            return
+        place = self._running_place()
+        if self._cell is not None:
+            self._cell._stopped_by_us = "caller"
+        await place.link.say(op="kill", id=inbox.id, why="caller")
+        await place.link.wait(lambda: inbox.end is not None, time.monotonic() + _KILL_S)
+
+
+_KILL_S = 3.0
+
+
+def check_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a session's name is a str, not {type(name).__name__}")
+    if not 0 < len(name) <= 64 or not name.isprintable():
+        raise PolicyError(f"{name!r} is no name for a session", code="session-name", fix="1 to 64 printable characters")
+    return name
+
+
+def check_session_language(language: object) -> SessionLanguage:
+    if language == "python" or language == "javascript" or language == "bash":
+        return language
+    known = "python, javascript, bash"
+    raise PolicyError(f"no session speaks {language!r}", code="language", fix=f"one of: {known}")

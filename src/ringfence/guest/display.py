@@ -1,0 +1,194 @@
+"""What an object looks like, by MIME type: for display(), for the value of a cell, and for figures nobody showed.
+
+The methods are those that notebooks made common, so that pandas, plotly and others need no support of ours.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .line import Line
+
+_METHODS = (
+    ("text/html", "_repr_html_"),
+    ("text/markdown", "_repr_markdown_"),
+    ("text/latex", "_repr_latex_"),
+    ("image/svg+xml", "_repr_svg_"),
+    ("image/png", "_repr_png_"),
+    ("image/jpeg", "_repr_jpeg_"),
+    ("application/json", "_repr_json_"),
+)
+_PLAIN = (int, str, float, bool, list, dict, tuple, set, bytes, complex, frozenset, type(None))
+_MOST_TEXT = 1 << 16
+_MOST = 1 << 23  # of one representation; the host takes 16 MiB in one message
+_PLOTLY = "application/vnd.plotly.v1+json"
+
+
+def representations(value: object) -> list[tuple[str, bytes]]:
+    """Text comes first and is always there. What a guest's own methods raise is not shown."""
+    found = {"text/plain": _text(value)}
+    if type(value) not in _PLAIN and not isinstance(value, type):
+        found.update(_rich(value))
+    room, kept = 2 * _MOST - (1 << 12), []
+    for mime, data in found.items():
+        if len(data) <= min(_MOST, room):
+            kept.append((mime, data))
+            room -= len(data)
+    return kept
+
+
+def _text(value: object) -> bytes:
+    return repr(value)[:_MOST_TEXT].encode("utf-8", "replace")
+
+
+def _rich(value: object) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for mime, name in _METHODS:
+        data = _asked(value, name)
+        if data is not None:
+            found[mime] = data
+    bundle = _call(value, "_repr_mimebundle_")
+    if isinstance(bundle, tuple) and bundle:
+        bundle = bundle[0]
+    if isinstance(bundle, dict):
+        for mime, content in bundle.items():
+            data = _bytes(content)
+            if isinstance(mime, str) and data is not None:
+                found[mime[:100]] = data
+    if type(value).__module__.partition(".")[0] == "plotly" and _PLOTLY not in found:
+        data = _asked(value, "to_json")
+        if data is not None:
+            found[_PLOTLY] = data
+    if _is_figure(value):
+        found["image/png"] = _drawn(value)
+    return found
+
+
+def _asked(value: object, name: str) -> bytes | None:
+    return _bytes(_call(value, name))
+
+
+def _call(value: object, name: str) -> object:
+    try:
+        method = getattr(value, name, None)
+        return method() if callable(method) else None
+    except Exception:  # noqa: BLE001  # a guest's own method; then it has no such representation
+        return None
+
+
+def _bytes(content: object) -> bytes | None:
+    if isinstance(content, tuple) and content:
+        content = content[0]  # with metadata
+    if isinstance(content, bytes | bytearray):
+        return bytes(content)
+    if isinstance(content, str):
+        return content.encode("utf-8", "replace")
+    if isinstance(content, dict | list):
+        import json
+
+        try:
+            return json.dumps(content).encode()
+        except (TypeError, ValueError, RecursionError):
+            return None
+    return None
+
+
+def flush() -> bool:
+    """Whether everything printed has left this process."""
+    done = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            done = False
+    return done
+
+
+class Display:
+    """`display()` of one interpreter."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def show(self, value: object, *, is_value: bool = False) -> None:
+        """To the host. In a fork there is no line to it: then it is printed."""
+        shown = representations(value)
+        if not self._line.ours:
+            print(shown[0][1].decode("utf-8", "replace"))
+            return
+        flush()
+        sizes = [[mime, len(data)] for mime, data in shown]
+        self._line.send({"m": "display", "value": is_value, "mimes": sizes}, b"".join(data for _, data in shown))
+
+    def install(self) -> None:
+        def display(*values: object) -> None:
+            for value in values:
+                self.show(value)
+
+        builtins.display = display  # type: ignore[attr-defined]  # what guests expect to find there
+        sys.meta_path.insert(0, _PyplotFinder(self))
+        if "matplotlib.pyplot" in sys.modules:
+            self.take_over(sys.modules["matplotlib.pyplot"])
+
+    # figures
+
+    def take_over(self, pyplot: Any) -> None:
+        """`show()` shows to the host: there is no screen."""
+
+        def show(*_: object, **__: object) -> None:
+            self.show_figures()
+
+        pyplot.show = show
+
+    def show_figures(self) -> None:
+        """Every open figure, then close it: after a cell nothing is left to be shown again."""
+        pyplot: Any = sys.modules.get("matplotlib.pyplot")
+        helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
+        if pyplot is None or helpers is None or not self._line.ours:
+            return
+        for manager in helpers.Gcf.get_all_fig_managers():
+            self.show(manager.canvas.figure)
+        pyplot.close("all")
+
+
+def _is_figure(value: object) -> bool:
+    figure: Any = sys.modules.get("matplotlib.figure")
+    return figure is not None and isinstance(value, figure.Figure)
+
+
+def _drawn(figure: Any) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    figure.savefig(file, format="png", bbox_inches="tight")
+    return file.getvalue()
+
+
+class _PyplotFinder:
+    """Waits for the import of pyplot. Looks at nothing else."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        if name != "matplotlib.pyplot":
+            return None
+        sys.meta_path.remove(self)
+        import importlib.util
+
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self._display.take_over(module)
+
+        vars(spec.loader)["exec_module"] = exec_module
+        return spec

@@ -1,0 +1,79 @@
+"""Bytes on their way into a guest: held while it does not take them, dropped when nobody reads them any more."""
+
+from __future__ import annotations
+
+import os
+import select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .guestd import Guestd
+
+_PIECE = 1 << 16
+_END_OF_INPUT = b"\x04"  # what Ctrl-D is on a terminal
+
+
+class Feed:
+    """One descriptor that is written to. `number`: of the job whose stdin it is, which the host counts; else 0."""
+
+    def __init__(self, guestd: Guestd, number: int) -> None:
+        self._guestd = guestd
+        self._number = number
+        self._fd = -1
+        self._terminal = False
+        self._pending = bytearray()
+        self._ended = False
+        self._closed = False
+
+    def open(self, fd: int, *, terminal: bool = False) -> None:
+        """From now on it goes to `fd`, which is ours to close."""
+        os.set_blocking(fd, False)
+        self._fd, self._terminal = fd, terminal
+        if self._pending or self._ended:
+            self._push()
+
+    def write(self, data: bytes) -> None:
+        if not self._ended and not self._closed:
+            self._pending += data
+            self._push()
+
+    def end(self) -> None:
+        """No more will come: close it when all is written. On a terminal the end is a character."""
+        if self._terminal and not self._ended:
+            self._pending += _END_OF_INPUT
+        self._ended = True
+        self._push()
+
+    def close(self) -> None:
+        self._closed = True
+        self._pending.clear()
+        if self._fd >= 0:
+            self._guestd.unwatch(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _push(self) -> None:
+        if self._fd < 0:
+            return
+        taken = 0
+        try:
+            while self._pending:
+                count = os.write(self._fd, self._pending[:_PIECE])
+                del self._pending[:count]
+                taken += count
+        except BlockingIOError:
+            self._guestd.unwatch(self._fd)
+            self._guestd.watch(self._fd, select.EPOLLOUT, lambda _: self._push())
+        except OSError:  # EPIPE, on a terminal EIO: nobody reads any more
+            self.close()
+            if self._number:
+                self._guestd.say(ev="stdin-closed", id=self._number)
+            return
+        if taken and self._number:
+            self._guestd.say(ev="took", id=self._number, bytes=taken)
+        if self._pending:
+            return
+        if self._ended and not self._terminal:
+            self.close()
+        else:
+            self._guestd.unwatch(self._fd)

@@ -1,0 +1,178 @@
+"""Owns the loop of a session: an interpreter that is kept alive and executes the host's cells, one at a time.
+
+It is a guest process: every right is gone before the first cell, and what it says about itself is data.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # as in lean
+import builtins
+import io
+import os
+import sys
+
+from . import cells as executing
+from . import pycode
+from .display import flush
+from .line import Line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any, NoReturn
+
+    from .shapes import Work
+
+
+def serve(job: Work, line_fd: int) -> int:
+    """Until the host has no more cells. The process's exit code."""
+    line = Line(line_fd)
+    pycode.prepare(job)
+    return Session(line, list(job.get("tools", []))).serve()
+
+
+class Session:
+    def __init__(self, line: Line, tools: list[str]) -> None:
+        self._line = line
+        self._cells = executing.Cells(line)
+        self._interruptible = False
+        self._interrupted = False
+        self._calls = 0
+        self._number = 0
+        self._input = _Input(self)
+        self._tools = tools
+
+    def serve(self) -> int:
+        self._cells.install()
+        _signal.signal(_signal.SIGINT, self._on_interrupt)
+        for name in self._tools:
+            self._cells.main.__dict__[name] = self._tool(name)
+        while True:
+            received = self._line.receive()
+            if received is None:
+                return 0
+            message, data = received
+            if message["m"] == "cell":
+                self._cell(message, data)
+            elif message["m"] == "copied":
+                self._copied(message)
+
+    def _on_interrupt(self, _: int, __: FrameType | None) -> None:
+        if self._interruptible and not self._line.busy:
+            raise KeyboardInterrupt
+        self._interrupted = self._interruptible
+
+    def _cell(self, message: dict[str, Any], data: bytes) -> None:
+        self._number = message["n"]
+        code = data[: message["code"]].decode("utf-8", "surrogatepass")
+        before = {name: os.environ.get(name) for name in message["env"]}
+        os.environ.update(message["env"])
+        self._input.begin(None if message["stdin"] is None else data[message["code"] :], asks=message["asks"])
+        says: dict[str, object] = {"exit": None, "exception": None}
+        try:
+            self._interruptible, self._interrupted = True, False
+            says = self._cells.execute(code, f"<cell {self._number}>")
+            self._interruptible = False
+        except KeyboardInterrupt:  # it came between the end of the cell and this line
+            self._interruptible = False
+        flush()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        self._line.send({"m": "done", "n": self._number, **says})
+
+    def _copied(self, message: dict[str, Any]) -> None:
+        """This memory was put into another sandbox: what a child does after a fork, and new randomness (H11)."""
+        import ctypes
+
+        ctypes.pythonapi.PyOS_BeforeFork()
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        self._line.adopt()
+        executing.new_randomness()
+        self._line.send({"m": "done", "n": message["n"], "exit": None, "exception": None})
+
+    # what guest code may ask of the host
+
+    def ask(self, message: dict[str, object], data: bytes, answer: str) -> tuple[dict[str, Any], bytes] | None:
+        """Say something and wait for the host's answer of that kind. None when there will be none."""
+        if not self._line.ours:
+            return None
+        self._line.send(message, data)
+        while True:
+            received = self._line.receive()
+            if received is None or received[0]["m"] == answer:
+                return received
+
+    def _tool(self, name: str) -> Callable[..., object]:
+        def tool(*args: object, **kwargs: object) -> object:
+            import json
+
+            self._calls += 1
+            data = json.dumps({"args": args, "kwargs": kwargs}).encode()
+            answer = self.ask({"m": "call", "id": self._calls, "name": name}, data, "answer")
+            if answer is None:
+                raise RuntimeError(f"{name}: the host is gone")
+            if not answer[0]["ok"]:
+                raise RuntimeError(str(answer[0]["error"]))
+            return json.loads(answer[1])
+
+        tool.__name__ = tool.__qualname__ = name
+        return tool
+
+
+class _Input(io.TextIOBase):
+    """Standard input of a session: what came with the cell, or what the host is asked for, line by line."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._text = io.StringIO()
+        self._asks = False
+
+    def begin(self, data: bytes | None, *, asks: bool) -> None:
+        self._text = io.StringIO((data or b"").decode("utf-8", "replace"))
+        self._asks = asks
+        sys.stdin = self
+        builtins.input = self._input
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 0
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # as of every text file that is open
+        return "utf-8"
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # io's own stub allows None
+        return self._line("", size)
+
+    def read(self, size: int | None = -1, /) -> str:
+        if not self._asks:
+            return self._text.read(-1 if size is None else size)
+        return "".join(iter(self.readline, ""))
+
+    def _line(self, prompt: str, size: int = -1) -> str:
+        line = self._text.readline(size)
+        if line or not self._asks:
+            return line
+        answer = self._session.ask({"m": "prompt"}, prompt[: 1 << 16].encode("utf-8", "replace"), "input")
+        if answer is None or answer[0]["eof"]:
+            return ""
+        self._text = io.StringIO(answer[1].decode("utf-8", "replace"))
+        return self._text.readline(size)
+
+    def _input(self, prompt: object = "", /) -> str:
+        shown = str(prompt)
+        if shown and not self._asks:
+            print(shown, end="", flush=True)
+        flush()
+        line = self._line(shown)
+        if not line:
+            raise EOFError("EOF when reading a line")
+        return line.removesuffix("\n")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("standard input cannot be pickled")

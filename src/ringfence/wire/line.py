@@ -1,0 +1,111 @@
+"""Parses what an interpreter that runs guest code says on its line: guest-made from the first byte to the last (J02).
+
+A message is a length of JSON, a length of bytes, the JSON, the bytes. Every field is checked against the shape of its
+message, and sizes are capped before anything is kept.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ringfence.guest import lean
+from ringfence.values import Struct, final
+from ringfence.wire.frames import WireError, strict_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HEADER = struct.Struct("<II")
+MAX_JSON = 1 << 18
+MAX_BYTES = 1 << 24
+_MAX_REPRESENTATIONS = 32
+_MAX_MIME = 100
+_NONE = type(None)
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "display": {"value": (bool,), "mimes": (list,)},
+    "prompt": {},
+    "call": {"id": (int,), "name": (str,)},
+    "done": {"n": (int,), "exit": (int, _NONE), "exception": (dict, _NONE)},
+}
+
+
+@final
+class Said(Struct):
+    """One message of the guest's."""
+
+    kind: str
+    fields: Mapping[str, object]
+    data: bytes
+
+
+def pack(message: Mapping[str, object], data: bytes = b"") -> bytes:
+    text = lean.dumps(dict(message))
+    return _HEADER.pack(len(text), len(data)) + text + data
+
+
+class Reader:
+    """Cuts a line into messages. Holds at most one that is not complete."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Said]:
+        """Every message that is complete now. Raises WireError for anything that our own code would not send."""
+        buffer = self._buffer
+        buffer += data
+        found = []
+        start = 0
+        while len(buffer) - start >= _HEADER.size:
+            text, blob = _HEADER.unpack_from(buffer, start)
+            if text > MAX_JSON or blob > MAX_BYTES:
+                raise WireError(f"a message of {text + blob} bytes")
+            body = start + _HEADER.size
+            if len(buffer) < body + text + blob:
+                break
+            found.append(_checked(bytes(buffer[body : body + text]), bytes(buffer[body + text : body + text + blob])))
+            start = body + text + blob
+        del buffer[:start]
+        return found
+
+
+def _checked(text: bytes, data: bytes) -> Said:
+    message = strict_json(text)
+    kind = message.get("m") if isinstance(message, dict) else None
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None or not isinstance(message, dict) or set(message) != {"m", *fields}:
+        raise WireError("a message that is none of ours")
+    for name, types in fields.items():
+        if type(message[name]) not in types:
+            raise WireError(f"a {kind} message whose {name} has another type")
+    if kind == "display":
+        _check_mimes(message["mimes"], len(data))
+    elif kind != "prompt" and kind != "call" and data:
+        raise WireError(f"a {kind} message with bytes")
+    return Said(str(kind), message, data)
+
+
+def _check_mimes(mimes: list[object], size: int) -> None:
+    if not 1 <= len(mimes) <= _MAX_REPRESENTATIONS:
+        raise WireError("too few or too many representations")
+    for entry in mimes:
+        if not isinstance(entry, list) or [type(part) for part in entry] != [str, int]:
+            raise WireError("a representation that is not a type and a size")
+        if not 0 < len(entry[0]) <= _MAX_MIME or not entry[0].isascii() or not entry[0].isprintable():
+            raise WireError("a representation without a proper type")
+        if not 0 <= entry[1] <= size:
+            raise WireError("a representation of another size")
+    if sum(entry[1] for entry in mimes if isinstance(entry, list)) != size:
+        raise WireError("representations of another size than their bytes")
+
+
+def representations(said: Said) -> dict[str, bytes]:
+    """Of a display message, by MIME type."""
+    found: dict[str, bytes] = {}
+    start = 0
+    mimes = said.fields["mimes"]
+    assert isinstance(mimes, list)
+    for mime, size in mimes:
+        found[mime] = said.data[start : start + size]
+        start += size
+    return found
