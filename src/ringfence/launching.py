@@ -60,6 +60,23 @@ class ProcessLauncher:
         """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
         made = self.process_plan()
         _warn_if_weaker(made)
+        if made.box["outlets"] is None:
+            return self._launch(made)
+        from ringfence.network.gateway import service
+
+        gateway = service()
+        gateway.start()  # its thread imports what it needs while the sandbox is built
+        box = self._launch(made)
+        try:
+            listeners, box.listeners = box.listeners, []
+            box.outlet = gateway.register(self.policy.network, self.policy.secrets, listeners)
+            box.env = {**box.env, **box.outlet.env}
+        except BaseException:
+            box.close()
+            raise
+        return box
+
+    def _launch(self, made: ProcessPlan) -> ProcessBox:
         if self.policy.mounts:
             return self._launch_with_mounts(made)
         return _pool(self.image).take(made)
@@ -136,9 +153,27 @@ def _refuse_later(policy: Policy) -> None:
     if policy.limits.on_idle == "pause":
         raise UnsupportedError(f'on_idle = "pause" {_LATER}', code="pause", fix='on_idle = "close"')
     if network.allow or network.rules:
-        raise UnsupportedError(f"network access {_LATER}", code="network", fix="leave [network] empty")
-    if policy.secrets:
-        raise UnsupportedError(f"secrets {_LATER}: they need network access", code="secrets", fix="leave them out")
+        _check_network(policy)
+
+
+def _check_network(policy: Policy) -> None:
+    from ringfence.policy.reach import MOST_PORTS, RESOLVER_PORT, listening_ports
+
+    ports = listening_ports(policy.network)
+    if RESOLVER_PORT in ports:
+        raise PolicyError(
+            f"port {RESOLVER_PORT} cannot be permitted: inside, the resolver has it",
+            key="network.ports",
+            fix="remove it; names are looked up without it",
+        )
+    if len(ports) > MOST_PORTS:
+        raise PolicyError(f"the network names {len(ports)} ports; the most is {MOST_PORTS}", key="network.ports")
+    if policy.secrets or any(rule.protocol == "tls" and (rule.methods or rule.paths) for rule in policy.network.rules):
+        raise UnsupportedError(
+            f"secrets and rules with methods or paths for TLS {_LATER}",
+            code="intercept",
+            fix='leave them out, or permit the host as a whole: network.allow = ["host"]',
+        )
 
 
 def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> ProcessPlan:

@@ -11,12 +11,36 @@ if TYPE_CHECKING:
     from ringfence.plan.model import Plan
     from ringfence.results import Denial, Enforcement, Usage
 
+    class Outlet(Protocol):
+        """A sandbox's registration at the gateway, as its box knows it."""
+
+        env: Mapping[str, str]  # variables that belong to this sandbox alone: placeholders of secrets, its authority
+
+        def add_to(self, usage: Usage) -> Usage:
+            """With what went over the network so far."""
+
+        def mark(self) -> int:
+            """Where the list of denials ends now."""
+
+        def denials(self, after: int) -> tuple[Denial, ...]:
+            """What was refused since that mark, equal ones as one with a count."""
+
+        def close(self) -> None:
+            """Cut every connection and answer no more. Does not wait. Idempotent."""
+
+        def abandon(self) -> None:
+            """The caller closed our descriptors: close none again."""
+
+        def forget(self) -> None:
+            """In a forked child of the library: close this copy of the listeners."""
+
     class Box(Protocol):
         """One sandbox that has been started and has run nothing yet."""
 
         channel: socket.socket
         enforcement: Enforcement
         env: Mapping[str, str]
+        outlet: Outlet | None  # None: no network
         python: Mapping[str, object]  # what a Python job needs besides its code
 
         def usage(self) -> tuple[Usage, bool]:

@@ -116,24 +116,28 @@ class Forker:
         shared = self._plans[order["plan_id"]]
         fence = {**shared["fence"], "affinity": order["affinity"]}
         plan: Plan = {**shared, "owner": order["owner"], "fence": fence}  # type: ignore[typeddict-item]
+        listeners = fds.pop() if order["listeners"] else -1
         making = Making(order["box"], plan, fds)
         self._made[making.number] = making
         try:
-            self._make_init(making)
+            self._make_init(making, listeners)
             if plan["as_root"]:
                 self._make_spawner(making)  # now, so that it joins its cgroup while PID 1 builds
         except OSError as error:
             self._say_failed(making, failure(error))
             return
+        finally:
+            if listeners >= 0:
+                os.close(listeners)
         assert making.init is not None
         building[making.init.fileno()] = making
         self._poll.register(making.init, select.POLLIN)
 
-    def _make_init(self, making: Making) -> None:
+    def _make_init(self, making: Making, listeners: int) -> None:
         ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
         making.init_pid, making.init_pidfd = k.clone(making.plan["namespaces"] | k.CLONE_PARENT)
         if making.init_pid == 0:
-            _child(lambda: init.run(theirs, making.plan, self._proc), theirs)
+            _child(lambda: init.run(theirs, making.plan, self._proc, listeners), theirs)
         theirs.close()
         making.init = ours
 

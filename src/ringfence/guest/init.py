@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 
-from . import box, fence, kernel, lean
+from . import box, fence, kernel, lean, outlets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ _DOORS = {
 }
 
 
-def run(sock: socket, plan: Plan, outer_proc: int) -> NoReturn:
+def run(sock: socket, plan: Plan, outer_proc: int, listeners: int) -> NoReturn:
     """The first process in new namespaces: build what belongs to this sandbox alone, give up all rights, serve."""
     kernel.set_name("rf-init")
     kernel.die_with_parent()  # and again when our uid has changed, which takes it back
-    kernel.close_all_but([sock.fileno(), outer_proc])  # with the forker's end open here, we would never see it go (D15)
+    kernel.close_all_but(
+        [sock.fileno(), outer_proc, listeners]
+    )  # with the forker's end open here, we would never see it go (D15)
     as_root, namespaces = plan["as_root"], plan["namespaces"]
     owner = plan["owner"] if as_root else 1000
     if not as_root:
@@ -45,6 +47,8 @@ def run(sock: socket, plan: Plan, outer_proc: int) -> NoReturn:
         lean.set_host_name("ringfence")
     if namespaces & kernel.CLONE_NEWNET:
         box.bring_up_loopback()
+        if plan["outlets"] is not None:
+            outlets.make(plan["outlets"], listeners)  # while we may: the resolver's port is below 1024
     box.mount_proc()
     sys_directory = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # before it becomes read-only
     box.mount_private(plan["sizes"], owner=owner, ops=plan["ops"], idmap=_idmapper(owner))

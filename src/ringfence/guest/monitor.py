@@ -168,13 +168,14 @@ class Monitor:
             "affinity": request["affinity"],
             "plan_id": request["plan_id"],
             "plan": request["plan"],
+            "listeners": "listeners" in request["fds"],
         }
-        join = [fd for name, fd in named if name == "join"]
+        theirs = [fd for wanted in ("join", "listeners") for name, fd in named if name == wanted]
         try:
-            lean.send_fds(self._maker, lean.dumps(order), join)
+            lean.send_fds(self._maker, lean.dumps(order), theirs)
         except OSError as error:
             self._boxes[number].failed(f"the forker is gone: {error}", None, [])
-        for fd in join:
+        for fd in theirs:
             os.close(fd)
 
     def _on_library_gone(self, _: int) -> None:

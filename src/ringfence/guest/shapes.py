@@ -25,6 +25,13 @@ class Fence(TypedDict):
     cgroup_namespace: bool
 
 
+class Outlets(TypedDict):
+    """What a sandbox with a network listens on for the gateway."""
+
+    ports: list[int]
+    proxy: int
+
+
 class Plan(TypedDict):
     """One sandbox. `owner` and the fence's `affinity` come with each."""
 
@@ -36,6 +43,7 @@ class Plan(TypedDict):
     proc_masks: bool
     sizes: dict[str, str]
     ops: list[Op]
+    outlets: Outlets | None
     fence: Fence
 
 
@@ -72,7 +80,7 @@ class Launch(TypedDict):
     affinity: list[int]
     plan_id: int
     plan: Plan | None  # None: sent before under the same number
-    fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid
+    fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid, listeners
 
 
 class Order(TypedDict):
@@ -84,6 +92,7 @@ class Order(TypedDict):
     affinity: list[int]
     plan_id: int
     plan: Plan | None
+    listeners: bool  # the last descriptor is the channel that the sandbox's listeners go by
 
 
 class Work(TypedDict, total=False):

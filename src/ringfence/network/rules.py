@@ -17,15 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
+    from ringfence.network.swapping import Vault
     from ringfence.policy.hosts import HostPattern
     from ringfence.policy.model import Network, Rule
-    from ringfence.policy.secrets import Secret
     from ringfence.values import Protocol
 
-_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-_PATH = _UNRESERVED | frozenset("/!$&'()*+,;=:@%")
-_HEX = frozenset("0123456789abcdefABCDEF")
-_LONGEST_PATH = 8192
 # A server that honours one of these runs another method than the one that was checked (G23).
 OVERRIDES = frozenset([b"x-http-method", b"x-http-method-override", b"x-method-override"])
 
@@ -121,57 +117,39 @@ def decide(network: Network, name: str, port: int) -> Verdict:
     return compiled(network).decide(name, port)
 
 
-def intercepted(target: Target, secrets: tuple[Secret, ...]) -> bool:
+def intercepted(target: Target, vault: Vault) -> bool:
     """Whether requests to it must be seen: a rule looks at them, or a secret is for them."""
     rule = target.rule
     if rule is not None and rule.protocol != "tls":
         return False
     if rule is not None and (rule.methods or rule.paths):
         return True
-    patterns = [parse_pattern(host) for secret in secrets for host in secret.hosts]
-    return any(pattern.matches(target.name) and pattern.port in (None, target.port) for pattern in patterns)
+    return vault.serves(target.name, target.port)
 
 
-def check_request(rule: Rule | None, method: str, target: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raises Refusal when the rule does not permit this request. `target` is the path with its query, as sent."""
+def check_request(rule: Rule | None, method: str, target: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The request target to send: `target`, or its canonical form where a rule looks at paths. Raises Refusal."""
     if method in ("CONNECT", "TRACE"):
         raise Refusal("net.method", f"{method} is never forwarded")
-    if rule is None or not (rule.methods or rule.paths):
-        return
+    if rule is None:
+        return target
     if rule.methods and method not in rule.methods:
         line = f'methods = [..., "{method}"] in the rule for {rule.host}'
         raise Refusal("net.method", f"{method} is not permitted for {rule.host}", allow=line)
     if rule.methods and any(name.lower() in OVERRIDES for name, _ in headers):
         raise Refusal("net.method", f"a header that names another method is not permitted for {rule.host}")
-    if rule.paths:
-        try:
-            path = canonical_path(target)
-        except ValueError as error:
-            raise Refusal("net.path", f"the path has no single meaning: {error}") from None
-        if not path.startswith(tuple(rule.paths)):
-            line = f'paths = [..., "{path}"] in the rule for {rule.host}'
-            raise Refusal("net.path", f"the path is not permitted for {rule.host}", allow=line)
+    return _check_path(rule, target) if rule.paths else target
 
 
-def canonical_path(target: str) -> str:
-    """The path of a request target in the spelling that policy paths have; ValueError where two readings exist."""
-    path = target.partition("?")[0]
-    if not path.startswith("/") or len(path) > _LONGEST_PATH:
-        raise ValueError("it does not start with a slash, or is too long")
-    if not _PATH.issuperset(path):
-        raise ValueError("it holds characters that a URL path cannot")
-    first, *escapes = path.split("%")
-    whole = first + "".join(_unescaped(part) for part in escapes)
-    parts = whole.split("/")
-    if "" in parts[1:-1] or "." in parts or ".." in parts:
-        raise ValueError("it has empty, . or .. parts")
-    return whole
+def _check_path(rule: Rule, target: str) -> str:
+    from ringfence.network.paths import canonical_path, permitted, split_target
 
-
-def _unescaped(part: str) -> str:
-    if len(part) < 2 or not _HEX.issuperset(part[:2]):
-        raise ValueError("a percent sign is not followed by two hex digits")
-    char = chr(int(part[:2], 16))
-    if char in "/\\%" or char < " " or char == "\x7f":
-        raise ValueError("it hides a slash, a percent sign or a control character")
-    return (char if char in _UNRESERVED else f"%{part[:2].upper()}") + part[2:]
+    try:
+        path, query = split_target(target)
+        fits, canonical = permitted(path, rule.paths), canonical_path(path)
+    except ValueError as error:
+        raise Refusal("net.path", f"the request is refused: {error}") from None
+    if not fits:
+        line = f'paths = [..., "{canonical}"] in the rule for {rule.host}'
+        raise Refusal("net.path", f"the path is not permitted for {rule.host}", allow=line)
+    return canonical + query

@@ -41,6 +41,13 @@ class Refusal(Exception):  # noqa: N818  # it is the policy's answer, not an err
         self.message = message  # one sentence, shown to the guest: nothing of the host in it (H10)
         self.allow = allow  # the policy line that would permit it; None: never
         self.verdict = verdict
+        self.host_message = message
+        self.host_allow = allow
+
+    def for_host(self, message: str, allow: str | None) -> None:
+        """What the caller's log and denials say instead: there, an address of the host's network is no leak."""
+        self.host_message = message
+        self.host_allow = allow
 
     @property
     def kind(self) -> Literal["network", "secret"]:

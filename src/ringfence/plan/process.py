@@ -41,13 +41,14 @@ def plan_process(
             "proc_masks": True,
             "sizes": _sizes(limits, shm, _made_in_tmp(view.box)),
             "ops": box_ops,
+            "outlets": _outlets(policy),
             "fence": _fence(policy, facts),
         },
         memory_bytes=limits.memory + 2 * _whole_pages(limits.disk) + _whole_pages(shm),
         processes=limits.processes,
         cpus=limits.cpus,
-        env={**_environment(view), **image_env, **policy.env},
-        enforcement=_enforcement(facts),
+        env={**_environment(view), **_proxies(policy), **image_env, **policy.env},
+        enforcement=_enforcement(facts, policy),
         shown=view.shown,
         protected=view.protected,
         shared=not policy.mounts and policy.commands == "any",
@@ -134,16 +135,41 @@ def _environment(view: View) -> dict[str, str]:
     return {"PATH": view.path, "HOME": HOME, "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}  # inside
 
 
+def has_network(policy: Policy) -> bool:
+    """Whether anything can be reached at all. An empty list allows nothing."""
+    return bool(policy.network.allow or policy.network.rules)
+
+
+def _outlets(policy: Policy) -> dict[str, object] | None:
+    if not has_network(policy):
+        return None
+    from ringfence.policy.reach import listening_ports, proxy_port
+
+    return {"ports": list(listening_ports(policy.network)), "proxy": proxy_port(policy.network)}
+
+
+def _proxies(policy: Policy) -> dict[str, str]:
+    """For programs that know proxies. An HTTP proxy for all of them: SOCKS would need a library of its own."""
+    if not has_network(policy):
+        return {}
+    from ringfence.policy.reach import proxy_port
+
+    proxy = f"http://127.0.0.1:{proxy_port(policy.network)}"
+    own = "localhost,127.0.0.1,::1"
+    upper = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "ALL_PROXY": proxy, "NO_PROXY": own}
+    return {**upper, **{name.lower(): value for name, value in upper.items()}}
+
+
 def _full(mechanism: str, note: str = "") -> Control:
     return Control(mechanism, "full", note)
 
 
-def _enforcement(facts: HostFacts) -> Enforcement:
+def _enforcement(facts: HostFacts, policy: Policy) -> Enforcement:
     landlock = f" + Landlock ABI {facts.landlock_abi}" if facts.landlock_abi else ""
     pids = f" + {facts.pids_by}" if facts.pids_by else ""
     return Enforcement(
         files=_full(f"mount namespace + read-only root{landlock}"),
-        network=_full("empty network namespace"),
+        network=_network(policy),
         processes=_full(f"pid namespace + RLIMIT_NPROC in a user namespace{pids}"),
         syscalls=_full("seccomp allow-list"),
         privileges=_full("user namespace, no capabilities, no_new_privs"),
@@ -153,6 +179,12 @@ def _enforcement(facts: HostFacts) -> Enforcement:
         disk=_full("tmpfs size and inodes"),
         output=_full("host keeps the first and last half"),
     )
+
+
+def _network(policy: Policy) -> Control:
+    if not has_network(policy):
+        return _full("empty network namespace")
+    return Control("network namespace without a card + gateway by name", "full", reports=True)
 
 
 def _cpu(facts: HostFacts) -> Control:

@@ -16,6 +16,24 @@ def ports_of(pattern: HostPattern, network: Network) -> frozenset[int]:
     return frozenset(network.ports if pattern.port is None else (pattern.port,))
 
 
+PROXY_PORT = 3128
+RESOLVER_PORT = 53
+MOST_PORTS = 200  # each is a listener in every sandbox
+
+
+def listening_ports(network: Network) -> tuple[int, ...]:
+    """Every port on which some host may be reachable, sorted."""
+    patterns = [*allow_patterns(network), *(parse_pattern(rule.host) for rule in network.rules)]
+    found = set(network.ports) if network.allow == "public" else set()
+    return tuple(sorted(found.union(*(ports_of(pattern, network) for pattern in patterns))))
+
+
+def proxy_port(network: Network) -> int:
+    """Where the proxy listens inside: no port that stands for hosts."""
+    taken = listening_ports(network)
+    return next(port for port in range(PROXY_PORT, 65536) if port not in taken)
+
+
 def check_secrets(policy: Policy) -> None:
     """Each secret is named once, is not also a plain variable, and goes only where TLS carries it."""
     seen = set()

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from socket import socket
 
+    from ringfence.backends.base import Outlet
     from ringfence.backends.process.cgroup_base import Group
     from ringfence.backends.process.uids import HeldUid
     from ringfence.plan.model import ProcessPlan
     from ringfence.results import Denial, Enforcement
 
 START_S = 10.0
+MOST_LISTENERS = 250  # descriptors in one packet: the kernel's own limit is 253
 _END_S = 5.0
 
 
@@ -54,6 +56,9 @@ class ProcessBox:
         self._destroyed = threading.Event()
         self._findings: tuple[Denial, ...] = ()
         self.on_destroyed: list[Callable[[], None]] = []
+        self.outlet_channel: socket | None = None  # with a network: what PID 1 sends the listeners by
+        self.outlet: Outlet | None = None
+        self.listeners: list[int] = []  # resolver by UDP, by TCP, proxy, then each port of the plan; for the gateway
 
     def wait_ready(self, deadline: float) -> None:
         """Raises UnsupportedError when the host refused a step, StartTimeoutError, or SandboxLostError."""
@@ -71,6 +76,8 @@ class ProcessBox:
                 raise SandboxLostError(f"the sandbox's monitor sent {error}", fix="try again") from None
             if arrived:
                 self._begin(arrived[0])
+                if self.outlet_channel is not None:
+                    self._take_listeners(self.outlet_channel)
                 if len(arrived) > 1 or self._hung_up():  # a spare may have died while it waited
                     raise SandboxLostError("the sandbox ended before it was used", fix="try again")
                 return
@@ -86,6 +93,17 @@ class ProcessBox:
             self._init_pidfd = os.pidfd_open(pid)
         except (OSError, OverflowError):
             raise SandboxLostError("the sandbox ended as soon as it was built", fix="try again") from None
+
+    def _take_listeners(self, channel: socket) -> None:
+        """PID 1 sent them before anybody said "ready"."""
+        self.outlet_channel = None
+        try:
+            channel.setblocking(False)
+            _, self.listeners = lean.recv_fds(channel, 64, MOST_LISTENERS)
+        except BlockingIOError:
+            raise SandboxLostError("the sandbox came without its listeners", fix="try again") from None
+        finally:
+            channel.close()
 
     @property
     def ready_now(self) -> bool:
@@ -103,11 +121,14 @@ class ProcessBox:
 
     def usage(self) -> tuple[Usage, bool]:
         if self._group is None:
-            return Usage(), False
+            return self._with_traffic(Usage()), False
         used = self._group.usage()
         before, self._ooms = self._ooms, used.oom_kills or 0
         usage = Usage(cpu_s=used.cpu_s, memory_peak_bytes=used.memory_peak_bytes, processes_peak=used.processes_peak)
-        return usage, self._ooms > before
+        return self._with_traffic(usage), self._ooms > before
+
+    def _with_traffic(self, usage: Usage) -> Usage:
+        return usage if self.outlet is None else self.outlet.add_to(usage)
 
     def kill(self) -> None:
         """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""
@@ -120,11 +141,22 @@ class ProcessBox:
             return
         self._closed = True
         self.kill()
+        self._drop_outlet()
         try:
             self.channel.shutdown(1)
         except OSError:
             pass
         self._retire(self)
+
+    def _drop_outlet(self) -> None:
+        """Nobody answers inside any more. The listeners hold the network namespace: they go first."""
+        if self.outlet is not None:
+            self.outlet.close()
+        if self.outlet_channel is not None:
+            self.outlet_channel.close()
+        for fd in self.listeners:
+            os.close(fd)
+        self.listeners = []
 
     def destroy(self) -> None:
         """Wait for the end, then remove what is left. Called once, by whoever `retire` gave it to."""
@@ -162,6 +194,10 @@ class ProcessBox:
         self._closed = True
         self.channel.detach()
         self._init_pidfd = -1
+        if self.outlet is not None:
+            self.outlet.abandon()
+        if self.outlet_channel is not None:
+            self.outlet_channel.detach()
         if self._uid is not None:
             self._uid.abandon()
 
@@ -174,6 +210,10 @@ class ProcessBox:
         """In a forked child of the library: the sandbox is not ours."""
         self._closed = True
         self.channel.close()
+        if self.outlet is not None:
+            self.outlet.forget()
+            self.outlet = None
+        self._drop_outlet()
         if self._init_pidfd >= 0:
             os.close(self._init_pidfd)
             self._init_pidfd = -1

@@ -23,8 +23,6 @@ from ringfence.guest.counts import OURS, RESERVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from socket import socket
-
     from ringfence.backends.process.cgroup import Group, Tree
     from ringfence.backends.process.uids import HeldUid
     from ringfence.plan.interpreter import Interpreter
@@ -118,12 +116,19 @@ class Pool:
         group = self._group(plan, box_id)
         uid = None
         ours, theirs = lean.pair(lean.SOCK_STREAM)
+        outlet = lean.pair(lean.SOCK_SEQPACKET) if plan.box["outlets"] is not None else None
         try:
             uid = uids.hold() if plan.box["as_root"] else None
             box = ProcessBox(plan, ours, {**self._python, "fresh": plan.fresh}, group=group, uid=uid, retire=self._do)
-            self._send(template, plan, number, theirs, group, uid)
+            sockets = [("channel", theirs.fileno())]
+            if outlet is not None:
+                box.outlet_channel = outlet[0]
+                sockets.append(("listeners", outlet[1].fileno()))
+            self._send(template, plan, number, sockets, group, uid)
         except BaseException:
             ours.close()
+            if outlet is not None:
+                outlet[0].close()
             if group is not None:
                 group.remove()
             if uid is not None:
@@ -131,6 +136,8 @@ class Pool:
             raise
         finally:
             theirs.close()
+            if outlet is not None:
+                outlet[1].close()
             if not plan.shared:
                 template.close()
         self._boxes.add(box)
@@ -142,12 +149,12 @@ class Pool:
         template: Template,
         plan: ProcessPlan,
         number: int,
-        theirs: socket,
+        sockets: list[tuple[str, int]],
         group: Group | None,
         uid: HeldUid | None,
     ) -> None:
         """Ask for the sandbox, with what is bound late: its uid, its CPUs, its cgroup."""
-        named: list[tuple[str, int | None]] = [("channel", theirs.fileno())]
+        named: list[tuple[str, int | None]] = [*sockets]
         opened: list[int | None] = []
         if group is not None:
             opened = [group.cpu_fd(), group.freezer_fd(), *group.join_fds()]

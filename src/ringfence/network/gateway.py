@@ -1,0 +1,263 @@
+"""The gateway: one event loop in one daemon thread of this process, serving every sandbox that registered.
+
+If it stops, nothing passes: connections are cut and nobody accepts. Started again, it serves the same registrations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable, Coroutine
+
+    from ringfence.network.dialling import Resolver
+    from ringfence.network.registration import Open, Registration
+    from ringfence.policy.model import Network
+    from ringfence.policy.secrets import Secret
+
+_ACCEPTS = 32  # before others have their turn
+_PAUSE_S = 0.05
+_ASK_S = 10.0
+_STREAM_RESOLVERS = 16  # DNS connections at once
+
+
+class Service:
+    """Safe from several threads. What needs asyncio is imported by the thread, while its caller builds a sandbox."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._waiting: list[Callable[[], None]] = []  # for a loop that is not there yet
+        self._registrations: set[Registration] = set()
+        self._resolver: Resolver | None = None
+        self.pid = os.getpid()
+
+    @property
+    def resolver(self) -> Resolver:
+        if self._resolver is None:
+            from ringfence.network.dialling import Resolver as Made
+
+            self._resolver = Made()
+        return self._resolver
+
+    # from any thread
+
+    def start(self) -> None:
+        """Idempotent. Returns at once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ringfence-gateway", daemon=True)
+                self._thread.start()
+
+    def register(self, network: Network, secrets: tuple[Secret, ...], listeners: list[int]) -> Registration:
+        """Takes the descriptors over. From here on, what connects to them is served."""
+        from ringfence.network.registration import Registration as Made
+
+        registration = Made(self, network, secrets, listeners)
+        with self._lock:
+            self._registrations.add(registration)
+        self.start()
+        self._soon(lambda: self._listen(registration))
+        return registration
+
+    def detach(self, registration: Registration) -> None:
+        """End it, without waiting."""
+        with self._lock:
+            self._registrations.discard(registration)
+            serving = self._thread is not None
+        if serving:
+            self._soon(lambda: self._forget(registration))
+        else:
+            registration.end()
+
+    def ask(self, work: Callable[[], None]) -> None:
+        """Have `work` done in the loop and wait for it. TimeoutError when the gateway does not answer."""
+        done = threading.Event()
+
+        def do() -> None:
+            work()
+            done.set()
+
+        self.start()
+        self._soon(do)
+        if not done.wait(_ASK_S):
+            raise TimeoutError("the gateway did not answer in time")
+
+    def stop(self) -> None:
+        """Cut every connection and accept no more; registrations stay. Waits for it."""
+        with self._lock:
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+
+        def halt() -> None:
+            assert self._loop is not None
+            self._loop.stop()
+
+        self._soon(halt)
+        thread.join(_ASK_S)
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._loop is None:
+                self._waiting.append(work)
+                return
+            self._loop.call_soon_threadsafe(work)
+
+    # the thread
+
+    def _run(self) -> None:
+        import asyncio
+
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        with self._lock:
+            self._loop = loop
+            waiting, self._waiting = self._waiting, []
+            known = list(self._registrations)
+        for registration in known:
+            self._listen(registration)
+        for work in waiting:
+            loop.call_soon(work)
+        try:
+            loop.run_forever()
+        finally:
+            self._wind_up(loop)
+
+    def _wind_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        import asyncio
+
+        with self._lock:
+            self._loop = self._thread = None
+        with contextlib.suppress(OSError):
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.close()
+
+    def _listen(self, registration: Registration) -> None:
+        """In the loop. Twice is nothing more than once."""
+        from ringfence.network import resolving
+
+        if registration.closed or self._loop is None:
+            return
+        datagrams, streams, proxy, *ports = registration.sockets
+        self._loop.add_reader(datagrams.fileno(), resolving.on_datagrams, registration, datagrams)
+        self._loop.add_reader(streams.fileno(), self._accept, registration, streams, _serve_resolver)
+        self._loop.add_reader(proxy.fileno(), self._accept, registration, proxy, _serve_proxy)
+        for listener in ports:
+            self._loop.add_reader(listener.fileno(), self._accept, registration, listener, _serve_name)
+
+    def _forget(self, registration: Registration) -> None:
+        assert self._loop is not None
+        for sock in registration.sockets:
+            if sock.fileno() >= 0:
+                self._loop.remove_reader(sock.fileno())
+        registration.end()
+
+    def _accept(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
+        for _ in range(_ACCEPTS):
+            if not registration.connections_rate.take():
+                self._pause(registration, listener, serve)
+                return
+            try:
+                sock, _peer = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # out of descriptors, or it was closed inside before we came
+                self._pause(registration, listener, serve)
+                return
+            sock.setblocking(False)
+            self._begin(registration, sock, listener, serve)
+
+    def _pause(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
+        """Nobody is refused: they wait in the kernel's queue."""
+        assert self._loop is not None
+        loop = self._loop
+        loop.remove_reader(listener.fileno())
+
+        def again() -> None:
+            if not registration.closed and listener.fileno() >= 0:
+                loop.add_reader(listener.fileno(), self._accept, registration, listener, serve)
+
+        loop.call_later(_PAUSE_S, again)
+
+    def _begin(self, registration: Registration, sock: socket.socket, listener: socket.socket, serve: _Serve) -> None:
+        from ringfence.network.registration import Open
+        from ringfence.network.splicing import reset
+        from ringfence.network.targets import Refusal
+
+        assert self._loop is not None
+        most = registration.network.connections
+        if len(registration.open) >= most + (_STREAM_RESOLVERS if serve is _serve_resolver else 0):
+            line = f"network.connections = {most * 2}"
+            refusal = Refusal("net.connections", f"{most} connections are open, the most there may be", allow=line)
+            registration.deny("*", 0, refusal)
+            reset(sock)
+            return
+        if serve is not _serve_resolver:
+            registration.book.connections += 1
+        starting: list[Open] = []
+
+        async def run() -> None:
+            await _guarded(serve, registration, starting[0], sock, listener)
+
+        one = Open(self._loop.create_task(run()))
+        starting.append(one)
+        registration.open.add(one)
+        one.task.add_done_callback(lambda _: registration.open.discard(one))
+
+
+if TYPE_CHECKING:
+    _Serve = Callable[["Registration", "Open", socket.socket, socket.socket], Coroutine[None, None, None]]
+
+
+async def _guarded(
+    serve: _Serve, registration: Registration, one: Open, sock: socket.socket, listener: socket.socket
+) -> None:
+    """Whatever goes wrong with one connection ends that connection."""
+    from ringfence.network.splicing import reset
+
+    try:
+        await serve(registration, one, sock, listener)
+    except OSError:
+        return  # a peer that went away in the middle of a word
+    finally:
+        reset(sock)
+
+
+async def _serve_resolver(registration: Registration, _one: Open, sock: socket.socket, _: socket.socket) -> None:
+    from ringfence.network.resolving import serve_stream
+
+    await serve_stream(registration, sock)
+
+
+async def _serve_proxy(registration: Registration, one: Open, sock: socket.socket, _: socket.socket) -> None:
+    from ringfence.network.proxy import serve_proxy
+
+    await serve_proxy(registration, one, sock)
+
+
+async def _serve_name(registration: Registration, one: Open, sock: socket.socket, listener: socket.socket) -> None:
+    from ringfence.network.serving import serve_name
+
+    await serve_name(registration, one, sock, listener.getsockname()[1])
+
+
+_services: list[Service] = []
+_services_lock = threading.Lock()
+
+
+def service() -> Service:
+    """The one of this process. A fork has its own: threads do not come along."""
+    with _services_lock:
+        if not _services or _services[0].pid != os.getpid():
+            _services[:] = [Service()]
+        return _services[0]

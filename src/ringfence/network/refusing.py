@@ -1,0 +1,72 @@
+"""How a client is told no, in the words of its own protocol: a 403 with a reason, a TLS alert, a reset."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from typing import TYPE_CHECKING
+
+from ringfence.network.splicing import reset
+
+if TYPE_CHECKING:
+    from ringfence.network.targets import Refusal
+
+_ACCESS_DENIED, _INTERNAL_ERROR, _UNRECOGNIZED_NAME = 49, 80, 112
+_BY_CODE = {"net.sni": _UNRECOGNIZED_NAME, "net.no-sni": _UNRECOGNIZED_NAME}
+_LINGER_S = 1.0
+_LINGER_BYTES = 1 << 18
+
+
+def status_of(refusal: Refusal) -> int:
+    """The policy's no is 403, a peer that cannot be had is 502, what is not HTTP as we read it is 400."""
+    if refusal.code == "net.bad-request":
+        return 400
+    return 403 if refusal.verdict == "denied" else 502
+
+
+def body(refusal: Refusal) -> bytes:
+    """For machines: what an agent needs to tell its user."""
+    told = {"code": refusal.code, "message": refusal.message, "allow": refusal.allow, "by": "ringfence"}
+    return json.dumps({"error": told}).encode() + b"\n"
+
+
+def http_response(refusal: Refusal) -> bytes:
+    """A whole response, after which the connection ends."""
+    status = status_of(refusal)
+    words = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway"}[status]
+    content = body(refusal)
+    return (
+        b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nx-ringfence-code: %s\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n%s"
+    ) % (status, words, refusal.code.encode(), len(content), content)
+
+
+def tls_alert(refusal: Refusal) -> bytes:
+    """A fatal alert in a record of its own."""
+    kind = _BY_CODE.get(refusal.code, _ACCESS_DENIED if refusal.verdict == "denied" else _INTERNAL_ERROR)
+    return bytes([21, 3, 3, 0, 2, 2, kind])
+
+
+async def say_and_close(sock: socket.socket, words: bytes) -> None:
+    """Send the last words and read what still comes for a moment: a reset would take the words back."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            await loop.sock_sendall(sock, words)
+            sock.shutdown(socket.SHUT_WR)
+            left = _LINGER_BYTES
+            while left > 0 and (data := await loop.sock_recv(sock, 1 << 14)):
+                left -= len(data)
+    sock.close()
+
+
+async def refuse(sock: socket.socket, first: bytes, refusal: Refusal) -> None:
+    """In the protocol that `first`, what the client has sent so far, is of."""
+    if first[:1] == b"\x16":
+        await say_and_close(sock, tls_alert(refusal))
+    elif first[:1].isalpha():
+        await say_and_close(sock, http_response(refusal))
+    else:
+        reset(sock)

@@ -1,0 +1,190 @@
+"""One sandbox at the gateway: its rules, names, budgets, log and open connections. Identity is its listeners.
+
+All but the methods that say so run in the gateway's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from ringfence.network import dialling, rules
+from ringfence.network.logbook import Logbook
+from ringfence.network.names import Names
+from ringfence.network.swapping import Vault
+from ringfence.network.targets import OverBudget, Refusal
+from ringfence.values import replace
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+    from ringfence.events import HostSummary, Request
+    from ringfence.network.authority import Authority
+    from ringfence.network.gateway import Service
+    from ringfence.network.targets import Entry, Target
+    from ringfence.policy.model import Network
+    from ringfence.policy.secrets import Secret
+    from ringfence.results import Denial, Usage
+
+_RATE = 2000.0  # connections, and DNS queries, a second
+_BURST = 4000.0
+
+
+class Bucket:
+    """A rate with a burst."""
+
+    def __init__(self) -> None:
+        self._left = _BURST
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        now = time.monotonic()
+        self._left = min(_BURST, self._left + (now - self._at) * _RATE)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class Open:
+    """A connection that is being served, for the rules of the next moment."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.verdict: rules.Verdict | None = None  # None: where it goes is not known yet
+        self.cut: Refusal | None = None  # why it was ended from here
+
+
+class Registration:
+    """Implements targets.Context for connections, and backends.base.Outlet for the sandbox's box."""
+
+    def __init__(self, service: Service, network: Network, secrets: tuple[Secret, ...], listeners: list[int]) -> None:
+        """Takes the descriptors over: resolver by UDP, resolver by TCP, proxy, then one for each port."""
+        self._service = service
+        self._network = network
+        self.vault = Vault(secrets)
+        self.env: Mapping[str, str] = self.vault.environment
+        self.rules = rules.compiled(network)
+        self.names = Names()
+        self.book = Logbook()
+        self.sockets = [socket.socket(fileno=fd) for fd in listeners]
+        self.ports = tuple(sock.getsockname()[1] for sock in self.sockets[3:])
+        self.open: set[Open] = set()
+        self.connections_rate = Bucket()
+        self.queries_rate = Bucket()
+        self.closed = False
+        self._authority: Authority | None = None
+        self._pid = os.getpid()
+
+    # for connections: targets.Context
+
+    @property
+    def network(self) -> Network:
+        return self._network
+
+    @property
+    def authority(self) -> Authority:
+        if self._authority is None:
+            from ringfence.network.authority import Authority as Made
+
+            self._authority = Made()
+        return self._authority
+
+    async def dial(self, target: Target) -> socket.socket:
+        return await dialling.dial(self._service.resolver, target, self._network.private)
+
+    def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> Entry:
+        entry = self.book.begin(target.name, target.port)
+        entry.rule = self.rules.decide(target.name, target.port).entry
+        entry.method, entry.path = method, path
+        return entry
+
+    def finish(self, entry: Entry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
+        if status is not None:
+            entry.status = status
+        self.book.finish(entry, refusal)
+
+    def deny(self, host: str, port: int, refusal: Refusal) -> None:
+        """A line for something that never became a connection."""
+        self.book.finish(self.book.begin(host, port), refusal)
+
+    def count_up(self, size: int) -> None:
+        if self.book.sent + size > self._network.upload:
+            raise _over("upload", self._network.upload)
+        self.book.sent += size
+
+    def count_down(self, size: int) -> None:
+        if self.book.received + size > self._network.download:
+            raise _over("download", self._network.download)
+        self.book.received += size
+
+    # live rules
+
+    def apply(self, network: Network) -> None:
+        """Replace the rules; what they no longer permit in the same way is cut now (G25)."""
+        self._network = network
+        self.rules = rules.compiled(network)
+        for one in list(self.open):
+            if one.verdict is None:
+                continue
+            target = one.verdict.target
+            now = self.rules.decide(target.name, target.port)
+            if not now.same_way(one.verdict):
+                one.cut = now.refusal or Refusal("net.rules-changed", f"the rules for {target} have changed")
+                one.task.cancel()
+
+    def set(self, network: Network) -> None:
+        """From any thread: returns when the new rules hold."""
+        self._service.ask(lambda: self.apply(network))
+
+    # for the box and its caller, from any thread: backends.base.Outlet
+
+    def requests(self, after: int) -> tuple[Request, ...]:
+        return self.book.log(after)
+
+    def summary(self) -> tuple[HostSummary, ...]:
+        return self.book.summary()
+
+    def add_to(self, usage: Usage) -> Usage:
+        book = self.book
+        return replace(usage, sent_bytes=book.sent, received_bytes=book.received, connections=book.connections)
+
+    def mark(self) -> int:
+        return self.book.mark()
+
+    def denials(self, after: int) -> tuple[Denial, ...]:
+        return self.book.denials(after)
+
+    def close(self) -> None:
+        """Cut every connection and close the listeners, without waiting. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self._service.detach(self)
+
+    def end(self) -> None:
+        """In the loop, or when there is none: nothing is left afterwards."""
+        for one in list(self.open):
+            one.task.cancel()
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                sock.close()
+
+    def abandon(self) -> None:
+        self.closed = True
+        for sock in self.sockets:
+            sock.detach()
+
+    def forget(self) -> None:
+        self.closed = True
+        for sock in self.sockets:
+            sock.close()
+
+
+def _over(name: str, limit: int) -> OverBudget:
+    line = f'network.{name} = "{limit * 2}"'
+    return OverBudget(f"net.{name}", f"the sandbox has used up its {name} of {limit} bytes", allow=line)
