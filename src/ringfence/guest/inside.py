@@ -351,6 +351,7 @@ class Inside:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"
         except OSError:
             return False  # it has ended, which is another event
+
     # pausing
 
     def freeze(self) -> bool:

@@ -79,7 +79,7 @@ async def _look(registration: Registration, one: Open, client: Client, upstream:
     elif rules.intercepted(verdict.target, registration.vault):
         if upstream is not None:
             upstream.close()
-        from ringfence.network.intercept import intercept  # type: ignore[import-not-found]  # remove with the module
+        from ringfence.network.intercept import intercept
 
         await intercept(client, verdict.target, registration)
     else:
