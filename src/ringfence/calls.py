@@ -216,9 +216,10 @@ def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list
     return Call(job, (language,), UNENDING_S, None)
 
 
-def file_call(call: str, args: Mapping[str, object], *, stdin: bytes | None = None, keeps_stdin: bool = False) -> Call:
+def file_call(call: str, args: Mapping[str, object], *, keeps_stdin: bool = False) -> Call:
+    """One file worker. Its time is kept by who waits for it, where progress is seen."""
     job = {"kind": "file", "call": call, "args": dict(args)}
-    return Call(job, ("file", call), 300.0, None, stdin=stdin, keeps_stdin=keeps_stdin)
+    return Call(job, ("file", call), UNENDING_S, None, keeps_stdin=keeps_stdin)
 
 
 # ── output ───────────────────────────────────────────────────────────────────────────────────────

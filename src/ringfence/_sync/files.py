@@ -4,39 +4,78 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 
 from ringfence import calls
-from ringfence._sync.process import Process
-from ringfence._sync.waiting import opening
-from ringfence.errors import SandboxError, UnsupportedError
-from ringfence.events import DiskUsage, FileInfo
-from ringfence.wire import frames
+from ringfence._sync.waiting import blocking, opening
+from ringfence._sync.worker import Worker
+from ringfence.errors import SandboxError
+from ringfence.events import DiskUsage
+from ringfence.files import answers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
-    from typing import Any, BinaryIO, Literal, Self
+    from typing import BinaryIO, Literal, Self, TypeAlias
 
     from ringfence._sync.process import Place
-    from ringfence.events import FileEvent, Match
+    from ringfence.events import FileEvent, FileInfo, Match
+    from ringfence.files.landing import Landing
+    from ringfence.files.leaving import Leaving
     from ringfence.values import GuestPath, HostPath
+
+    Progress: TypeAlias = Callable[[int, int | None], None]
 
 _MAX_READ = 1 << 30
 _CHUNK = 1 << 18
+_MAX_EXPRESSION = 4000
+# What one archive or tree may hold beyond the sandbox's own limits: it may come from the image or a mount.
+_MORE_BYTES, _MORE_FILES = 1 << 30, 100_000
 
 
 class Watch:
-    """Changes below a path, as they happen."""
+    """Changes below a path, as they happen. A guest can stop the watcher: silence is no proof that nothing changed."""
+
+    def __init__(self, worker: Worker, path: GuestPath) -> None:
+        self._worker = worker
+        self._path = path
+        self._lines = answers.Lines()
+        self._events: deque[FileEvent] = deque()
+        self._closed = False
+
+    def _ready(self) -> Watch:
+        """Once the watch stands: what happens from now on is told."""
+        try:
+            for data in _batch(self._worker, self._lines):
+                if data.get("kind") != "ready":
+                    self._events.append(answers.event(data))
+                elif len(data) == 3:
+                    return self
+            self._worker.answer(self._path)
+        except BaseException:
+            self._worker.end()
+            raise
+        raise SandboxError("the file worker gave no answer")
 
     def __iter__(self) -> Iterator[FileEvent]:
         return self
 
     def __next__(self) -> FileEvent:
-        raise StopIteration
+        while not self._events and not self._closed:
+            found = _batch(self._worker, self._lines, patient=True)
+            self._events.extend([answers.event(data) for data in found])
+            if not found and not self._closed:
+                self._closed = True
+                self._worker.answer(self._path)
+        if not self._events:
+            raise StopIteration
+        return self._events.popleft()
 
     def close(self) -> None:
-        return
+        self._closed = True
+        self._events.clear()
+        self._worker.end()
 
     def __enter__(self) -> Self:
         return self
@@ -54,8 +93,9 @@ class Files:
         self._place = place
 
     def read(self, path: GuestPath, *, offset: int = 0, size: int | None = None) -> bytes:
+        """At most 1 GiB: a larger file is refused by its size, before a byte of it is read."""
         data = bytearray()
-        for chunk in self._chunks(path, offset, size):
+        for chunk in self._chunks(path, offset, size, _MAX_READ):
             data += chunk
             if len(data) > _MAX_READ:
                 raise OSError(27, "the file is larger than 1 GiB; read it in ranges or with chunks()", str(path))
@@ -65,17 +105,19 @@ class Files:
         return (self.read(path)).decode(encoding, errors)
 
     def chunks(self, path: GuestPath, *, offset: int = 0) -> Iterator[bytes]:
-        return self._chunks(path, offset, None)
+        """The file in pieces, however large it is; the reader's pace is the worker's."""
+        return self._chunks(path, offset, None, None)
 
-    def _chunks(self, path: GuestPath, offset: int, size: int | None) -> Iterator[bytes]:
+    def _chunks(self, path: GuestPath, offset: int, size: int | None, most: int | None) -> Iterator[bytes]:
         args = {"path": calls.guest_path(path), "offset": _count(offset, "offset"), "size": _optional(size, "size")}
-        worker = self._start(calls.file_call("read", args))
+        worker = self._start("read", {**args, "most": most})
         try:
-            for chunk in _output(worker):
-                yield chunk
-            self._answer(worker, path)
+            while pieces := worker.read():
+                for piece in pieces:
+                    yield piece
+            worker.answer(path)
         finally:
-            _let_go(worker)
+            worker.end()
 
     def write(
         self,
@@ -86,45 +128,52 @@ class Files:
         mode: int | None = None,
     ) -> FileInfo:
         """Parents are made. A str is written as UTF-8. Replaces as a whole or not at all."""
-        args = {"path": calls.guest_path(path), "append": bool(append), "mode": _mode(mode)}
-        worker = self._start(calls.file_call("write", args, keeps_stdin=True))
-        try:
-            for chunk in _pieces(data):
-                worker.write(chunk)
-            worker.close_stdin()
-        except BrokenPipeError:
-            pass  # the worker ended early: its answer says why
-        except BaseException:
-            worker.kill()
-            raise
-        answer = self._answer(worker, path)
-        return _info(answer.get("info"), str(path))
+        args = {"path": calls.guest_path(path), "append": bool(append), "mode": _mode(mode), "into": None}
+        _check_data(data, text=True)
+        answer = self._fed("write", path, args, _pieces(data))
+        return answers.info(answer.get("info"), str(path))
 
     def list(self, path: GuestPath = ".", *, recursive: bool = False, pattern: str | None = None) -> Iterator[FileInfo]:
         """Sorted by name, fetched in pages; symlinks are shown, never followed."""
-        if pattern is not None and not isinstance(pattern, str):
-            raise TypeError(f"pattern is a str or None, not {type(pattern).__name__}")
-        args = {"path": calls.guest_path(path), "recursive": bool(recursive), "pattern": pattern}
-        worker = self._start(calls.file_call("list", args))
-        rest = b""
+        args = {"path": calls.guest_path(path), "recursive": bool(recursive), "pattern": _pattern(pattern)}
+        worker = self._start("list", args)
+        lines = answers.Lines()
         try:
-            for chunk in _output(worker):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield _entry(line)
-            self._answer(worker, path)
+            while found := _batch(worker, lines):
+                for data in found:
+                    yield answers.info(data, "")
+            worker.answer(path)
         finally:
-            _let_go(worker)
+            worker.end()
 
     def search(
         self, text: str, path: GuestPath = ".", *, regex: bool = False, pattern: str | None = None, limit: int = 1000
     ) -> Iterator[Match]:
-        for never in _refused("files.search()", 'exec(["grep", "-rn", …])'):
-            yield never
+        """Lines of text files that hold `text`, or match it as a Python regular expression. At most `limit`.
+
+        `pattern` is a glob over file names. Binary files are left out, links are not followed, long lines are cut. It
+        ends with TimeoutError after limits.timeout_s, so that no expression runs away.
+        """
+        args = {
+            "path": calls.guest_path(path),
+            "text": _expression(text, regex=regex),
+            "regex": bool(regex),
+            "pattern": _pattern(pattern),
+            "limit": _limit(limit),
+        }
+        worker = self._start("search", args, total=True)
+        lines = answers.Lines()
+        try:
+            while found := _batch(worker, lines):
+                for data in found:
+                    yield answers.match(data)
+            worker.answer(path)
+        finally:
+            worker.end()
 
     def stat(self, path: GuestPath) -> FileInfo:
         answer = self._do("stat", path, {"path": calls.guest_path(path)})
-        return _info(answer.get("info"), str(path))
+        return answers.info(answer.get("info"), str(path))
 
     def exists(self, path: GuestPath) -> bool:
         try:
@@ -149,26 +198,80 @@ class Files:
         self._do("chmod", path, {"path": calls.guest_path(path), "mode": _mode(mode)})
 
     def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
-        return opening(self._watch())
+        """Tells of what happens from the moment it is there. `overflow`: some events were lost, list again."""
+        return opening(self._watch(path, recursive=recursive))
 
-    def _watch(self) -> Watch:
-        raise _later("files.watch()", "list() again after each step")
+    def _watch(self, path: GuestPath, *, recursive: bool) -> Watch:
+        args = {"path": calls.guest_path(path), "recursive": bool(recursive)}
+        return Watch(self._start("watch", args), path)._ready()
 
     def upload(
         self, source: HostPath, target: GuestPath, *, on_progress: Callable[[int, int | None], None] | None = None
     ) -> None:
-        """A host file or folder into the sandbox."""
-        raise _later("files.upload()", "files.write() for each file, or a mount")
+        """A host file or folder into the sandbox.
+
+        A file becomes `target`, or goes into it under its own name where that is a folder. What a folder holds goes
+        into `target`, which is made: folders are joined, files replaced, and when it fails nothing of it is left.
+        """
+        from ringfence.files.leaving import Leaving
+
+        path = calls.guest_path(target)
+        leaving: Leaving = blocking(Leaving, source)
+        try:
+            if leaving.folder:
+                blocking(leaving.measure)
+                args = {**self._unpacking(path, "tar"), "any_link": True, "most_bytes": None, "most_files": None}
+                self._fed("unpack", target, args, _leaving(leaving, on_progress))
+            else:
+                args = {"path": path, "append": False, "mode": leaving.mode, "into": leaving.name}
+                self._fed("write", target, args, _leaving(leaving, on_progress))
+        finally:
+            leaving.close()
 
     def download(
         self, source: GuestPath, target: HostPath, *, on_progress: Callable[[int, int | None], None] | None = None
     ) -> None:
-        """Out of the sandbox, into a host folder that is held open; a hostile tree cannot leave it."""
-        raise _later("files.download()", "files.read() for each file")
+        """Out of the sandbox, into a host folder that is held open; a hostile tree cannot leave it.
+
+        A file becomes `target`, or goes into it under its own name where that is a folder. What a folder holds goes
+        into `target`, which is made when its parent is there. When it fails nothing of it is left.
+        """
+        from ringfence.files.landing import Landing
+
+        path, caps = calls.guest_path(source), self._caps()
+        measured = self._do("measure", source, {"path": path, **caps})
+        (total,) = answers.numbers(measured, "bytes")
+        folder = measured.get("folder") is True
+        landing: Landing = blocking(lambda: Landing(target, str(source), folder=folder, **caps))
+        try:
+            self._land(path, source, landing, (total, on_progress))
+        finally:
+            blocking(landing.give_up)
+
+    def _land(self, path: str, source: GuestPath, landing: Landing, progress: tuple[int, Progress | None]) -> None:
+        total, tell = progress
+        worker = self._start("pack", {"path": path, "format": "tar", **self._caps()})
+        try:
+            while pieces := worker.read():
+                blocking(landing.feed, pieces)
+                if tell is not None:
+                    tell(landing.written, max(total, landing.written))
+            worker.answer(source)
+        finally:
+            worker.end()
+        blocking(landing.finish)
 
     def pack(self, path: GuestPath = ".", *, format: Literal["tar", "zip"] = "tar") -> Iterator[bytes]:
-        for never in _refused("files.pack()", 'exec(["tar", …])'):
-            yield never
+        """A file or folder as an archive, in pieces. Links are kept as they are; devices, pipes and sockets refused."""
+        args = {"path": calls.guest_path(path), "format": _format(format), **self._caps()}
+        worker = self._start("pack", args)
+        try:
+            while pieces := worker.read():
+                for piece in pieces:
+                    yield piece
+            worker.answer(path)
+        finally:
+            worker.end()
 
     def unpack(
         self,
@@ -177,92 +280,105 @@ class Files:
         *,
         format: Literal["tar", "zip"] = "tar",
     ) -> None:
-        raise _later("files.unpack()", 'exec(["tar", …])')
+        """An archive into a folder inside, which is made. All of it or, when anything in it is refused, nothing.
+
+        Refused are names that are absolute or hold `..`, links that lead out of the folder, devices, and a name that
+        comes twice. A compressed tar is decompressed by the caller.
+        """
+        args = {**self._unpacking(calls.guest_path(path), _format(format)), "any_link": False, **self._caps()}
+        _check_data(data, text=False)
+        self._fed("unpack", path, args, _pieces(data))
 
     def usage(self) -> DiskUsage:
+        """What the workspace holds, as its own file system counts it."""
         answer = self._do("usage", ".", {})
-        numbers = [answer.get(name) for name in ("bytes", "bytes_limit", "files", "files_limit")]
-        if not all(type(number) is int for number in numbers):
-            raise SandboxError("the file worker gave no answer")
-        used, limit, files, files_limit = numbers
-        return DiskUsage(used, limit, files, files_limit)  # type: ignore[arg-type]  # checked above
+        return DiskUsage(*answers.numbers(answer, "bytes", "bytes_limit", "files", "files_limit"))
 
-    def _start(self, call: calls.Call) -> Process:
-        place = self._place()
-        return Process(place, call, place.link.open(), keep_events=True)._begin()
+    # workers
+
+    def _caps(self) -> dict[str, int]:
+        limits = self._place().policy.limits
+        return {"most_bytes": limits.disk + _MORE_BYTES, "most_files": limits.disk_files + _MORE_FILES}
+
+    def _unpacking(self, path: str, format: str) -> dict[str, object]:
+        return {"path": path, "format": format, "stage": f".ringfence-{os.urandom(8).hex()}.part"}
+
+    def _start(self, call: str, args: Mapping[str, object], *, feeds: bool = False, total: bool = False) -> Worker:
+        return Worker(self._place(), call, args, feeds=feeds, total=total).start()
 
     def _do(self, call: str, path: GuestPath, args: Mapping[str, object]) -> dict[str, object]:
-        return self._answer(self._start(calls.file_call(call, args)), path)
+        worker = self._start(call, args, total=True)
+        try:
+            return worker.answer(path)
+        finally:
+            worker.end()
 
-    def _answer(self, worker: Process, path: GuestPath) -> dict[str, object]:
-        """The worker's outcome; its errors as Python's own."""
-        result = worker.wait()
-        answer = calls.report_of(worker._inbox.end or {})
-        if result.status == "lost":
-            raise SandboxError("the sandbox was lost during a file operation", code="sandbox-lost")
-        number = answer.get("errno")
-        if isinstance(number, int) and 0 < number < 4096:
-            raise OSError(number, os.strerror(number), str(path))
-        if not result.ok:
-            raise SandboxError(f"the file worker ended early ({result.reason})", fix="is the sandbox out of memory?")
-        return answer
+    def _fed(
+        self, call: str, path: GuestPath, args: Mapping[str, object], pieces: Iterator[bytes]
+    ) -> dict[str, object]:
+        """A worker that takes bytes. When they do not all come, it is told to undo what it did."""
+        worker = self._start(call, args, feeds=True)
+        try:
+            for piece in pieces:
+                if not worker.write(piece):
+                    break  # it ended early: its answer says why
+            worker.close_stdin()
+            return worker.answer(path)
+        except BaseException:
+            if not worker.stop() and "stage" in args:
+                self._do("remove", path, _leftover(args))
+            raise
 
 
-def _let_go(worker: Process) -> None:
-    """Of a worker whose reader may have stopped early."""
-    if worker.running:
-        worker.kill()
+def _leftover(args: Mapping[str, object]) -> dict[str, object]:
+    return {"path": f"{args['path']}/{args['stage']}", "recursive": True, "missing_ok": True}
 
 
-def _output(worker: Process) -> Iterator[bytes]:
-    from ringfence.events import Gap, Stdout
+def _batch(worker: Worker, lines: answers.Lines, *, patient: bool = False) -> list[dict[str, object]]:
+    """Some objects of a worker's output; [] at its end."""
+    while pieces := worker.read(patient=patient):
+        found = [data for piece in pieces for data in lines.feed(piece)]
+        if found:
+            return found
+    return []
 
-    for event in worker:
-        if isinstance(event, Stdout):
-            yield event.data
-        elif isinstance(event, Gap):
-            raise SandboxError("output of the file worker was lost")
+
+def _leaving(leaving: Leaving, on_progress: Progress | None) -> Iterator[bytes]:
+    done = 0
+    while True:
+        data, counted = blocking(leaving.read)
+        if not data:
+            return
+        yield data
+        done += counted
+        if on_progress is not None:
+            on_progress(done, max(leaving.total, done))
+
+
+def _check_data(data: object, *, text: bool) -> None:
+    """Before anything starts."""
+    if isinstance(data, bytes | bytearray | memoryview) or (text and isinstance(data, str)):
+        return
+    if isinstance(data, str) or not (hasattr(data, "read") or hasattr(data, "__iter__")):
+        kinds = "bytes, str, a binary file or an iterable of bytes" if text else "bytes, a binary file or an iterable"
+        raise TypeError(f"data is {kinds}, not {type(data).__name__}")
 
 
 def _pieces(data: bytes | str | BinaryIO | Iterable[bytes]) -> Iterator[bytes]:
-    if isinstance(data, bytes | str):
-        yield data.encode() if isinstance(data, str) else data
-    elif isinstance(data, bytearray | memoryview):
+    if isinstance(data, str):
+        yield data.encode()
+    elif isinstance(data, bytes | bytearray | memoryview):
         yield bytes(data)
     elif hasattr(data, "read"):
-        while chunk := data.read(_CHUNK):
+        while chunk := blocking(data.read, _CHUNK):
             if not isinstance(chunk, bytes):
                 raise TypeError("the file is open as text; open it in binary mode")
             yield chunk
-    elif hasattr(data, "__iter__"):
-        for chunk in data:
-            yield chunk
     else:
-        raise TypeError(f"data is bytes, str, a binary file or an iterable of bytes, not {type(data).__name__}")
-
-
-def _entry(line: bytes) -> FileInfo:
-    try:
-        return _info(frames.strict_json(line), "")
-    except frames.WireError as error:
-        raise SandboxError(f"the file worker broke its format: {error}") from None
-
-
-def _info(data: object, path: str) -> FileInfo:
-    """One entry as the worker told it: guest-made, so every field is checked."""
-    from datetime import UTC, datetime
-
-    if not isinstance(data, dict):
-        raise SandboxError("the file worker gave no answer")
-    shown, kind, size, mode = data.get("path"), data.get("kind"), data.get("size"), data.get("mode")
-    modified, target = data.get("modified"), data.get("target")
-    if not isinstance(shown, str) or kind not in ("file", "directory", "symlink", "other"):
-        raise SandboxError("the file worker answered with something else than a file")
-    if type(size) is not int or type(mode) is not int or not isinstance(modified, int | float):
-        raise SandboxError("the file worker answered with something else than numbers")
-    stamp = datetime.fromtimestamp(min(max(modified, 0), 253402300799), UTC)
-    link = target if isinstance(target, str) else None
-    return FileInfo(path or shown, kind, size, mode, stamp, link)
+        for chunk in data:
+            if not isinstance(chunk, bytes | bytearray | memoryview):
+                raise TypeError(f"the pieces of data are bytes, not {type(chunk).__name__}")
+            yield bytes(chunk)
 
 
 def _count(value: object, name: str) -> int:
@@ -275,18 +391,42 @@ def _optional(value: object, name: str) -> int | None:
     return None if value is None else _count(value, name)
 
 
+def _limit(value: object) -> int:
+    if _count(value, "limit") == 0:
+        raise ValueError("limit is a whole number from 1, not 0")
+    return _count(value, "limit")
+
+
+def _pattern(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"pattern is a str or None, not {type(value).__name__}")
+    return value
+
+
+def _format(value: object) -> str:
+    if value not in ("tar", "zip"):
+        raise ValueError(f"format is 'tar' or 'zip', not {value!r}")
+    return str(value)
+
+
+def _expression(text: object, *, regex: bool) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"text is a str, not {type(text).__name__}")
+    if not text or len(text) > _MAX_EXPRESSION:
+        raise ValueError(f"text has 1 to {_MAX_EXPRESSION} characters, not {len(text)}")
+    if regex:
+        import re
+
+        try:
+            re.compile(text)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"text is no regular expression: {error}") from None
+    return text
+
+
 def _mode(value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 0o1777:
         raise ValueError(f"mode is a number from 0 to 0o1777 (no set-uid or set-gid bits), not {value!r}")
     return value
-
-
-def _later(what: str, instead: str) -> UnsupportedError:
-    return UnsupportedError(f"{what} is not in this version", fix=f"use {instead}")
-
-
-def _refused(what: str, instead: str) -> list[Any]:
-    """Raises when it is iterated, like the other half of this surface."""
-    raise _later(what, instead)

@@ -11,8 +11,21 @@ import errno
 import os
 import stat
 
-from . import kernel as k
-from . import lean, trees
+from . import filesearch, filestreams, filewatch, lean, trees
+from .beneath import (
+    GONE,
+    Args,
+    absolute,
+    flush,
+    info_at,
+    make_directories,
+    open_parent,
+    open_path,
+    regular,
+    remove_made,
+    write_all,
+)
+from .tarstream import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,15 +33,28 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 18
 _PAGE = 1000
-_RESOLVE = k.RESOLVE_IN_ROOT | k.RESOLVE_NO_MAGICLINKS
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)  # removed, replaced or closed while we list
+_SHOWN = 500  # bytes of a name that an error tells
+
+
+class _Stopped(BaseException):
+    """The host gave up: undo and end."""
+
+
+def _on_stop(number: int, _: object) -> None:
+    lean.ignore_signals(number)
+    raise _Stopped
 
 
 def work(job: Work, report_fd: int) -> int:
     try:
+        lean.handle_signal(lean.SIGTERM, _on_stop)
         answer = _OPERATIONS[str(job["call"])](job["args"])
     except OSError as error:
         answer = {"errno": error.errno or errno.EIO, "path": _shown(error)}
+    except Refused as refused:
+        answer = {"errno": errno.EINVAL, "refused": refused.why, "path": os.fsdecode(refused.name[:_SHOWN])}
+    except _Stopped:
+        return 1
     except RecursionError:
         answer = {"errno": errno.ELOOP, "path": None}
     data = lean.dumps(answer)
@@ -42,77 +68,12 @@ def _shown(error: OSError) -> str | None:
     return name if isinstance(name, str) else None
 
 
-Args = dict[str, object]
-
-
-def _root() -> int:
-    return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _open(path: str, flags: int, mode: int = 0) -> int:
-    root = _root()
-    if not flags & os.O_PATH:  # openat2 refuses the two beside O_PATH
-        flags |= os.O_NONBLOCK | os.O_NOCTTY
-    try:
-        return k.openat2(root, _absolute(path), flags, mode, _RESOLVE)
-    except OSError as error:
-        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
-    finally:
-        os.close(root)
-
-
-def _absolute(path: str) -> str:
-    return path if path.startswith("/") else f"/workspace/{path}"
-
-
-def _open_parent(path: str, *, make: bool) -> tuple[int, str]:
-    """The directory that holds `path`, and its last name."""
-    whole = _absolute(path).rstrip("/")
-    parent, name = os.path.split(whole)
-    if name in ("", ".", ".."):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
-    if make:
-        _make_directories(parent)
-    try:
-        return _open(parent, os.O_PATH | os.O_DIRECTORY), name
-    except OSError as error:
-        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
-
-
-def _make_directories(path: str) -> None:
-    """Without recursion: a path of 4000 characters has up to 2000 parts."""
-    missing: list[str] = []
-    directory = -1
-    while directory < 0:
-        try:
-            directory = _open(path or "/", os.O_PATH | os.O_DIRECTORY)
-        except FileNotFoundError:
-            path, name = os.path.split(path.rstrip("/"))
-            missing.append(name)
-    for name in reversed(missing):
-        try:
-            os.mkdir(name, 0o755, dir_fd=directory)
-        except FileExistsError:
-            pass
-        below = trees.below(directory, name)
-        os.close(directory)
-        directory = below
-    os.close(directory)
-
-
-def _regular(fd: int, path: str) -> os.stat_result:
-    info = os.fstat(fd)
-    if stat.S_ISDIR(info.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return info
-
-
 def _read(args: Args) -> dict[str, object]:
-    path, offset, size = str(args["path"]), int(args["offset"]), args["size"]  # type: ignore[call-overload]
-    fd = _open(path, os.O_RDONLY)
-    _regular(fd, path)
+    path, offset, size, most = str(args["path"]), int(args["offset"]), args["size"], args["most"]  # type: ignore[call-overload]
+    fd = open_path(path, os.O_RDONLY)
+    there = max(0, regular(fd, path).st_size - offset)
+    if isinstance(most, int) and min(there, size if isinstance(size, int) else there) > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)  # by its size, before a byte is read (A26)
     left = size if isinstance(size, int) else None
     if offset:
         os.lseek(fd, offset, os.SEEK_SET)
@@ -120,36 +81,52 @@ def _read(args: Args) -> dict[str, object]:
         chunk = os.read(fd, _CHUNK if left is None else min(_CHUNK, left))
         if not chunk:
             break
-        _write_all(1, chunk)
+        write_all(1, chunk)
         if left is not None:
             left -= len(chunk)
     return {}
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def _copy_in(fd: int) -> None:
     while chunk := os.read(0, _CHUNK):
-        _write_all(fd, chunk)
+        write_all(fd, chunk)
 
 
 def _write(args: Args) -> dict[str, object]:
-    path, mode = str(args["path"]), args["mode"]
-    directory, name = _open_parent(path, make=True)
+    path = str(args["path"])
+    if args["into"] is not None and _is_directory(path):
+        path = os.path.join(path, str(args["into"]))
+    parent = os.path.dirname(absolute(path).rstrip("/"))
+    made = make_directories(parent)
+    try:
+        return _write_below(path, args)
+    except BaseException:
+        remove_made(parent, made)
+        raise
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        fd = open_path(path, os.O_PATH | os.O_DIRECTORY)
+    except OSError:
+        return False
+    os.close(fd)
+    return True
+
+
+def _write_below(path: str, args: Args) -> dict[str, object]:
+    mode = args["mode"]
+    directory, name = open_parent(path, make=False)
     try:
         if args["append"]:
-            fd = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            _regular(fd, path)
+            fd = open_path(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            regular(fd, path)
             _copy_in(fd)
             if isinstance(mode, int):
                 os.fchmod(fd, mode)
         else:
             _replace(directory, name, path, mode if isinstance(mode, int) else None)
-        return {"info": _info_at(directory, name, path)}
+        return {"info": info_at(directory, name, path)}
     finally:
         os.close(directory)
 
@@ -192,16 +169,16 @@ def _follow(directory: int, name: str, path: str) -> tuple[int, str]:
             target = os.readlink(name, dir_fd=directory)
         except OSError:
             return directory, name
-        current = target if target.startswith("/") else os.path.join(os.path.dirname(_absolute(current)), target)
+        current = target if target.startswith("/") else os.path.join(os.path.dirname(absolute(current)), target)
         _refuse_magic(current, path)
-        directory, name = _open_parent(current, make=False)
+        directory, name = open_parent(current, make=False)
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def _refuse_magic(current: str, path: str) -> None:
     """A link into /proc would be followed by name here; openat2 refuses it where it is a magic one."""
     try:
-        os.close(_open(current, os.O_PATH))
+        os.close(open_path(current, os.O_PATH))
     except FileNotFoundError:
         return
     except OSError as error:
@@ -218,31 +195,14 @@ def _mode_of(directory: int, name: str, path: str) -> int | None:
     return stat.S_IMODE(info.st_mode) & 0o777
 
 
-_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
-
-
-def _info_at(directory: int, name: str, shown: str) -> dict[str, object]:
-    info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
-    target = os.readlink(name, dir_fd=directory) if kind == "symlink" else None
-    return {
-        "path": shown,
-        "kind": kind,
-        "size": info.st_size,
-        "mode": stat.S_IMODE(info.st_mode),
-        "modified": info.st_mtime,
-        "target": target,
-    }
-
-
 def _stat(args: Args) -> dict[str, object]:
     path = str(args["path"])
-    if os.path.basename(_absolute(path).rstrip("/")) in ("", ".", ".."):
-        fd = _open(path, os.O_PATH | os.O_DIRECTORY)
-        return {"info": _info_at(fd, ".", path)}
-    directory, name = _open_parent(path, make=False)
+    if os.path.basename(absolute(path).rstrip("/")) in ("", ".", ".."):
+        fd = open_path(path, os.O_PATH | os.O_DIRECTORY)
+        return {"info": info_at(fd, ".", path)}
+    directory, name = open_parent(path, make=False)
     try:
-        return {"info": _info_at(directory, name, path)}
+        return {"info": info_at(directory, name, path)}
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 
@@ -252,7 +212,7 @@ def _list(args: Args) -> dict[str, object]:
     import fnmatch
 
     path, recursive, pattern = str(args["path"]), bool(args["recursive"]), args["pattern"]
-    top = _open(path, os.O_RDONLY | os.O_DIRECTORY)
+    top = open_path(path, os.O_RDONLY | os.O_DIRECTORY)
     pending = [""]  # names and no descriptors: a directory may hold more of them than a process may open
     lines: list[bytes] = []
     while pending:
@@ -260,36 +220,30 @@ def _list(args: Args) -> dict[str, object]:
         try:
             directory = trees.below(top, prefix)
         except OSError as error:
-            if prefix and error.errno in _GONE:
+            if prefix and error.errno in GONE:
                 continue
             raise
-        below = []
+        inner = []
         for name in sorted(os.listdir(directory)):
             try:
-                info = _info_at(directory, name, f"{prefix}{name}")
+                info = info_at(directory, name, f"{prefix}{name}")
             except FileNotFoundError:
                 continue
             if pattern is None or fnmatch.fnmatchcase(name, str(pattern)):
                 lines.append(lean.dumps(info))
             if recursive and info["kind"] == "directory":
-                below.append(f"{prefix}{name}/")
+                inner.append(f"{prefix}{name}/")
             if len(lines) >= _PAGE:
-                _flush(lines)
-        pending += reversed(below)
+                flush(lines)
+        pending += reversed(inner)
         os.close(directory)
-    _flush(lines)
+    flush(lines)
     return {}
-
-
-def _flush(lines: list[bytes]) -> None:
-    if lines:
-        _write_all(1, b"\n".join(lines) + b"\n")
-        lines.clear()
 
 
 def _mkdir(args: Args) -> dict[str, object]:
     path = str(args["path"])
-    directory, name = _open_parent(path, make=bool(args["parents"]))
+    directory, name = open_parent(path, make=bool(args["parents"]))
     try:
         os.mkdir(name, 0o755, dir_fd=directory)
     except FileExistsError:
@@ -301,8 +255,8 @@ def _mkdir(args: Args) -> dict[str, object]:
 
 def _rename(args: Args) -> dict[str, object]:
     source, target = str(args["source"]), str(args["target"])
-    from_directory, from_name = _open_parent(source, make=False)
-    to_directory, to_name = _open_parent(target, make=True)
+    from_directory, from_name = open_parent(source, make=False)
+    to_directory, to_name = open_parent(target, make=True)
     try:
         os.rename(from_name, to_name, src_dir_fd=from_directory, dst_dir_fd=to_directory)
     except OSError as error:
@@ -313,7 +267,7 @@ def _rename(args: Args) -> dict[str, object]:
 def _remove(args: Args) -> dict[str, object]:
     path = str(args["path"])
     try:
-        directory, name = _open_parent(path, make=False)
+        directory, name = open_parent(path, make=False)
         info = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         if args["missing_ok"]:
@@ -333,7 +287,7 @@ def _remove(args: Args) -> dict[str, object]:
 
 def _chmod(args: Args) -> dict[str, object]:
     path = str(args["path"])
-    fd = _open(path, os.O_PATH)
+    fd = open_path(path, os.O_PATH)
     try:
         os.chmod(f"/proc/self/fd/{fd}", int(args["mode"]))  # type: ignore[call-overload]  # what was opened, unreadable or not
     except OSError as error:
@@ -361,4 +315,9 @@ _OPERATIONS = {
     "remove": _remove,
     "chmod": _chmod,
     "usage": _usage,
+    "search": filesearch.search,
+    "watch": filewatch.watch,
+    "measure": filestreams.measure,
+    "pack": filestreams.pack,
+    "unpack": filestreams.unpack,
 }

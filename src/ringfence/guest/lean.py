@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SOCK_STREAM: int = _socket.SOCK_STREAM
 SOCK_SEQPACKET: int = _socket.SOCK_SEQPACKET
-SIGINT, SIGKILL, SIGPIPE, SIGCHLD, SIGSTOP, SIGXFSZ = 2, 9, 13, 17, 19, 25
+SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGSTOP, SIGXFSZ = 2, 9, 13, 15, 17, 19, 25
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
@@ -139,3 +139,7 @@ def default_signals(*numbers: int) -> None:
 def ignore_signals(*numbers: int) -> None:
     for number in numbers:
         _signal.signal(number, _signal.SIG_IGN)
+
+
+def handle_signal(number: int, handler: Callable[[int, object], None]) -> None:
+    _signal.signal(number, handler)

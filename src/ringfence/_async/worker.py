@@ -1,0 +1,181 @@
+"""One file worker as its caller sees it: raw bytes both ways, one answer, and a deadline that no guest can stretch."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from ringfence import calls
+from ringfence.errors import SandboxError, SandboxLostError
+from ringfence.wire import frames
+from ringfence.wire.switchboard import STDIN_WINDOW
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ringfence._async.process import Place
+
+STALL_S = 30.0  # without a byte or a word of it, a worker is stopped or stuck
+_SHORT_S = 5.0  # a file call is no run: it has this much whatever limits.timeout_s says
+_FRAME = 1 << 18
+_KILL_S = 3.0
+_AGAIN_S = 0.05
+_SIGTERM = 15
+
+
+class AsyncWorker:
+    """A process inside that does one file operation. Killed when it stalls; `total` bounds it as a whole."""
+
+    def __init__(
+        self, place: Place, call: str, args: Mapping[str, object], *, feeds: bool = False, total: bool = False
+    ) -> None:
+        self._place = place
+        self._call = call
+        self._args = dict(args)
+        self._feeds = feeds
+        self._inbox = place.link.open()
+        allowed = max(place.policy.limits.timeout_s, _SHORT_S)
+        self._ends_at = time.monotonic() + allowed if total else None
+        self._allowed = allowed
+
+    async def start(self) -> AsyncWorker:
+        """Have it started. When the caller is interrupted here, it is killed first."""
+        try:
+            call = calls.file_call(self._call, self._args, keeps_stdin=self._feeds)
+            await self._place.link.start(call, self._inbox)
+        except BaseException:
+            await self._place.link.say(op="kill", id=self._inbox.id, why="interrupted")
+            raise
+        return self
+
+    # bytes
+
+    async def read(self, *, patient: bool = False) -> list[bytes]:
+        """All bytes that are here, at least some; [] at the end. `patient`: wait for them as long as it takes."""
+        inbox = self._inbox
+        while True:
+            ended = inbox.end is not None  # looked at first: what came before the end is in the inbox by then
+            found = self._take()
+            credit = inbox.credit()
+            if credit and not ended:
+                await self._place.link.say(op="credit", id=inbox.id, bytes=credit)
+            if found or ended:
+                return found
+            await self._wait(lambda: bool(inbox.items) or inbox.end is not None, patient=patient)
+
+    def _take(self) -> list[bytes]:
+        found = []
+        while (item := self._inbox.take()) is not None:
+            if item[0] == frames.STDOUT:
+                found.append(item[1])
+        return found
+
+    async def write(self, data: bytes) -> bool:
+        """To its stdin. False when it takes no more: its answer says why."""
+        inbox = self._inbox
+        view = memoryview(data)
+        for start in range(0, len(view), _FRAME):
+            if inbox.stdin_closed or inbox.end is not None:
+                return False
+            part = data if len(view) <= _FRAME else bytes(view[start : start + _FRAME])
+            await self._place.link.write(inbox, part)
+            await self._until_taken()
+        return True
+
+    async def _until_taken(self) -> None:
+        inbox = self._inbox
+        while inbox.stdin_in_flight >= STDIN_WINDOW and not inbox.stdin_closed and inbox.end is None:
+            before = inbox.stdin_in_flight
+            await self._wait(
+                lambda: inbox.stdin_in_flight < before or inbox.stdin_closed or inbox.end is not None,  # noqa: B023  # asked within this turn only
+                patient=False,
+            )
+
+    async def close_stdin(self) -> None:
+        if self._inbox.end is None:
+            await self._place.link.say(op="eof", id=self._inbox.id)
+
+    async def _wait(self, ready: Callable[[], bool], *, patient: bool) -> None:
+        """Until `ready`. A worker that lets us wait too long is ended: TimeoutError."""
+        now = time.monotonic()
+        until = None if patient else now + STALL_S
+        if self._ends_at is not None:
+            until = min(self._ends_at, now + STALL_S)
+        try:
+            arrived = await self._place.link.wait(ready, until)
+        except SandboxLostError:
+            return  # the inbox has its end, and that says why
+        if not arrived:
+            await self.end()
+            raise TimeoutError(errno.ETIMEDOUT, self._too_long(), str(self._args.get("path", self._call)))
+
+    def _too_long(self) -> str:
+        if self._ends_at is not None and time.monotonic() >= self._ends_at:
+            return f"files.{self._call}() did not end within {self._allowed:g} s (limits.timeout_s)"
+        return f"files.{self._call}() stood still for {STALL_S:g} s: the worker inside was stopped or starved"
+
+    # the end
+
+    async def answer(self, path: object) -> dict[str, object]:
+        """What it said at its end; its errors as Python's own. Output that nobody read is dropped."""
+        while await self.read():
+            pass
+        end = self._inbox.end
+        assert end is not None
+        if end["ev"] == "refused":
+            number = end["errno"]
+            assert isinstance(number, int)
+            raise OSError(number, f"{os.strerror(number)}: the sandbox cannot start another process")
+        if end["ev"] == "over" or end.get("why") == "lost":
+            raise SandboxLostError("the sandbox was lost during a file operation")
+        found = calls.report_of(end)
+        number = found.get("errno")
+        if isinstance(number, int) and 0 < number < 4096:
+            raise _failure(number, found, path)
+        if end.get("code") != 0:
+            why = f"signal {end['signal']}" if end.get("signal") else f"status {end.get('code')}"
+            raise SandboxError(f"the file worker ended early ({why})", fix="is the sandbox out of memory?")
+        return found
+
+    async def stop(self) -> bool:
+        """Have it undo what it did and end; kill it when it does not. Whether it ended by itself."""
+        deadline = time.monotonic() + _KILL_S
+        inbox = self._inbox
+        try:
+            while inbox.end is None and time.monotonic() < deadline:
+                await self._place.link.say(op="signal", id=inbox.id, signal=_SIGTERM)  # lost on one not yet started
+                await self._place.link.wait(
+                    lambda: bool(inbox.items) or inbox.end is not None, time.monotonic() + _AGAIN_S
+                )
+                self._take()
+        except SandboxLostError:
+            return True  # and everything inside with it
+        ended = inbox.end is not None
+        await self.end()
+        return ended
+
+    async def end(self) -> None:
+        """Kill it, if it still runs, and see that it is gone."""
+        if self._inbox.end is not None:
+            return
+        await self._place.link.say(op="kill", id=self._inbox.id, why="caller")
+        inbox = self._inbox
+        deadline = time.monotonic() + _KILL_S
+        try:
+            while inbox.end is None:
+                if not await self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, deadline):
+                    self._place.box.kill()
+                    inbox.end = {"ev": "over", "why": "caller"}
+                self._take()
+        except SandboxLostError:
+            return
+
+
+def _failure(number: int, found: Mapping[str, object], path: object) -> OSError:
+    from ringfence.files import answers
+
+    if "refused" in found:
+        return answers.refused(found, str(path))
+    return OSError(number, answers.explained(number, found, str(path)), str(path))

@@ -1,0 +1,122 @@
+"""Where a download lands: a host folder that is held open, filled from a tar stream that a hostile guest may have made.
+
+Below the folder nothing is opened but by descriptor and without following links; names with `..`, absolute ones,
+devices, hard links and links that lead out are refused (K01, K04, C01). All is staged beside its place first: what is
+refused, fails or is given up leaves nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ringfence.files.answers import refusal
+from ringfence.guest import packing, planting, tarstream, trees
+from ringfence.guest.tarstream import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ringfence.guest.tarstream import Member
+    from ringfence.values import HostPath
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_RULES = planting.Rules(any_link=False, hard_links=False, exact_modes=False)
+
+
+class Landing:
+    """One download. `feed` the stream, then `finish`; `give_up` at any other end. None of it is for two threads."""
+
+    def __init__(self, target: HostPath, source: str, *, folder: bool, most_bytes: int, most_files: int) -> None:
+        """Opens the folder that will hold it. Raises OSError when the caller's target cannot be used."""
+        path = os.path.abspath(os.fspath(target))
+        self._source = source
+        self._folder = folder
+        self._made = False
+        self._name = os.fsencode(os.path.basename(path))
+        self._target = self._open_folder(path) if folder else self._open_place(path, source)
+        self._stage_name = b".ringfence-%s.part" % os.urandom(8).hex().encode()
+        self._top = -1
+        try:
+            os.mkdir(self._stage_name, 0o700, dir_fd=self._target)
+            self._top = packing.descend(self._target, self._stage_name)
+        except BaseException:
+            self._close()
+            raise
+        self._planter = planting.Planter(self._top, packing.Caps(most_bytes, most_files), _RULES)
+        self._unpacker = planting.Unpacker(self._planter, self._check)
+        self._path = path
+
+    def _open_folder(self, path: str) -> int:
+        """The caller's own path, resolved once; from then on only the descriptor counts."""
+        try:
+            os.mkdir(path)
+            self._made = True
+        except FileExistsError:
+            pass
+        return os.open(path, _OPEN)
+
+    def _open_place(self, path: str, source: str) -> int:
+        """The folder of a single file. A target that is a folder takes the file under its own name."""
+        if os.path.isdir(path):
+            self._name = os.fsencode(os.path.basename(os.path.normpath(source)))
+            tarstream.safe_parts(self._name)
+            return os.open(path, _OPEN)
+        return os.open(os.path.dirname(path), _OPEN)
+
+    @property
+    def written(self) -> int:
+        return self._planter.written
+
+    def feed(self, pieces: Iterable[bytes]) -> None:
+        """Raises OSError: refused, or the host's own trouble, a full disk for example."""
+        try:
+            for piece in pieces:
+                self._unpacker.feed(piece)
+        except Refused as error:
+            raise refusal(error.why, os.fsdecode(error.name), self._source) from None
+
+    def _check(self, member: Member) -> None:
+        """A single file comes as that, and is called as we say."""
+        if self._folder:
+            return
+        if member.kind != tarstream.FILE:
+            raise Refused("type", member.name)
+        member.parts = [b"file"]
+
+    def finish(self) -> None:
+        """The stream has ended: move everything to its place."""
+        try:
+            self._unpacker.finish()
+        except Refused as error:
+            raise refusal(error.why, os.fsdecode(error.name), self._source) from None
+        if self._folder:
+            planting.merge(self._top, self._target)
+        else:
+            self._place_file()
+        self._made = False
+        self.give_up()
+
+    def _place_file(self) -> None:
+        try:
+            os.rename(b"file", self._name, src_dir_fd=self._top, dst_dir_fd=self._target)
+        except IsADirectoryError:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path) from None
+
+    def give_up(self) -> None:
+        """Remove what is staged, let go of everything."""
+        if self._top < 0:
+            return
+        self._planter.close()
+        os.close(self._top)
+        self._top = -1
+        try:
+            trees.remove_tree(self._target, os.fsdecode(self._stage_name))
+            if self._made:
+                os.rmdir(self._path)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._target)

@@ -1,0 +1,81 @@
+"""What an upload sends: a host file, or a folder as a tar stream. The caller's own files; links in it stay links."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ringfence.files.answers import refusal
+from ringfence.guest import packing
+from ringfence.guest.tarstream import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringfence.values import HostPath
+
+_CHUNK = 1 << 19
+
+
+class Leaving:
+    """One upload. Opens its source once; below a folder only descriptors are used, and no link is followed (C01)."""
+
+    def __init__(self, source: HostPath) -> None:
+        self._path = os.fspath(source)
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        info = os.fstat(self._fd)
+        self.folder = stat.S_ISDIR(info.st_mode)
+        self.mode = info.st_mode & 0o777
+        self.name = os.path.basename(os.path.abspath(self._path))
+        if not self.folder and not stat.S_ISREG(info.st_mode):
+            os.close(self._fd)
+            raise OSError(22, "neither a file nor a folder", str(self._path))
+        self.total = info.st_size
+        self._pieces: Iterator[bytes] | None = None
+        self._counted = 0
+
+    def measure(self) -> None:
+        """Set `total` to what the files of a folder hold."""
+        caps = packing.Caps(None, None)
+        try:
+            packing.measure(self._fd, caps)
+        except Refused as error:
+            raise refusal(error.why, os.fsdecode(error.name), str(self._path)) from None
+        self.total = caps.bytes
+
+    def read(self) -> tuple[bytes, int]:
+        """The next bytes to send, b"" at the end, and how many of them are bytes of files."""
+        if not self.folder:
+            data = os.read(self._fd, _CHUNK)
+            return data, len(data)
+        if self._pieces is None:
+            self._pieces = self._tar()
+        self._counted = 0
+        try:
+            return next(self._pieces, b""), self._counted
+        except Refused as error:
+            raise refusal(error.why, os.fsdecode(error.name), str(self._path)) from None
+
+    def _tar(self) -> Iterator[bytes]:
+        held = bytearray()
+        for piece in packing.tar(self._fd, packing.Caps(None, None)):
+            if isinstance(piece, packing.Body):
+                left = piece.size
+                while left:
+                    data = os.read(piece.fd, min(left, _CHUNK))
+                    if not data:
+                        raise Refused("changed", piece.path)
+                    left -= len(data)
+                    self._counted += len(data)
+                    held += data
+                    if len(held) >= _CHUNK:
+                        yield bytes(held)
+                        held.clear()
+            else:
+                held += piece
+        yield bytes(held)
+
+    def close(self) -> None:
+        self._pieces = None
+        os.close(self._fd)

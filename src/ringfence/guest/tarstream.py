@@ -1,0 +1,272 @@
+"""Owns the tar format for both sides of a transfer: headers to write, and a strict reader that is fed bytes.
+
+The reader takes what GNU tar, bsdtar, git and Python write. What is not plainly right is `Refused`, with a word that
+says why (K01): nothing is guessed, and no name or number of an archive is used before it was checked.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+FILE, DIRECTORY, SYMLINK, LINK = "file", "directory", "symlink", "link"
+_FLAGS = {FILE: b"0", DIRECTORY: b"5", SYMLINK: b"2", LINK: b"1"}
+_KINDS = {b"0": FILE, b"\0": FILE, b"1": LINK, b"2": SYMLINK, b"5": DIRECTORY}
+_DEVICES = (b"3", b"4", b"6")
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
+_EXTENSIONS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL)
+_MAX_EXTENSION = 1 << 16
+_MAX_PARTS = 4096
+_MAX_SIZE = 1 << 53
+_OCTAL_MOST = 8**11 - 1  # eleven octal digits: 8 GiB less one byte
+
+
+class Refused(Exception):  # noqa: N818  # what happened to the archive, and no fault of ours
+    """`why` is one word of ours, `name` the archive's own bytes."""
+
+    def __init__(self, why: str, name: bytes = b"") -> None:
+        super().__init__(why, name)
+        self.why = why
+        self.name = name
+
+
+class Member:
+    """One entry, as its header says it. `parts` are checked: no `..`, nothing empty, not absolute."""
+
+    __slots__ = ("kind", "link", "mode", "mtime", "name", "parts", "size")
+
+    def __init__(self, name: bytes, kind: str, size: int, mode: int, mtime: int, link: bytes) -> None:
+        self.name = name
+        self.parts = safe_parts(name)
+        self.kind = kind
+        self.size = size
+        self.mode = mode & 0o777  # set-uid, set-gid and sticky bits are not carried (K01)
+        self.mtime = min(max(mtime, 0), _OCTAL_MOST)
+        self.link = link
+        if not self.parts and kind != DIRECTORY:
+            raise Refused("name", name)
+
+
+def safe_parts(name: bytes) -> list[bytes]:
+    """The parts of a relative name that stays below its folder; [] is the folder itself."""
+    if name.startswith(b"/"):
+        raise Refused("absolute", name)
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise Refused("dot-dot", name)
+    if not name or b"\0" in name or len(parts) > _MAX_PARTS or any(len(part) > 255 for part in parts):
+        raise Refused("name", name)
+    return parts
+
+
+def link_stays(parts: list[bytes], target: bytes) -> bool:
+    """Whether a symbolic link at `parts`, with real directories above it, can never lead out of its tree.
+
+    `..` may stand at the start only: behind a name it would climb from wherever a link of that name leads.
+    """
+    if not target or target.startswith(b"/") or b"\0" in target:
+        return False
+    steps = [step for step in target.split(b"/") if step not in (b"", b".")]
+    up = 0
+    while up < len(steps) and steps[up] == b"..":
+        up += 1
+    return up < len(parts) and b".." not in steps[up:]
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def header(name: bytes, kind: str, *, size: int, mode: int, mtime: int, link: bytes = b"") -> bytes:
+    """What goes before an entry's bytes: GNU format, so that any name and any size fits."""
+    before = b""
+    if len(name) > 100:
+        before += _extension(_LONG_NAME, name)
+    if len(link) > 100:
+        before += _extension(_LONG_LINK, link)
+    return before + _block(name[:100], _FLAGS[kind], size, mode, mtime, link[:100])
+
+
+def padding(size: int) -> bytes:
+    return bytes(-size % BLOCK)
+
+
+def _extension(flag: bytes, text: bytes) -> bytes:
+    size = len(text) + 1
+    return _block(b"././@LongLink", flag, size, 0, 0, b"") + text + b"\0" + padding(size)
+
+
+def _block(name: bytes, flag: bytes, size: int, mode: int, mtime: int, link: bytes) -> bytes:
+    stamp = b"%011o\0" % min(max(mtime, 0), _OCTAL_MOST)
+    length = b"%011o\0" % size if size <= _OCTAL_MOST else b"\x80" + size.to_bytes(11, "big")
+    owner = b"0000000\0" * 2
+    head = name.ljust(100, b"\0") + b"%07o\0" % (mode & 0o777) + owner + length + stamp
+    tail = flag + link.ljust(100, b"\0") + b"ustar  \0"
+    block = (head + b" " * 8 + tail).ljust(BLOCK, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Reader:
+    """Fed with bytes, gives members and, for a file, exactly as many bytes as its header says.
+
+    `feed` yields a Member; after that of a file views of its bytes, and None when they are complete.
+    """
+
+    def __init__(self) -> None:
+        self._held = bytearray()  # of a header or an extension that is not complete
+        self._left = 0  # bytes of the file that is being read
+        self._skip = 0  # padding
+        self._extension: bytes | None = None
+        self._wanted = BLOCK
+        self._zeros = 0
+        self._name: bytes | None = None
+        self._link: bytes | None = None
+        self._pax: dict[bytes, bytes] = {}
+
+    def feed(self, data: bytes) -> Iterator[Member | memoryview | None]:
+        view = memoryview(data)
+        while view:
+            if self._left:
+                part, view = view[: self._left], view[self._left :]
+                self._left -= len(part)
+                yield part
+                if not self._left:
+                    yield None
+            elif self._skip:
+                count = min(self._skip, len(view))
+                self._skip -= count
+                view = view[count:]
+            else:
+                count = min(self._wanted - len(self._held), len(view))
+                self._held += view[:count]
+                view = view[count:]
+                if len(self._held) == self._wanted:
+                    held = bytes(self._held)
+                    self._held.clear()
+                    yield from self._complete(held)
+
+    def finish(self) -> None:
+        """At the end of the stream. Raises Refused when that came too early."""
+        if self._left or self._held or self._extension is not None or not self._zeros:
+            raise Refused("cut-short")
+
+    def _complete(self, held: bytes) -> Iterator[Member | None]:
+        if self._extension is not None:
+            self._take_extension(held)
+        elif not any(held):
+            self._zeros += 1
+        elif self._zeros:
+            raise Refused("after-the-end")
+        else:
+            yield from self._take_header(held)
+
+    def _take_extension(self, held: bytes) -> None:
+        flag, self._extension = self._extension, None
+        self._skip = -len(held) % BLOCK
+        self._wanted = BLOCK
+        if flag in (_PAX, _PAX_GLOBAL):
+            records = _pax_records(held)
+            if flag == _PAX:
+                self._pax.update(records)
+            elif records.keys() & {b"path", b"linkpath", b"size"}:
+                raise Refused("pax", held[:100])
+            return
+        text = held.rstrip(b"\0")
+        if b"\0" in text:
+            raise Refused("name", text)
+        if flag == _LONG_NAME:
+            self._name = text
+        else:
+            self._link = text
+
+    def _take_header(self, block: bytes) -> Iterator[Member | None]:
+        if _octal(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 32:
+            raise Refused("not-tar")
+        flag, size = block[156:157], _number(block[124:136])
+        name, link = self._names(block)
+        if flag in _EXTENSIONS:
+            if not 0 < size <= _MAX_EXTENSION:
+                raise Refused("header", name)
+            self._extension, self._wanted = flag, size
+            return
+        if flag in _DEVICES:
+            raise Refused("device", name)
+        kind = _KINDS.get(flag)
+        if kind is None:
+            raise Refused("sparse" if flag == b"S" else "type", name)
+        size = _decimal(self._pax[b"size"]) if b"size" in self._pax else size
+        if kind == FILE and name.endswith(b"/"):
+            kind = DIRECTORY  # as the first tar wrote them
+        if kind != FILE and size:
+            raise Refused("size", name)
+        member = Member(name, kind, size, _octal(block[100:108]), self._mtime(block), link)
+        self._name = self._link = None
+        self._pax = {}
+        self._left = size
+        self._skip = -size % BLOCK
+        yield member
+        if kind == FILE and not size:
+            yield None
+
+    def _names(self, block: bytes) -> tuple[bytes, bytes]:
+        if (self._name is not None and b"path" in self._pax) or (self._link is not None and b"linkpath" in self._pax):
+            raise Refused("two-names", self._name or self._link or b"")
+        name = block[:100].partition(b"\0")[0]
+        if block[257:263] == b"ustar\0" and block[345]:
+            name = block[345:500].partition(b"\0")[0] + b"/" + name
+        name = self._pax.get(b"path", self._name if self._name is not None else name)
+        link = block[157:257].partition(b"\0")[0]
+        return name, self._pax.get(b"linkpath", self._link if self._link is not None else link)
+
+    def _mtime(self, block: bytes) -> int:
+        if b"mtime" not in self._pax:
+            return 0 if block[136] >= 0x80 else _octal(block[136:148])
+        whole = self._pax[b"mtime"].partition(b".")[0]
+        return 0 if whole.startswith(b"-") else _decimal(whole)
+
+
+def _octal(field: bytes) -> int:
+    text = field.strip(b" \0")
+    if not text:
+        return 0
+    if any(digit not in b"01234567" for digit in text):
+        raise Refused("number")
+    return int(text, 8)
+
+
+def _number(field: bytes) -> int:
+    """Octal, or GNU's binary form, whose first bit says so and whose second is a sign."""
+    if field[0] < 0x80:
+        return _octal(field)
+    size = int.from_bytes(field[1:], "big")
+    if field[0] != 0x80 or size > _MAX_SIZE:
+        raise Refused("size")
+    return size
+
+
+def _decimal(text: bytes) -> int:
+    if not text.isdigit() or len(text) > 16 or int(text) > _MAX_SIZE:
+        raise Refused("number")
+    return int(text)
+
+
+def _pax_records(data: bytes) -> dict[bytes, bytes]:
+    """`length key=value\\n`, one after the other, and nothing else."""
+    records: dict[bytes, bytes] = {}
+    while data:
+        digits, space, _ = data.partition(b" ")
+        if not space or not digits.isdigit() or len(digits) > 5:
+            raise Refused("pax")
+        record, data = data[: int(digits)], data[int(digits) :]
+        key, equals, value = record[len(digits) + 1 :].partition(b"=")
+        if len(record) != int(digits) or not equals or not value.endswith(b"\n") or key in records:
+            raise Refused("pax")
+        if key.startswith(b"GNU.sparse"):
+            raise Refused("sparse")
+        records[key] = value[:-1]
+    return records
