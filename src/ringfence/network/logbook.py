@@ -136,4 +136,4 @@ def _request(entry: Entry) -> Request:
 def _denial(entry: Entry, refusal: Refusal) -> Denial:
     target = f"{entry.host}:{entry.port}" if entry.port else entry.host
     at = datetime.fromtimestamp(entry.at, UTC)
-    return Denial("network", target, refusal.code, refusal.host_message, refusal.host_allow, first_at=at)
+    return Denial(refusal.kind, target, refusal.code, refusal.host_message, refusal.host_allow, first_at=at)

@@ -6,17 +6,19 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ringfence.network import refusing, rules, socks
-from ringfence.network.plain import KEPT_S, Exchange, Head, absolute, check_host, read_head
-from ringfence.network.serving import serve_tunnel
+from ringfence.network.requests import LARGEST_HEAD, check_raw_head, malformed
+from ringfence.network.serving import serve_tunnel, without_parser
 from ringfence.network.splicing import reset
 from ringfence.network.targets import Client, Refusal
 from ringfence.policy.hosts import canonical_host, split_port
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from ringfence.network.registration import Open, Registration
     from ringfence.network.rules import Verdict
+    from ringfence.network.targets import Target
 
 _FIRST_S = 15.0
 _READ = 1 << 16
@@ -41,29 +43,44 @@ async def serve_proxy(registration: Registration, one: Open, sock: socket.socket
 
 
 async def _serve_http(registration: Registration, one: Open, client: Client) -> None:
-    exchange = Exchange(registration, one)
-    within = _FIRST_S
-    named = ("(proxy)", 0)
+    if client.received.startswith(b"CONNECT "):
+        await _serve_connect(registration, one, client)
+        return
     try:
-        while (head := await read_head(client, within)) is not None:
-            if head.method == "CONNECT":
-                named = _authority(head)
-                await _connect(registration, one, client, head, named)
-                return
-            named, path = absolute(head.target)
-            verdict = _decide(registration, one, named)
-            if verdict.refusal is not None:
-                raise verdict.refusal
-            _check_is_http(verdict)
-            check_host(head, verdict.target)
-            if not await exchange.forward(client, head, verdict.target, path):
-                return
-            within = KEPT_S
-    except Refusal as refusal:
-        registration.deny(*named, refusal)
-        await refusing.say_and_close(client.sock, refusing.http_response(refusal))
-    finally:
-        exchange.close()
+        from ringfence.network.intercept import serve_plain
+    except ImportError:
+        await refusing.say_and_close(client.sock, refusing.http_response(without_parser()))
+        return
+    await serve_plain(client, registration, _chooser(registration, one))
+
+
+def _chooser(registration: Registration, one: Open) -> Callable[[str, list[str]], tuple[Target, str]]:
+    def choose(asked: str, _hosts: list[str]) -> tuple[Target, str]:
+        """Where one request of a kept connection goes. Host is compared with it afterwards (G11)."""
+        named, path = absolute(asked)
+        verdict = _decide(registration, one, named)
+        refusal = verdict.refusal or _not_http(verdict)
+        if refusal is not None:
+            registration.deny(*named, refusal)
+            raise refusal
+        return verdict.target, path
+
+    return choose
+
+
+def absolute(url: str) -> tuple[tuple[str, int], str]:
+    """Host and port, and path with query, of `http://host:port/path`. Raises Refusal for every other form (G12)."""
+    scheme, mark, rest = url.partition("://")
+    if not mark or scheme.lower() != "http":
+        raise malformed("a proxy is asked for an http:// URL; for https, by CONNECT")
+    cut = min([rest.index(char) for char in "/?" if char in rest], default=len(rest))
+    authority, path = rest[:cut], rest[cut:]
+    try:
+        name, port = split_port(authority)
+        found = canonical_host(name), 80 if port is None else port
+    except ValueError as error:
+        raise malformed(f"the URL's host is not one: {error}") from None
+    return found, path if path.startswith("/") else f"/{path}"
 
 
 def _decide(registration: Registration, one: Open, named: tuple[str, int]) -> Verdict:
@@ -72,33 +89,58 @@ def _decide(registration: Registration, one: Open, named: tuple[str, int]) -> Ve
     return verdict
 
 
-def _check_is_http(verdict: Verdict) -> None:
-    if verdict.protocol not in ("any", "http"):
-        host = verdict.target.name
-        line = f'protocol = "http" in the rule for {host}'
-        raise Refusal("net.protocol", f"{host} is permitted for {verdict.protocol} only, not http", allow=line)
+def _not_http(verdict: Verdict) -> Refusal | None:
+    if verdict.protocol in ("any", "http"):
+        return None
+    host = verdict.target.name
+    line = f'protocol = "http" in the rule for {host}'
+    return Refusal("net.protocol", f"{host} is permitted for {verdict.protocol} only, not http", allow=line)
 
 
-def _authority(head: Head) -> tuple[str, int]:
+async def _serve_connect(registration: Registration, one: Open, client: Client) -> None:
+    """Permitted and reached first, then 200: what follows is a stream like any other to that name."""
+    named = ("(proxy)", 0)
     try:
-        name, port = split_port(head.target)
+        async with asyncio.timeout(_FIRST_S):
+            while b"\r\n\r\n" not in client.received:
+                await _more(client)
+        named, client.received = connect_request(client.received)
+        verdict = _decide(registration, one, named)
+        if verdict.refusal is not None:
+            raise verdict.refusal
+        upstream = await _reached(registration, verdict)
+    except Refusal as refusal:
+        registration.deny(*named, refusal)
+        await refusing.say_and_close(client.sock, refusing.http_response(refusal))
+        return
+    except (TimeoutError, EOFError):
+        reset(client.sock)
+        return
+    await _open_tunnel(registration, one, client, upstream, b"HTTP/1.1 200 Connection established\r\n\r\n")
+
+
+def connect_request(data: bytes) -> tuple[tuple[str, int], bytes]:
+    """Host and port of a CONNECT whose head is whole, and what follows it. Raises Refusal."""
+    head, _, rest = data.partition(b"\r\n\r\n")
+    check_raw_head(head + b"\r\n\r\n")
+    words = head.partition(b"\r\n")[0].split(b" ")
+    if len(words) != 3 or words[0] != b"CONNECT" or words[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise malformed("it is not a CONNECT of HTTP/1.1")
+    try:
+        name, port = split_port(words[1].decode("ascii"))
         host = canonical_host(name)
     except ValueError as error:
         raise Refusal("net.name", f"CONNECT is not for a host: {error}") from None
     if port is None:
-        raise Refusal("net.bad-request", "CONNECT names no port")
-    return host, port
+        raise malformed("CONNECT names no port")
+    return (host, port), rest
 
 
-async def _connect(registration: Registration, one: Open, client: Client, head: Head, named: tuple[str, int]) -> None:
-    """Permitted and reached first, then 200: what follows is a stream like any other to that name."""
-    verdict = _decide(registration, one, named)
-    if verdict.refusal is not None:
-        raise verdict.refusal
-    client.received = head.conn.trailing_data[0]
-    upstream = await _reached(registration, verdict)
+async def _open_tunnel(
+    registration: Registration, one: Open, client: Client, upstream: socket.socket | None, word: bytes
+) -> None:
     try:
-        await asyncio.get_running_loop().sock_sendall(client.sock, b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.get_running_loop().sock_sendall(client.sock, word)
     except BaseException:
         if upstream is not None:
             upstream.close()
@@ -117,11 +159,10 @@ async def _reached(registration: Registration, verdict: Verdict) -> socket.socke
 
 
 async def _serve_socks(registration: Registration, one: Open, client: Client) -> None:
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_FIRST_S):
             wanted = await _socks_request(client)
-    except TimeoutError:
+    except (TimeoutError, EOFError):
         reset(client.sock)
         return
     except socks.BadSocks as error:
@@ -137,13 +178,7 @@ async def _serve_socks(registration: Registration, one: Open, client: Client) ->
         registration.deny(wanted.host, wanted.port, refusal)
         await refusing.say_and_close(client.sock, socks.reply(_socks_code(refusal)))
         return
-    try:
-        await loop.sock_sendall(client.sock, socks.reply(socks.OK))
-    except BaseException:
-        if upstream is not None:
-            upstream.close()
-        raise
-    await serve_tunnel(registration, one, client, upstream)
+    await _open_tunnel(registration, one, client, upstream, socks.reply(socks.OK))
 
 
 async def _socks_request(client: Client) -> socks.Wanted:
@@ -164,8 +199,8 @@ async def _socks_request(client: Client) -> socks.Wanted:
 
 async def _more(client: Client) -> None:
     data = await asyncio.get_running_loop().sock_recv(client.sock, _READ)
-    if not data:
-        raise socks.BadSocks("the client closed within a request")
+    if not data or len(client.received) > LARGEST_HEAD:
+        raise EOFError
     client.received += data
 
 

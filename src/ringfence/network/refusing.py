@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 from typing import TYPE_CHECKING
 
+from ringfence.network.requests import refusal_body, refusal_headers, status_of
 from ringfence.network.splicing import reset
 
 if TYPE_CHECKING:
@@ -19,28 +19,12 @@ _LINGER_S = 1.0
 _LINGER_BYTES = 1 << 18
 
 
-def status_of(refusal: Refusal) -> int:
-    """The policy's no is 403, a peer that cannot be had is 502, what is not HTTP as we read it is 400."""
-    if refusal.code == "net.bad-request":
-        return 400
-    return 403 if refusal.verdict == "denied" else 502
-
-
-def body(refusal: Refusal) -> bytes:
-    """For machines: what an agent needs to tell its user."""
-    told = {"code": refusal.code, "message": refusal.message, "allow": refusal.allow, "by": "ringfence"}
-    return json.dumps({"error": told}).encode() + b"\n"
-
-
 def http_response(refusal: Refusal) -> bytes:
     """A whole response, after which the connection ends."""
-    status = status_of(refusal)
-    words = {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway"}[status]
-    content = body(refusal)
-    return (
-        b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nx-ringfence-code: %s\r\n"
-        b"content-length: %d\r\nconnection: close\r\n\r\n%s"
-    ) % (status, words, refusal.code.encode(), len(content), content)
+    content = refusal_body(refusal)
+    lines = [b"HTTP/1.1 %d Refused by Ringfence" % status_of(refusal)]
+    lines += [name + b": " + value for name, value in refusal_headers(content)]
+    return b"\r\n".join([*lines, b"connection: close", b"", content])
 
 
 def tls_alert(refusal: Refusal) -> bytes:

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Network, Rule
     from ringfence.values import Protocol
 
-# A server that honours one of these runs another method than the one that was checked (G23).
-OVERRIDES = frozenset([b"x-http-method", b"x-http-method-override", b"x-method-override"])
-
 
 @final
 class Verdict(Struct):
@@ -125,31 +122,3 @@ def intercepted(target: Target, vault: Vault) -> bool:
     if rule is not None and (rule.methods or rule.paths):
         return True
     return vault.serves(target.name, target.port)
-
-
-def check_request(rule: Rule | None, method: str, target: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The request target to send: `target`, or its canonical form where a rule looks at paths. Raises Refusal."""
-    if method in ("CONNECT", "TRACE"):
-        raise Refusal("net.method", f"{method} is never forwarded")
-    if rule is None:
-        return target
-    if rule.methods and method not in rule.methods:
-        line = f'methods = [..., "{method}"] in the rule for {rule.host}'
-        raise Refusal("net.method", f"{method} is not permitted for {rule.host}", allow=line)
-    if rule.methods and any(name.lower() in OVERRIDES for name, _ in headers):
-        raise Refusal("net.method", f"a header that names another method is not permitted for {rule.host}")
-    return _check_path(rule, target) if rule.paths else target
-
-
-def _check_path(rule: Rule, target: str) -> str:
-    from ringfence.network.paths import canonical_path, permitted, split_target
-
-    try:
-        path, query = split_target(target)
-        fits, canonical = permitted(path, rule.paths), canonical_path(path)
-    except ValueError as error:
-        raise Refusal("net.path", f"the request is refused: {error}") from None
-    if not fits:
-        line = f'paths = [..., "{canonical}"] in the rule for {rule.host}'
-        raise Refusal("net.path", f"the path is not permitted for {rule.host}", allow=line)
-    return canonical + query

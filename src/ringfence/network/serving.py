@@ -73,9 +73,9 @@ async def _look(registration: Registration, one: Open, client: Client, upstream:
         await _refuse(registration, client, verdict.target, refusal)
         return
     if not is_tls:
-        from ringfence.network.plain import serve_requests
-
-        await serve_requests(registration, one, client, upstream)
+        if upstream is not None:
+            upstream.close()  # whoever reads requests connects for each as it needs
+        await serve_http(registration, client, verdict.target)
     elif rules.intercepted(verdict.target, registration.vault):
         if upstream is not None:
             upstream.close()
@@ -84,6 +84,21 @@ async def _look(registration: Registration, one: Open, client: Client, upstream:
         await intercept(client, verdict.target, registration)
     else:
         await _pass(registration, one, client, upstream)
+
+
+async def serve_http(registration: Registration, client: Client, target: Target) -> None:
+    """Requests to one target; its name is checked again for each (G11)."""
+    try:
+        from ringfence.network.intercept import fixed, serve_plain
+    except ImportError:
+        await _refuse(registration, client, target, without_parser())
+        return
+    await serve_plain(client, registration, fixed(target))
+
+
+def without_parser() -> Refusal:
+    """Requests are only passed on when they can be read."""
+    return Refusal("net.unsupported", "plain HTTP needs the package h11 on the host", verdict="failed")
 
 
 async def _first_bytes(client: Client) -> bytes:
