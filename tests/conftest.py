@@ -12,13 +12,39 @@ from pathlib import Path
 
 import pytest
 
+import backends_declared
 import leftovers
 from accounts import OrdinaryUser, account
+
+pytest.register_assert_rewrite("ringfence.testing.checks")
 
 TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src"
 # Not the interpreter of the virtual environment: that may live below /root, where an ordinary user cannot go.
 SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = "run the behaviour tests of this backend only; again for another; one that cannot run here is an error"
+    parser.addoption("--backend", action="append", default=[], metavar="NAME", help=help_text)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A backend that could not be tested is said and counted, never left out in silence."""
+    ran = {key.partition("[")[2].partition("-")[0] for key in _conformance_ids(terminalreporter)}
+    if not ran:
+        return
+    from ringfence.testing.conformance import CHECKS
+
+    for name in backends_declared.DECLARED:
+        reason = backends_declared.missing(name)
+        if name not in ran and reason is not None:
+            terminalreporter.write_line(f"NOT AVAILABLE {name}: {len(CHECKS)} checks not run: {reason}")
+
+
+def _conformance_ids(terminalreporter: pytest.TerminalReporter) -> list[str]:
+    reports = [r for rows in terminalreporter.stats.values() for r in rows if hasattr(r, "nodeid")]
+    return [r.nodeid for r in reports if "test_a_backend_conforms[" in r.nodeid]
 
 
 def pytest_configure() -> None:

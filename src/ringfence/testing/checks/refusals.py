@@ -1,15 +1,17 @@
-"""Wrong arguments of exec, spawn and files in a running sandbox: refused here, and the sandbox goes on."""
+"""Wrong arguments in a running sandbox: refused before anything is done, and the sandbox goes on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from ringfence import PolicyError, Sandbox
+from ringfence.testing.model import in_box, raises
+
+Wrong = tuple[Callable[[], object], type[Exception], str]
 
 
-def wrong(box: Any) -> list[tuple[Any, type[Exception], str]]:
+def _wrong(box: Any) -> list[Wrong]:
     return [
         (lambda: box.exec("ls -l"), TypeError, 'language="bash"'),
         (lambda: box.exec(None), TypeError, "argv is a list"),
@@ -26,7 +28,7 @@ def wrong(box: Any) -> list[tuple[Any, type[Exception], str]]:
         (lambda: box.exec(["ls"], timeout_s=99), PolicyError, "more than the policy's"),
         (lambda: box.spawn("ls"), TypeError, "argv is a list"),
         (lambda: box.run(""), PolicyError, "no code"),
-        (lambda: box.run("x", language="perl"), PolicyError, "unknown language"),
+        (lambda: box.run("x", language="cobol"), PolicyError, "unknown language"),
         (lambda: list(box.files.list(pattern=5)), TypeError, "pattern"),
         (lambda: box.files.read("x", size=-1), ValueError, "size"),
         (lambda: box.files.write("x", "\ud800"), ValueError, "surrogate"),
@@ -35,27 +37,36 @@ def wrong(box: Any) -> list[tuple[Any, type[Exception], str]]:
     ]
 
 
-def test_each_is_refused_and_the_sandbox_goes_on(box: Sandbox) -> None:
-    for call, kind, words in wrong(box):
-        with pytest.raises(kind) as caught:
+def each_wrong_argument_is_refused_and_the_sandbox_goes_on(box: Sandbox) -> None:
+    for call, kind, words in _wrong(box):
+        with raises(kind) as caught:
             call()
-        assert words in str(caught.value)
+        assert words in str(caught.value), str(caught.value)
     assert box.exec(["echo", "on"]).stdout == "on\n"
     assert list(box.files.list()) == []
 
 
-def test_an_argument_that_the_kernel_refuses_is_a_result(box: Sandbox) -> None:
+def an_argument_that_the_kernel_refuses_is_a_result(box: Sandbox) -> None:
     """One word may have 128 KiB; the kernel says no to more, after the fork."""
     result = box.exec(["echo", "x" * 200_000])
     assert (result.status, result.reason, result.exit_code) == ("error", "not-executable", 126)
     assert box.exec(["echo", "on"]).ok
 
 
-def test_a_signal_that_is_none_is_refused(box: Sandbox) -> None:
+def a_signal_that_is_none_is_refused(box: Sandbox) -> None:
     with box.spawn(["sleep", "60"]) as process:
-        for bad in (0, 65, -9):
-            with pytest.raises(PolicyError, match="no signal"):
-                process.signal(bad)  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            process.write(5)  # type: ignore[arg-type]
+        wrong: list[Any] = [0, 65, -9]
+        for bad in wrong:
+            with raises(PolicyError, match="no signal"):
+                process.signal(bad)
+        number: Any = 5
+        with raises(TypeError):
+            process.write(number)
         assert process.running
+
+
+CHECKS = (
+    in_box(each_wrong_argument_is_refused_and_the_sandbox_goes_on),
+    in_box(an_argument_that_the_kernel_refuses_is_a_result),
+    in_box(a_signal_that_is_none_is_refused),
+)

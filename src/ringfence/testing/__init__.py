@@ -1,0 +1,1 @@
+"""Tests as a product: what any backend must do, for ours and for anyone's."""

@@ -1,0 +1,135 @@
+"""What any backend must do, as a table of checks. A backend, ours or anyone's, runs them with its own factory.
+
+    report = check(lambda **kwargs: Sandbox(backend=Mine(), **kwargs))
+    print(report.explain())
+
+`python -m ringfence.testing.conformance --backend process` does it for a backend by name.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import TYPE_CHECKING, Literal
+
+from ringfence.testing.checks import code, commands, disk, files, isolation, lifecycle, limits, refusals, spawning
+from ringfence.testing.model import CAPABILITIES, Capability, Check, MakeSandbox
+from ringfence.values import Struct, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ringfence.values import Strings
+
+__all__ = ["CAPABILITIES", "CHECKS", "Capability", "Check", "MakeSandbox", "Outcome", "Report", "check", "outcomes"]
+
+CHECKS: tuple[Check, ...] = (
+    *lifecycle.CHECKS,
+    *code.CHECKS,
+    *commands.CHECKS,
+    *spawning.CHECKS,
+    *files.CHECKS,
+    *disk.CHECKS,
+    *limits.CHECKS,
+    *isolation.CHECKS,
+    *refusals.CHECKS,
+)
+
+
+@final
+class Outcome(Struct):
+    """How one check went. `reason` is empty when it passed."""
+
+    check: str
+    status: Literal["passed", "failed", "not-applicable"]
+    reason: str
+    duration_s: float
+
+
+@final
+class Report(Struct):
+    """Every check that was asked for, in order, with its outcome."""
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed and something passed."""
+        return not self.of("failed") and bool(self.of("passed"))
+
+    def of(self, status: Literal["passed", "failed", "not-applicable"]) -> tuple[Outcome, ...]:
+        return tuple(outcome for outcome in self.outcomes if outcome.status == status)
+
+    def explain(self) -> str:
+        """What failed and what was not applicable, each with its reason, and the three numbers."""
+        rows = [o for o in self.outcomes if o.status != "passed"]
+        lines = [f"{o.status}: {o.check}: {o.reason}" for o in rows]
+        numbers = [f"{len(self.of(s))} {s}" for s in ("passed", "failed", "not-applicable")]
+        return "\n".join([*lines, ", ".join(numbers)])
+
+
+def check(make_sandbox: MakeSandbox, *, without: Mapping[str, str] | None = None, only: Strings = ()) -> Report:
+    """Run the checks one after the other. Takes about a minute for all.
+
+    `make_sandbox` takes the keywords of Sandbox but `backend` and returns a sandbox that is not started.
+    `without` names capabilities that this backend declares not applicable, each with the reason; they are counted.
+    `only` keeps the checks whose name starts with one of these ("files.").
+    """
+    return Report(tuple(outcomes(make_sandbox, without=without, only=only)))
+
+
+def outcomes(
+    make_sandbox: MakeSandbox, *, without: Mapping[str, str] | None = None, only: Strings = ()
+) -> Iterator[Outcome]:
+    """The same, one outcome at a time."""
+    if not __debug__:
+        raise RuntimeError("checks are assertions, and python -O leaves them out: run without -O")
+    missing = dict(without or {})
+    unknown = [name for name in missing if name not in CAPABILITIES]
+    if unknown:
+        raise ValueError(f"no capability is named {unknown[0]!r}; known: {', '.join(CAPABILITIES)}")
+    chosen = [c for c in CHECKS if not only or c.name.startswith(tuple(only))]
+    if not chosen:
+        raise ValueError(f"no check starts with {' or '.join(map(repr, only))}")
+    return (_outcome(c, make_sandbox, missing) for c in chosen)
+
+
+def _outcome(one: Check, make: MakeSandbox, missing: Mapping[str, str]) -> Outcome:
+    lacking = [f"{name}: {missing[name]}" for name in one.needs if name in missing]
+    if lacking:
+        return Outcome(one.name, "not-applicable", "; ".join(lacking), 0.0)
+    started = time.monotonic()
+    try:
+        one.act(make)
+    except Exception as error:  # noqa: BLE001  # whatever a backend raises is its failure, told with its place
+        return Outcome(one.name, "failed", _told(error), time.monotonic() - started)
+    return Outcome(one.name, "passed", "", time.monotonic() - started)
+
+
+def _told(error: Exception) -> str:
+    """The line of the check that failed, and what it said."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/testing/checks/" in f.filename]
+    place = f" at `{frames[-1].line}` (line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    import argparse
+
+    from ringfence import Sandbox
+
+    parser = argparse.ArgumentParser(description="What any backend must do, tried on one.")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--without", action="append", default=[], metavar="CAPABILITY=REASON")
+    parser.add_argument("only", nargs="*", metavar="CHECK", help="checks whose name starts so")
+    given = parser.parse_args(arguments)
+    without = dict(item.partition("=")[::2] for item in given.without)
+    report = check(lambda **kwargs: Sandbox(backend=given.backend, **kwargs), without=without, only=given.only)
+    print(report.explain())
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What a check is, what it may need, and the few words checks are written with. No test framework."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeAlias, TypeVar, get_args
+
+from ringfence import Policy, Sandbox
+from ringfence.values import Struct, final
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ringfence import Result
+
+E = TypeVar("E", bound=BaseException)
+
+# Called with keywords of Sandbox (`policy` is the only one that checks use); returns one that is not started.
+MakeSandbox: TypeAlias = Callable[..., Sandbox]
+
+Capability: TypeAlias = Literal[
+    "commands", "cpu-share", "cpu-time", "disk-quota", "memory-limit", "node", "open-files", "process-limit", "usage"
+]
+CAPABILITIES: Mapping[Capability, str] = {
+    "commands": "policy.commands decides which programs exist",
+    "cpu-share": "limits.cpus is a share of CPU time",
+    "cpu-time": "limits.cpu_time_s is counted over the whole tree",
+    "disk-quota": "limits.disk and limits.disk_files are exact",
+    "memory-limit": "limits.memory holds for the whole tree, and its end is told as oom",
+    "node": "the image has node",
+    "open-files": "limits.open_files holds",
+    "process-limit": "limits.processes is exact, threads counted",
+    "usage": "CPU time and memory are measured from outside",
+}
+assert set(CAPABILITIES) == set(get_args(Capability))
+
+
+@final
+class Check(Struct):
+    """One thing that must hold. `act` raises when it does not; it starts and ends its own sandboxes."""
+
+    name: str  # "commands.arguments_arrive_as_they_are"
+    act: Callable[[MakeSandbox], None]
+    needs: tuple[Capability, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def in_box(act: Callable[[Sandbox], None], *needs: Capability) -> Check:
+    """A check of a running sandbox with the default policy."""
+
+    def whole(make: MakeSandbox) -> None:
+        with make() as box:
+            act(box)
+
+    return Check(_name(act), whole, needs)
+
+
+def with_maker(act: Callable[[MakeSandbox], None], *needs: Capability) -> Check:
+    """A check that makes its own sandboxes."""
+    return Check(_name(act), act, needs)
+
+
+def _name(act: Callable[..., None]) -> str:
+    return f"{act.__module__.rpartition('.')[2]}.{act.__name__}"
+
+
+def python(make: MakeSandbox, code: str, *, policy: Policy = Policy(), timeout_s: float | None = None) -> Result:  # noqa: B008  # frozen
+    """How a program ends in a sandbox of its own."""
+    with make(policy=policy) as box:
+        return box.exec(["python3", "-c", code], timeout_s=timeout_s)
+
+
+class Raises(Generic[E]):
+    """`with raises(KeyError) as caught: …`; then `caught.value`."""
+
+    def __init__(self, kinds: tuple[type[E], ...], match: str | None) -> None:
+        self._kinds = kinds
+        self._match = match
+        self._caught: E | None = None
+
+    @property
+    def value(self) -> E:
+        assert self._caught is not None
+        return self._caught
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool:
+        wanted = " or ".join(kind.__name__ for kind in self._kinds)
+        if exc is None:
+            raise AssertionError(f"nothing was raised where {wanted} was expected")
+        if not isinstance(exc, self._kinds):
+            return False
+        if self._match is not None and not re.search(self._match, str(exc)):
+            raise AssertionError(f"{exc!r} does not say {self._match!r}")
+        self._caught = exc
+        return True
+
+
+def raises(*kinds: type[E], match: str | None = None) -> Raises[E]:
+    """A block that must raise one of `kinds`, whose text holds `match`, a regular expression."""
+    return Raises(kinds, match)
