@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 # A library process keeps a zygote, a template for each view and a few spares that never ran guest code. They stay
-# between tests; everything else must be gone, and the spares must not grow past their number.
-STANDING = frozenset(["rf-zygote", "rf-template", "rf-forker", "rf-monitor", "rf-init", "rf-spawner"])
-SPARES_PER_VIEW = 16  # four for each policy that was used twice lately, and policies share a view
+# between tests, and the pool knows how many they are; everything else must be gone.
+STANDING = frozenset(["rf-zygote", "rf-forker", "rf-monitor", "rf-init", "rf-spawner"])
 GUARDED = ("attacks", "backends", "behaviour", "conformance", "integrations", "sandbox", "soak", "test_async.py")
 _CGROUPS = Path("/sys/fs/cgroup")
 _PLACES = [Path("/run/ringfence"), Path("/tmp"), Path("/dev/shm")]
@@ -26,12 +26,11 @@ class Leftovers(NamedTuple):
     """Equal before and after a test when it left nothing, but for the library's standing stock."""
 
     processes: frozenset[Process]
-    standing: int
-    sandboxes_over_stock: int
+    over_stock: tuple[tuple[str, int], ...]  # processes with our names beyond those that the pools say they keep
     cgroups_of_the_dead: frozenset[str]
     mounts: int
     files: frozenset[str]
-    descriptors: int
+    descriptors: int  # beyond those of what the pools keep
 
 
 def _stat(pid: str) -> tuple[Process, int] | None:
@@ -120,18 +119,58 @@ def _files() -> frozenset[str]:
     return frozenset(found)
 
 
+class Stock(NamedTuple):
+    """What the pools of this process keep between sandboxes, as they say themselves."""
+
+    zygotes: int
+    templates: int
+    spares: int
+    descriptors: frozenset[int]
+
+
+def stock() -> Stock:
+    pool = sys.modules.get("ringfence.backends.process.pool")
+    if pool is None:
+        return Stock(0, 0, 0, frozenset())
+    held = [fd for fd, _ in pool._canary]
+    guard = sys.modules.get("ringfence.backends.process.guard")
+    held += [owner._fd for owner in guard._owners.values()] if guard is not None else []
+    zygotes = templates = spares = 0
+    for one in list(pool._pools.values()):
+        with one._lock:
+            kept = [spare for shelf in one._shelves.values() for spare in shelf.spares]
+            roots = list(one._templates.values())
+            zygote = one._zygote
+        zygotes += zygote is not None
+        templates += len(roots)
+        spares += len(kept)
+        held += [root._control.fileno() for root in roots]
+        held += [zygote._control.fileno(), zygote._errors] if zygote is not None else []
+        for spare in kept:
+            held += [spare.channel.fileno(), spare._init_pidfd, spare._uid.fileno() if spare._uid is not None else -1]
+    return Stock(zygotes, templates, spares, frozenset(fd for fd in held if fd >= 0))
+
+
 def count() -> Leftovers:
+    kept = stock()
     below = descendants()
     names = [process.name for process in below]
-    stock = SPARES_PER_VIEW * max(1, names.count("rf-template") + names.count("rf-forker"))
+    serving = {row[1] for process in below if process.name == "rf-init" and (row := _stat(str(process.pid)))}
+    idle = [process for process in below if process.name == "rf-monitor" and process.pid not in serving]
+    over = {
+        "rf-zygote": names.count("rf-zygote") - kept.zygotes,
+        "rf-monitor": len(idle) - kept.templates,
+        "rf-forker": names.count("rf-forker") - names.count("rf-monitor"),
+        "rf-init": names.count("rf-init") - kept.spares,
+        "rf-spawner": names.count("rf-spawner") - kept.spares,
+    }
     return Leftovers(
         processes=frozenset(p for p in below if p.name not in STANDING) | orphans(),
-        standing=len(below),
-        sandboxes_over_stock=max(0, names.count("rf-init") - stock),
+        over_stock=tuple((name, max(0, number)) for name, number in over.items()),
         cgroups_of_the_dead=cgroups_of_the_dead(),
         mounts=len(Path("/proc/self/mountinfo").read_bytes().splitlines()),
         files=_files(),
-        descriptors=len(os.listdir("/proc/self/fd")),
+        descriptors=len(set(map(int, os.listdir("/proc/self/fd"))) - kept.descriptors),
     )
 
 
@@ -140,12 +179,12 @@ def difference(before: Leftovers, after: Leftovers) -> list[str]:
     found = [f"process {p.pid} {p.name!r}" for p in sorted(after.processes - before.processes)]
     found += [f"cgroup {path}" for path in sorted(after.cgroups_of_the_dead - before.cgroups_of_the_dead)]
     found += [f"file {path}" for path in sorted(after.files - before.files)]
-    if after.sandboxes_over_stock > before.sandboxes_over_stock:
-        found.append(f"{after.sandboxes_over_stock} sandboxes more than spares explain")
+    for (name, then), (_, now) in zip(before.over_stock, after.over_stock, strict=True):
+        if now > then:
+            found.append(f"{now - then} {name} more than the pools keep")
     if after.mounts > before.mounts:
         found.append(f"{after.mounts - before.mounts} mounts")
-    # a spare made during the test holds descriptors of its own; with the same stock the number is exact
-    if after.standing <= before.standing and after.descriptors > before.descriptors:
+    if after.descriptors > before.descriptors:
         found.append(f"{after.descriptors - before.descriptors} descriptors")
     return found
 

@@ -7,7 +7,10 @@ import subprocess
 from pathlib import Path
 
 import leftovers
+import ringfence
 from accounts import OrdinaryUser
+from ringfence import Sandbox
+from ringfence.backends.process import pool
 
 
 def test_nothing_is_left_when_nothing_happened() -> None:
@@ -53,6 +56,42 @@ def test_a_temporary_file_of_ours_is_seen() -> None:
         assert leftovers.difference(before, leftovers.count()) == [f"file {path}"]
     finally:
         path.unlink()
+
+
+def after_a_run() -> leftovers.Leftovers:
+    """When what a run left is removed and its spare is made again."""
+    pool.close_all()
+    nothing = leftovers.count()
+    ringfence.run("1")
+    assert leftovers.wait_for_nothing(nothing) == []
+    return leftovers.count()
+
+
+def test_a_sandbox_that_nobody_closed_is_seen_and_the_spares_are_not() -> None:
+    before = after_a_run()
+    box = Sandbox().start()
+    try:
+        seen = leftovers.wait_for_nothing(before, within_s=1)
+        assert seen[:2] == ["1 rf-init more than the pools keep", "1 rf-spawner more than the pools keep"]
+        assert seen[2].endswith("descriptors")
+    finally:
+        box.close()
+    ringfence.run("1")
+    assert leftovers.wait_for_nothing(before) == []
+
+
+def test_a_template_that_nobody_ends_is_seen() -> None:
+    before = after_a_run()
+    one = next(iter(pool._pools.values()))
+    (view, template), *_ = one._templates.items()
+    del one._templates[view]
+    for shelf in one._shelves.values():
+        while shelf.spares:
+            shelf.spares.pop().close()
+    seen = leftovers.wait_for_nothing(before, within_s=1)
+    template.close()
+    assert "1 rf-monitor more than the pools keep" in seen
+    assert leftovers.wait_for_nothing(before) == []
 
 
 def test_an_ordinary_user_has_no_rights_and_reads_the_package(ordinary_user: OrdinaryUser) -> None:

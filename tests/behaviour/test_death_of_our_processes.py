@@ -176,7 +176,8 @@ _STOP = """
 import os, signal
 for name in os.listdir("/proc"):
     if name.isdigit() and int(name) not in (1, os.getpid()):
-        os.kill(int(name), signal.SIGSTOP)
+        try: os.kill(int(name), signal.SIGSTOP)
+        except OSError: pass  # gone, or of the domain of a spawner before
 """
 
 

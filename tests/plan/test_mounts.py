@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
 from ringfence.guest import kernel
+from ringfence.plan import mounts
 from ringfence.plan.interpreter import Interpreter
 from ringfence.plan.protected import HELD_DIRECTORIES, HELD_FILES
 from ringfence.plan.view import View, view
@@ -207,7 +208,7 @@ def test_a_folder_with_credentials_is_refused_until_they_are_hidden_or_accepted(
         "or accept it with credentials = true on mounts[0]"
     )
     hidden = view(Policy(mounts=[Mount(str(folder), "/data", hide=[".ssh"])]), python, **around)  # type: ignore[arg-type]
-    assert ["hide", "data/.ssh"] in hidden.template
+    assert ["overlay", str(folder), "data", {"idmap": False, "ro": True, "absent": [".ssh"]}] in hidden.template
     accepted = Policy(mounts=[Mount(str(folder), "/data", credentials=True)])
     assert ["bind", str(folder), "data", RO] in view(accepted, python, **around).template  # type: ignore[arg-type]
 
@@ -222,8 +223,13 @@ def test_our_own_state_is_never_shown(folder: Path) -> None:
     assert refused(Mount(str(folder), "/data"), state=(f"{folder}/state",)).key == "mounts[0].source"
 
 
-def test_hiding_what_is_not_there_does_nothing_and_what_is_outside_is_refused(folder: Path) -> None:
-    assert added(seen(Mount(str(folder), "/data", hide=["none"])))[0][-1] == ["bind", str(folder), "data", RO]
+def absent(folder: Path, *names: str) -> list[object]:
+    return ["overlay", str(folder), "data", {"idmap": False, "ro": True, "absent": list(names)}]
+
+
+def test_hiding_what_is_not_there_waits_for_it_and_what_is_outside_is_refused(folder: Path) -> None:
+    assert added(seen(Mount(str(folder), "/data", hide=["none"])))[0][-1] == absent(folder, "none")
+    assert added(seen(Mount(str(folder), "/data", hide=["no/folder"])))[0][-1] == ["bind", str(folder), "data", RO]
     with pytest.raises(PolicyError):
         seen(Mount(str(folder), "/data", hide=["../other"]))
 
@@ -231,7 +237,28 @@ def test_hiding_what_is_not_there_does_nothing_and_what_is_outside_is_refused(fo
 def test_hiding_a_link_hides_what_it_leads_to(folder: Path) -> None:
     (folder / "real").write_text("")
     (folder / "link").symlink_to("real")
-    assert added(seen(Mount(str(folder), "/data", hide=["link"])))[0][-1] == ["hide", "data/real"]
+    assert added(seen(Mount(str(folder), "/data", hide=["link"])))[0][-1] == absent(folder, "real")
+    assert ["hide", "data/real"] in added(seen(Mount(str(folder), "/data", "rw", hide=["link"])))[0]
+
+
+def test_what_lies_in_something_hidden_is_hidden_with_it(folder: Path) -> None:
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a-b").write_text("")
+    assert added(seen(Mount(str(folder), "/data", hide=["a/b", "a", "a-b"])))[0][-1] == absent(folder, "a", "a-b")
+
+
+def test_a_copy_without_hidden_files_has_a_layer_for_them(folder: Path) -> None:
+    shown = added(seen(Mount(str(folder), "/data", "copy", hide=["x"])))
+    assert shown[1] == [["overlay", str(folder), "data", {"idmap": False, "absent": ["x"]}]]
+
+
+def test_a_layer_would_not_show_what_is_mounted_below_so_there_hide_covers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "key").write_text("")
+    monkeypatch.setattr(mounts, "_mounts_of_host", lambda: [("/", "ext4"), (f"{folder}/below", "ext4")])
+    ops = added(seen(Mount(str(folder), "/data", hide=["key"])))[0]
+    assert ops[-2:] == [["bind", str(folder), "data", RO], ["hide", "data/key"]]
 
 
 # ── with the interpreter ─────────────────────────────────────────────────────────────────────────

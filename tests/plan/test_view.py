@@ -193,14 +193,14 @@ def test_the_view_cannot_be_written(inside: Inside) -> None:
     assert set(inside(code).split()) <= {"EROFS", "EACCES"}
 
 
-def test_a_read_only_mount_shows_its_files_and_hides_what_it_should(inside: Inside, project: Path) -> None:
+def test_a_writable_mount_shows_its_files_and_covers_what_it_should(inside: Inside, project: Path) -> None:
     (project / "a.txt").write_text("shown")
     (project / ".env").write_text("TOKEN=canary")
     (project / "link").symlink_to(".env")
     code = (
         "import os\nprint(open('/data/a.txt').read(), repr(open('/data/.env').read()), repr(open('/data/link').read()))"
     )
-    mount = {"source": str(project), "target": "/data", "hide": [".env"]}
+    mount = {"source": str(project), "target": "/data", "mode": "rw", "hide": [".env"]}
     assert inside(code, mounts=[mount]) == "shown '' ''\n"
 
 

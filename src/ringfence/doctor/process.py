@@ -20,7 +20,7 @@ _SCOPES_ABI = 6
 _OPTIONAL = {
     "Landlock": "files are fenced by mounts alone, and PID 1 only by being non-dumpable",
     "idmapped mounts": "writable mounts, and files only root can read, are refused",
-    "overlay": "mounts with mode copy are refused",
+    "overlay": "mounts with mode copy, and `hide` in read-only mounts, are refused",
 }
 
 

@@ -106,23 +106,63 @@ class Applier:
     def _op_pin(self, target: str) -> None:
         k.mount(target, target, None, k.MS_BIND | k.MS_REC)
 
-    def _op_overlay(self, source: str, target: str, options: dict[str, bool]) -> None:
-        """`copy`: the host's files below, the sandbox's disk above. A file source is copied by the caller instead."""
+    def _op_overlay(self, source: str, target: str, options: dict[str, object]) -> None:
+        """The host's files below, less those of `absent`, and the sandbox's disk above; with `ro` nothing above."""
         self._copies += 1
-        base = f"{DISK}/copy{self._copies}"
         lower = f"{DISK}/lower{self._copies}"
-        for path in (base, f"{base}/upper", f"{base}/work", lower):
-            os.mkdir(path, 0o700)
+        os.mkdir(lower, 0o700)
         self._op_bind(source, lower, {"idmap": bool(options.get("idmap"))})
-        mode = stat.S_IMODE(os.stat(lower).st_mode)
-        os.chmod(f"{base}/upper", mode)
-        if self._owner is not None:
-            os.chown(f"{base}/upper", self._owner, self._owner)
         os.makedirs(target, 0o755, exist_ok=True)
-        layers = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
+        layers = f"lowerdir={self._without(lower, options.get('absent'))}"
+        flags = _TMPFS_FLAGS
+        if options.get("ro"):
+            flags |= k.MS_RDONLY
+        else:
+            layers += self._upper(lower)
         if os.geteuid() != 0 or not options.get("idmap"):
             layers += ",userxattr"
-        k.mount("overlay", target, "overlay", _TMPFS_FLAGS, layers)
+        k.mount("overlay", target, "overlay", flags, layers)
+
+    def _upper(self, lower: str) -> str:
+        base = f"{DISK}/copy{self._copies}"
+        for path in (base, f"{base}/upper", f"{base}/work"):
+            os.mkdir(path, 0o700)
+        os.chmod(f"{base}/upper", stat.S_IMODE(os.stat(lower).st_mode))
+        if self._owner is not None:
+            os.chown(f"{base}/upper", self._owner, self._owner)
+        return f",upperdir={base}/upper,workdir={base}/work"
+
+    def _without(self, lower: str, absent: object) -> str:
+        """`lower`, with a layer over it that has a whiteout for each name: nobody inside can tell that it is there."""
+        if not isinstance(absent, list | tuple):
+            return lower
+        layer = f"{DISK}/absent{self._copies}"
+        folders = {layer: lower}
+        os.mkdir(layer, 0o700)
+        for name in absent:
+            parts = str(name).split("/")
+            for end in range(1, len(parts)):
+                path = "/".join((layer, *parts[:end]))
+                if path not in folders:
+                    os.mkdir(path, 0o700)
+                    folders[path] = "/".join((lower, *parts[:end]))
+            os.mknod(f"{layer}/{name}", stat.S_IFCHR, os.makedev(0, 0))
+        for path, like in reversed(folders.items()):  # the upper layer's is what a folder shows as
+            _look_like(path, like)
+        return f"{layer}:{lower}"
+
+
+def _look_like(path: str, other: str) -> None:
+    try:
+        info = os.lstat(other)
+    except FileNotFoundError:
+        return  # removed on the host since the plan was made
+    try:
+        os.chown(path, info.st_uid, info.st_gid)
+    except OSError:
+        pass  # an owner that this user namespace does not have: it shows as the guest's, who may write nothing there
+    os.chmod(path, stat.S_IMODE(info.st_mode))
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def _parents(target: str) -> None:

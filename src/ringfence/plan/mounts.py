@@ -241,18 +241,26 @@ def closed_to_others(path: str, *, entries: int = 64) -> bool:
 
 def _kernel_mount_below(source: str) -> str | None:
     """A bind is recursive: a /proc or /sys that somebody mounted below the source would come along."""
+    return next((where for where, kind in _mounts_of_host() if kind in _KERNEL_TYPES and within(where, source)), None)
+
+
+def _mount_below(source: str) -> str | None:
+    return next((where for where, _ in _mounts_of_host() if where != source and within(where, source)), None)
+
+
+def _mounts_of_host() -> list[tuple[str, str]]:
+    """Where something is mounted, and its type."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
     except OSError:
-        return None
+        return []
+    found = []
     for line in lines:
         before, _, after = line.partition(" - ")
-        if after.split(" ", 1)[0] in _KERNEL_TYPES:
-            where = before.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-            if within(where, source):
-                return where
-    return None
+        where = before.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+        found.append((where, after.split(" ", 1)[0]))
+    return found
 
 
 # ── together with the interpreter ────────────────────────────────────────────────────────────────
@@ -344,40 +352,66 @@ def _operations(entries: list[Entry], around: Surroundings) -> Placed:
             point: Op = ["dir", entry.target[1:], 0o755] if entry.directory else ["file", entry.target[1:], "", 0o644]
             if entry.target not in PRIVATE:
                 (box if private else template).append(point)
-        ops, held = _inside(entry)
-        (box if boxed else template).extend([_mount(entry), *ops])
+        absent = _absent(entry)
+        ops, held = _inside(entry, covers=absent is None)
+        (box if boxed else template).extend([_mount(entry, absent or ()), *ops])
         protected += held
-        shown += _lines(entry, held)
+        shown += _lines(entry, held, absent or ())
     return Placed(template=tuple(template), box=tuple(box), protected=tuple(protected), shown=tuple(shown))
 
 
-def _mount(entry: Entry) -> Op:
+def _mount(entry: Entry, absent: tuple[str, ...]) -> Op:
     target = entry.target[1:]
+    without: dict[str, object] = {"absent": list(absent)} if absent else {}
     if entry.mode == "copy":
-        return ["overlay", entry.source, target, {"idmap": entry.idmap}]
+        return ["overlay", entry.source, target, {"idmap": entry.idmap, **without}]
+    if absent:
+        return ["overlay", entry.source, target, {"idmap": entry.idmap, "ro": True, **without}]
     return ["bind", entry.source, target, {"rw": entry.mode == "rw", "idmap": entry.idmap, "exec": True}]
 
 
-def _inside(entry: Entry) -> tuple[list[Op], list[Protected]]:
+def _inside(entry: Entry, *, covers: bool) -> tuple[list[Op], list[Protected]]:
     ops: list[Op] = []
     held: list[Protected] = []
     if entry.mode == "rw" and entry.directory:
         whole = protection(entry.source, entry.target, entry.protect, key=f"mounts[{entry.index}].protect")
         ops += whole.ops
         held += whole.paths
-    for name in entry.hide:
-        hidden = _hidden(entry, name)
+    for name in entry.hide if covers else ():
+        hidden = _covered(entry, name)
         if hidden is not None:
             ops.append(["hide", hidden.target[1:]])
-            held += [hidden] if entry.mode != "copy" else []  # an overlay keeps what it looked up
+            held.append(hidden)
     return ops, held
 
 
-def _hidden(entry: Entry, name: str) -> Protected | None:
-    """What `hide` covers: the file itself, wherever inside the source a link leads. Nothing there: nothing to hide."""
+def _absent(entry: Entry) -> tuple[str, ...] | None:
+    """Names below the source that a layer over it takes away. None: `hide` has to cover what is there instead.
+
+    A layer would not write through, and would not show what is mounted below the source.
+    """
+    if entry.mode == "rw" or (entry.mode == "ro" and entry.hide and _mount_below(entry.source) is not None):
+        return None
+    found = {os.path.relpath(path, entry.source) for name in entry.hide if (path := _hidden(entry, name))}
+    return tuple(sorted(name for name in found if not any(within(name, other) for other in found - {name})))
+
+
+def _hidden(entry: Entry, name: str) -> str | None:
+    """What `hide` means: the file itself, wherever inside the source a link leads. A name that is not there counts,
+    where its folder is: somebody may make it. None when there is nothing to hide."""
     relative = beneath(name, key=f"mounts[{entry.index}].hide")
     path = os.path.realpath(f"{entry.source}/{relative}")
-    if not os.path.exists(path) or path == entry.source or not within(path, entry.source):
+    if not os.path.exists(path):
+        folder, base = os.path.split(f"{entry.source}/{relative}")
+        path = f"{os.path.realpath(folder)}/{base}"
+        if not os.path.isdir(os.path.dirname(path)):
+            return None
+    return None if path == entry.source or not within(path, entry.source) else path
+
+
+def _covered(entry: Entry, name: str) -> Protected | None:
+    path = _hidden(entry, name)
+    if path is None or not os.path.exists(path):
         return None
     target = entry.target + path[len(entry.source) :]
     return Protected(root=entry.source, path=path, target=target, directory=os.path.isdir(path), hidden=True)
@@ -411,10 +445,16 @@ def _kind(entry: Entry) -> str:
     return "folder" if entry.directory else "file"
 
 
-def _lines(entry: Entry, held: list[Protected]) -> list[str]:
+def _lines(entry: Entry, held: list[Protected], absent: tuple[str, ...]) -> list[str]:
     words = {"ro": "read-only", "rw": "writable", "copy": "a copy; the host's files stay as they are"}
     owner = "" if entry.index is not None else ", for Python"
     place = entry.target if entry.target == entry.source else f"{entry.target} (the host's {entry.source})"
     lines = [f"{place}: {words[entry.mode]}{owner}"]
-    lines += [f"{path.target}: {'hidden' if path.hidden else 'read-only, protected'}" for path in held]
-    return lines
+    lines += [f"{path.target}: {_held(path)}" for path in held]
+    return lines + [f"{entry.target}/{name}: absent" for name in absent]
+
+
+def _held(path: Protected) -> str:
+    if not path.hidden:
+        return "read-only, protected"
+    return f"hidden: an empty, read-only {'folder' if path.directory else 'file'} is in its place"

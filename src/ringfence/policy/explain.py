@@ -76,7 +76,8 @@ def _mount(mount: Mount) -> str:
     at = "" if path == mount.source else f" is shown as {_plain(path)} and"
     parts = [f"{_plain(str(mount.source))}{at} {_MODES[mount.mode]}"]
     if mount.hide:
-        parts.append(f"without {_all(mount.hide)}")
+        emptied = f"with {_all(mount.hide)} shown as empty and read-only"  # an overlay would not write through
+        parts.append(emptied if mount.mode == "rw" else f"without {_all(mount.hide)}")
     if mount.mode == "rw" and mount.protect:
         parts.append(f"with {_all(mount.protect)} read-only")
     if mount.credentials:

@@ -1,0 +1,133 @@
+"""`hide`: absent in read-only mounts and copies, empty and read-only where the mount writes through."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accounts import OrdinaryUser
+from ringfence import Mount, Policy, Sandbox
+
+if TYPE_CHECKING:
+    from ringfence.values import MountMode
+
+LOOK = """
+import errno, json, os
+def met(function, *args):
+    try:
+        function(*args)
+        return "ok"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+tree = sorted(os.path.relpath(f"{top}/{name}", "/data") for top, folders, files in os.walk("/data")
+              for name in folders + files)
+print(json.dumps({
+    "tree": tree,
+    "read": {name: met(open, f"/data/{name}") for name in (".env", "deep/er/key", "secrets/one", "link", "later")},
+    "plain": open("/data/deep/er/plain").read(),
+    "write": met(open, "/data/new", "w"),
+    "mode": oct(os.stat("/data/deep").st_mode & 0o777),
+}))
+"""
+HIDE = [".env", "secrets", "deep/er/key", "secrets/one", "later", "nowhere/at/all"]
+SHOWN = ["deep", "deep/er", "deep/er/plain", "link", "readme"]
+GONE = {".env": "ENOENT", "deep/er/key": "ENOENT", "secrets/one": "ENOENT", "link": "ENOENT", "later": "ENOENT"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    top = tmp_path / "project"
+    fill(top)
+    return top
+
+
+def fill(top: Path) -> None:
+    for name in (".env", "readme", "secrets/one", "deep/er/key", "deep/er/plain"):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(f"canary of {name}")
+    (top / "link").symlink_to(".env")
+    (top / "deep").chmod(0o751)
+
+
+@pytest.mark.parametrize("private", [False, True])  # closed to other users: as root it is shown by an idmapped mount
+@pytest.mark.parametrize(("mode", "writing"), [("ro", "EROFS"), ("copy", "ok")])
+def test_a_hidden_path_is_absent_and_stays_so(project: Path, mode: MountMode, writing: str, private: bool) -> None:
+    project.chmod(0o700 if private else 0o755)
+    (project / "readme").chmod(0o600 if private else 0o644)
+    before = {path: path.lstat().st_ctime_ns for path in project.rglob("*")}
+    policy = Policy(mounts=[Mount(str(project), "/data", mode, hide=HIDE)])
+    with Sandbox(policy=policy) as box:
+        seen = json.loads(box.run(LOOK).check().stdout)
+        assert seen == {
+            "tree": SHOWN,
+            "read": GONE,
+            "plain": "canary of deep/er/plain",
+            "write": writing,
+            "mode": "0o751",
+        }
+        (project / "later").write_text("made while it runs")
+        (project / "other").write_text("replaced while it runs")
+        os.replace(project / "other", project / ".env")
+        assert json.loads(box.run(LOOK).check().stdout)["read"] == GONE
+    (project / "later").unlink()
+    changed = {path for path in project.rglob("*") if path.lstat().st_ctime_ns != before[path]}
+    assert changed <= {project / ".env"}
+
+
+def test_what_holds_the_layer_is_not_in_the_guests_view(project: Path) -> None:
+    policy = Policy(mounts=[Mount(str(project), "/data", hide=HIDE)])
+    code = "import os\nprint([sorted(os.listdir(p)) for p in ('/.disk', '/.sources') if os.path.exists(p)])"
+    with Sandbox(policy=policy) as box:
+        assert box.run(code).check().stdout in ("[[]]\n", "[[], []]\n")
+
+
+def test_in_a_writable_mount_a_hidden_path_is_empty_and_read_only(project: Path) -> None:
+    policy = Policy(mounts=[Mount(str(project), "/data", "rw", hide=[".env", "secrets"])])
+    code = """
+import errno, os
+print(repr(open("/data/.env").read()), os.listdir("/data/secrets"))
+for path in ("/data/.env", "/data/secrets/x"):
+    try: open(path, "w")
+    except OSError as error: print(errno.errorcode[error.errno])
+"""
+    with Sandbox(policy=policy) as box:
+        assert box.run(code).check().stdout == "'' []\nEROFS\nEROFS\n"
+    assert (project / ".env").read_text() == "canary of .env"
+
+
+def test_the_plan_says_which_of_the_two_a_hidden_path_is(project: Path) -> None:
+    def lines(mode: MountMode) -> list[str]:
+        policy = Policy(mounts=[Mount(str(project), "/data", mode, hide=[".env"])])
+        return [line.strip() for line in Sandbox(policy=policy).plan().explain().splitlines() if "/data/.env:" in line]
+
+    assert lines("ro") == lines("copy") == ["/data/.env: absent"]
+    assert lines("rw") == ["/data/.env: hidden: an empty, read-only file is in its place"]
+
+
+_AS_USER = """
+import json, sys, tempfile
+from pathlib import Path
+from ringfence import Mount, Policy, Sandbox
+with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
+    exec(sys.argv[1])
+    fill(Path(folder))
+    found = []
+    for mode in ("ro", "copy"):
+        with Sandbox(policy=Policy(mounts=[Mount(folder, "/data", mode, hide=json.loads(sys.argv[2]))])) as box:
+            found.append(json.loads(box.run(sys.argv[3]).check().stdout))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")
+def test_a_hidden_path_is_absent_for_an_ordinary_user_too(ordinary_user: OrdinaryUser) -> None:
+    import inspect
+
+    done = ordinary_user.run(_AS_USER, inspect.getsource(fill), json.dumps(HIDE), LOOK)
+    assert done.returncode == 0, done.stderr
+    base = {"tree": SHOWN, "read": GONE, "plain": "canary of deep/er/plain", "mode": "0o751"}
+    assert json.loads(done.stdout) == [{**base, "write": "EROFS"}, {**base, "write": "ok"}]
