@@ -29,6 +29,7 @@ IDLE_S = 120.0  # between two requests
 HEAD_S = 30.0  # for a whole head, however slowly it drips
 _WATCH_S = 1.0  # how often a client is looked at that waits for its answer
 _LAST_WORD_S = 5.0
+_LINGER_S = 1.0
 _FIRST = asyncio.FIRST_COMPLETED
 _MOST_DRAINED = 1 << 18  # of the body of a refused request, so that the connection stays usable
 
@@ -329,13 +330,26 @@ class _Exchange:
             raise Closed
         body = refusal_body(refusal)
         headers = refusal_headers(body)
-        if not await self._drained():
+        stays = refusal.code != "net.malformed" and await self._drained()
+        if not stays:
             headers.append((b"connection", b"close"))
         await self._answer(
             h11.Response(status_code=status_of(refusal), headers=headers, reason=b"Refused by Ringfence")
         )
         await self._answer(h11.Data(data=body))
         await self._answer(h11.EndOfMessage())
+        if not stays:
+            await self._linger()
+
+    async def _linger(self) -> None:
+        """Takes what is still coming: a socket closed over unread bytes would take our answer with it."""
+        left = _MOST_DRAINED
+        try:
+            while left > 0 and (data := await self._guest.receive(_LINGER_S)):
+                left -= len(data)
+        except (OSError, TimeoutError):
+            pass  # it is gone, or has read the answer
+        raise Closed
 
     async def _drained(self) -> bool:
         """Whether the rest of the refused request was read, so that the next one can be."""

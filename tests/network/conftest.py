@@ -1,0 +1,21 @@
+"""One event loop and one authority for the tests of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from network.servers import Loop, Roots
+
+
+@pytest.fixture(scope="session")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Roots:
+    return Roots(tmp_path_factory.mktemp("roots"))
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()

@@ -1,0 +1,383 @@
+"""Interception with a real server and real clients. The witness of what goes out is the server's own log."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from network.desk import HOST, Desk, open_desk, trusting
+from network.servers import Answer, Loop, Roots, Seen, Server, serving
+from ringfence.policy.model import Rule
+from ringfence.policy.secrets import Secret
+
+VALUE = "sk-test/9f+3a=Zq7-canary"
+TOKEN = Secret("TOKEN", VALUE, hosts=[HOST])
+ANYWHERE = Secret("TOKEN", VALUE, hosts=[HOST], inject=("header", "query", "basic"))
+
+
+@pytest.fixture
+def server(loop: Loop, roots: Roots) -> Iterator[Server]:
+    with serving(loop, roots.server(HOST)) as made, trusting(roots.path):
+        yield made
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return tmp_path / "bundle.pem"
+
+
+class Curl:
+    """curl through a desk, with the sandbox's certificate as its only root."""
+
+    def __init__(self, desk: Desk, bundle: Path, *options: str) -> None:
+        bundle.write_bytes(desk.authority.certificate)
+        self._base = ["curl", "-sS", "-m", "10", "--cacert", str(bundle), "--noproxy", "*", *options]
+        self._base += ["--connect-to", f"::127.0.0.1:{desk.port}"]
+        self.placeholder = desk.vault.environment.get("TOKEN", "")
+
+    def __call__(self, path: str, *options: str) -> subprocess.CompletedProcess[bytes]:
+        url = path if "://" in path else f"https://{HOST}{path}"
+        return subprocess.run([*self._base, *options, url], capture_output=True, timeout=20, check=False)
+
+    def status(self, path: str, *options: str) -> int:
+        done = self(path, "-o", "/dev/null", "-w", "%{http_code}", *options)
+        return int(done.stdout)
+
+
+@pytest.fixture(params=["--http1.1", "--http2"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_placeholder_in_a_header_reaches_the_secrets_host_as_the_value(
+    loop: Loop, server: Server, bundle: Path, protocol: str
+) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl("/things?q=1", "-H", f"Authorization: Bearer {curl.placeholder}")
+    (seen,) = server.seen
+    assert (seen.protocol, seen.method, seen.target) == (
+        "h2" if protocol == "--http2" else "http/1.1",
+        "GET",
+        "/things?q=1",
+    )
+    assert seen.header("authorization") == f"Bearer {VALUE}"
+    assert seen.header("accept-encoding") == "identity"
+    assert VALUE.encode() not in done.stdout + done.stderr
+    assert ["authorization", "Bearer " + "*" * len(VALUE)] in json.loads(done.stdout)
+    assert desk.said == [("GET", "/things", 200, None)]
+
+
+def test_the_value_goes_into_query_and_basic_authentication_only_where_asked(
+    loop: Loop, server: Server, bundle: Path, protocol: str
+) -> None:
+    for secret in (ANYWHERE, TOKEN):
+        with open_desk(loop, Desk(server, secret)) as desk:
+            curl = Curl(desk, bundle, protocol)
+            curl(f"/a?key={curl.placeholder}", "-u", f"me:{curl.placeholder}").check_returncode()
+    asked, not_asked = server.seen
+    assert asked.target == "/a?key=sk-test%2F9f%2B3a%3DZq7-canary"
+    assert asked.header("authorization") == "Basic " + base64.b64encode(f"me:{VALUE}".encode()).decode()
+    assert "rf-secret-TOKEN-" in not_asked.target
+    assert VALUE.encode() not in base64.b64decode((not_asked.header("authorization") or "").split()[1])
+
+
+def test_the_value_never_goes_into_path_body_or_headers_that_servers_show(
+    loop: Loop, server: Server, bundle: Path, protocol: str
+) -> None:
+    with open_desk(loop, Desk(server, ANYWHERE)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        token = curl.placeholder
+        options = ["-d", f"body={token}", "-A", token, "-e", f"https://x/{token}", "-H", f"Content-Language: {token}"]
+        curl(f"/{token}", *options, "-H", f"X-Api-Key: {token}").check_returncode()
+    (seen,) = server.seen
+    assert seen.target == f"/{token}"
+    assert seen.body == f"body={token}".encode()
+    assert [seen.header(name) for name in ("user-agent", "referer", "content-language")] == [
+        token,
+        f"https://x/{token}",
+        token,
+    ]
+    assert seen.header("x-api-key") == VALUE
+
+
+@pytest.mark.parametrize("path", ["/in-header", "/in-pieces", "/echo"])
+def test_a_response_that_echoes_the_value_is_scrubbed(
+    loop: Loop, server: Server, bundle: Path, protocol: str, path: str
+) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl(path, "-i", "-H", f"Authorization: {curl.placeholder}")
+    assert server.seen[0].header("authorization") == VALUE
+    assert VALUE.encode() not in done.stdout
+    assert b"*" * len(VALUE) in done.stdout
+
+
+def test_the_base64_of_a_value_is_scrubbed_too(loop: Loop, server: Server, bundle: Path, protocol: str) -> None:
+    with open_desk(loop, Desk(server, ANYWHERE)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl("/in-pieces", "-u", f"me:{curl.placeholder}")
+    sent = base64.b64encode(f"me:{VALUE}".encode())
+    assert server.seen[0].header("authorization") == f"Basic {sent.decode()}"
+    assert len(done.stdout) == len(sent) + len("Basic ")
+    left = bytes(a for a, b in zip(done.stdout.removeprefix(b"Basic "), sent, strict=True) if a == b)
+    assert len(left) <= 6
+
+
+def test_a_compressed_response_of_a_secrets_host_is_refused(
+    loop: Loop, server: Server, bundle: Path, protocol: str
+) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl("/gzip", "-H", f"Authorization: {curl.placeholder}", "-w", "%{http_code}")
+    said, status = json.loads(done.stdout[:-3]), int(done.stdout[-3:])
+    assert (status, said["code"]) == (502, "secret.encoded-response")
+    assert desk.said == [("GET", "/gzip", 502, "secret.encoded-response")]
+
+
+def test_a_placeholder_sent_to_another_host_is_refused_and_told(
+    loop: Loop, server: Server, bundle: Path, protocol: str
+) -> None:
+    elsewhere = Secret("TOKEN", VALUE, hosts=["other.example.com"])
+    rule = Rule(HOST, methods=["GET"])
+    with open_desk(loop, Desk(server, elsewhere, rule=rule)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl("/a", "-H", f"Authorization: {curl.placeholder}")
+        basic = curl("/a", "-u", f"me:{curl.placeholder}")
+    assert server.seen == []
+    assert json.loads(done.stdout) == {
+        "error": "denied by the sandbox's gateway",
+        "code": "secret.other-host",
+        "message": f"the secret TOKEN is not for {HOST}:443: its placeholder was in a request to it",
+        "allow": f'hosts = [..., "{HOST}"] in the secret TOKEN',
+    }
+    assert json.loads(basic.stdout)["code"] == "secret.other-host"
+    assert [refusal.kind for _, _, refusal in desk.lines if refusal] == ["secret", "secret"]
+
+
+def test_another_sandboxs_placeholder_means_nothing(loop: Loop, server: Server, bundle: Path, protocol: str) -> None:
+    other = Desk(server, TOKEN).vault.environment["TOKEN"]
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        Curl(desk, bundle, protocol)("/a", "-H", f"Authorization: {other}").check_returncode()
+    assert server.seen[0].header("authorization") == other
+
+
+def test_a_secret_does_not_go_out_in_plain_http(loop: Loop, bundle: Path) -> None:
+    with serving(loop, None) as server, open_desk(loop, Desk(server, TOKEN, port=80), tls=False) as desk:
+        curl = Curl(desk, bundle)
+        done = curl(f"http://{HOST}/a", "-H", f"Authorization: {curl.placeholder}")
+        other = curl.status(f"http://{HOST}/b")
+    assert json.loads(done.stdout)["code"] == "secret.not-tls"
+    assert other == 200
+    assert [seen.target for seen in server.seen] == ["/b"]
+
+
+@pytest.mark.parametrize("wrong", ["other-name", "expired", "unknown-root"])
+def test_a_server_that_does_not_verify_gets_no_request(
+    loop: Loop, roots: Roots, bundle: Path, tmp_path: Path, wrong: str, protocol: str
+) -> None:
+    context = roots.server("other.example.com") if wrong == "other-name" else roots.server(HOST, days=-1)
+    if wrong == "unknown-root":
+        context = Roots(tmp_path).server(HOST)
+    with serving(loop, context) as server, trusting(roots.path), open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl("/a", "-H", f"Authorization: {curl.placeholder}", "-w", "%{http_code}")
+    assert server.seen == []
+    assert json.loads(done.stdout[:-3])["code"] == "net.tls-unverified"
+    assert done.stdout[-3:] == b"502"
+
+
+def test_rules_hold_for_each_request_of_one_connection(loop: Loop, server: Server, bundle: Path, protocol: str) -> None:
+    rule = Rule(HOST, methods=["GET", "POST"], paths=["/v1/public/"])
+    with open_desk(loop, Desk(server, rule=rule)) as desk:
+        curl = Curl(desk, bundle, protocol, "--path-as-is")
+        paths = [
+            "/v1/public/a",
+            "/v1/public/../admin",
+            "/v1/public/%2e%2e/admin",
+            "/v1/public/..%2fadmin",
+            "/v1/public/%252e%252e/admin",
+            "/v1/public/..;/admin",
+            "/v1//public/b",
+            "/admin",
+            "/v1/public/c?x=/../admin",
+        ]
+        urls = [f"https://{HOST}{path}" for path in paths]
+        done = curl(urls[0], *urls[1:], *["-o", "/dev/null"] * len(urls), "-w", "%{http_code} %{num_connects}\n")
+        posted = curl.status("/v1/public/d", "-X", "DELETE", "-d", "body"), curl.status("/v1/public/d", "-d", "body")
+    statuses, connects = zip(*[line.split() for line in done.stdout.decode().splitlines()], strict=True)
+    assert sorted(statuses) == ["200"] * 3 + ["403"] * 6
+    assert sum(map(int, connects)) == 1, "a refused request leaves the connection usable"
+    assert posted == (403, 200)
+    assert sorted(seen.target for seen in server.seen) == [
+        "/v1/public/a",
+        "/v1/public/b",
+        "/v1/public/c?x=/../admin",
+        "/v1/public/d",
+    ]
+    assert {code for _, _, status, code in desk.said if status == 403} == {"net.path", "net.method"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-X", "TRACE"),
+        ("-H", "X-HTTP-Method-Override: DELETE"),
+        ("-X", "GET", "-d", "a body"),
+        ("-H", "Host: other.example.com"),
+    ],
+)
+def test_what_would_get_around_a_method_rule_is_refused(
+    loop: Loop, server: Server, bundle: Path, protocol: str, options: tuple[str, ...]
+) -> None:
+    with open_desk(loop, Desk(server, rule=Rule(HOST, methods=["GET"]))) as desk:
+        curl = Curl(desk, bundle, protocol)
+        assert curl.status("/a", *options) == 403
+        assert curl.status("/a") == 200
+    assert len(server.seen) == 1
+
+
+def test_large_bodies_stream_both_ways(loop: Loop, server: Server, bundle: Path, protocol: str, tmp_path: Path) -> None:
+    file = tmp_path / "upload"
+    file.write_bytes(bytes(range(256)) * 8192)
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        back = curl("/body", "-T", str(file), "-H", "Expect: 100-continue")
+        big = curl("/big")
+    assert back.stdout == file.read_bytes()
+    assert big.stdout == b"x" * 65_536 * 64
+    assert [entry.sent > 2 << 20 for entry, _, _ in desk.lines] == [True, False]
+    assert [entry.received > 2 << 20 for entry, _, _ in desk.lines] == [True, True]
+
+
+def test_an_upload_beyond_the_budget_is_cut(
+    loop: Loop, server: Server, bundle: Path, protocol: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "upload"
+    file.write_bytes(b"x" * (2 << 20))
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        desk.upload = 300_000
+        Curl(desk, bundle, protocol)("/body", "-T", str(file))
+    assert server.seen == []
+    assert [code for _, _, _, code in desk.said] == ["net.upload"]
+
+
+def test_a_client_that_does_not_trust_the_sandboxs_certificate_is_told_of_in_the_log(
+    loop: Loop, server: Server, bundle: Path, roots: Roots
+) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        done = Curl(desk, bundle)("/a", "--cacert", str(roots.path))
+    assert done.returncode == 60
+    assert desk.said == [(None, None, None, "net.tls-distrusted")]
+
+
+def test_http2_streams_are_independent(loop: Loop, server: Server, bundle: Path) -> None:
+    def slow(seen: Seen) -> Answer:
+        return Answer(parts=[b"a", b"b"], pause_s=0.2 if "slow" in seen.target else 0)
+
+    server.handler = slow
+    rule = Rule(HOST, paths=["/ok"])
+    with open_desk(loop, Desk(server, rule=rule)) as desk:
+        curl = Curl(desk, bundle, "--http2", "--parallel", "--parallel-immediate")
+        urls = [f"https://{HOST}/{'ok-slow' if n % 3 == 0 else 'ok' if n % 3 == 1 else 'no'}{n}" for n in range(30)]
+        done = curl(urls[0], *urls[1:], *["-o", "/dev/null"] * 30, "-w", "%{http_code}\n")
+    assert sorted(done.stdout.split()) == [b"200"] * 20 + [b"403"] * 10
+    assert len(server.seen) == 20
+
+
+def _raw(desk: Desk, bundle: Path, data: bytes, *, alpn: str = "http/1.1") -> bytes:
+    """What comes back for raw bytes, until the gateway closes or nothing more comes."""
+    context = ssl.create_default_context(cadata=desk.authority.certificate.decode())
+    context.set_alpn_protocols([alpn])
+    with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as plain:
+        with context.wrap_socket(plain, server_hostname=HOST) as sock:
+            got = b""
+            try:
+                sock.sendall(data)
+                while more := sock.recv(65_536):
+                    got += more
+                    sock.settimeout(0.4)
+            except OSError:
+                pass
+            return got
+
+
+HEAD = f"Host: {HOST}\r\n".encode()
+SMUGGLED = {
+    "length twice": b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+    "list of lengths": b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 3, 4\r\n\r\nabc",
+    "odd coding": b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "folded": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: b\r\n c\r\n\r\n",
+    "bare LF": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: b\nX-B: c\r\n\r\n",
+    "all bare LF": b"GET / HTTP/1.1\nHost: " + HOST.encode() + b"\n\n",
+    "space before colon": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A : b\r\n\r\n",
+    "NUL": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: b\0\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\n" + HEAD + HEAD + b"\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "no path": b"GET evil HTTP/1.1\r\n" + HEAD + b"\r\n",
+    "another scheme": b"GET ftp://" + HOST.encode() + b"/ HTTP/1.1\r\n" + HEAD + b"\r\n",
+    "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "not HTTP": b"\x00\x01\x02\x03\r\n\r\n",
+    "a huge head": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: " + b"a" * 100_000 + b"\r\n\r\n",
+    "too many headers": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: b\r\n" * 300 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_a_request_that_two_parsers_could_read_in_two_ways_is_refused(
+    loop: Loop, server: Server, bundle: Path, name: str
+) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        got = _raw(desk, bundle, SMUGGLED[name] + b"GET /smuggled HTTP/1.1\r\n" + HEAD + b"\r\n")
+    assert server.seen == []
+    assert got.startswith(b"HTTP/1.1 400 "), got[:200]
+    assert b'"code": "net.malformed"' in got
+
+
+@pytest.mark.parametrize(
+    "url", ["https://other.example.com/", f"https://{HOST}:444/", f"https://{HOST}@other.example.com/"]
+)
+def test_an_absolute_target_must_name_the_same_host(loop: Loop, server: Server, bundle: Path, url: str) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        got = _raw(desk, bundle, f"GET {url} HTTP/1.1\r\n".encode() + HEAD + b"Connection: close\r\n\r\n")
+        fine = _raw(desk, bundle, f"GET https://{HOST}/x HTTP/1.1\r\n".encode() + HEAD + b"Connection: close\r\n\r\n")
+    assert got.split(b" ")[1] in (b"400", b"403")
+    assert fine.startswith(b"HTTP/1.1 200 ")
+    assert [seen.target for seen in server.seen] == ["/x"]
+
+
+def test_pipelined_requests_are_answered_in_order_and_checked_one_by_one(
+    loop: Loop, server: Server, bundle: Path
+) -> None:
+    with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/ok"]))) as desk:
+        names = ["/ok1", "/no", "/ok2"]
+        data = b"".join(f"GET {name} HTTP/1.1\r\n".encode() + HEAD + b"\r\n" for name in names)
+        got = _raw(desk, bundle, data + b"GET /ok3 HTTP/1.1\r\nConnection: close\r\n" + HEAD + b"\r\n")
+    assert [int(part[:3]) for part in got.split(b"HTTP/1.1 ")[1:]] == [200, 403, 200, 200]
+    assert [seen.target for seen in server.seen] == ["/ok1", "/ok2", "/ok3"]
+
+
+def test_a_websocket_carries_the_secret_and_is_scrubbed_but_not_under_a_path_rule(
+    loop: Loop, server: Server, bundle: Path
+) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        token = desk.vault.environment["TOKEN"].encode()
+        got = _raw(
+            desk, bundle, b"GET /ws HTTP/1.1\r\n" + HEAD + upgrade + b"Authorization: " + token + b"\r\n\r\nhello"
+        )
+    assert got.startswith(b"HTTP/1.1 101 ")
+    assert got.endswith(b"*" * len(VALUE) + b"|HELLO")
+    assert server.seen[0].header("authorization") == VALUE
+    with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/"]))) as desk:
+        got = _raw(desk, bundle, b"GET /ws HTTP/1.1\r\n" + HEAD + upgrade + b"\r\n")
+    assert b'"code": "net.upgrade"' in got
+    assert len(server.seen) == 1

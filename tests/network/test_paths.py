@@ -1,0 +1,98 @@
+"""Paths of requests: one canonical form, and no reading that a server may have slips past a rule."""
+
+from __future__ import annotations
+
+import posixpath
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ringfence.errors import PolicyError
+from ringfence.network.paths import canonical_path, permitted, readings, split_target
+from ringfence.policy.model import Rule
+
+PIECES = ["a", "v1", "public", "admin", "/", "//", ".", "..", "%2e", "%2E", "%2f", "%5c", "\\", "%25", ";", "~", "%7e"]
+PIECES += ["%20", "%", "%2", "%00", "!", "*", "%21", "%C3%A9", "%252e", "%255c", ":", "@", "&"]
+PATHS = st.lists(st.sampled_from(PIECES), max_size=12).map(lambda parts: "/" + "".join(parts))
+
+
+def _servers(path: str) -> set[str]:
+    """What lax servers make of a path: decoded some times, backslashes as slashes, parameters cut, dots resolved."""
+    found = set()
+    for _ in range(4):
+        for cut in (path, "/".join(part.partition(";")[0] for part in path.replace("\\", "/").split("/"))):
+            found.add(posixpath.normpath("/" + cut.replace("\\", "/").lstrip("/")))
+        path = unquote(path, encoding="latin-1")
+    return found
+
+
+@given(PATHS)
+@example("/v1/public/..%252fadmin")
+@example("/v1/public/..;/admin")
+def test_no_server_reads_a_permitted_path_as_one_outside_the_rule(path: str) -> None:
+    try:
+        fits = permitted(path, ["/v1/public/"])
+    except ValueError:
+        return
+    if fits:
+        sent = canonical_path(path)
+        assert all(f"{reading}/".startswith("/v1/public/") for reading in _servers(sent)), _servers(sent)
+
+
+@given(PATHS)
+def test_the_canonical_form_is_its_own_canonical_form_and_a_possible_rule(path: str) -> None:
+    try:
+        once = canonical_path(path)
+    except ValueError:
+        return
+    assert canonical_path(once) == once
+    assert once.startswith("/")
+    assert readings(path)[0] == once
+    try:
+        Rule("a.com", paths=[once])
+    except PolicyError:
+        assert any(escape in once for escape in ("%2F", "%5C", "%25")), "only what has several readings is no prefix"
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_target_or_a_value_error(text: str) -> None:
+    try:
+        path, query = split_target("/" + text)
+        assert path + query == "/" + text
+        canonical_path(path)
+    except ValueError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("path", "canonical"),
+    [
+        ("/", "/"),
+        ("//", "/"),
+        ("/a//b/", "/a/b/"),
+        ("/a/./b/../c", "/a/c"),
+        ("/%61%2e%7e%2d", "/a.~-"),
+        ("/a%2fb", "/a%2Fb"),
+        ("/%c3%a9", "/%C3%A9"),
+        ("/../../etc/passwd", "/etc/passwd"),
+        ("/a/..", "/"),
+        ("/a/b/..", "/a/"),
+        ("/a|b", "/a%7Cb"),
+    ],
+)
+def test_canonical_forms(path: str, canonical: str) -> None:
+    assert canonical_path(path) == canonical
+
+
+@pytest.mark.parametrize("path", ["/%", "/%g0", "/%00", "/a%0a", "/a%7f", "/%" + "25" * 20 + "41"])
+def test_broken_escapes_control_characters_and_towers_of_escapes_are_refused(path: str) -> None:
+    with pytest.raises(ValueError, match=r"path|percent"):
+        readings(path)
+
+
+def test_an_encoded_slash_passes_where_both_readings_fit() -> None:
+    assert permitted("/@types%2fnode", ["/@types"])
+    assert permitted("/a%2fb", ["/"])
+    assert not permitted("/@types%2fnode", ["/@types/"])
