@@ -41,6 +41,7 @@ class Guestd:
         self._cpu_fd = named.get("cpu", -1)
         self._kept = [named[name] for name in ("cpu", "uid") if name in named]  # closed at the end; `uid` is a lock
         self._inside = Inside(monitor, number, named.get("freezer", -1), self._finish_dying)
+        self.image = -1  # memory of another session, for one that is to become a copy of it
         self._reader = frames.Reader()
         self._out = bytearray()
         self._jobs: dict[int, Job] = {}
@@ -51,6 +52,11 @@ class Guestd:
         self._idle_since = time.monotonic()
         self._dying = False
         self._last_word: bytes | None = None  # of a one-shot run: held back until nothing of it is left
+
+    def take_image(self, fd: int) -> None:
+        if self.image >= 0:
+            os.close(self.image)
+        self.image = fd
 
     # from the forker
 
@@ -408,8 +414,9 @@ class Guestd:
         self._monitor.unwatch(self._channel.fileno())
         self._last_words()
         self._channel.close()
-        for fd in self._kept:
-            os.close(fd)
+        for fd in (*self._kept, self.image):
+            if fd >= 0:
+                os.close(fd)
         number, self._number = self._number, -1
         self._monitor.gone(number)
 

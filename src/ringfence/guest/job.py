@@ -8,6 +8,7 @@ import time
 
 from . import frames, lean
 from .feed import Feed
+from .inside import pid_of
 from .terminal import set_size
 
 TYPE_CHECKING = False
@@ -89,6 +90,8 @@ class Job:
         for fd in self._outputs:
             self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
         self._guestd.watch(pidfd, select.EPOLLIN, self._on_exit)
+        if self.session:
+            self._guestd.say(ev="started", id=self.id, pid=pid_of(pidfd))
 
     def _take_terminal(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -120,7 +123,8 @@ class Job:
             for fd in (out, err, *([stdin] if piped else [])):
                 os.fchown(fd, self._guestd.owner, self._guestd.owner)
         self._opened = (out, err, report)
-        return [stdin, out_theirs, err_theirs, report_theirs]
+        image = [os.dup(self._guestd.image)] if self._request["job"].get("image") else []
+        return [stdin, out_theirs, err_theirs, report_theirs, *image]
 
     def _line_pair(self, line: Feed) -> tuple[int, int]:
         """The line to the interpreter: both ways, messages that the host and the guest alone read."""

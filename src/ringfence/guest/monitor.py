@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import NoReturn
 
-    from .shapes import Launch, Template
+    from .shapes import Given, Launch, Template
 
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
@@ -151,7 +151,19 @@ class Monitor:
             self._control = None
             self._ending = True  # the sandboxes there are go on: they belong to the library, and it lives
             return
-        self._launch(lean.loads(data), fds)
+        request = lean.loads(data)
+        if "plan_id" in request:
+            self._launch(request, fds)
+        else:
+            self._give(request, fds)
+
+    def _give(self, request: Given, fds: list[int]) -> None:
+        """A memory image, for the next session of a sandbox that asks for one."""
+        box = self._boxes.get(request["box"])
+        for fd in fds if box is None else fds[1:]:
+            os.close(fd)
+        if box is not None and fds:
+            box.take_image(fds[0])
 
     def _launch(self, request: Launch, fds: list[int]) -> None:
         if len(fds) != len(request["fds"]):  # we are out of descriptors: the library sees its channel closed

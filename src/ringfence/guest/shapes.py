@@ -83,6 +83,12 @@ class Launch(TypedDict):
     fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid, listeners
 
 
+class Given(TypedDict):
+    """A descriptor for a sandbox that exists."""
+
+    box: int
+
+
 class Order(TypedDict):
     """What the monitor asks the forker for."""
 
@@ -107,6 +113,7 @@ class Work(TypedDict, total=False):
     sys_path: list[str]
     executable: str
     call: str
+    image: bool  # a session that gets a memory image along, as descriptor 4
     fresh: bool  # a session in an interpreter of its own
     language: str
     tools: list[str]

@@ -123,12 +123,14 @@ def _child(job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
 
 
 def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
-    text = handed["body"] if handed["body"] is not None else _read_all(fds[4])
+    text = handed["body"] if handed["body"] is not None else _read_all(fds[-1])
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
     os.dup2(fds[3], REPORT_FD, inheritable=False)
-    k.close_from(REPORT_FD + 1)
     job: Work = lean.loads(text)
+    if job.get("image"):
+        os.dup2(fds[4], REPORT_FD + 1, inheritable=False)
+    k.close_from(REPORT_FD + (2 if job.get("image") else 1))
     if job["kind"] == "file":
         from . import fileworker
 

@@ -73,6 +73,7 @@ _EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
     "refused": {"id": (int,), "errno": (int,), "error": (str,)},
     "took": {"id": (int,), "bytes": (int,)},
     "stdin-closed": {"id": (int,)},
+    "started": {"id": (int,), "pid": (int,)},
     "interrupted": {"id": (int,), "why": (str,)},
     "paused": {},
     "end": {"why": (str,)},
@@ -90,6 +91,7 @@ _EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
 # The most that each whole number may be; the least is 0.
 _MOST = {
     "init": 1 << 22,
+    "pid": 1 << 22,
     "errno": 4095,
     "id": 1 << 53,
     "bytes": 1 << 32,

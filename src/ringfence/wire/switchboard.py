@@ -22,6 +22,7 @@ class Inbox:
         self.end: dict[str, object] | None = None
         self.stdin_in_flight = 0
         self.stdin_closed = False
+        self.pid = 0  # of a session's interpreter, on this host
         self.interrupted: str | None = None  # why guestd interrupted the cell that runs
         self._taken = 0
         # Two counters, each written by one side only: another thread may sort while this inbox is emptied.
@@ -116,6 +117,10 @@ class Switchboard:
             inbox.stdin_in_flight -= count
         elif event["ev"] == "stdin-closed":
             inbox.stdin_closed = True
+        elif event["ev"] == "started":
+            pid = event["pid"]
+            assert isinstance(pid, int)
+            inbox.pid = pid
         elif event["ev"] == "interrupted":
             inbox.interrupted = str(event["why"])
         else:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ringfence.backends.base import Outlet
     from ringfence.backends.process.cgroup_base import Group
     from ringfence.backends.process.uids import HeldUid
+    from ringfence.backends.process.zygote import Template
     from ringfence.plan.model import ProcessPlan
     from ringfence.results import Denial, Enforcement
 
@@ -41,6 +42,7 @@ class ProcessBox:
         group: Group | None,
         uid: HeldUid | None,
         retire: Callable[[ProcessBox], None],
+        origin: tuple[Template, int],
     ) -> None:
         self.plan = plan
         self.channel = channel
@@ -50,6 +52,8 @@ class ProcessBox:
         self._group = group
         self._uid = uid
         self._retire = retire
+        self._template, self._number = origin
+        self._own_template = not plan.shared
         self._init_pidfd = -1
         self._ooms = 0
         self._closed = False
@@ -130,6 +134,19 @@ class ProcessBox:
     def _with_traffic(self, usage: Usage) -> Usage:
         return usage if self.outlet is None else self.outlet.add_to(usage)
 
+    @property
+    def generation(self) -> object:
+        """Sandboxes of equal ones have the same addresses."""
+        return self._template.zygote
+
+    def give_image(self, fd: int) -> None:
+        """Memory for its next session that asks for one."""
+        self._template.give(self._number, fd)
+
+    def freeze(self) -> bool:
+        """Whether everything inside stands still. False also where there is no freezer."""
+        return self._group is not None and self._group.can_freeze and self._group.freeze()
+
     def kill(self) -> None:
         """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""
         if self._init_pidfd >= 0:
@@ -169,6 +186,8 @@ class ProcessBox:
             if self._uid is not None:
                 self._uid.release()
         finally:
+            if self._own_template:
+                self._template.close()
             for done in self.on_destroyed:
                 done()
             self._destroyed.set()
@@ -193,6 +212,8 @@ class ProcessBox:
         """The caller closed our descriptors. Their numbers may be others' by now, so none is closed again."""
         self._closed = True
         self.channel.detach()
+        if self._own_template:
+            self._template.abandon()
         self._init_pidfd = -1
         if self.outlet is not None:
             self.outlet.abandon()
@@ -214,6 +235,8 @@ class ProcessBox:
             self.outlet.forget()
             self.outlet = None
         self._drop_outlet()
+        if self._own_template:
+            self._template.close()
         if self._init_pidfd >= 0:
             os.close(self._init_pidfd)
             self._init_pidfd = -1

@@ -76,6 +76,11 @@ class Group(ABC):
     def usage(self) -> GroupUsage:
         """Read the counters. All None after `remove`."""
 
+    @property
+    @abstractmethod
+    def can_freeze(self) -> bool:
+        """Whether there is a freezer."""
+
     @abstractmethod
     def freeze(self, timeout_s: float = 2.0) -> bool:
         """Stop every process of the group; False when one did not stop in time (the rest stays stopped)."""

@@ -198,6 +198,10 @@ class Group(base.Group):
             time.sleep(0.001)
         return True
 
+    @property
+    def can_freeze(self) -> bool:
+        return self._tree.has_freezer
+
     def thaw(self) -> None:
         if self._tree.has_freezer and os.path.isdir(self._at["freezer"]):
             base.write(f"{self._at['freezer']}/freezer.state", "THAWED")

@@ -246,6 +246,10 @@ class Group(base.Group):
         base.write(f"{self.directory}/cgroup.freeze", "1")
         return _wait(self.directory, "frozen", 1, time.monotonic() + timeout_s)
 
+    @property
+    def can_freeze(self) -> bool:
+        return True
+
     def thaw(self) -> None:
         if os.path.isdir(self.directory):
             base.write(f"{self.directory}/cgroup.freeze", "0")

@@ -119,7 +119,8 @@ class Pool:
         outlet = lean.pair(lean.SOCK_SEQPACKET) if plan.box["outlets"] is not None else None
         try:
             uid = uids.hold() if plan.box["as_root"] else None
-            box = ProcessBox(plan, ours, {**self._python, "fresh": plan.fresh}, group=group, uid=uid, retire=self._do)
+            python = {**self._python, "fresh": plan.fresh}
+            box = ProcessBox(plan, ours, python, group=group, uid=uid, retire=self._do, origin=(template, number))
             sockets = [("channel", theirs.fileno())]
             if outlet is not None:
                 box.outlet_channel = outlet[0]
@@ -133,13 +134,13 @@ class Pool:
                 group.remove()
             if uid is not None:
                 uid.release()
+            if not plan.shared:
+                template.close()
             raise
         finally:
             theirs.close()
             if outlet is not None:
                 outlet[1].close()
-            if not plan.shared:
-                template.close()
         self._boxes.add(box)
         box.on_destroyed.append(lambda: self._boxes.discard(box))
         return box

@@ -80,7 +80,7 @@ class Zygote:
         except BaseException:
             ours.close()
             raise
-        return Template(ours)
+        return Template(ours, self)
 
     def _answer(self, sock: socket) -> dict[str, object]:
         try:
@@ -146,7 +146,8 @@ class Zygote:
 class Template:
     """A zygote's fork with a policy's view. Sandboxes are made of it."""
 
-    def __init__(self, control: socket) -> None:
+    def __init__(self, control: socket, zygote: Zygote) -> None:
+        self.zygote = zygote  # all forks of one lie at the same addresses
         self._control = control
         self._lock = threading.Lock()
         self._plans: dict[int, ProcessPlan] = {}  # that the forker has; held, so that their numbers stay their own
@@ -158,6 +159,11 @@ class Template:
             whole = {**request, "plan_id": id(plan), "plan": dict(plan.box) if new else None}
             _send(self._control, lean.dumps(whole), fds)
             self._plans[id(plan)] = plan
+
+    def give(self, number: int, fd: int) -> None:
+        """Hand a memory image to one of its sandboxes."""
+        with self._lock:
+            _send(self._control, lean.dumps({"box": number}), [fd])
 
     def close(self) -> None:
         with self._lock:

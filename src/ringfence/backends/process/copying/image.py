@@ -1,0 +1,222 @@
+"""Takes the memory of a session that waits for its next cell: one sealed file in memory that copies share.
+
+The session goes on afterwards as if nothing had been. What cannot be carried over is refused by name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+import struct
+
+from ringfence.backends.process.copying.layout import OURS, Pages, Range, ranges
+from ringfence.backends.process.copying.tracee import State, TraceError, Tracee
+from ringfence.errors import UnsupportedError
+from ringfence.values import Struct, final
+
+_SEAL = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
+_ADD_SEALS = 1033
+_STANDARD = 4  # 0 to 2 and the line: every session has its own
+_NR_SIGACTION, _NR_GETITIMER = 13, 36
+_SIGNALS = range(1, 65)
+_TIMERS = {0: "ITIMER_REAL", 1: "ITIMER_VIRTUAL", 2: "ITIMER_PROF"}
+_NO_CHANGE = (9, 19)  # SIGKILL and SIGSTOP
+_OPEN_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_CLOEXEC
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+
+@final
+class OpenFile(Struct):
+    """A regular file or folder below the workspace, or a harmless device."""
+
+    fd: int
+    path: str
+    flags: int
+    position: int
+
+
+@final
+class Run(Struct):
+    """Pages that follow each other, and where they are in the image."""
+
+    address: int
+    size: int
+    offset: int
+    mappable: bool  # big and in a range of its own kind: copies map it instead of getting it written
+
+
+class MemoryImage:
+    """One session at one moment. `close` gives the memory back when no copy uses it any more."""
+
+    def __init__(self, generation: object) -> None:
+        self.generation = generation
+        self.fd = -1
+        self.ranges: list[Range] = []
+        self.runs: list[Run] = []
+        self.state: State | None = None
+        self.files: tuple[OpenFile, ...] = ()
+        self.cwd = "/"
+        self.umask = 0o022
+        self.actions: dict[int, bytes] = {}
+        self.view: mmap.mmap | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(run.size for run in self.runs)
+
+    def close(self) -> None:
+        if self.view is not None:
+            self.view.close()
+            self.view = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def take(pid: int, generation: object) -> MemoryImage:
+    """Raises UnsupportedError, with the reason, for what a copy could not have."""
+    image = MemoryImage(generation)
+    try:
+        with Tracee(pid) as tracee:
+            _refuse_threads(pid)
+            image.ranges = ranges(pid)
+            _refuse_shared(image.ranges)
+            image.files = _open_files(pid)
+            image.cwd = _cwd(pid)
+            image.umask = _umask(pid)
+            image.state = tracee.state()
+            image.actions = _actions(tracee)
+            _refuse_timers(tracee, pid)
+            tracee.go_back()
+            _take_pages(image, tracee)
+    except (TraceError, OSError) as error:
+        image.close()
+        raise explain(error) from None
+    except BaseException:
+        image.close()
+        raise
+    return image
+
+
+_FIX = "fork(memory=False) copies the files alone"
+
+
+def refuse(why: str) -> UnsupportedError:
+    return UnsupportedError(f"the memory of this session cannot be copied: {why}", code="fork", fix=_FIX)
+
+
+def explain(error: Exception) -> UnsupportedError:
+    """Why a process could not be stopped."""
+    if isinstance(error, PermissionError):
+        return refuse("this host forbids ptrace (kernel.yama.ptrace_scope = 3, or a container without it)")
+    if isinstance(error, ProcessLookupError):
+        return refuse("it has ended")
+    return refuse(f"the kernel refused a step: {error}")
+
+
+def _refuse_threads(pid: int) -> None:
+    count = len(os.listdir(f"/proc/{pid}/task"))
+    if count != 1:
+        raise refuse(f"it has {count} threads, and a copy would have one")
+
+
+def _refuse_shared(found: list[Range]) -> None:
+    for each in found:
+        if each.shared and "w" in each.protection:
+            raise refuse(f"it shares writable memory ({each.path or 'anonymous'})")
+
+
+def _open_files(pid: int) -> tuple[OpenFile, ...]:
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        fd = int(name)
+        if fd >= _STANDARD:
+            found.append(_open_file(pid, fd))
+    return tuple(found)
+
+
+def _open_file(pid: int, fd: int) -> OpenFile:
+    path = os.readlink(f"/proc/{pid}/fd/{fd}")
+    what = os.stat(f"/proc/{pid}/fd/{fd}")
+    carried = (stat.S_ISREG(what.st_mode) or stat.S_ISDIR(what.st_mode)) and path.startswith("/workspace")
+    if not carried and path not in _DEVICES:
+        raise refuse(f"it has {path} open as descriptor {fd}, which is not a file below /workspace")
+    if path.endswith(" (deleted)"):
+        raise refuse(f"it has a deleted file open as descriptor {fd}")
+    fields = _fields(f"/proc/{pid}/fdinfo/{fd}")
+    return OpenFile(fd, path, int(fields["flags"], 8) & _OPEN_FLAGS, int(fields["pos"]))
+
+
+def _fields(path: str) -> dict[str, str]:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return {name: value.strip() for name, _, value in (row.partition(":") for row in file)}
+
+
+def _cwd(pid: int) -> str:
+    path = os.readlink(f"/proc/{pid}/cwd")
+    if path.endswith(" (deleted)"):
+        raise refuse("its working directory was removed")
+    return path
+
+
+def _umask(pid: int) -> int:
+    return int(_fields(f"/proc/{pid}/status")["Umask"], 8)
+
+
+def _actions(tracee: Tracee) -> dict[int, bytes]:
+    """What it does on each signal, as the kernel holds it: 32 bytes."""
+    found = {}
+    for number in _SIGNALS:
+        if number not in _NO_CHANGE:
+            tracee.call(_NR_SIGACTION, number, 0, tracee.scratch, 8)
+            found[number] = tracee.read(tracee.scratch, 32)
+    return found
+
+
+def _refuse_timers(tracee: Tracee, pid: int) -> None:
+    for which, name in _TIMERS.items():
+        tracee.call(_NR_GETITIMER, which, tracee.scratch)
+        if any(struct.unpack("4q", tracee.read(tracee.scratch, 32))):
+            raise refuse(f"a timer runs in it ({name})")
+    try:
+        with open(f"/proc/{pid}/timers", "rb") as file:
+            if file.read(1):
+                raise refuse("a timer runs in it (timer_create)")
+    except FileNotFoundError:
+        return  # a kernel that does not tell has no checkpoint support either: such timers are rare in a session
+
+
+def _take_pages(image: MemoryImage, tracee: Tracee) -> None:
+    pages = Pages(tracee.pid)
+    try:
+        offset = 0
+        for each in image.ranges:
+            if each.of_the_kernel:
+                continue
+            # What an earlier copy mapped and never wrote to is in no page of its own: it is taken whole.
+            whole = each.path == OURS
+            for address, size in [(each.first, each.size)] if whole else pages.runs(each):
+                image.runs.append(Run(address, size, offset, whole or (each.anonymous and size >= 1 << 17)))
+                offset += size
+    finally:
+        pages.close()
+    image.fd = os.memfd_create(OURS.removeprefix("/memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(image.fd, max(offset, 1))
+    with mmap.mmap(image.fd, max(offset, 1)) as room, memoryview(room) as view:
+        for run in image.runs:
+            _copy(tracee, view[run.offset : run.offset + run.size], run.address)
+    fcntl.fcntl(image.fd, _ADD_SEALS, _SEAL)
+    image.view = mmap.mmap(image.fd, max(offset, 1), prot=mmap.PROT_READ)
+
+
+def _copy(tracee: Tracee, into: memoryview, address: int) -> None:
+    done = 0
+    with into:
+        while done < len(into):
+            with into[done:] as rest:
+                count = tracee.read_into([rest], address + done)
+            if not count:
+                raise TraceError("its memory cannot be read")
+            done += count

@@ -1,0 +1,137 @@
+"""The address space of a process as /proc tells it: which ranges there are, and which pages are its own."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = 4096
+OURS = "/memfd:ringfence-memory"  # how a range of an earlier copy's image is named
+_KERNELS = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]", "[uprobes]")  # the same for all forks of a zygote
+_SPECIAL = (*_KERNELS, "[stack]", "[heap]")
+# ioctl(PAGEMAP_SCAN): struct pm_scan_arg is twelve words; page_region three.
+_SCAN = 0xC0606610
+_FILE, _PRESENT, _SWAPPED = 4, 8, 16
+_REGIONS = 4096
+
+
+@final
+class Range(Struct):
+    """One line of /proc/<pid>/maps."""
+
+    first: int
+    last: int
+    protection: str
+    shared: bool
+    offset: int
+    inode: int
+    path: str
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first
+
+    @property
+    def bits(self) -> int:
+        return sum(bit for letter, bit in (("r", 1), ("w", 2), ("x", 4)) if letter in self.protection)
+
+    @property
+    def of_the_kernel(self) -> bool:
+        return self.path in _KERNELS
+
+    @property
+    def special(self) -> bool:
+        """Neither made nor removed: the kernel's, the stack, the heap."""
+        return self.path in _SPECIAL
+
+    @property
+    def anonymous(self) -> bool:
+        return not self.inode and not self.special
+
+
+def ranges(pid: int) -> list[Range]:
+    """In order. What an earlier copy mapped from its image counts as anonymous: it is this process's own now."""
+    found = []
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for row in file:
+            where, flags, offset, _, inode, *path = row.rstrip("\n").split(None, 5)
+            first, _, last = where.partition("-")
+            name = path[0] if path else ""
+            if name.startswith("[anon:"):
+                name = ""
+            mine = name.startswith(OURS)
+            found.append(
+                Range(
+                    int(first, 16),
+                    int(last, 16),
+                    flags[:3],
+                    flags[3] == "s",
+                    0 if mine else int(offset, 16),
+                    0 if mine else int(inode),
+                    OURS if mine else name,
+                )
+            )
+    return found
+
+
+class Pages:
+    """Which pages of a process are private memory, present or swapped out."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        self._regions = ctypes.create_string_buffer(24 * _REGIONS)
+        self._scans = True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def runs(self, of: Range) -> Iterator[tuple[int, int]]:
+        """Address and size of each."""
+        if self._scans:
+            try:
+                yield from self._scanned(of)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTTY, errno.EINVAL):  # before Linux 6.7
+                    raise
+                self._scans = False
+        yield from self._looked_up(of)
+
+    def _scanned(self, of: Range) -> list[tuple[int, int]]:
+        found = []
+        start = of.first
+        while start < of.last:
+            words = (96, 0, start, of.last, 0, ctypes.addressof(self._regions), _REGIONS, 0)
+            argument = bytearray(struct.pack("12Q", *words, _FILE, _FILE, _PRESENT | _SWAPPED, 0))
+            count = fcntl.ioctl(self._fd, _SCAN, argument)
+            reached = struct.unpack("12Q", argument)[4]
+            for number in range(count):
+                first, last, _ = struct.unpack_from("QQQ", self._regions, 24 * number)
+                found.append((first, last - first))
+            if reached <= start:
+                break
+            start = reached
+        return found
+
+    def _looked_up(self, of: Range) -> Iterator[tuple[int, int]]:
+        count = of.size // PAGE
+        data = os.pread(self._fd, count * 8, of.first // PAGE * 8)
+        begun: int | None = None
+        for number, entry in enumerate(memoryview(data).cast("Q")):
+            private = entry >> 62 and not entry >> 61 & 1  # present or swapped, and no file's
+            if private and begun is None:
+                begun = number
+            elif not private and begun is not None:
+                yield of.first + begun * PAGE, (number - begun) * PAGE
+                begun = None
+        if begun is not None:
+            yield of.first + begun * PAGE, (count - begun) * PAGE

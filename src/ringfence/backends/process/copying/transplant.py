@@ -1,0 +1,140 @@
+"""Puts a memory image into a fresh session of another sandbox, which goes on from where the original stood.
+
+The target was made like every other sandbox and keeps its posture: what happens here are system calls of its own, under
+its own filter, and writes to its memory. Big runs are mapped copy-on-write from the image, which all copies share.
+"""
+
+from __future__ import annotations
+
+from ringfence.backends.process.copying.image import MemoryImage, Run, explain, refuse
+from ringfence.backends.process.copying.layout import Range, ranges
+from ringfence.backends.process.copying.tracee import TraceError, Tracee
+
+IMAGE_FD = 4  # where the target has the image open
+_NR_OPEN, _NR_CLOSE, _NR_LSEEK, _NR_MMAP, _NR_MUNMAP, _NR_BRK, _NR_SIGACTION = 2, 3, 8, 9, 11, 12, 13
+_NR_DUP3, _NR_CHDIR, _NR_UMASK, _NR_GETRANDOM = 292, 80, 95, 318
+_PRIVATE_FIXED, _ANONYMOUS = 0x12, 0x20
+_O_CLOEXEC = 0o2000000
+_NOWHERE = (1 << 64) - 1
+_PIECE = 1 << 16
+
+
+def put(image: MemoryImage, pid: int) -> None:
+    """Raises UnsupportedError when it cannot be done; the target is then of no use."""
+    assert image.state is not None
+    try:
+        with Tracee(pid) as tracee:
+            tracee.keep_clear_of(image.state.registers)
+            _make_layout_equal(image, tracee)
+            _put_pages(image, tracee)
+            tracee.call(_NR_CLOSE, IMAGE_FD)
+            _open_files(image, tracee)
+            _set_signals(image, tracee)
+            tracee.call(_NR_UMASK, image.umask)
+            tracee.become(image.state)
+    except (TraceError, OSError) as error:
+        raise explain(error) from None
+
+
+def _key(of: Range) -> tuple[object, ...]:
+    return (of.first, of.last, of.protection, of.offset, of.inode, of.path)
+
+
+def _make_layout_equal(image: MemoryImage, tracee: Tracee) -> None:
+    here = ranges(tracee.pid)
+    wanted = {_key(each) for each in image.ranges}
+    there = {_key(each) for each in here}
+    for each in here:
+        if _key(each) not in wanted and not each.special:
+            tracee.call(_NR_MUNMAP, each.first, each.size)
+    _set_heap(image, here, tracee)
+    _grow_stack(image, here, tracee)
+    for each in image.ranges:
+        if _key(each) not in there and not each.special:
+            _map(each, tracee)
+
+
+def _set_heap(image: MemoryImage, here: list[Range], tracee: Tracee) -> None:
+    wanted = [each for each in image.ranges if each.path == "[heap]"]
+    found = [each for each in here if each.path == "[heap]"]
+    if bool(wanted) != bool(found) or (wanted and wanted[0].first != found[0].first):
+        raise refuse("its heap lies elsewhere than in a new session")
+    if wanted and wanted[-1].last != found[-1].last:
+        tracee.call(_NR_BRK, wanted[-1].last)
+
+
+def _grow_stack(image: MemoryImage, here: list[Range], tracee: Tracee) -> None:
+    wanted = next(each for each in image.ranges if each.path == "[stack]")
+    found = next(each for each in here if each.path == "[stack]")
+    if wanted.last != found.last:
+        raise refuse("its stack lies elsewhere than in a new session")
+    if wanted.first < found.first:
+        tracee.call(_NR_GETRANDOM, wanted.first, 8, 0)  # a write by the kernel: it grows down to there
+
+
+def _map(each: Range, tracee: Tracee) -> None:
+    if each.anonymous:
+        flags = _PRIVATE_FIXED | _ANONYMOUS
+        tracee.call(_NR_MMAP, each.first, each.size, each.bits, flags, _NOWHERE, 0)
+        return
+    if each.shared and "w" in each.protection:
+        raise refuse(f"it shares writable memory ({each.path})")
+    fd = _open(each.path, 0, tracee)
+    tracee.call(_NR_MMAP, each.first, each.size, each.bits, _PRIVATE_FIXED, fd, each.offset)
+    tracee.call(_NR_CLOSE, fd)
+
+
+def _open(path: str, flags: int, tracee: Tracee) -> int:
+    tracee.write(tracee.scratch, path.encode("utf-8", "surrogateescape") + b"\0")
+    return tracee.call(_NR_OPEN, tracee.scratch, flags, 0)
+
+
+def _put_pages(image: MemoryImage, tracee: Tracee) -> None:
+    assert image.view is not None
+    protections = {each.first: each for each in image.ranges}
+    starts = sorted(protections)
+    with memoryview(image.view) as view:
+        for run in image.runs:
+            if run.mappable:
+                bits = _range_of(run, starts, protections).bits
+                tracee.call(_NR_MMAP, run.address, run.size, bits, _PRIVATE_FIXED, IMAGE_FD, run.offset)
+            else:
+                _write(run, view, tracee)
+
+
+def _range_of(run: Run, starts: list[int], by_start: dict[int, Range]) -> Range:
+    from bisect import bisect_right
+
+    return by_start[starts[bisect_right(starts, run.address) - 1]]
+
+
+def _write(run: Run, view: memoryview, tracee: Tracee) -> None:
+    """What is equal already, as most of a fork's memory is, is not touched: it stays shared with the zygote."""
+    for start in range(0, run.size, _PIECE):
+        size = min(_PIECE, run.size - start)
+        wanted = view[run.offset + start : run.offset + start + size]
+        try:
+            equal = tracee.read(run.address + start, size) == wanted
+        except OSError:
+            equal = False
+        if not equal:
+            tracee.write(run.address + start, wanted)
+
+
+def _open_files(image: MemoryImage, tracee: Tracee) -> None:
+    tracee.write(tracee.scratch, image.cwd.encode("utf-8", "surrogateescape") + b"\0")
+    tracee.call(_NR_CHDIR, tracee.scratch)
+    for file in image.files:
+        fd = _open(file.path, file.flags & ~_O_CLOEXEC, tracee)
+        tracee.call(_NR_LSEEK, fd, file.position, 0) if file.position else None
+        if fd != file.fd:
+            tracee.call(_NR_DUP3, fd, file.fd, file.flags & _O_CLOEXEC)
+            tracee.call(_NR_CLOSE, fd)
+
+
+def _set_signals(image: MemoryImage, tracee: Tracee) -> None:
+    for number, action in image.actions.items():
+        tracee.call(_NR_SIGACTION, number, 0, tracee.scratch, 8)
+        if tracee.read(tracee.scratch, 32) != action:
+            tracee.write(tracee.scratch, action)
+            tracee.call(_NR_SIGACTION, number, tracee.scratch, 0, 8)
