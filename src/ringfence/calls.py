@@ -210,10 +210,10 @@ def exec_call(
     return Call(job, tuple(argv), timeout_s, cpu_s, stdin=stdin, keeps_stdin=keeps_stdin, one_shot=one_shot)
 
 
-def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str]) -> Call:
+def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str], image: bool = False) -> Call:
     """An interpreter that waits for cells. It has no end of its own; each cell has."""
     job = {"kind": "session", "language": language, "env": dict(env), "cwd": "/workspace", "tools": tools, **box.python}
-    return Call(job, (language,), UNENDING_S, None)
+    return Call({**job, "image": image}, (language,), UNENDING_S, None)
 
 
 def file_call(call: str, args: Mapping[str, object], *, keeps_stdin: bool = False) -> Call:

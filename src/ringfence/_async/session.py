@@ -8,9 +8,9 @@ import time
 from ringfence import calls
 from ringfence._async.process import AsyncProcess
 from ringfence._async.waiting import lock, opening
-from ringfence.errors import PolicyError, SandboxClosedError
+from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
 from ringfence.values import Struct, final
-from ringfence.wire import line
+from ringfence.wire import frames, line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -226,9 +226,8 @@ class AsyncSession:
             await self._ended(self._cell)
         place.link.poll()
         if self._inbox is None or self._inbox.end is not None:
-            call = calls.session_call(place.box, language=self.language, env=place.box.env, tools=list(self._tools))
-            self._inbox, self._reader = place.link.open(), line.Reader()
-            await place.link.start(call, self._inbox)
+            await self._start()
+        assert self._inbox is not None
         self._count += 1
         cell = AsyncCell(
             place, request, self._inbox, number=self._count, language=self.language, keep_events=keep_events
@@ -237,6 +236,30 @@ class AsyncSession:
         self._cell = cell
         await cell._send()
         return cell
+
+    async def _start(self, *, image: bool = False) -> None:
+        """An interpreter, which is to become a copy of another when it gets an image along."""
+        place = self._place()
+        call = calls.session_call(
+            place.box, language=self.language, env=place.box.env, tools=list(self._tools), image=image
+        )
+        self._inbox, self._reader = place.link.open(), line.Reader()
+        await place.link.start(call, self._inbox)
+
+    async def _ask(self, message: dict[str, object]) -> None:
+        """Something else than a cell: answered at once, or the interpreter is lost."""
+        place, inbox, reader = self._place(), self._inbox, self._reader
+        assert inbox is not None
+        number = self._count + 1
+        await place.link.tell(inbox, line.pack({**message, "n": number}))
+        deadline = time.monotonic() + _ANSWER_S
+        while await place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, deadline):
+            item = inbox.take()
+            if item is None:
+                break
+            if item[0] == frames.LINE and any(said.fields.get("n") == number for said in reader.feed(item[1])):
+                return
+        raise SandboxLostError(f"session {self.name} does not answer", code="session-lost", fix="try again")
 
     async def _ended(self, cell: AsyncCell) -> Result:
         """Its result. A session that talks nonsense is not kept, and one between cells does not count as in use."""
@@ -277,6 +300,7 @@ class AsyncSession:
 
 
 _KILL_S = 3.0
+_ANSWER_S = 10.0
 
 
 def check_name(name: object) -> str:

@@ -9,9 +9,9 @@ import time
 from ringfence import calls
 from ringfence._sync.process import Process
 from ringfence._sync.waiting import lock, opening
-from ringfence.errors import PolicyError, SandboxClosedError
+from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
 from ringfence.values import Struct, final
-from ringfence.wire import line
+from ringfence.wire import frames, line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -226,15 +226,38 @@ class Session:
             self._ended(self._cell)
         place.link.poll()
         if self._inbox is None or self._inbox.end is not None:
-            call = calls.session_call(place.box, language=self.language, env=place.box.env, tools=list(self._tools))
-            self._inbox, self._reader = place.link.open(), line.Reader()
-            place.link.start(call, self._inbox)
+            self._start()
+        assert self._inbox is not None
         self._count += 1
         cell = Cell(place, request, self._inbox, number=self._count, language=self.language, keep_events=keep_events)
         cell._line = self._reader  # of the interpreter: a message may begin in one cell and end in the next
         self._cell = cell
         cell._send()
         return cell
+
+    def _start(self, *, image: bool = False) -> None:
+        """An interpreter, which is to become a copy of another when it gets an image along."""
+        place = self._place()
+        call = calls.session_call(
+            place.box, language=self.language, env=place.box.env, tools=list(self._tools), image=image
+        )
+        self._inbox, self._reader = place.link.open(), line.Reader()
+        place.link.start(call, self._inbox)
+
+    def _ask(self, message: dict[str, object]) -> None:
+        """Something else than a cell: answered at once, or the interpreter is lost."""
+        place, inbox, reader = self._place(), self._inbox, self._reader
+        assert inbox is not None
+        number = self._count + 1
+        place.link.tell(inbox, line.pack({**message, "n": number}))
+        deadline = time.monotonic() + _ANSWER_S
+        while place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, deadline):
+            item = inbox.take()
+            if item is None:
+                break
+            if item[0] == frames.LINE and any(said.fields.get("n") == number for said in reader.feed(item[1])):
+                return
+        raise SandboxLostError(f"session {self.name} does not answer", code="session-lost", fix="try again")
 
     def _ended(self, cell: Cell) -> Result:
         """Its result. A session that talks nonsense is not kept, and one between cells does not count as in use."""
@@ -275,6 +298,7 @@ class Session:
 
 
 _KILL_S = 3.0
+_ANSWER_S = 10.0
 
 
 def check_name(name: object) -> str:

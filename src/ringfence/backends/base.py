@@ -43,6 +43,16 @@ if TYPE_CHECKING:
         outlet: Outlet | None  # None: no network
         python: Mapping[str, object]  # what a Python job needs besides its code
 
+        @property
+        def generation(self) -> object:
+            """Sandboxes of the same one have the same addresses, so that memory can be copied between them."""
+
+        def give_image(self, fd: int) -> None:
+            """Memory for its next session that asks for one. Raises UnsupportedError where that cannot be."""
+
+        def freeze(self) -> bool:
+            """Whether everything inside stands still now. False where there is no freezer."""
+
         def usage(self) -> tuple[Usage, bool]:
             """As measured from outside so far, and whether the memory limit killed a process since the last call."""
 

@@ -42,6 +42,7 @@ class Guestd:
         self._kept = [named[name] for name in ("cpu", "uid") if name in named]  # closed at the end; `uid` is a lock
         self._inside = Inside(monitor, number, named.get("freezer", -1), self._finish_dying)
         self.image = -1  # memory of another session, for one that is to become a copy of it
+        self._wants_image: Job | None = None
         self._reader = frames.Reader()
         self._out = bytearray()
         self._jobs: dict[int, Job] = {}
@@ -54,9 +55,13 @@ class Guestd:
         self._last_word: bytes | None = None  # of a one-shot run: held back until nothing of it is left
 
     def take_image(self, fd: int) -> None:
+        """It comes by another way than requests do: whichever is first waits for the other."""
         if self.image >= 0:
             os.close(self.image)
         self.image = fd
+        if self._wants_image is not None:
+            job, self._wants_image = self._wants_image, None
+            job.start(self._inside)
 
     # from the forker
 
@@ -225,7 +230,10 @@ class Guestd:
         self._jobs[job.id] = job
         self._resume()
         self._set_deadlines(job, request)
-        job.start(self._inside)
+        if request["job"].get("image") and self.image < 0:
+            self._wants_image = job
+        else:
+            job.start(self._inside)
 
     def _begin_cell(self, job: Job, request: Request) -> None:
         """The host tells the interpreter a cell right after this."""

@@ -123,7 +123,9 @@ class Job:
             for fd in (out, err, *([stdin] if piped else [])):
                 os.fchown(fd, self._guestd.owner, self._guestd.owner)
         self._opened = (out, err, report)
-        image = [os.dup(self._guestd.image)] if self._request["job"].get("image") else []
+        image = []
+        if self._request["job"].get("image"):
+            image, self._guestd.image = [self._guestd.image], -1
         return [stdin, out_theirs, err_theirs, report_theirs, *image]
 
     def _line_pair(self, line: Feed) -> tuple[int, int]:

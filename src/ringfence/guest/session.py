@@ -57,6 +57,8 @@ class Session:
                 self._cell(message, data)
             elif message["m"] == "copied":
                 self._copied(message)
+            elif message["m"] == "ping":
+                self._line.send({"m": "done", "n": message["n"], "exit": None, "exception": None})
 
     def _on_interrupt(self, _: int, __: FrameType | None) -> None:
         if self._interruptible and not self._line.busy:

@@ -12,7 +12,7 @@ import stat
 import struct
 
 from ringfence.backends.process.copying.layout import OURS, Pages, Range, ranges
-from ringfence.backends.process.copying.tracee import State, TraceError, Tracee
+from ringfence.backends.process.copying.tracee import State, Tracee, TraceError
 from ringfence.errors import UnsupportedError
 from ringfence.values import Struct, final
 
@@ -20,9 +20,7 @@ _SEAL = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
 _ADD_SEALS = 1033
 _STANDARD = 4  # 0 to 2 and the line: every session has its own
 _NR_SIGACTION, _NR_GETITIMER = 13, 36
-_SIGNALS = range(1, 65)
 _TIMERS = {0: "ITIMER_REAL", 1: "ITIMER_VIRTUAL", 2: "ITIMER_PROF"}
-_NO_CHANGE = (9, 19)  # SIGKILL and SIGSTOP
 _OPEN_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_CLOEXEC
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
@@ -166,13 +164,20 @@ def _umask(pid: int) -> int:
 
 
 def _actions(tracee: Tracee) -> dict[int, bytes]:
-    """What it does on each signal, as the kernel holds it: 32 bytes."""
-    found = {}
-    for number in _SIGNALS:
-        if number not in _NO_CHANGE:
-            tracee.call(_NR_SIGACTION, number, 0, tracee.scratch, 8)
-            found[number] = tracee.read(tracee.scratch, 32)
-    return found
+    """What it does on each signal that it does not leave to the kernel: 32 bytes, as the kernel holds them."""
+    return {number: action(tracee, number) for number in handled(tracee.pid)}
+
+
+def handled(pid: int) -> set[int]:
+    """Signals that are caught or ignored."""
+    fields = _fields(f"/proc/{pid}/status")
+    bits = int(fields["SigCgt"], 16) | int(fields["SigIgn"], 16)
+    return {number for number in range(1, 65) if bits >> (number - 1) & 1}
+
+
+def action(tracee: Tracee, number: int) -> bytes:
+    tracee.call(_NR_SIGACTION, number, 0, tracee.scratch, 8)
+    return tracee.read(tracee.scratch, 32)
 
 
 def _refuse_timers(tracee: Tracee, pid: int) -> None:
@@ -204,7 +209,7 @@ def _take_pages(image: MemoryImage, tracee: Tracee) -> None:
         pages.close()
     image.fd = os.memfd_create(OURS.removeprefix("/memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(image.fd, max(offset, 1))
-    with mmap.mmap(image.fd, max(offset, 1)) as room, memoryview(room) as view:
+    with mmap.mmap(image.fd, max(offset, 1), mmap.MAP_SHARED | mmap.MAP_POPULATE) as room, memoryview(room) as view:
         for run in image.runs:
             _copy(tracee, view[run.offset : run.offset + run.size], run.address)
     fcntl.fcntl(image.fd, _ADD_SEALS, _SEAL)

@@ -27,7 +27,24 @@ _SYSCALL_STOP = 0x85
 _STOP_S = 2.0
 _WORD = (1 << 64) - 1
 _NAMES = (  # in the kernel's order
-    *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi", "orig_rax"),
+    *(
+        "r15",
+        "r14",
+        "r13",
+        "r12",
+        "rbp",
+        "rbx",
+        "r11",
+        "r10",
+        "r9",
+        "r8",
+        "rax",
+        "rcx",
+        "rdx",
+        "rsi",
+        "rdi",
+        "orig_rax",
+    ),
     *("rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
 )
 _ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
@@ -52,7 +69,7 @@ class State(Struct):
 
 
 class _Vector(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]  # noqa: RUF012  # how ctypes is told
+    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]  # how ctypes is told
 
 
 class Tracee:

@@ -6,9 +6,9 @@ its own filter, and writes to its memory. Big runs are mapped copy-on-write from
 
 from __future__ import annotations
 
-from ringfence.backends.process.copying.image import MemoryImage, Run, explain, refuse
+from ringfence.backends.process.copying.image import MemoryImage, Run, action, explain, handled, refuse
 from ringfence.backends.process.copying.layout import Range, ranges
-from ringfence.backends.process.copying.tracee import TraceError, Tracee
+from ringfence.backends.process.copying.tracee import Tracee, TraceError
 
 IMAGE_FD = 4  # where the target has the image open
 _NR_OPEN, _NR_CLOSE, _NR_LSEEK, _NR_MMAP, _NR_MUNMAP, _NR_BRK, _NR_SIGACTION = 2, 3, 8, 9, 11, 12, 13
@@ -133,8 +133,8 @@ def _open_files(image: MemoryImage, tracee: Tracee) -> None:
 
 
 def _set_signals(image: MemoryImage, tracee: Tracee) -> None:
-    for number, action in image.actions.items():
-        tracee.call(_NR_SIGACTION, number, 0, tracee.scratch, 8)
-        if tracee.read(tracee.scratch, 32) != action:
-            tracee.write(tracee.scratch, action)
+    for number in handled(tracee.pid) | set(image.actions):
+        wanted = image.actions.get(number, bytes(32))
+        if action(tracee, number) != wanted:
+            tracee.write(tracee.scratch, wanted)
             tracee.call(_NR_SIGACTION, number, tracee.scratch, 0, 8)

@@ -1,0 +1,113 @@
+"""Sessions as images: taken from one sandbox, put into another."""
+
+from __future__ import annotations
+
+import time
+
+from ringfence._async.waiting import blocking
+from ringfence.errors import SandboxLostError, UnsupportedError
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ringfence._async.sandbox import AsyncSandbox
+    from ringfence._async.session import AsyncSession
+    from ringfence.backends.process.copying.image import MemoryImage
+
+_START_S = 10.0
+FIX = "fork(memory=False) copies the files alone"
+
+
+@final
+class SessionImage(Struct):
+    """One session at one moment."""
+
+    name: str
+    count: int  # cells so far: the next one has the next number
+    memory: MemoryImage
+
+
+async def take(sandbox: AsyncSandbox) -> tuple[SessionImage, ...]:
+    """Every session that has run something. Raises UnsupportedError, with the reason, when one cannot be copied."""
+    taken: list[SessionImage] = []
+    try:
+        for session in await sandbox.sessions():
+            image = await _image(session)
+            if image is not None:
+                taken.append(image)
+    except BaseException:
+        close(taken)
+        raise
+    return tuple(taken)
+
+
+def close(images: Iterable[SessionImage]) -> None:
+    for image in images:
+        image.memory.close()
+
+
+async def _image(session: AsyncSession) -> SessionImage | None:
+    async with session._gate:
+        place = session._running_place()
+        inbox = session._inbox
+        place.link.poll()
+        if inbox is None or inbox.end is not None:
+            return None
+        if session.language != "python" or place.box.python.get("fresh"):
+            why = (
+                "it has an interpreter of its own" if session.language == "python" else f"it speaks {session.language}"
+            )
+            raise refused(session.name, why)
+        if session._cell is not None and session._cell.running:
+            raise refused(session.name, "a cell runs in it")
+        from ringfence.backends.process.copying.image import take as take_memory
+
+        pid = await _pid(session)
+        try:
+            memory = await blocking(take_memory, pid, place.box.generation)
+        except UnsupportedError as error:
+            raise refused(session.name, str(error)) from None
+        return SessionImage(session.name, session._count, memory)
+
+
+def refused(name: str, why: str) -> UnsupportedError:
+    return UnsupportedError(f"session {name} cannot be copied: {why}", code="fork", fix=FIX)
+
+
+async def _pid(session: AsyncSession) -> int:
+    """Of its interpreter. It is known once guestd has started it."""
+    inbox = session._inbox
+    assert inbox is not None
+    link = session._running_place().link
+    if (
+        not await link.wait(lambda: inbox.pid > 0 or inbox.end is not None, time.monotonic() + _START_S)
+        or not inbox.pid
+    ):
+        raise SandboxLostError(f"session {session.name} did not start", fix="try again")
+    return inbox.pid
+
+
+async def put(images: Iterable[SessionImage], sandbox: AsyncSandbox) -> None:
+    """Sessions of these names in `sandbox`, which go on from where the originals stood. Those there are end."""
+    for image in images:
+        session = await sandbox.session(image.name)
+        await session.restart()
+        await _put(image, session)
+
+
+async def _put(image: SessionImage, session: AsyncSession) -> None:
+    from ringfence.backends.process.copying.transplant import put as put_memory
+
+    async with session._gate:
+        place = session._running_place()
+        if place.box.generation is not image.memory.generation:
+            raise refused(image.name, "the zygote it came from is gone, and a new one has other addresses")
+        place.box.give_image(image.memory.fd)
+        await session._start(image=True)
+        await session._ask({"m": "ping"})  # it waits for its first cell: every right is gone
+        pid = await _pid(session)
+        await blocking(put_memory, image.memory, pid)
+        session._count = image.count
+        await session._ask({"m": "copied"})

@@ -1,0 +1,111 @@
+# Generated from ringfence/_async by scripts/unasync: do not edit.
+"""Sessions as images: taken from one sandbox, put into another."""
+
+from __future__ import annotations
+
+import time
+
+from ringfence._sync.waiting import blocking
+from ringfence.errors import SandboxLostError, UnsupportedError
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ringfence._sync.sandbox import Sandbox
+    from ringfence._sync.session import Session
+    from ringfence.backends.process.copying.image import MemoryImage
+
+_START_S = 10.0
+FIX = "fork(memory=False) copies the files alone"
+
+
+@final
+class SessionImage(Struct):
+    """One session at one moment."""
+
+    name: str
+    count: int  # cells so far: the next one has the next number
+    memory: MemoryImage
+
+
+def take(sandbox: Sandbox) -> tuple[SessionImage, ...]:
+    """Every session that has run something. Raises UnsupportedError, with the reason, when one cannot be copied."""
+    taken: list[SessionImage] = []
+    try:
+        for session in sandbox.sessions():
+            image = _image(session)
+            if image is not None:
+                taken.append(image)
+    except BaseException:
+        close(taken)
+        raise
+    return tuple(taken)
+
+
+def close(images: Iterable[SessionImage]) -> None:
+    for image in images:
+        image.memory.close()
+
+
+def _image(session: Session) -> SessionImage | None:
+    with session._gate:
+        place = session._running_place()
+        inbox = session._inbox
+        place.link.poll()
+        if inbox is None or inbox.end is not None:
+            return None
+        if session.language != "python" or place.box.python.get("fresh"):
+            why = (
+                "it has an interpreter of its own" if session.language == "python" else f"it speaks {session.language}"
+            )
+            raise refused(session.name, why)
+        if session._cell is not None and session._cell.running:
+            raise refused(session.name, "a cell runs in it")
+        from ringfence.backends.process.copying.image import take as take_memory
+
+        pid = _pid(session)
+        try:
+            memory = blocking(take_memory, pid, place.box.generation)
+        except UnsupportedError as error:
+            raise refused(session.name, str(error)) from None
+        return SessionImage(session.name, session._count, memory)
+
+
+def refused(name: str, why: str) -> UnsupportedError:
+    return UnsupportedError(f"session {name} cannot be copied: {why}", code="fork", fix=FIX)
+
+
+def _pid(session: Session) -> int:
+    """Of its interpreter. It is known once guestd has started it."""
+    inbox = session._inbox
+    assert inbox is not None
+    link = session._running_place().link
+    if not link.wait(lambda: inbox.pid > 0 or inbox.end is not None, time.monotonic() + _START_S) or not inbox.pid:
+        raise SandboxLostError(f"session {session.name} did not start", fix="try again")
+    return inbox.pid
+
+
+def put(images: Iterable[SessionImage], sandbox: Sandbox) -> None:
+    """Sessions of these names in `sandbox`, which go on from where the originals stood. Those there are end."""
+    for image in images:
+        session = sandbox.session(image.name)
+        session.restart()
+        _put(image, session)
+
+
+def _put(image: SessionImage, session: Session) -> None:
+    from ringfence.backends.process.copying.transplant import put as put_memory
+
+    with session._gate:
+        place = session._running_place()
+        if place.box.generation is not image.memory.generation:
+            raise refused(image.name, "the zygote it came from is gone, and a new one has other addresses")
+        place.box.give_image(image.memory.fd)
+        session._start(image=True)
+        session._ask({"m": "ping"})  # it waits for its first cell: every right is gone
+        pid = _pid(session)
+        blocking(put_memory, image.memory, pid)
+        session._count = image.count
+        session._ask({"m": "copied"})
