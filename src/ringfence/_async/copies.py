@@ -56,10 +56,8 @@ async def _image(session: AsyncSession) -> SessionImage | None:
         if inbox is None or inbox.end is not None:
             return None
         if session.language != "python" or place.box.python.get("fresh"):
-            why = (
-                "it has an interpreter of its own" if session.language == "python" else f"it speaks {session.language}"
-            )
-            raise refused(session.name, why)
+            alone = session.language == "python"
+            raise refused(session.name, "it runs afresh" if alone else f"it speaks {session.language}")
         if session._cell is not None and session._cell.running:
             raise refused(session.name, "a cell runs in it")
         from ringfence.backends.process.copying.image import take as take_memory

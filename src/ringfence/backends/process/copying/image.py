@@ -5,6 +5,7 @@ The session goes on afterwards as if nothing had been. What cannot be carried ov
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -209,19 +210,20 @@ def _take_pages(image: MemoryImage, tracee: Tracee) -> None:
         pages.close()
     image.fd = os.memfd_create(OURS.removeprefix("/memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(image.fd, max(offset, 1))
-    with mmap.mmap(image.fd, max(offset, 1), mmap.MAP_SHARED | mmap.MAP_POPULATE) as room, memoryview(room) as view:
+    with mmap.mmap(image.fd, max(offset, 1), mmap.MAP_SHARED | mmap.MAP_POPULATE) as room:
+        first = ctypes.c_char.from_buffer(room)
+        start = ctypes.addressof(first)
         for run in image.runs:
-            _copy(tracee, view[run.offset : run.offset + run.size], run.address)
+            _copy(tracee, start + run.offset, run)
+        del first  # or the map could not be closed
     fcntl.fcntl(image.fd, _ADD_SEALS, _SEAL)
     image.view = mmap.mmap(image.fd, max(offset, 1), prot=mmap.PROT_READ)
 
 
-def _copy(tracee: Tracee, into: memoryview, address: int) -> None:
+def _copy(tracee: Tracee, where: int, run: Run) -> None:
     done = 0
-    with into:
-        while done < len(into):
-            with into[done:] as rest:
-                count = tracee.read_into([rest], address + done)
-            if not count:
-                raise TraceError("its memory cannot be read")
-            done += count
+    while done < run.size:
+        count = tracee.read_into(where + done, run.address + done, run.size - done)
+        if not count:
+            raise TraceError("its memory cannot be read")
+        done += count
