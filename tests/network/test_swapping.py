@@ -124,7 +124,7 @@ def test_the_trust_bundle_holds_the_hosts_roots_and_the_sandboxs_own_certificate
     assert bundle.endswith(authority.certificate)
     assert host_bundle().strip() in bundle
     assert b"PRIVATE" not in bundle
-    assert len(java_trust_store(authority.certificate)) > 300
+    assert len(java_trust_store(authority, host_bundle())) > 300
 
 
 def test_two_sandboxes_do_not_share_an_authority() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import ssl
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, NoReturn
 
 from cryptography import x509
@@ -111,19 +112,30 @@ def trust_bundle(authority: Authority, host_bundle: bytes) -> bytes:
     return host_bundle.rstrip(b"\n") + b"\n" + authority.certificate if host_bundle else authority.certificate
 
 
-def java_trust_store(bundle: bytes) -> bytes:
+def java_trust_store(authority: Authority, host_bundle: bytes) -> bytes:
     """The same as a PKCS #12 store. The password is Java's usual one: a store of public certificates has no secret."""
     from cryptography.hazmat.primitives.serialization import pkcs12
 
+    own = x509.load_pem_x509_certificate(authority.certificate)
     entries = [
         pkcs12.PKCS12Certificate(certificate, f"root-{number}".encode())
-        for number, certificate in enumerate(x509.load_pem_x509_certificates(bundle))
+        for number, certificate in enumerate((own, *_roots(host_bundle)))
     ]
     return pkcs12.serialize_java_truststore(entries, serialization.BestAvailableEncryption(b"changeit"))
 
 
+@lru_cache(maxsize=1)
+def _roots(bundle: bytes) -> tuple[x509.Certificate, ...]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some old roots have odd serial numbers: they are the host's to judge
+        return tuple(x509.load_pem_x509_certificates(bundle)) if bundle else ()
+
+
+@lru_cache(maxsize=1)
 def host_bundle() -> bytes:
-    """The host's own trusted roots, PEM; empty where it has no such file."""
+    """The host's own trusted roots, PEM, read once; empty where it has no such file."""
     paths = ssl.get_default_verify_paths()
     for path in (paths.cafile, *_BUNDLES):
         if path and os.path.isfile(path):

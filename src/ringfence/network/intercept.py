@@ -24,14 +24,6 @@ _H1 = ("http/1.1",)
 _H2 = ("h2", "http/1.1")
 
 
-def must_intercept(target: Target, context: Context) -> bool:
-    """Whether the TLS of this target has to be read; elsewhere it passes as it is."""
-    rule = target.rule
-    if rule is not None and rule.protocol == "tls" and (rule.methods or rule.paths):
-        return True
-    return (rule is None or rule.protocol == "tls") and context.vault.serves(target.name, target.port)
-
-
 async def intercept(client: Client, target: Target, context: Context) -> None:
     """Until either side ends it. Closes the client's socket. Raises only what cancels it.
 
