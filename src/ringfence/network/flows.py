@@ -54,6 +54,7 @@ class Side:
         self.http = h2.connection.H2Connection(config)
         self.noise = Allowance(_NOISE_AT_ONCE, _NOISE_PER_S)
         self.resets = Allowance(_RESETS_AT_ONCE, _RESETS_PER_S)
+        self.has_said_why = False  # it ends: the last frame is made
         self._sending = asyncio.Lock()
 
     def begin(self, most_streams: int) -> None:

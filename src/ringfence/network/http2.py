@@ -113,7 +113,8 @@ class _Connection:
                 _close(side, _Code.ENHANCE_YOUR_CALM)
                 return
             except h2.exceptions.ProtocolError:
-                return  # h2 has written why into what is sent last; its message may quote a header
+                side.has_said_why = True  # h2 has written it into what is sent last; its message may quote a header
+                return
 
     def _handle(self, handle: Callable[[h2.events.Event], None], side: Side, event: h2.events.Event) -> None:
         try:
@@ -366,6 +367,9 @@ _CODES = frozenset(int(code) for code in _Code)
 
 
 def _close(side: Side, code: _Code) -> None:
+    if side.has_said_why:
+        return
+    side.has_said_why = True
     try:
         side.http.close_connection(code)
     except h2.exceptions.ProtocolError:

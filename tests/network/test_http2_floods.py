@@ -1,0 +1,239 @@
+"""Hostile HTTP/2 from inside: each flood ends its own connection, in bounded memory, and the next one works."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+import hpack
+import pytest
+
+from network.desk import HOST, Desk, open_desk, trusting
+from network.servers import Answer, Loop, Roots, Seen, Server, serving
+from ringfence.policy.model import Rule
+from ringfence.policy.secrets import Secret
+
+TOKEN = Secret("TOKEN", "sk-canary-0123456789", hosts=[HOST])
+HEADERS = [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", "/a")]
+ENHANCE_YOUR_CALM = 11
+
+
+@pytest.fixture
+def server(loop: Loop, roots: Roots) -> Iterator[Server]:
+    with serving(loop, roots.server(HOST)) as made, trusting(roots.path):
+        yield made
+
+
+class Guest:
+    """An HTTP/2 client that also sends what no client should."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self.sock = sock
+        self.http = h2.connection.H2Connection(
+            h2.config.H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False)
+        )
+        self.http.initiate_connection()
+        self.flush()
+
+    def flush(self) -> None:
+        self.sock.sendall(self.http.data_to_send())
+
+    def frame(self, kind: int, flags: int, stream: int, payload: bytes = b"") -> None:
+        self.sock.sendall(
+            struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+        )
+
+    def ends(self) -> int | None:
+        """The code of the GOAWAY that ends the connection; None when it ends without. TimeoutError: it does not end."""
+        code = None
+        try:
+            while data := self.sock.recv(65_536):
+                for event in self.http.receive_data(data):
+                    if isinstance(event, h2.events.ConnectionTerminated):
+                        code = int(event.error_code)
+        except TimeoutError:
+            raise
+        except (OSError, h2.exceptions.ProtocolError):
+            pass
+        return code
+
+    def answers(self, streams: int) -> list[tuple[int, bytes]]:
+        """Status and body of so many streams, in the order they ended."""
+        status: dict[int, int] = {}
+        body: dict[int, bytes] = {}
+        done: list[tuple[int, bytes]] = []
+        while len(done) < streams and (data := self.sock.recv(65_536)):
+            for event in self.http.receive_data(data):
+                if isinstance(event, h2.events.ResponseReceived):
+                    status[event.stream_id] = int(dict(event.headers)[b":status"])
+                    body[event.stream_id] = b""
+                elif isinstance(event, h2.events.DataReceived):
+                    body[event.stream_id] += event.data
+                    self.http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                elif isinstance(event, h2.events.StreamEnded):
+                    done.append((status[event.stream_id], body[event.stream_id]))
+            self.flush()
+        return done
+
+
+@contextmanager
+def guest(desk: Desk) -> Iterator[Guest]:
+    context = ssl.create_default_context(cadata=desk.authority.certificate.decode())
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as plain:
+        with context.wrap_socket(plain, server_hostname=HOST) as sock:
+            yield Guest(sock)
+
+
+def _still_works(desk: Desk) -> None:
+    with guest(desk) as one:
+        one.http.send_headers(1, HEADERS, end_stream=True)
+        one.flush()
+        assert [status for status, _ in one.answers(1)] == [200]
+
+
+def test_rapid_resets_end_the_connection(loop: Loop, server: Server) -> None:
+    def slow(seen: Seen) -> Answer:
+        return Answer(parts=[b"x"], pause_s=1.0)
+
+    server.handler = slow
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        with guest(desk) as one:
+            try:
+                for number in range(2000):
+                    stream = 1 + 2 * number
+                    one.http.send_headers(stream, HEADERS, end_stream=True)
+                    one.http.reset_stream(stream, 8)
+                    one.flush()
+            except OSError:
+                pass
+            assert one.ends() in (ENHANCE_YOUR_CALM, None)
+        assert len(server.seen) < 300
+        server.handler = lambda _: Answer(parts=[b"ok"])
+        _still_works(desk)
+
+
+@pytest.mark.parametrize(("kind", "payload"), [(6, bytes(8)), (4, b""), (2, bytes(5)), (0xBE, b"x")])
+def test_frames_that_carry_nothing_end_the_connection(loop: Loop, server: Server, kind: int, payload: bytes) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        with guest(desk) as one:
+            try:
+                for _ in range(5000):
+                    one.frame(kind, 0, 1 if kind == 2 else 0, payload)
+            except OSError:
+                pass
+            assert one.ends() in (ENHANCE_YOUR_CALM, None)
+        _still_works(desk)
+
+
+def test_a_flood_of_continuation_frames_ends_the_connection_in_little_memory(loop: Loop, server: Server) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        with guest(desk) as one:
+            tracemalloc.start()
+            try:
+                one.frame(1, 0, 1, hpack.Encoder().encode(HEADERS))
+                for _ in range(2000):
+                    one.frame(9, 0, 1, b"\x40\x01a\x7f\x80\x7f" + b"a" * 16_000)
+            except OSError:
+                pass
+            assert one.ends() != 0
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 16 << 20
+        _still_works(desk)
+    assert [seen.target for seen in server.seen] == ["/a"]
+
+
+def test_a_header_table_bomb_ends_the_connection(loop: Loop, server: Server) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        with guest(desk) as one:
+            block = bytearray(hpack.Encoder().encode(HEADERS))
+            block += b"\x40\x01a\x7f" + bytes([0x80 | (3800 - 127) & 0x7F, (3800 - 127) >> 7]) + b"v" * 3800
+            block += b"\xbe" * 12_000  # each byte stands for the 3 800 of the table: 45 MB
+            one.frame(1, 5, 1, bytes(block))
+            assert one.ends() != 0
+        _still_works(desk)
+    assert len(server.seen) == 1
+
+
+def test_a_huge_header_list_is_refused(loop: Loop, server: Server) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        with guest(desk) as one:
+            one.http.send_headers(1, [*HEADERS, ("x-a", "a" * 100_000)], end_stream=True)
+            one.flush()
+            assert one.ends() != 0
+        _still_works(desk)
+    assert len(server.seen) == 1
+
+
+BAD_HEADS = {
+    "another authority": [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "other.example.com"),
+        (":path", "/"),
+    ],
+    "another port": [(":method", "GET"), (":scheme", "https"), (":authority", f"{HOST}:444"), (":path", "/")],
+    "another host": [*HEADERS, ("host", "other.example.com")],
+    "http scheme": [(":method", "GET"), (":scheme", "http"), (":authority", HOST), (":path", "/")],
+    "no authority": [(":method", "GET"), (":scheme", "https"), ("host", HOST), (":path", "/")],
+    "an absolute path": [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", "https://x/")],
+    "a space in the path": [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", "/a b")],
+    "a line break in the path": [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", "/a\r\nb")],
+    "CONNECT": [(":method", "CONNECT"), (":authority", HOST)],
+    "TRACE": [(":method", "TRACE"), *HEADERS[1:]],
+    "a line break in a header": [*HEADERS, ("x-a", "b\r\nx-c: d")],
+    "transfer-encoding": [*HEADERS, ("transfer-encoding", "chunked")],
+    "connection": [*HEADERS, ("connection", "upgrade")],
+    "two paths": [*HEADERS, (":path", "/b")],
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADS)
+def test_a_head_that_http1_would_read_in_another_way_is_never_passed_on(loop: Loop, server: Server, name: str) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        with guest(desk) as one:
+            one.frame(1, 5, 1, hpack.Encoder().encode(BAD_HEADS[name]))
+            one.sock.settimeout(1)
+            try:
+                statuses = [status for status, _ in one.answers(1)]
+            except (OSError, h2.exceptions.ProtocolError):
+                statuses = []
+            assert statuses in ([], [400], [403])
+        _still_works(desk)
+    assert [seen.target for seen in server.seen] == ["/a"]
+
+
+def test_a_refused_stream_leaves_the_others_alone_even_when_its_body_still_comes(loop: Loop, server: Server) -> None:
+    rule = Rule(HOST, methods=["GET", "POST"], paths=["/a"])
+    with open_desk(loop, Desk(server, rule=rule)) as desk, guest(desk) as one:
+        bad = [(":method", "POST"), *HEADERS[1:3], (":path", "/no")]
+        one.http.send_headers(1, bad)
+        one.http.send_data(1, b"x" * 10_000)
+        one.http.send_headers(3, HEADERS, end_stream=True)
+        one.flush()
+        done = one.answers(2)
+    assert sorted(status for status, _ in done) == [200, 403]
+    assert [seen.target for seen in server.seen] == ["/a"]
+
+
+def test_a_guest_that_never_reads_holds_up_nobody_and_little_memory(loop: Loop, server: Server) -> None:
+    with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as slow:
+        tracemalloc.start()
+        for stream in range(1, 41, 2):
+            slow.http.send_headers(stream, [*HEADERS[:3], (":path", "/big")], end_stream=True)
+        slow.flush()
+        time.sleep(0.5)
+        _still_works(desk)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 24 << 20, "twenty answers of 4 MB each wait at the server, not here"
