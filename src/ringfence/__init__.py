@@ -12,10 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import backends as backends
     from ringfence._async.files import AsyncFiles, AsyncWatch
+    from ringfence._async.gateway import AsyncGateway
     from ringfence._async.later import (
         AsyncAddress,
         AsyncEnvironment,
-        AsyncGateway,
         AsyncSandboxManager,
         connect_async,
     )
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
     from ringfence._sync.files import Files, Watch
-    from ringfence._sync.later import Address, Environment, Gateway, SandboxManager, connect
+    from ringfence._sync.gateway import Gateway
+    from ringfence._sync.later import Address, Environment, SandboxManager, connect
     from ringfence._sync.once import run
     from ringfence._sync.process import Process, Pty
     from ringfence._sync.sandbox import Sandbox
@@ -73,13 +74,15 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "_async.files": "AsyncFiles AsyncWatch",
-    "_async.later": "AsyncAddress AsyncEnvironment AsyncGateway AsyncSandboxManager connect_async",
+    "_async.gateway": "AsyncGateway",
+    "_async.later": "AsyncAddress AsyncEnvironment AsyncSandboxManager connect_async",
     "_async.once": "run_async",
     "_async.process": "AsyncProcess AsyncPty",
     "_async.sandbox": "AsyncSandbox",
     "_async.session": "AsyncSession",
     "_sync.files": "Files Watch",
-    "_sync.later": "Address Environment Gateway SandboxManager connect",
+    "_sync.gateway": "Gateway",
+    "_sync.later": "Address Environment SandboxManager connect",
     "_sync.once": "run",
     "_sync.process": "Process Pty",
     "_sync.sandbox": "Sandbox",

@@ -260,7 +260,8 @@ class Kept:
 class Transcript:
     """What one call has produced so far, for its Result."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, mark: int = 0) -> None:
+        self.mark = mark  # where the gateway's list of denials stood at the start
         self.stdout = Kept(limits.output)
         self.stderr = Kept(limits.output)
         self.outputs: list[Output] = []
@@ -346,7 +347,7 @@ def result(
         duration_s=time.monotonic() - transcript.started,
         started_at=datetime.fromtimestamp(transcript.started_at, UTC),
         usage=replace(usage, output_bytes=produced),
-        denials=_denials(call, reason, policy),
+        denials=(*_denials(call, reason, policy), *_refused(box, transcript.mark)),
         enforcement=box.enforcement,
         backend="process",
         image=image,
@@ -400,6 +401,11 @@ def _exception(found: Mapping[str, object] | None) -> GuestException | None:
 def _printable(text: str) -> str:
     """Without lone surrogates, which no stream of the host's can encode (J08)."""
     return text.encode("utf-8", "replace").decode()
+
+
+def _refused(box: Box, mark: int) -> tuple[Denial, ...]:
+    """By the gateway, while this ran."""
+    return () if box.outlet is None else box.outlet.denials(mark)
 
 
 def _denials(call: Call, reason: Reason, policy: Policy) -> tuple[Denial, ...]:

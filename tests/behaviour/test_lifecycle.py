@@ -152,10 +152,7 @@ def test_strict_shows_only_processes_in_proc() -> None:
 
 
 def test_what_comes_later_is_unsupported_and_starts_nothing() -> None:
-    from ringfence import Network
-
     later: list[Callable[[], object]] = [
-        lambda: ringfence.run("1", policy=Policy(network=Network(allow=["example.com"]))),
         lambda: ringfence.run("1", backend="vm"),
         lambda: ringfence.run("1", policy=Policy.preset("hostile")),
         lambda: Sandbox(workspace="disk"),

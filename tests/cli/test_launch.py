@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import ringfence
 from cli.samples import OK, ended
 from ringfence.cli import main
-from ringfence.events import Event, Exit, Gap, Stderr, Stdout
+from ringfence.events import Event, Exit, Gap, Request, Stderr, Stdout
 from ringfence.results import Denial, Result
 from ringfence.values import replace
 
@@ -58,6 +59,14 @@ class Files:
         self.written[path] = data
 
 
+class Network:
+    def __init__(self) -> None:
+        self.lines: tuple[Request, ...] = ()
+
+    def log(self) -> tuple[Request, ...]:
+        return self.lines
+
+
 class Sandbox:
     """What tests set before, and see after."""
 
@@ -66,6 +75,7 @@ class Sandbox:
     signal = 0
     wants_stdin = False
     last: Sandbox | None = None
+    network = Network()
 
     def __init__(self, **options: object) -> None:
         self.options = options
@@ -230,11 +240,28 @@ def test_a_report_that_cannot_be_written_is_found_out_before(capfd: pytest.Captu
     assert log() == []
 
 
-def test_without_a_network_the_net_log_is_empty(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_net_log_has_a_line_for_each_request(tmp_path: Path) -> None:
     assert main(["exec", "--net-log", "n.log", "x"]) == 0
     assert (tmp_path / "n.log").read_bytes() == b""
-    assert main(["exec", "--net-log", "n.log", "--allow-net", "a.com", "x"]) == 125
-    assert "--net-log with a network is not in this version" in capfd.readouterr().err
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    Sandbox.network.lines = (Request(at, "a.com", 443, "denied", "net.port", None, None, None, None, 0, 0, 0.5),)
+    assert main(["exec", "--net-log", "n.log", "--allow-net", "a.com", "x"]) == 0
+    assert [json.loads(line) for line in (tmp_path / "n.log").read_text().splitlines()] == [
+        {
+            "at": "2026-01-02T00:00:00+00:00",
+            "host": "a.com",
+            "port": 443,
+            "verdict": "denied",
+            "code": "net.port",
+            "rule": None,
+            "method": None,
+            "path": None,
+            "status": None,
+            "sent_bytes": 0,
+            "received_bytes": 0,
+            "duration_s": 0.5,
+        }
+    ]
 
 
 def test_explain_prints_the_plan_and_runs_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Surface of what later versions bring: sessions, the gateway, addresses, managers. Every use says so."""
+"""Surface of what later versions bring: addresses, managers. Every use says so."""
 
 from __future__ import annotations
 
@@ -15,29 +15,14 @@ if TYPE_CHECKING:
     from ringfence._async.files import AsyncFiles
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence.backends import Backend
-    from ringfence.events import HostSummary, Request, SandboxInfo
+    from ringfence.events import HostSummary, SandboxInfo
     from ringfence.policy.image import Image
-    from ringfence.policy.model import Network
     from ringfence.results import Result, Usage
     from ringfence.values import Argv, BackendName, GuestPath, HostPath
 
 
 def _later(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: not in this version")
-
-
-class AsyncGateway:
-    """The only way out: what it decided, and live rules."""
-
-    async def log(self, *, after: int = 0) -> tuple[Request, ...]:
-        return ()
-
-    async def summary(self) -> tuple[HostSummary, ...]:
-        return ()
-
-    async def set(self, network: Network) -> None:
-        """Replace the rules; connections no longer permitted are cut. Never beyond a manager's policy."""
-        raise _later("network access")
 
 
 class AsyncAddress:

@@ -42,7 +42,7 @@ async def run_async(
     if language != "python":
         async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
             result = await sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
-        return _with(await sandbox.denials(), result)
+        return _with(findings(await sandbox.denials()), result)
     launcher = prepare(backend, image, policy)
     box = await launched(launcher)
     link = AsyncLink(box)
@@ -61,6 +61,11 @@ async def run_async(
     return _with(box.findings(), result)
 
 
-def _with(findings: tuple[Denial, ...], result: Result) -> Result:
+def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:
+    """Of a sandbox's denials those that no result has: what was seen after the end."""
+    return tuple(denial for denial in denials if denial.kind not in ("network", "secret"))
+
+
+def _with(seen: tuple[Denial, ...], result: Result) -> Result:
     """What a look at the writable mounts showed after the end is part of what happened."""
-    return replace(result, denials=(*result.denials, *findings)) if findings else result
+    return replace(result, denials=(*result.denials, *seen)) if seen else result

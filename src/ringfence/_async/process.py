@@ -8,7 +8,7 @@ from collections import deque
 
 from ringfence import calls
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
-from ringfence.events import Display, Exit, Gap, Prompt, Stderr, Stdout
+from ringfence.events import Denied, Display, Exit, Gap, Prompt, Stderr, Stdout
 from ringfence.wire import frames, line
 from ringfence.wire.switchboard import PIECE, STDIN_WINDOW
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ringfence.backends.base import Box
     from ringfence.events import Event
     from ringfence.policy.model import Policy
-    from ringfence.results import Output, Result
+    from ringfence.results import Denial, Output, Result
     from ringfence.wire.switchboard import Inbox
 
 _CHUNK = 1 << 16
@@ -53,7 +53,10 @@ class AsyncProcess:
         self._place = place
         self._call = call
         self._inbox = inbox
-        self._transcript = calls.Transcript(place.policy.limits)
+        mark = 0 if place.box.outlet is None else place.box.outlet.mark()
+        self._transcript = calls.Transcript(place.policy.limits, mark)
+        self._denied_after = mark  # of the gateway's denials, those that were not events yet
+        self._denied: deque[Denial] = deque()
         self._keep_events = keep_events
         self._line: line.Reader | None = line.Reader()
         self._unread: deque[tuple[int, bytes | Output]] = deque()
@@ -92,7 +95,7 @@ class AsyncProcess:
 
     async def __anext__(self) -> Event:
         while True:
-            event = self._next_unread()
+            event = self._next_unread() or self._next_denied()
             if event is not None:
                 return event
             if self._result is not None:
@@ -122,6 +125,15 @@ class AsyncProcess:
             return Prompt(data.decode("utf-8", "replace"), self._cursor)
         text = self._decode(kind, data)
         return Stdout(data, text, self._cursor) if kind == frames.STDOUT else Stderr(data, text, self._cursor)
+
+    def _next_denied(self) -> Event | None:
+        """Seen when something else happens, at the latest before the end."""
+        outlet = self._place.box.outlet
+        if outlet is not None and not self._denied:
+            after, self._denied_after = self._denied_after, outlet.mark()
+            if after != self._denied_after:
+                self._denied.extend(outlet.denials(after))
+        return Denied(self._denied.popleft(), self._cursor) if self._denied else None
 
     def _decode(self, kind: int, data: bytes) -> str:
         """Across chunks: a character cut in two is held back until the rest comes."""

@@ -7,7 +7,7 @@ import time
 
 from ringfence import calls
 from ringfence._async.files import AsyncFiles
-from ringfence._async.later import AsyncAddress, AsyncGateway
+from ringfence._async.gateway import AsyncGateway
 from ringfence._async.link import AsyncLink
 from ringfence._async.process import AsyncProcess, AsyncPty, Place
 from ringfence._async.session import AsyncSession, check_name, check_session_language
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from ringfence._async.later import AsyncAddress
     from ringfence._async.waiting import Opening
     from ringfence.backends import Backend
     from ringfence.backends.base import Box
@@ -63,7 +64,7 @@ class AsyncSandbox:
         self.policy = policy
         self.labels = dict(labels or {})
         self.files = AsyncFiles(self._running_place)
-        self.network = AsyncGateway()
+        self.network = AsyncGateway(lambda: self._box)
         self._launcher: ProcessLauncher = prepare(backend, image, policy, workspace=workspace)
         self._box: Box | None = None
         self._place: Place | None = None
@@ -340,7 +341,10 @@ class AsyncSandbox:
 
     async def denials(self) -> tuple[Denial, ...]:
         """What the policy refused so far; after close(), also what a look at the writable mounts showed."""
-        return () if self._box is None else self._box.findings()
+        if self._box is None:
+            return ()
+        refused = () if self._box.outlet is None else self._box.outlet.denials(0)
+        return (*refused, *self._box.findings())
 
 
 _ENDS = {

@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""Surface of what later versions bring: sessions, the gateway, addresses, managers. Every use says so."""
+"""Surface of what later versions bring: addresses, managers. Every use says so."""
 
 from __future__ import annotations
 
@@ -16,29 +16,14 @@ if TYPE_CHECKING:
     from ringfence._sync.files import Files
     from ringfence._sync.sandbox import Sandbox
     from ringfence.backends import Backend
-    from ringfence.events import HostSummary, Request, SandboxInfo
+    from ringfence.events import HostSummary, SandboxInfo
     from ringfence.policy.image import Image
-    from ringfence.policy.model import Network
     from ringfence.results import Result, Usage
     from ringfence.values import Argv, BackendName, GuestPath, HostPath
 
 
 def _later(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: not in this version")
-
-
-class Gateway:
-    """The only way out: what it decided, and live rules."""
-
-    def log(self, *, after: int = 0) -> tuple[Request, ...]:
-        return ()
-
-    def summary(self) -> tuple[HostSummary, ...]:
-        return ()
-
-    def set(self, network: Network) -> None:
-        """Replace the rules; connections no longer permitted are cut. Never beyond a manager's policy."""
-        raise _later("network access")
 
 
 class Address:

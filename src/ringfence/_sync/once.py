@@ -43,7 +43,7 @@ def run(
     if language != "python":
         with Sandbox(backend=backend, image=image, policy=policy) as sandbox:
             result = sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
-        return _with(sandbox.denials(), result)
+        return _with(findings(sandbox.denials()), result)
     launcher = prepare(backend, image, policy)
     box = launched(launcher)
     link = Link(box)
@@ -62,6 +62,11 @@ def run(
     return _with(box.findings(), result)
 
 
-def _with(findings: tuple[Denial, ...], result: Result) -> Result:
+def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:
+    """Of a sandbox's denials those that no result has: what was seen after the end."""
+    return tuple(denial for denial in denials if denial.kind not in ("network", "secret"))
+
+
+def _with(seen: tuple[Denial, ...], result: Result) -> Result:
     """What a look at the writable mounts showed after the end is part of what happened."""
-    return replace(result, denials=(*result.denials, *findings)) if findings else result
+    return replace(result, denials=(*result.denials, *seen)) if seen else result

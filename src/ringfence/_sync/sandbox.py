@@ -8,7 +8,7 @@ import time
 
 from ringfence import calls
 from ringfence._sync.files import Files
-from ringfence._sync.later import Address, Gateway
+from ringfence._sync.gateway import Gateway
 from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process, Pty
 from ringfence._sync.session import Session, check_name, check_session_language
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from ringfence._sync.later import Address
     from ringfence.backends import Backend
     from ringfence.backends.base import Box
     from ringfence.launching import ProcessLauncher
@@ -63,7 +64,7 @@ class Sandbox:
         self.policy = policy
         self.labels = dict(labels or {})
         self.files = Files(self._running_place)
-        self.network = Gateway()
+        self.network = Gateway(lambda: self._box)
         self._launcher: ProcessLauncher = prepare(backend, image, policy, workspace=workspace)
         self._box: Box | None = None
         self._place: Place | None = None
@@ -340,7 +341,10 @@ class Sandbox:
 
     def denials(self) -> tuple[Denial, ...]:
         """What the policy refused so far; after close(), also what a look at the writable mounts showed."""
-        return () if self._box is None else self._box.findings()
+        if self._box is None:
+            return ()
+        refused = () if self._box.outlet is None else self._box.outlet.denials(0)
+        return (*refused, *self._box.findings())
 
 
 _ENDS = {

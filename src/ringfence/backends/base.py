@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Protocol
 
+    from ringfence.events import HostSummary, Request
     from ringfence.plan.model import Plan
+    from ringfence.policy.model import Network
     from ringfence.results import Denial, Enforcement, Usage
 
     class Outlet(Protocol):
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 
         def denials(self, after: int) -> tuple[Denial, ...]:
             """What was refused since that mark, equal ones as one with a count."""
+
+        def requests(self, after: int) -> tuple[Request, ...]:
+            """The log but its first `after` lines."""
+
+        def summary(self) -> tuple[HostSummary, ...]: ...
+
+        def set(self, network: Network) -> None:
+            """Replace the rules; returns when they hold. PolicyError for what the sandbox was not built for."""
 
         def close(self) -> None:
             """Cut every connection and answer no more. Does not wait. Idempotent."""

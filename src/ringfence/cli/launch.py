@@ -78,7 +78,8 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
     if settings.explain:
         console.out(box.plan().explain().rstrip("\n") + "\n")
         return 0
-    report = _open_report(settings)
+    net_log = None if settings.net_log is None else _create("--net-log", settings.net_log)
+    report = None if settings.report is None else _create("--report", settings.report)
     stop = Stop()
     old = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
@@ -103,6 +104,10 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+        if net_log is not None:
+            from ringfence.cli.netlog import save
+
+            save(net_log, box)
     if report is not None:
         write(report, dump(result.to_dict()))
         os.close(report)
@@ -148,7 +153,9 @@ def _end(box: Sandbox, settings: Settings) -> None:
 
 def _with_findings(result: Result, box: Sandbox) -> Result:
     """What a look at the writable mounts showed after the end is part of what happened."""
-    found = box.denials()
+    from ringfence._sync.once import findings
+
+    found = findings(box.denials())
     if not found:
         return result
     from ringfence.values import replace
@@ -202,23 +209,8 @@ def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Co
             console.say(line)
 
 
-def _open_report(settings: Settings) -> int | None:
-    """Opened before the guest exists: a file that cannot be written is found out before anything runs."""
-    if settings.net_log is not None:
-        _start_net_log(settings)
-    if settings.report is None:
-        return None
-    return _create("--report", settings.report)
-
-
-def _start_net_log(settings: Settings) -> None:
-    assert settings.net_log is not None
-    if settings.policy.network.allow or settings.policy.network.rules:
-        raise Problem("--net-log with a network is not in this version", fix="leave --net-log out", code="unsupported")
-    os.close(_create("--net-log", settings.net_log))  # no network, no connections
-
-
 def _create(name: str, path: str) -> int:
+    """Opened before the guest exists: a file that cannot be written is found out before anything runs."""
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     except OSError as error:

@@ -32,7 +32,8 @@ def main(argv: list[str], console: Console) -> int:
     settings = Settings(given, "offline")
     code = Code(given)
     job = job_for(code, settings.policy.mounts)
-    if console.json and code.language == "python" and not code.args and settings.cwd is None and _no_input(code):
+    plain = settings.cwd is None and settings.net_log is None
+    if console.json and code.language == "python" and not code.args and plain and _no_input(code):
         job.python = code.text.decode("utf-8-sig")
     return launch(job, settings, console)
 

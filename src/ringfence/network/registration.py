@@ -11,11 +11,13 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from ringfence.errors import PolicyError
 from ringfence.network import dialling, rules
 from ringfence.network.logbook import Logbook
 from ringfence.network.names import Names
 from ringfence.network.swapping import Vault
 from ringfence.network.targets import OverBudget, Refusal
+from ringfence.policy.reach import listening_ports
 from ringfence.values import replace
 
 if TYPE_CHECKING:
@@ -139,7 +141,14 @@ class Registration:
                 one.task.cancel()
 
     def set(self, network: Network) -> None:
-        """From any thread: returns when the new rules hold."""
+        """From any thread: returns when the new rules hold. PolicyError for ports that nobody listens on inside."""
+        missing = sorted(set(listening_ports(network)) - set(self.ports))
+        if missing and (network.allow or network.rules):
+            raise PolicyError(
+                f"the sandbox was built without a listener for port {', '.join(map(str, missing))}",
+                key="network.ports",
+                fix="name every port in the policy that the sandbox starts with",
+            )
         self._service.ask(lambda: self.apply(network))
 
     # for the box and its caller, from any thread: backends.base.Outlet
