@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ringfence.backends.base import Box
     from ringfence.calls import Call
 
-_READ = 1 << 17
+_READ = 1 << 18
 
 
 class AsyncLink:

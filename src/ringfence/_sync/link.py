@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ringfence.backends.base import Box
     from ringfence.calls import Call
 
-_READ = 1 << 17
+_READ = 1 << 18
 _LAST_WORDS_S = 1.0
 _SEND_S = 10.0  # guestd reads at once; one that does not is gone
 

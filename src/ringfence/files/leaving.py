@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ringfence.values import HostPath
 
-_CHUNK = 1 << 19
+_CHUNK = 1 << 18  # one frame
 
 
 class Leaving:

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .guestd import Guestd
 
-_PIECE = 1 << 16
+_PIECE = 1 << 18
 _END_OF_INPUT = b"\x04"  # what Ctrl-D is on a terminal
 
 
@@ -58,7 +58,8 @@ class Feed:
         taken = 0
         try:
             while self._pending:
-                count = os.write(self._fd, self._pending[:_PIECE])
+                with memoryview(self._pending) as view:
+                    count = os.write(self._fd, view[:_PIECE])
                 del self._pending[:count]
                 taken += count
         except BlockingIOError:

@@ -25,16 +25,17 @@ class Reader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        buffer = self._buffer
-        buffer += data
+        held = self._buffer
+        held += data
         frames = []
         start = 0
-        while len(buffer) - start >= HEADER.size:
-            length, kind, stream = HEADER.unpack_from(buffer, start)
-            end = start + HEADER.size + length
-            if len(buffer) < end:
-                break
-            frames.append((kind, stream, bytes(buffer[start + HEADER.size : end])))
-            start = end
-        del buffer[:start]
+        with memoryview(held) as buffer:
+            while len(buffer) - start >= HEADER.size:
+                length, kind, stream = HEADER.unpack_from(buffer, start)
+                end = start + HEADER.size + length
+                if len(buffer) < end:
+                    break
+                frames.append((kind, stream, bytes(buffer[start + HEADER.size : end])))
+                start = end
+        del held[:start]
         return frames

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from .monitor import Monitor
     from .shapes import Request
 
-_READ = 1 << 16
+_READ = 1 << 18
 _SEND_BUFFER_STOP = 1 << 20  # stop reading guests while the host is this far behind
+_WORTH_PARTS = 1 << 15
 _CPU_POLL_S = 0.05
 _START_S = 0.4
 _STRAYS_S = 0.1
@@ -166,7 +167,18 @@ class Guestd:
         self._monitor.unwatch(fd)
 
     def relay(self, kind: int, stream: int, data: bytes) -> None:
-        self._send(frames.pack(kind, stream, data))
+        if self._out or len(data) < _WORTH_PARTS:
+            self._send(frames.pack(kind, stream, data))
+            return
+        head = frames.HEADER.pack(len(data), kind, stream)
+        try:
+            sent = self._channel.sendmsg([head, data])  # much of it: not copied once more
+        except OSError:
+            sent = 0  # `_send` meets the same, and knows what to do
+        if sent < len(head):
+            self._send(head[sent:] + data)
+        elif sent < len(head) + len(data):
+            self._send(data[sent - len(head) :])
 
     def finished(self, job: Job, **outcome: object) -> None:
         self._jobs.pop(job.id, None)

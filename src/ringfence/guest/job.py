@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import time
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .shapes import Request
 
 _READ = 1 << 16
+_READ_FILES = 1 << 17  # a file worker moves much; more would not go into the channel at once
+_PIPE_FILES = 1 << 20
 _WITH_LINE = ("python", "fresh", "session")
 _PIECE = 64  # what each piece is charged beyond its bytes, as the host counts it (F16)
 _REPORT_CAP = 1 << 18
@@ -122,6 +125,8 @@ class Job:
         if self._guestd.owner is not None:
             for fd in (out, err, *([stdin] if piped else [])):
                 os.fchown(fd, self._guestd.owner, self._guestd.owner)
+        if self.alone:
+            _enlarge(out, *([stdin] if piped else []))
         self._opened = (out, err, report)
         image = []
         if self._request["job"].get("image"):
@@ -184,7 +189,7 @@ class Job:
             self._pause()
             return False
         try:
-            data = os.read(fd, min(_READ, self._credit))
+            data = os.read(fd, min(_READ_FILES if self.alone else _READ, self._credit))
         except BlockingIOError:
             if self._status is not None:
                 self._let_go(fd)
@@ -322,6 +327,15 @@ class Job:
         self._close_feeds()
         report = self._report.decode("utf-8", "replace")
         self._guestd.finished(self, why=self.why, report=report, ended_at=self._ended_at, **status)
+
+
+def _enlarge(*pipes: int) -> None:
+    """Fewer turns for much data. As small as it is where the kernel has no more for this user."""
+    for fd in pipes:
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_FILES)
+        except OSError:
+            return
 
 
 def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:

@@ -44,25 +44,30 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Every frame that is complete now. Raises WireError for a header that no peer of ours sends."""
-        buffer = self._buffer
-        buffer += data
+        held = self._buffer
+        held += data
         frames = []
         start = 0
-        while len(buffer) - start >= HEADER.size:
-            length, kind, stream = HEADER.unpack_from(buffer, start)
-            if length > MAX_PAYLOAD:
-                raise WireError(f"a frame of {length} bytes: the most is {MAX_PAYLOAD}")
-            if kind not in (JSON, STDOUT, STDERR, LINE):
-                raise WireError(f"a frame of unknown type {kind}")
-            if not length or (kind == JSON and stream):
-                raise WireError("an empty frame, or a control message on a stream")
-            end = start + HEADER.size + length
-            if len(buffer) < end:
-                break
-            frames.append(Frame(kind, stream, bytes(buffer[start + HEADER.size : end])))
-            start = end
-        del buffer[:start]
+        with memoryview(held) as buffer:  # a payload is copied once, not twice
+            while len(buffer) - start >= HEADER.size:
+                length, kind, stream = HEADER.unpack_from(buffer, start)
+                _check_header(length, kind, stream)
+                end = start + HEADER.size + length
+                if len(buffer) < end:
+                    break
+                frames.append(Frame(kind, stream, bytes(buffer[start + HEADER.size : end])))
+                start = end
+        del held[:start]
         return frames
+
+
+def _check_header(length: int, kind: int, stream: int) -> None:
+    if length > MAX_PAYLOAD:
+        raise WireError(f"a frame of {length} bytes: the most is {MAX_PAYLOAD}")
+    if kind not in (JSON, STDOUT, STDERR, LINE):
+        raise WireError(f"a frame of unknown type {kind}")
+    if not length or (kind == JSON and stream):
+        raise WireError("an empty frame, or a control message on a stream")
 
 
 # event → its fields and their types; a field may be None only where NoneType stands beside the type

@@ -8,7 +8,7 @@ from ringfence.wire import frames
 
 WINDOW = 1 << 20  # output bytes a guest may be ahead of its reader, and what an inbox holds at most
 PIECE = 64  # what each piece of output is charged beyond its bytes: a byte in a frame of its own is not free (F16)
-STDIN_WINDOW = 1 << 18
+STDIN_WINDOW = 1 << 20
 _GIVE_BACK = 1 << 17
 _WORDS = 200  # of what a monitor says last
 

@@ -116,6 +116,7 @@ class Pool:
         group = self._group(plan, box_id)
         uid = None
         ours, theirs = lean.pair(lean.SOCK_STREAM)
+        lean.widen(ours, theirs)
         outlet = lean.pair(lean.SOCK_SEQPACKET) if plan.box["outlets"] is not None else None
         try:
             uid = uids.hold() if plan.box["as_root"] else None
