@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 18
 _PAGE = 1000
+_SPLICE = 1 << 20
 _SHOWN = 500  # bytes of a name that an error tells
 
 
@@ -88,6 +89,14 @@ def _read(args: Args) -> dict[str, object]:
 
 
 def _copy_in(fd: int) -> None:
+    """All of standard input: by the kernel, from pipe to file, where the file system can."""
+    try:
+        while os.splice(0, fd, _SPLICE):
+            pass
+        return
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     while chunk := os.read(0, _CHUNK):
         write_all(fd, chunk)
 
