@@ -70,7 +70,7 @@ class ProcessLauncher:
         try:
             listeners, box.listeners = box.listeners, []
             box.outlet = gateway.register(self.policy.network, self.policy.secrets, listeners)
-            box.env = {**box.env, **box.outlet.env}
+            box.env = {**box.outlet.defaults, **box.env, **box.outlet.env}
         except BaseException:
             box.close()
             raise
@@ -168,12 +168,15 @@ def _check_network(policy: Policy) -> None:
         )
     if len(ports) > MOST_PORTS:
         raise PolicyError(f"the network names {len(ports)} ports; the most is {MOST_PORTS}", key="network.ports")
-    if policy.secrets or any(rule.protocol == "tls" and (rule.methods or rule.paths) for rule in policy.network.rules):
-        raise UnsupportedError(
-            f"secrets and rules with methods or paths for TLS {_LATER}",
-            code="intercept",
-            fix='leave them out, or permit the host as a whole: network.allow = ["host"]',
-        )
+    if policy.secrets or policy.network.rules:
+        from ringfence.network import trust
+
+        if trust.is_needed(policy.network, policy.secrets):
+            trust.check_packages()
+    if policy.secrets:
+        from ringfence.network.swapping import Vault
+
+        Vault(policy.secrets)  # a value that is not there, or cannot be kept, is told before anything starts
 
 
 def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> ProcessPlan:

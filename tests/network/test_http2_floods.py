@@ -59,7 +59,7 @@ class Guest:
             while data := self.sock.recv(65_536):
                 for event in self.http.receive_data(data):
                     if isinstance(event, h2.events.ConnectionTerminated):
-                        code = int(event.error_code)
+                        code = int(event.error_code or 0)
         except TimeoutError:
             raise
         except (OSError, h2.exceptions.ProtocolError):

@@ -48,6 +48,10 @@ async def run_async(
     link = AsyncLink(box)
     try:
         place = Place(box, link, policy, launcher.image.name)
+        if box.outlet is not None:
+            from ringfence._async.equipping import equip
+
+            await equip(place)
         call = calls.python_call(box, policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=True)
         process = await AsyncProcess(place, call, link.open(), keep_events=False)._begin()
         if call.stdin:

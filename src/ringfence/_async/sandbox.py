@@ -111,7 +111,18 @@ class AsyncSandbox:
         limits = self.policy.limits
         await link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
+        if box.outlet is not None:
+            await self._equip(self._place)
         return self
+
+    async def _equip(self, place: Place) -> None:
+        from ringfence._async.equipping import equip
+
+        try:
+            await equip(place)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""

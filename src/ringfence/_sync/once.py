@@ -49,6 +49,10 @@ def run(
     link = Link(box)
     try:
         place = Place(box, link, policy, launcher.image.name)
+        if box.outlet is not None:
+            from ringfence._sync.equipping import equip
+
+            equip(place)
         call = calls.python_call(box, policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=True)
         process = Process(place, call, link.open(), keep_events=False)._begin()
         if call.stdin:

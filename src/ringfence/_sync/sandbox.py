@@ -111,7 +111,18 @@ class Sandbox:
         limits = self.policy.limits
         link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
+        if box.outlet is not None:
+            self._equip(self._place)
         return self
+
+    def _equip(self, place: Place) -> None:
+        from ringfence._sync.equipping import equip
+
+        try:
+            equip(place)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     class Outlet(Protocol):
         """A sandbox's registration at the gateway, as its box knows it."""
 
-        env: Mapping[str, str]  # variables that belong to this sandbox alone: placeholders of secrets, its authority
+        env: Mapping[str, str]  # variables that belong to this sandbox alone: placeholders of secrets
+        defaults: Mapping[str, str]  # variables that image and policy may set otherwise: its trusted roots
+        files: Mapping[str, bytes]  # to be there before guest code, by their path inside: its trusted roots
 
         def add_to(self, usage: Usage) -> Usage:
             """With what went over the network so far."""

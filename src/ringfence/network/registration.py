@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ringfence.errors import PolicyError
-from ringfence.network import dialling, rules
+from ringfence.network import dialling, rules, trust
 from ringfence.network.logbook import Logbook
 from ringfence.network.names import Names
 from ringfence.network.swapping import Vault
@@ -71,6 +71,8 @@ class Registration:
         self._network = network
         self.vault = Vault(secrets)
         self.env: Mapping[str, str] = self.vault.environment
+        self.defaults: Mapping[str, str] = {}
+        self.files: Mapping[str, bytes] = {}
         self.rules = rules.compiled(network)
         self.names = Names()
         self.book = Logbook()
@@ -81,6 +83,9 @@ class Registration:
         self.queries_rate = Bucket()
         self.closed = False
         self._authority: Authority | None = None
+        self._reads = trust.is_needed(network, secrets)
+        if self._reads:
+            self.defaults, self.files = trust.environment(), trust.files(self.authority)
         self._pid = os.getpid()
 
     # for connections: targets.Context
@@ -141,13 +146,20 @@ class Registration:
                 one.task.cancel()
 
     def set(self, network: Network) -> None:
-        """From any thread: returns when the new rules hold. PolicyError for ports that nobody listens on inside."""
+        """From any thread: returns when the new rules hold. PolicyError for what the sandbox was not built for."""
         missing = sorted(set(listening_ports(network)) - set(self.ports))
         if missing and (network.allow or network.rules):
             raise PolicyError(
                 f"the sandbox was built without a listener for port {', '.join(map(str, missing))}",
                 key="network.ports",
                 fix="name every port in the policy that the sandbox starts with",
+            )
+        if trust.is_needed(network, ()) and not self._reads:
+            fix = "start the sandbox with such a rule, or with a secret"
+            raise PolicyError(
+                "the sandbox was started without rules for methods or paths, so nothing inside trusts its gateway",
+                key="network.rules",
+                fix=fix,
             )
         self._service.ask(lambda: self.apply(network))
 

@@ -50,6 +50,10 @@ def check_secrets(policy: Policy) -> None:
 
 
 def _check_host(network: Network, wanted: HostPattern, key: str) -> None:
+    for entry in network.deny:
+        denied = parse_pattern(entry)
+        if denied.covers(wanted) and denied.port in (None, wanted.port):
+            raise PolicyError(f"{key}: {wanted} is denied by network.deny", key=key, fix=f"remove {entry} from it")
     if network.allow == "public" or any(_reaches(network, entry, wanted) for entry in allow_patterns(network)):
         return
     protocols = {rule.protocol for rule in network.rules if _reaches(network, parse_pattern(rule.host), wanted)}
