@@ -30,13 +30,13 @@ _FLOODS = {
 @attack("F16", "a flood of output leaves the caller's memory as it was, and says that it was cut", DOS, off=OURS)
 def output_flood(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
-    box.run("1")
+    arm.run(box, "1")
     before = _resident()
     if arm.off:
         kept = list(box.spawn(["python3", "-c", "import os\n" + _FLOODS["no newline"]]))
         grown = _resident() - before
         return Seen(grown > 40 * _MB, f"{len(kept)} events kept, {grown // _MB} MB more")
-    results = {name: box.run("import os\n" + code) for name, code in _FLOODS.items()}
+    results = {name: arm.run(box, "import os\n" + code) for name, code in _FLOODS.items()}
     grown = _resident() - before
     first = results["no newline"]
     told = f"{first.usage.output_bytes // _MB} MB came, {len(first.stdout_bytes)} bytes kept, {grown // _MB} MB more"
@@ -102,7 +102,7 @@ def _ticks(pid: int) -> float:
 def other_stream_full(arm: Arm) -> Seen:
     code = "import os\nfor _ in range(64): os.write(2, bytes(1 << 16))\nos.write(1, b'done')"
     if not arm.off:
-        result = arm.sandbox(whole=True).run(code, timeout_s=5)
+        result = arm.run(arm.sandbox(whole=True), code, timeout_s=5)
         return Seen(not result.ok, f"{result.status}, {len(result.stderr_bytes)} bytes of stderr kept")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-I", "-c", code], **pipes) as process:  # type: ignore[call-overload]
@@ -127,7 +127,7 @@ def huge_arguments(arm: Arm) -> Seen:
         "argv": lambda: box.exec(["true", "x" * (3 * _MB)]),
         "100,000 arguments": lambda: box.exec(["true"] + ["x"] * 200_000),
         "env": lambda: box.exec(["true"], env={"X": "x" * (3 * _MB)}),
-        "code": lambda: box.run("#" * (40 * _MB)),
+        "code": lambda: arm.run(box, "#" * (40 * _MB)),
         "stdin": lambda: box.exec(["true"], stdin=bytes(64 * _MB)).check(),
     }
     seen = {name: _answer(each) for name, each in tries.items()}
@@ -170,8 +170,8 @@ def result_bombs(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     wrong = []
     for name, text in _JSON_BOMBS.items():
-        result = box.run(
-            f"import os\ndata = ({text}).encode()\nwhile data: data = data[os.write(3, data):]\nos._exit(7)"
+        result = arm.run(
+            box, f"import os\ndata = ({text}).encode()\nwhile data: data = data[os.write(3, data):]\nos._exit(7)"
         )
         shown = str(result.to_dict()).encode()
         if (result.status, result.exit_code, result.value) != ("error", 7, None) or not shown:
@@ -181,7 +181,7 @@ def result_bombs(arm: Arm) -> Seen:
 
 @attack("F23", "a pattern given to files.list is matched in linear time", DOS, off=OURS)
 def pattern_bomb(arm: Arm) -> Seen:
-    name = "a" * 26
+    name = "a" * 25
     before = time.monotonic()
     if arm.off:
         import re
@@ -193,14 +193,14 @@ def pattern_bomb(arm: Arm) -> Seen:
         before = time.monotonic()
         list(box.files.list(pattern="*a" * 60 + "b"))
     took = time.monotonic() - before
-    return Seen(took > 1, f"{took:.3f} s")
+    return Seen(took > 0.4, f"{took:.3f} s")
 
 
 @attack("F24", "forty sandboxes later the host has as many groups, mounts and descriptors as before", DOS, off=OURS)
 def start_storm(arm: Arm) -> Seen:
     from ringfence import Sandbox
 
-    arm.sandbox(whole=True).run("1")
+    arm.run(arm.sandbox(whole=True), "1")
     before = _holdings()
     kept = []
     for _ in range(8):
@@ -209,7 +209,7 @@ def start_storm(arm: Arm) -> Seen:
             kept += boxes[:1]
         for box in boxes[1:] if arm.off else boxes:
             box.close()
-    after = _settled(before)
+    after = _settled(before, 0.5 if arm.off else 2)
     for box in kept:
         box.close()
     return Seen(_grown(before, after), f"{before} before, {after} after")
@@ -241,8 +241,8 @@ def _name_of(pid: str) -> str:
         return ""
 
 
-def _settled(before: tuple[int, int]) -> tuple[int, int]:
-    deadline = time.monotonic() + 2
+def _settled(before: tuple[int, int], within_s: float) -> tuple[int, int]:
+    deadline = time.monotonic() + within_s
     while _grown(before, _holdings()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return _holdings()

@@ -125,7 +125,7 @@ def tracebacks(arm: Arm) -> Seen:
     if arm.off:
         text = _traceback_of_a_runner()
     else:
-        result = arm.sandbox(whole=True).run("1 / 0")
+        result = arm.run(arm.sandbox(whole=True), "1 / 0")
         text = result.stderr + (result.exception.traceback if result.exception else "")
     return Seen("ringfence" in text, text.strip().splitlines()[-1])
 
@@ -161,7 +161,8 @@ def remains(arm: Arm) -> Seen:
     leave = "for d in ('/workspace', '/tmp', '/dev/shm'):\n    open(d + '/left', 'w').write(canary)"
     look = """
     for top in ("/workspace", "/tmp", "/dev/shm"):
-        for place, _, names in os.walk(top):
+        for place, folders, names in os.walk(top):
+            folders[:] = [one for one in folders if not os.path.ismount(os.path.join(place, one))]  # a Python's place
             for name in names: steal(os.path.join(place, name))
     """
     first = arm.sandbox(whole=True)

@@ -56,7 +56,7 @@ os._exit(3)
 
 @attack("J01", "frames and markers printed on standard output change nothing", SPOOF, off=OURS)
 def printed_frames(arm: Arm) -> Seen:
-    result = arm.sandbox(whole=True).run(_PRINTED.format(lie=_LIE))
+    result = arm.run(arm.sandbox(whole=True), _PRINTED.format(lie=_LIE))
     return _naive(_LIE, 3) if arm.off and _LIE in result.stdout else _believed(result, 3)
 
 
@@ -76,7 +76,7 @@ os._exit(3)
     "J02", "what is written to the report and to every open descriptor does not change the verdict", SPOOF, off=OURS
 )
 def written_frames(arm: Arm) -> Seen:
-    result = arm.sandbox(whole=True).run(_EVERY_FD.format(lie=_LIE))
+    result = arm.run(arm.sandbox(whole=True), _EVERY_FD.format(lie=_LIE))
     return _naive(_LIE, 3) if arm.off else _believed(result, 3)
 
 
@@ -94,8 +94,8 @@ def forged_start_failure(arm: Arm) -> Seen:
         return Seen(report.get("stage") == "cwd", "the report alone cannot be told from ours")
     box = arm.sandbox(whole=True)
     try:
-        first = box.run(_EARLY.format(said=forged, code=125))
-        second = box.run(_EARLY.format(said={"stage": "exec", "errno": 2}, code=127))
+        first = arm.run(box, _EARLY.format(said=forged, code=125))
+        second = arm.run(box, _EARLY.format(said={"stage": "exec", "errno": 2}, code=127))
     except OSError as error:
         return Seen(succeeded=True, what=f"the caller got {type(error).__name__}: {error}")
     true = (first.reason, first.exit_code, second.reason, second.exit_code) == ("exit", 125, "exit", 127)
@@ -155,7 +155,7 @@ def patched_interpreter(arm: Arm) -> Seen:
     code = _PATCHES.format(lie=_LIE) + "os.kill(os.getpid(), 9)"
     if arm.off:
         return _in_one_process()
-    result = arm.sandbox(whole=True).run(code)
+    result = arm.run(arm.sandbox(whole=True), code)
     return Seen((result.status, result.signal) != ("error", 9), f"{result.status}, signal {result.signal}")
 
 
@@ -173,10 +173,10 @@ def redefined_builtin(arm: Arm) -> Seen:
     first, second = "import builtins\nbuiltins.len = lambda x: 42\n", "print(len('abc'))"
     box = arm.sandbox(whole=True)
     if arm.off:
-        out = box.run(first + second).stdout
+        out = arm.run(box, first + second).stdout
     else:
-        box.run(first)
-        out = box.run(second).stdout
+        arm.run(box, first)
+        out = arm.run(box, second).stdout
     return Seen(out.strip() != "3", f"len('abc') is {out.strip()}")
 
 
@@ -196,7 +196,7 @@ os._exit({code})
 def kill_the_spawner(arm: Arm) -> Seen:
     """Off: PID 1 dies too, which no guest can bring about; the sandbox must say that it is lost."""
     box = arm.sandbox(whole=True)
-    result = box.run(_KILLS.format(signal="SIGKILL", code=4))
+    result = arm.run(box, _KILLS.format(signal="SIGKILL", code=4))
     if arm.off:
         os.kill(host_pid(box, 1), 9)
         time.sleep(0.3)
@@ -207,7 +207,7 @@ def kill_the_spawner(arm: Arm) -> Seen:
 @attack("J05-stop", "a guest that stops the spawner delays a call and forges nothing", SPOOF, off=OURS)
 def stop_the_spawner(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
-    result = box.run(_KILLS.format(signal="SIGSTOP", code=4))
+    result = arm.run(box, _KILLS.format(signal="SIGSTOP", code=4))
     if arm.off:
         os.kill(host_pid(box, 1), 9)
         time.sleep(0.3)
@@ -224,7 +224,7 @@ def forged_usage(arm: Arm) -> Seen:
     code = "import json, os, time\nheld = bytearray(40 << 20)\nheld[::4096] = bytes(len(held[::4096]))\n"
     code += "while time.process_time() < 0.4: pass\n"
     code += f"os.write(3, json.dumps({lie!r}).encode())\nos._exit(0)"
-    result = arm.sandbox(whole=True).run(code)
+    result = arm.run(arm.sandbox(whole=True), code)
     if arm.off:
         return Seen(float(str(lie["cpu_s"])) < 0.3, "a host that believes the report reads 0.0 s")
     used, peak = result.usage.cpu_s or 0.0, result.usage.memory_peak_bytes
@@ -329,7 +329,7 @@ def trapped_files(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     arm.python(_TRAPS, box=box, links=_LINKS)
     if arm.off:
-        out = box.run("open('/workspace/stdout', 'w').write('through the link')").stdout
+        out = arm.run(box, "open('/workspace/stdout', 'w').write('through the link')").stdout
         return Seen("through the link" in out, f"a plain open wrote to the stream: {out!r}")
     wrong = []
     before = time.monotonic()

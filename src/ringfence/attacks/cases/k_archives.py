@@ -110,7 +110,7 @@ def deep_tree(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     arm.python(_TREE, box=box, depth=1500)
     if arm.off:
-        result = box.run("import shutil\nshutil.rmtree('/workspace/d')")
+        result = arm.run(box, "import shutil\nshutil.rmtree('/workspace/d')")
         return Seen(not result.ok, f"{result.status}: {result.exception.name if result.exception else ''}")
     before = time.monotonic()
     box.files.remove("d", recursive=True)
