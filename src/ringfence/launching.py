@@ -49,7 +49,7 @@ class ProcessLauncher:
         made = self.process_plan()
         from ringfence.plan.process import explain_lines
 
-        return make_plan("process", made.enforcement, self._rejected, explain_lines(made))
+        return make_plan("process", made.enforcement, self._rejected, explain_lines(made, self.policy))
 
     def process_plan(self) -> ProcessPlan:
         if self._plan is None:

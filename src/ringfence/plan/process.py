@@ -200,9 +200,12 @@ def _memory(facts: HostFacts) -> Control:
     return Control("RLIMIT_DATA", "weaker", "for each process, not for the tree; shared memory is not counted")
 
 
-def explain_lines(plan: ProcessPlan) -> tuple[str, ...]:
-    """What is shown and which calls pass, for --explain."""
+def explain_lines(plan: ProcessPlan, policy: Policy) -> tuple[str, ...]:
+    """What is shown, what can be reached and which calls pass, for --explain."""
     from ringfence.plan import seccomp
+    from ringfence.policy.explain import network_lines
 
     lines = ["shown inside:", *(f"  {line}" for line in plan.shown)] if plan.shown else []
+    if has_network(policy):
+        lines += ["network:", *(f"  {line}" for line in network_lines(policy.network))]
     return (*lines, "system calls:", *(f"  {line}" for line in seccomp.describe()))

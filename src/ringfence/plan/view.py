@@ -53,7 +53,7 @@ _FILES = (
     ("etc/group", "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"),
     ("etc/hosts", "127.0.0.1 localhost ringfence\n::1 localhost ip6-localhost ip6-loopback\n"),
     ("etc/hostname", "ringfence\n"),
-    ("etc/resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"),
+    ("etc/resolv.conf", "nameserver 127.0.0.1\noptions timeout:2 attempts:2\n"),
     ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"),
     ("etc/timezone", "Etc/UTC\n"),
     ("etc/shells", "/bin/sh\n/bin/bash\n"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringfence.policy.model import mount_path
+from ringfence.policy.reach import permitted_and_denied
 from ringfence.policy.sizes import format_size
 
 TYPE_CHECKING = False
@@ -25,7 +26,7 @@ _WALLS = {
 def explain(policy: Policy) -> str:
     """What a guest under `policy` can do and use up. Names and hosts are quoted as the policy has them."""
     lines = [
-        *_network(policy.network),
+        *network_lines(policy.network),
         *_mounts(policy.mounts),
         _commands(policy.commands),
         _env(policy),
@@ -37,7 +38,8 @@ def explain(policy: Policy) -> str:
     return "\n".join(lines)
 
 
-def _network(network: Network) -> list[str]:
+def network_lines(network: Network) -> list[str]:
+    """What can be reached, in sentences."""
     if not network.allow and not network.rules:
         return ["No network: nothing can be reached."]
     lines = []
@@ -49,6 +51,7 @@ def _network(network: Network) -> list[str]:
     lines += [_rule(rule) for rule in network.rules]
     if network.deny:
         lines.append(f"{_all(network.deny)} can never be reached.")
+        lines += [f"{host} is permitted and denied: it cannot be reached." for host in permitted_and_denied(network)]
     if network.private:
         lines.append(f"A permitted name may resolve to private addresses in {_all(network.private)}.")
     sizes = f"{format_size(network.upload)} may be sent and {format_size(network.download)} received"

@@ -67,12 +67,16 @@ def _refuse_repeated_rules(network: Network) -> None:
     for index, rule in enumerate(network.rules):
         pattern = parse_pattern(rule.host)
         for other in seen:
-            same_port = pattern.port == other.port or pattern.port is None or other.port is None
-            if (pattern.name, pattern.wildcard) == (other.name, other.wildcard) and same_port:
+            same = (pattern.name, pattern.wildcard) == (other.name, other.wildcard)
+            if same and not _ports_of(network, pattern).isdisjoint(_ports_of(network, other)):
                 key = f"network.rules[{index}].host"
                 fix = "name a host once, in allow or in rules"
                 raise PolicyError(f"{key}: {rule.host} is already named as {other}", key=key, fix=fix)
         seen.append(pattern)
+
+
+def _ports_of(network: Network, pattern: HostPattern) -> set[int]:
+    return set(network.ports) if pattern.port is None else {pattern.port}
 
 
 def _refuse_shared_targets(mounts: tuple[Mount, ...]) -> None:

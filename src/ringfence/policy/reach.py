@@ -16,6 +16,13 @@ def ports_of(pattern: HostPattern, network: Network) -> frozenset[int]:
     return frozenset(network.ports if pattern.port is None else (pattern.port,))
 
 
+def permitted_and_denied(network: Network) -> tuple[str, ...]:
+    """Entries of `allow` and hosts of rules that `deny` takes back as a whole. Deny wins; people should know."""
+    named = [*allow_patterns(network), *(parse_pattern(rule.host) for rule in network.rules)]
+    denied = [parse_pattern(text) for text in network.deny]
+    return tuple(str(one) for one in named if any(no.covers(one) and no.port in (None, one.port) for no in denied))
+
+
 PROXY_PORT = 3128
 RESOLVER_PORT = 53
 MOST_PORTS = 200  # each is a listener in every sandbox

@@ -1,0 +1,84 @@
+"""A hello is read the same however it is cut; what could name two servers is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from network import hellos
+from ringfence.network import hello
+from ringfence.network.hello import BadHello, Hello
+
+REAL = hellos.real("a.test")
+
+
+def test_a_real_hello_names_its_server() -> None:
+    assert hello.parse(REAL) == Hello("a.test", encrypted=False)
+    assert hello.parse(hellos.real(None)) == Hello(None, encrypted=False)
+
+
+@given(st.integers(1, 300), st.integers(0, 3000))
+def test_a_hello_cut_into_records_and_segments_is_the_same(size: int, cut: int) -> None:
+    whole = hellos.records(hellos.message_of(REAL), size)
+    assert hello.parse(whole) == Hello("a.test", encrypted=False)
+    if cut < len(whole):
+        assert hello.parse(whole[:cut]) is None
+
+
+@pytest.mark.parametrize("kind", [0xFE0D, 0xFFCE, 0xFF02])
+def test_an_encrypted_hello_is_seen(kind: int) -> None:
+    data = hellos.made(hellos.server_name(b"a.test"), struct.pack("!H", kind) + hellos.vector(2, b"x"))
+    assert hello.parse(data) == Hello("a.test", encrypted=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        hellos.made(hellos.server_name(b"a.test"), hellos.server_name(b"b.test")),
+        hellos.made(hellos.server_name(b"a.test", b"b.test")),
+        hellos.made(hellos.server_name(b"a.test", kind=1)),
+        hellos.made(hellos.server_name(b"")),
+        hellos.made(hellos.server_name("ä".encode())),
+        hellos.made(hellos.server_name(b"a.test")[:-1]),
+        hellos.records(b"\x02" + hellos.message_of(REAL)[1:]),
+        hellos.records(hellos.message_of(REAL) + b"\x01"),  # a second message in the same record
+        hellos.records(b"\x01\xff\xff\xff" + b"x" * 100),
+        b"\x16\x03\x01\x00\x00",
+        b"\x16\x02\x01\x00\x05hello",
+        b"\x80\x2e\x01\x03\x01",  # SSL 2
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_not_one_hello_with_one_name_is_refused(data: bytes) -> None:
+    with pytest.raises(BadHello):
+        hello.parse(data)
+
+
+def test_a_hello_that_never_ends_is_refused() -> None:
+    piece = b"\x16\x03\x01\x00\x01"
+    with pytest.raises(BadHello):
+        hello.parse((piece + b"\x01") + (piece + b"\x00") * 20_000)
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    for start in (b"", b"\x16\x03\x01", b"\x16\x03\x01\x00\x50\x01\x00\x00\x4c\x03\x03"):
+        try:
+            hello.parse(start + data)
+        except BadHello:
+            continue
+
+
+@given(st.integers(0, len(REAL) - 1), st.integers(0, 255))
+def test_a_changed_byte_never_hides_the_name(at: int, value: int) -> None:
+    """What is accepted has the name somewhere in its bytes, as a server would read it."""
+    changed = REAL[:at] + bytes([value]) + REAL[at + 1 :]
+    try:
+        found = hello.parse(changed)
+    except BadHello:
+        return
+    if found is not None and found.server_name is not None:
+        assert hellos.vector(2, found.server_name.encode()) in changed

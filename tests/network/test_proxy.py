@@ -1,0 +1,80 @@
+"""What the proxy reads itself: CONNECT, and URLs of requests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence.network.proxy import absolute, connect_request
+from ringfence.network.targets import Refusal
+from ringfence.policy.hosts import canonical_host
+
+
+def connect(target: str, rest: str = "") -> bytes:
+    return f"CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n{rest}".encode("latin-1")
+
+
+def test_connect_names_a_host_and_a_port() -> None:
+    assert connect_request(connect("A.Test.:443", "more")) == (("a.test", 443), b"more")
+    assert connect_request(connect("[2001:DB8::1]:443")) == (("[2001:db8::1]", 443), b"")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        connect("a.test"),
+        connect("a.test:0"),
+        connect("a.test:443:443"),
+        connect("user@a.test:443"),
+        connect("evil\0.a.test:443"),
+        connect("0x7f.1:443"),
+        connect("017700000001:443"),
+        connect("[::ffff:127.0.0.1]:443"),
+        connect("[::1%lo]:443"),
+        connect("%61.test:443"),
+        connect("http://a.test:443"),
+        b"CONNECT a.test:443 HTTP/1.1\nHost: a\r\n\r\n",
+        b"CONNECT a.test:443 HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n",
+        b"CONNECT a.test:443 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"CONNECT  a.test:443 HTTP/1.1\r\n\r\n",
+        b"CONNECT a.test:443 HTTP/2.0\r\n\r\n",
+        b"CONNECT a.test:443\r\n\r\n",
+    ],
+)
+def test_another_connect_is_refused(data: bytes) -> None:
+    with pytest.raises(Refusal):
+        connect_request(data)
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("http://a.test", (("a.test", 80), "/")),
+        ("HTTP://A.test:8080/x?y", (("a.test", 8080), "/x?y")),
+        ("http://a.test?y", (("a.test", 80), "/?y")),
+    ],
+)
+def test_a_url_is_a_host_and_a_path(url: str, found: tuple[tuple[str, int], str]) -> None:
+    assert absolute(url) == found
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["/x", "*", "https://a.test/", "ftp://a.test/", "http:///x", "http://u@a.test/", "http://a.test@evil.test/",
+     "http://a.test:/", "http://a.test\\@evil.test/", "http://a.test#@evil.test/", "//a.test/", "http://0x7f.1/"],
+)  # fmt: skip
+def test_another_url_is_refused(url: str) -> None:
+    with pytest.raises(Refusal):
+        absolute(url)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_canonical_host_or_refused(text: str) -> None:
+    try:
+        (host, port), path = absolute(f"http://{text}")
+    except Refusal:
+        return
+    assert canonical_host(host) == host
+    assert 0 < port < 65536
+    assert path.startswith("/")
