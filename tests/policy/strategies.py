@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from ringfence.policy import Limits, Mount, Network, Policy, Rule
+from ringfence.policy.hosts import parse_pattern
 from ringfence.policy.model import mount_path
 from ringfence.policy.secrets import deferred
 
@@ -68,7 +69,9 @@ mounts = st.builds(
 def policies(draw: st.DrawFn) -> Policy:
     """Any policy whose secrets could be written to a file."""
     network = draw(networks)
+    denied = [parse_pattern(entry) for entry in network.deny]
     hosts = [] if network.allow == "public" else list(network.allow)
+    hosts = [host for host in hosts if not any(entry.covers(parse_pattern(host)) for entry in denied)]
     names = draw(st.lists(SECRET_NAME, unique=True, max_size=2)) if hosts else []
     secrets = [deferred(name, hosts=[draw(st.sampled_from(hosts))], from_env=name) for name in names]
     env = draw(st.dictionaries(VARIABLE, TEXT, max_size=3))
