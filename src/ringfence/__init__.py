@@ -11,10 +11,10 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import backends as backends
+    from ringfence._async.exposing import AsyncAddress
     from ringfence._async.files import AsyncFiles, AsyncWatch
     from ringfence._async.gateway import AsyncGateway
     from ringfence._async.later import (
-        AsyncAddress,
         AsyncEnvironment,
         AsyncSandboxManager,
         connect_async,
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from ringfence._async.process import AsyncProcess, AsyncPty
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
+    from ringfence._sync.exposing import Address
     from ringfence._sync.files import Files, Watch
     from ringfence._sync.gateway import Gateway
-    from ringfence._sync.later import Address, Environment, SandboxManager, connect
+    from ringfence._sync.later import Environment, SandboxManager, connect
     from ringfence._sync.once import run
     from ringfence._sync.process import Process, Pty
     from ringfence._sync.sandbox import Sandbox
@@ -73,16 +74,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "_async.exposing": "AsyncAddress",
     "_async.files": "AsyncFiles AsyncWatch",
     "_async.gateway": "AsyncGateway",
-    "_async.later": "AsyncAddress AsyncEnvironment AsyncSandboxManager connect_async",
+    "_async.later": "AsyncEnvironment AsyncSandboxManager connect_async",
     "_async.once": "run_async",
     "_async.process": "AsyncProcess AsyncPty",
     "_async.sandbox": "AsyncSandbox",
     "_async.session": "AsyncSession",
+    "_sync.exposing": "Address",
     "_sync.files": "Files Watch",
     "_sync.gateway": "Gateway",
-    "_sync.later": "Address Environment SandboxManager connect",
+    "_sync.later": "Environment SandboxManager connect",
     "_sync.once": "run",
     "_sync.process": "Process Pty",
     "_sync.sandbox": "Sandbox",

@@ -216,6 +216,18 @@ def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list
     return Call({**job, "image": image}, (language,), UNENDING_S, None)
 
 
+def connect_call(port: int, policy: Policy) -> Call:
+    """A connection to a port inside, as a process whose standard streams are the two directions."""
+    job = {"kind": "connect", "port": port}
+    return Call(job, ("connect", str(port)), policy.limits.lifetime_s, None, keeps_stdin=True)
+
+
+def check_port(port: object) -> int:
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        raise PolicyError(f"port is {port!r}; it is a number from 1 to 65535", key="port", fix="expose(8000)")
+    return port
+
+
 def file_call(call: str, args: Mapping[str, object], *, keeps_stdin: bool = False) -> Call:
     """One file worker. Its time is kept by who waits for it, where progress is seen."""
     job = {"kind": "file", "call": call, "args": dict(args)}

@@ -150,8 +150,6 @@ def _backend(backend: BackendName | Backend) -> tuple[str, bool]:
 
 def _refuse_later(policy: Policy) -> None:
     network = policy.network
-    if policy.limits.on_idle == "pause":
-        raise UnsupportedError(f'on_idle = "pause" {_LATER}', code="pause", fix='on_idle = "close"')
     if network.allow or network.rules:
         _check_network(policy)
 
@@ -191,6 +189,12 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
 
     python = _interpreter()
     tree = _pool(image).tree
+    if policy.limits.on_idle == "pause" and (tree is None or not tree.has_freezer):
+        raise UnsupportedError(
+            'on_idle = "pause" needs a cgroup with a freezer, and there is none here',
+            code="pause",
+            missing=[Missing("process", "a cgroup with a freezer", 'on_idle = "close"')],
+        )
     by = tree.mechanisms if tree is not None else None
     facts = host_facts(
         memory_by=by.memory if by else None, cpu_by=by.cpu if by else None, pids_by=by.processes if by else None

@@ -25,25 +25,6 @@ def _later(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: not in this version")
 
 
-class AsyncAddress:
-    """A local address that reaches one port inside. Closed with the sandbox."""
-
-    host: str
-    port: int
-    url: str
-
-    async def close(self) -> None:
-        raise _later("addresses")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
-        await self.close()
-
-
 class AsyncEnvironment:
     """What one agent owns: a workspace that stays, a policy, a quota, a history."""
 

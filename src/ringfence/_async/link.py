@@ -40,9 +40,6 @@ class AsyncLink:
     def paused(self) -> bool:
         return self._switch.paused
 
-    def resumed(self) -> None:
-        self._switch.paused = False
-
     def open(self) -> Inbox:
         """A number and an inbox for something that `start` will start."""
         return self._switch.open()

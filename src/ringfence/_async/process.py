@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 
 from ringfence import calls
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
-from ringfence.events import Denied, Display, Exit, Gap, Prompt, Stderr, Stdout
+from ringfence.eventlog import EventLog
+from ringfence.events import Exit
 from ringfence.wire import frames, line
-from ringfence.wire.switchboard import PIECE, STDIN_WINDOW
+from ringfence.wire.switchboard import STDIN_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import codecs
     import signal as _signal
     from collections.abc import AsyncIterator, Callable
     from types import TracebackType
@@ -22,13 +21,15 @@ if TYPE_CHECKING:
 
     from ringfence._async.link import AsyncLink
     from ringfence.backends.base import Box
+    from ringfence.eventlog import Piece
     from ringfence.events import Event
     from ringfence.policy.model import Policy
-    from ringfence.results import Denial, Output, Result
+    from ringfence.results import Result
     from ringfence.wire.switchboard import Inbox
 
 _CHUNK = 1 << 16
 _KILL_S = 3.0
+_PAUSED_S = 3600.0
 _LATE_S = 5.0  # for a caller who comes back after the deadline: what happened meanwhile still counts
 
 
@@ -56,14 +57,9 @@ class AsyncProcess:
         mark = 0 if place.box.outlet is None else place.box.outlet.mark()
         self._transcript = calls.Transcript(place.policy.limits, mark)
         self._denied_after = mark  # of the gateway's denials, those that were not events yet
-        self._denied: deque[Denial] = deque()
         self._keep_events = keep_events
         self._line: line.Reader | None = line.Reader()
-        self._unread: deque[tuple[int, bytes | Output]] = deque()
-        self._unread_bytes = 0
-        self._lost_bytes = 0
-        self._cursor = 0
-        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+        self._log = EventLog(max(place.policy.limits.output, 1 << 20))
         self._result: Result | None = None
         self._exit_seen = False
         self._done = False  # a cell that ended; what comes then belongs to the next
@@ -95,63 +91,33 @@ class AsyncProcess:
 
     async def __anext__(self) -> Event:
         while True:
-            event = self._next_unread() or self._next_denied()
+            event = self._log.next()
             if event is not None:
                 return event
             if self._result is not None:
                 if self._exit_seen:
                     raise StopAsyncIteration
-                event = self._cut_character()
+                event = self._log.last()
                 if event is not None:
                     return event
                 self._exit_seen = True
-                return Exit(self._result, self._cursor)
+                return Exit(self._result, self._log.cursor)
             await self._pull(None)
 
-    def _next_unread(self) -> Event | None:
-        if self._lost_bytes:
-            lost, self._lost_bytes = self._lost_bytes, 0
-            self._cursor += lost
-            return Gap(lost, self._cursor)
-        if not self._unread:
-            return None
-        kind, data = self._unread.popleft()
-        size = _size(data)
-        self._unread_bytes -= size + PIECE
-        self._cursor += size
-        if not isinstance(data, bytes):
-            return Display(data, self._cursor)
-        if kind == frames.LINE:
-            return Prompt(data.decode("utf-8", "replace"), self._cursor)
-        text = self._decode(kind, data)
-        return Stdout(data, text, self._cursor) if kind == frames.STDOUT else Stderr(data, text, self._cursor)
+    def _read_on(self, after: int) -> None:
+        """Its events once more, from there."""
+        self._log.seek(after)
+        self._exit_seen = False
 
-    def _next_denied(self) -> Event | None:
-        """Seen when something else happens, at the latest before the end."""
+    def _take_denials(self) -> None:
+        """Of the gateway, as events: seen when something else happens, at the latest before the end."""
         outlet = self._place.box.outlet
-        if outlet is not None and not self._denied:
-            after, self._denied_after = self._denied_after, outlet.mark()
-            if after != self._denied_after:
-                self._denied.extend(outlet.denials(after))
-        return Denied(self._denied.popleft(), self._cursor) if self._denied else None
-
-    def _decode(self, kind: int, data: bytes) -> str:
-        """Across chunks: a character cut in two is held back until the rest comes."""
-        import codecs
-
-        decoder = self._decoders.get(kind)
-        if decoder is None:
-            decoder = self._decoders[kind] = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return decoder.decode(data)
-
-    def _cut_character(self) -> Event | None:
-        """A stream that ended within a character: texts joined are Result.stdout, which shows a replacement there."""
-        while self._decoders:
-            kind, decoder = self._decoders.popitem()
-            text = decoder.decode(b"", final=True)
-            if text:
-                return Stdout(b"", text, self._cursor) if kind == frames.STDOUT else Stderr(b"", text, self._cursor)
-        return None
+        if outlet is None or not self._keep_events:
+            return
+        after, self._denied_after = self._denied_after, outlet.mark()
+        if after != self._denied_after:
+            for denial in outlet.denials(after):
+                self._log.add(frames.LINE, denial)
 
     async def _pull(self, deadline: float | None, enough: Callable[[], bool] | None = None) -> bool:
         """Take what arrived, or wait for it or for `enough`. False at `deadline`. Sets the result at the end."""
@@ -171,6 +137,7 @@ class AsyncProcess:
             self._inbox.end = {"ev": "over", "why": "timeout"}
         self._looked_at = time.monotonic()
         self._take_output()
+        self._take_denials()
         credit = inbox.credit()
         if credit and inbox.end is None:
             await self._place.link.say(op="credit", id=inbox.id, bytes=credit)
@@ -181,6 +148,8 @@ class AsyncProcess:
     def _hard_deadline(self) -> float:
         """When we stop believing that guestd keeps the time. A caller who was away gets the news first."""
         now = time.monotonic()
+        if self._place.link.paused:
+            return now + _PAUSED_S  # the clocks stand still
         if now > self._hard and now - self._looked_at > calls.GRACE_S:
             self._hard = now + _LATE_S
         return self._hard
@@ -192,16 +161,10 @@ class AsyncProcess:
             else:
                 self._transcript.add(*item)
                 self._keep_event(*item)
-        cap = max(self._place.policy.limits.output, 1 << 20)
-        while self._unread_bytes > cap and len(self._unread) > 1:
-            size = _size(self._unread.popleft()[1])
-            self._unread_bytes -= size + PIECE
-            self._lost_bytes += size
 
-    def _keep_event(self, kind: int, data: bytes | Output) -> None:
+    def _keep_event(self, kind: int, piece: Piece) -> None:
         if self._keep_events:
-            self._unread.append((kind, data))
-            self._unread_bytes += _size(data) + PIECE
+            self._log.add(kind, piece)
 
     def _hear(self, data: bytes) -> None:
         """What guest code said about itself. What breaks the format is not listened to again."""
@@ -225,7 +188,7 @@ class AsyncProcess:
             if output is not None:
                 self._keep_event(frames.LINE, output)
         elif said.kind == "prompt":
-            self._keep_event(frames.LINE, said.data)
+            self._keep_event(frames.LINE, said.data.decode("utf-8", "replace"))
         elif said.kind == "done":
             exception = said.fields["exception"]
             self._transcript.exception = exception if isinstance(exception, dict) else None
@@ -324,11 +287,6 @@ class AsyncPty(AsyncProcess):
         if not self.running:
             raise SandboxClosedError(f"the terminal of {self.argv[0]} is closed", code="terminal-closed")
         await self._place.link.say(op="resize", id=self._inbox.id, **size)
-
-
-def _size(data: bytes | Output) -> int:
-    """What an unread event is charged."""
-    return len(data) if isinstance(data, bytes) else sum(len(content) for content in data.data.values())
 
 
 def _refused(end: dict[str, object]) -> OSError:

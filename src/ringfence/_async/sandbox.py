@@ -12,7 +12,7 @@ from ringfence._async.link import AsyncLink
 from ringfence._async.process import AsyncProcess, AsyncPty, Place
 from ringfence._async.session import AsyncSession, check_name, check_session_language
 from ringfence._async.waiting import blocking, launched, opening
-from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError, UnsupportedError
+from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, SandboxLostError, UnsupportedError
 from ringfence.events import ProcessInfo
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence._async.later import AsyncAddress
+    from ringfence._async.exposing import AsyncAddress
     from ringfence._async.waiting import Opening
     from ringfence.backends import Backend
     from ringfence.backends.base import Box
@@ -58,8 +58,6 @@ class AsyncSandbox:
         check_policy(policy)
         if snapshot is not None:
             raise _later("starting from a snapshot")
-        if tools:
-            raise _later("tools")
         self.id = calls.new_id("s")
         self.policy = policy
         self.labels = dict(labels or {})
@@ -69,6 +67,9 @@ class AsyncSandbox:
         self._box: Box | None = None
         self._place: Place | None = None
         self._ended: State = "new"
+        self._tools = _checked_tools(tools)
+        self._addresses: list[AsyncAddress] = []
+        self._paused = False
         self._processes: dict[str, tuple[AsyncProcess, float]] = {}
         self._sessions: dict[str, AsyncSession] = {}
 
@@ -81,7 +82,7 @@ class AsyncSandbox:
         self._place.link.poll()
         over = self._place.link.over
         if over is None:
-            return "running"
+            return "paused" if self._paused or self._place.link.paused else "running"
         return "closed" if over in ("closed", "idle", "lifetime") else "lost"
 
     @property
@@ -127,6 +128,8 @@ class AsyncSandbox:
     async def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
         self._ended = "closed"
+        for address in self._addresses:
+            await address.close()
         if self._place is None or self._box is None or self._place.pid != os.getpid():
             return
         self._place.link.finish("closed")
@@ -153,6 +156,8 @@ class AsyncSandbox:
             )
         self._place.link.poll()
         over = self._place.link.over
+        if over is None and self._paused:
+            raise SandboxError(f"sandbox {self.id} is paused", code="paused", fix="call resume()")
         if over is None:
             return self._place
         if over in _ENDS:
@@ -287,7 +292,7 @@ class AsyncSandbox:
         self._running_place()
         found = self._sessions.get(called)
         if found is None or found._closed:
-            found = self._sessions[called] = AsyncSession(called, spoken, self._running_place, ())
+            found = self._sessions[called] = AsyncSession(called, spoken, self._running_place, self._tools)
         if found.language != spoken:
             raise PolicyError(
                 f"session {called!r} speaks {found.language}, not {spoken}", code="session-language", fix="another name"
@@ -302,9 +307,9 @@ class AsyncSandbox:
         """Take up a spawned process again, its events from cursor `after`. LookupError when unknown."""
         if id not in self._processes:
             raise LookupError(f"no process {id!r} was spawned in sandbox {self.id}")
-        if after:
-            raise _later("taking a process up from a cursor")
-        return self._processes[id][0]
+        found = self._processes[id][0]
+        found._read_on(after)
+        return found
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         from datetime import UTC, datetime
@@ -328,10 +333,24 @@ class AsyncSandbox:
         raise _later("fork()")
 
     async def pause(self) -> None:
-        raise _later("pause()")
+        """Freeze everything inside: it uses no CPU, and its clocks stand still. Idempotent."""
+        if self.state == "paused" and self._paused:
+            return
+        place = self._running_place()
+        await place.link.say(op="pause")
+        if not await blocking(place.box.freeze):
+            await place.link.say(op="resume")
+            raise UnsupportedError(
+                f"sandbox {self.id} cannot be paused: it has no freezer of its own",
+                code="pause",
+                missing=[Missing(self.backend, "a cgroup with a freezer", "ringfence doctor")],
+            )
+        self._paused = True
 
     async def resume(self) -> None:
-        raise _later("resume()")
+        """Let a paused sandbox go on. Does nothing to one that runs."""
+        self._paused = False
+        await self._running_place().link.say(op="resume")
 
     async def extend(self, lifetime_s: float) -> datetime:
         from datetime import UTC, datetime
@@ -345,7 +364,22 @@ class AsyncSandbox:
     # looking in, reaching in
 
     def expose(self, port: int) -> Opening[AsyncAddress]:
-        raise _later("expose()")
+        """The port may be opened later: each connection is tried when it comes."""
+        number = calls.check_port(port)
+        self._running_place()
+        return opening(self._expose(number))
+
+    async def _expose(self, port: int) -> AsyncAddress:
+        from ringfence._async.exposing import opened
+
+        async def connect() -> AsyncProcess:
+            place = self._running_place()
+            call = calls.connect_call(port, self.policy)
+            return await AsyncProcess(place, call, place.link.open(), keep_events=True)._begin()
+
+        address = await opened(connect)
+        self._addresses.append(address)
+        return address
 
     async def usage(self) -> Usage:
         return self._running_place().box.usage()[0]
@@ -370,6 +404,14 @@ _LOSSES = {
     "tree-stuck": "a process would not die",
     "protected": "a protected path was replaced on the host",
 }
+
+
+def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:
+    if not tools:
+        return {}
+    from ringfence.tools import check_tools
+
+    return check_tools(tools)
 
 
 def _later(what: str) -> UnsupportedError:

@@ -7,9 +7,9 @@ import time
 
 from ringfence import calls
 from ringfence._async.process import AsyncProcess
-from ringfence._async.waiting import lock, opening
+from ringfence._async.waiting import called, lock, opening
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
-from ringfence.values import Struct, final
+from ringfence.values import Struct, final, replace
 from ringfence.wire import frames, line
 
 TYPE_CHECKING = False
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ringfence._async.process import Place
     from ringfence._async.waiting import Opening
     from ringfence.results import Result
-    from ringfence.values import SessionLanguage
+    from ringfence.tools import Budget
+    from ringfence.values import SessionLanguage, Tool
     from ringfence.wire.switchboard import Inbox
 
 _CELL_GRACE_S = 0.2  # beyond a process's: a cell is interrupted before it is killed
@@ -54,9 +55,9 @@ class AsyncCell(AsyncProcess):
     """One cell that runs in a session. Killing it kills the session."""
 
     def __init__(
-        self, place: Place, request: CellRequest, inbox: Inbox, *, number: int, language: str, keep_events: bool
+        self, place: Place, request: CellRequest, inbox: Inbox, *, number: int, session: AsyncSession, keep_events: bool
     ) -> None:
-        call = calls.Call({"kind": "session"}, (language,), request.timeout_s, request.cpu_s)
+        call = calls.Call({"kind": "session"}, (session.language,), request.timeout_s, request.cpu_s)
         super().__init__(place, call, inbox, keep_events=keep_events)
         self._hard += _CELL_GRACE_S
         self._request = request
@@ -64,6 +65,9 @@ class AsyncCell(AsyncProcess):
         self._said: line.Said | None = None
         self._nonsense = False
         self._interrupted = False
+        self._tools = session._tools
+        self._asked: list[line.Said] = []  # calls of tools that wait for us
+        self._budget: Budget | None = None
 
     async def _send(self) -> None:
         request = self._request
@@ -91,6 +95,8 @@ class AsyncCell(AsyncProcess):
             return  # said after its end, before the next cell began: nobody's
         if said.kind == "done" and said.fields["n"] == self._number:
             self._said, self._done = said, True
+        if said.kind == "call":
+            self._asked.append(said)
         super()._on_said(said)
 
     def _on_nonsense(self) -> None:
@@ -110,7 +116,7 @@ class AsyncCell(AsyncProcess):
             super()._finish()
         elif end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}
-        self._result = calls.result(
+        result = calls.result(
             self._call,
             end,
             self._transcript,
@@ -120,6 +126,8 @@ class AsyncCell(AsyncProcess):
             number=self.id,
             state_kept=kept,
         )
+        denied = self._budget.denials if self._budget is not None else []
+        self._result = replace(result, denials=(*result.denials, *denied)) if denied else result
 
     def _ending(self) -> dict[str, object]:
         """A cell that ended while its session lives, as an event. Only its words are the guest's: not why it ended."""
@@ -135,8 +143,24 @@ class AsyncCell(AsyncProcess):
             self._look_for_end()
             return True
         arrived = await super()._pull(deadline, enough)
+        while self._asked and not self._done:
+            await self._answer(self._asked.pop(0))
         self._look_for_end()
         return arrived
+
+    async def _answer(self, said: line.Said) -> None:
+        """Make the call the guest asked for. What fails is the guest's to handle; it never raises here."""
+        from ringfence import tools
+
+        self._budget = budget = self._budget or tools.Budget()
+        why = budget.refusal(said, self._tools)
+        given = tools.arguments(said) if why is None else None
+        if given is None:
+            message = tools.failure(said, why or "its arguments are not JSON")
+        else:
+            done, value = await called(self._tools[str(said.fields["name"])], given, tools.DEADLINE_S)
+            message = tools.answer(said, value) if done else tools.failure(said, str(value))
+        await self._place.link.tell(self._inbox, message)
 
     async def write(self, data: bytes | str) -> None:
         """To input(). Raises BrokenPipeError when the cell has ended or does not ask."""
@@ -161,7 +185,7 @@ class AsyncSession:
     """An interpreter kept alive. Calls queue; one cell runs at a time."""
 
     def __init__(
-        self, name: str, language: SessionLanguage, place: Callable[[], Place], tools: tuple[str, ...]
+        self, name: str, language: SessionLanguage, place: Callable[[], Place], tools: Mapping[str, Tool]
     ) -> None:
         self.name = name
         self.language = language
@@ -229,9 +253,7 @@ class AsyncSession:
             await self._start()
         assert self._inbox is not None
         self._count += 1
-        cell = AsyncCell(
-            place, request, self._inbox, number=self._count, language=self.language, keep_events=keep_events
-        )
+        cell = AsyncCell(place, request, self._inbox, number=self._count, session=self, keep_events=keep_events)
         cell._line = self._reader  # of the interpreter: a message may begin in one cell and end in the next
         self._cell = cell
         await cell._send()

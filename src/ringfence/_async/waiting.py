@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends.process.box import ProcessBox
     from ringfence.launching import ProcessLauncher
+    from ringfence.values import Tool
 
 T = TypeVar("T")
 
@@ -45,6 +46,20 @@ def opening(making: Coroutine[Any, Any, T]) -> Opening[T]:
 def lock() -> asyncio.Lock:
     """Held across awaits; whoever waits is served in turn."""
     return asyncio.Lock()
+
+
+async def called(tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float) -> tuple[bool, object]:
+    """(True, its value), or (False, how it failed). One that takes too long goes on without us."""
+    args, kwargs = given
+    try:
+        if asyncio.iscoroutinefunction(tool):
+            return True, await asyncio.wait_for(tool(*args, **kwargs), within_s)
+        value = await asyncio.wait_for(asyncio.to_thread(tool, *args, **kwargs), within_s)
+        return True, await asyncio.wait_for(value, within_s) if isinstance(value, Awaitable) else value
+    except TimeoutError:
+        return False, f"no answer within {within_s:g} s"
+    except Exception as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more
+        return False, f"it failed with {type(error).__name__}"
 
 
 async def launched(launcher: ProcessLauncher) -> ProcessBox:

@@ -26,25 +26,6 @@ def _later(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: not in this version")
 
 
-class Address:
-    """A local address that reaches one port inside. Closed with the sandbox."""
-
-    host: str
-    port: int
-    url: str
-
-    def close(self) -> None:
-        raise _later("addresses")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
-        self.close()
-
-
 class Environment:
     """What one agent owns: a workspace that stays, a policy, a quota, a history."""
 

@@ -42,9 +42,6 @@ class Link:
     def paused(self) -> bool:
         return self._switch.paused
 
-    def resumed(self) -> None:
-        self._switch.paused = False
-
     def open(self) -> Inbox:
         """A number and an inbox for something that `start` will start."""
         with self._changed:

@@ -13,7 +13,7 @@ from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process, Pty
 from ringfence._sync.session import Session, check_name, check_session_language
 from ringfence._sync.waiting import blocking, launched, opening
-from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError, UnsupportedError
+from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, SandboxLostError, UnsupportedError
 from ringfence.events import ProcessInfo
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence._sync.later import Address
+    from ringfence._sync.exposing import Address
     from ringfence.backends import Backend
     from ringfence.backends.base import Box
     from ringfence.launching import ProcessLauncher
@@ -58,8 +58,6 @@ class Sandbox:
         check_policy(policy)
         if snapshot is not None:
             raise _later("starting from a snapshot")
-        if tools:
-            raise _later("tools")
         self.id = calls.new_id("s")
         self.policy = policy
         self.labels = dict(labels or {})
@@ -69,6 +67,9 @@ class Sandbox:
         self._box: Box | None = None
         self._place: Place | None = None
         self._ended: State = "new"
+        self._tools = _checked_tools(tools)
+        self._addresses: list[Address] = []
+        self._paused = False
         self._processes: dict[str, tuple[Process, float]] = {}
         self._sessions: dict[str, Session] = {}
 
@@ -81,7 +82,7 @@ class Sandbox:
         self._place.link.poll()
         over = self._place.link.over
         if over is None:
-            return "running"
+            return "paused" if self._paused or self._place.link.paused else "running"
         return "closed" if over in ("closed", "idle", "lifetime") else "lost"
 
     @property
@@ -127,6 +128,8 @@ class Sandbox:
     def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
         self._ended = "closed"
+        for address in self._addresses:
+            address.close()
         if self._place is None or self._box is None or self._place.pid != os.getpid():
             return
         self._place.link.finish("closed")
@@ -153,6 +156,8 @@ class Sandbox:
             )
         self._place.link.poll()
         over = self._place.link.over
+        if over is None and self._paused:
+            raise SandboxError(f"sandbox {self.id} is paused", code="paused", fix="call resume()")
         if over is None:
             return self._place
         if over in _ENDS:
@@ -287,7 +292,7 @@ class Sandbox:
         self._running_place()
         found = self._sessions.get(called)
         if found is None or found._closed:
-            found = self._sessions[called] = Session(called, spoken, self._running_place, ())
+            found = self._sessions[called] = Session(called, spoken, self._running_place, self._tools)
         if found.language != spoken:
             raise PolicyError(
                 f"session {called!r} speaks {found.language}, not {spoken}", code="session-language", fix="another name"
@@ -302,9 +307,9 @@ class Sandbox:
         """Take up a spawned process again, its events from cursor `after`. LookupError when unknown."""
         if id not in self._processes:
             raise LookupError(f"no process {id!r} was spawned in sandbox {self.id}")
-        if after:
-            raise _later("taking a process up from a cursor")
-        return self._processes[id][0]
+        found = self._processes[id][0]
+        found._read_on(after)
+        return found
 
     def processes(self) -> tuple[ProcessInfo, ...]:
         from datetime import UTC, datetime
@@ -328,10 +333,24 @@ class Sandbox:
         raise _later("fork()")
 
     def pause(self) -> None:
-        raise _later("pause()")
+        """Freeze everything inside: it uses no CPU, and its clocks stand still. Idempotent."""
+        if self.state == "paused" and self._paused:
+            return
+        place = self._running_place()
+        place.link.say(op="pause")
+        if not blocking(place.box.freeze):
+            place.link.say(op="resume")
+            raise UnsupportedError(
+                f"sandbox {self.id} cannot be paused: it has no freezer of its own",
+                code="pause",
+                missing=[Missing(self.backend, "a cgroup with a freezer", "ringfence doctor")],
+            )
+        self._paused = True
 
     def resume(self) -> None:
-        raise _later("resume()")
+        """Let a paused sandbox go on. Does nothing to one that runs."""
+        self._paused = False
+        self._running_place().link.say(op="resume")
 
     def extend(self, lifetime_s: float) -> datetime:
         from datetime import UTC, datetime
@@ -345,7 +364,22 @@ class Sandbox:
     # looking in, reaching in
 
     def expose(self, port: int) -> Address:
-        raise _later("expose()")
+        """The port may be opened later: each connection is tried when it comes."""
+        number = calls.check_port(port)
+        self._running_place()
+        return opening(self._expose(number))
+
+    def _expose(self, port: int) -> Address:
+        from ringfence._sync.exposing import opened
+
+        def connect() -> Process:
+            place = self._running_place()
+            call = calls.connect_call(port, self.policy)
+            return Process(place, call, place.link.open(), keep_events=True)._begin()
+
+        address = opened(connect)
+        self._addresses.append(address)
+        return address
 
     def usage(self) -> Usage:
         return self._running_place().box.usage()[0]
@@ -370,6 +404,14 @@ _LOSSES = {
     "tree-stuck": "a process would not die",
     "protected": "a protected path was replaced on the host",
 }
+
+
+def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:
+    if not tools:
+        return {}
+    from ringfence.tools import check_tools
+
+    return check_tools(tools)
 
 
 def _later(what: str) -> UnsupportedError:

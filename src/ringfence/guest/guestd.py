@@ -283,6 +283,7 @@ class Guestd:
         if self._paused_at is None:
             return
         self._inside.thaw()
+        self.say(ev="resumed")
         missed = time.monotonic() - self._paused_at
         self._paused_at = None
         self._idle_since = time.monotonic()

@@ -35,7 +35,7 @@ class Job:
         self.id = number
         self.one_shot = bool(request["one_shot"])
         kind = request["job"]["kind"]
-        self.alone = kind == "file"  # it starts no process, and is killed without a look at others
+        self.alone = kind in ("file", "connect")  # it starts no process, and is killed without a look at others
         self.session = kind == "session"
         self.in_cell = not self.session  # a session between two cells does not keep the sandbox from being idle
         self.exited = False

@@ -115,6 +115,7 @@ class Work(TypedDict, total=False):
     call: str
     image: bool  # a session that gets a memory image along, as descriptor 4
     fresh: bool  # a session in an interpreter of its own
+    port: int
     language: str
     tools: list[str]
 

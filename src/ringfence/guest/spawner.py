@@ -10,7 +10,7 @@ import fcntl
 import os
 import sys
 
-from . import counts, fresh, lean, pycode, session, terminal
+from . import connector, counts, fresh, lean, pycode, session, terminal
 from . import fence as fencing
 from . import kernel as k
 from .init import become
@@ -135,6 +135,8 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
         from . import fileworker
 
         return fileworker.work(job, REPORT_FD)
+    if job["kind"] == "connect":
+        return connector.work(job, REPORT_FD)
     os.setsid() if os.getsid(0) != os.getpid() else None
     if handed["pty"] is not None:
         terminal.take(0)

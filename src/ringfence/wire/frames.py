@@ -81,6 +81,7 @@ _EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
     "started": {"id": (int,), "pid": (int,)},
     "interrupted": {"id": (int,), "why": (str,)},
     "paused": {},
+    "resumed": {},
     "end": {"why": (str,)},
     "crashed": {"error": (str,)},
     "exit": {

@@ -101,8 +101,8 @@ class Switchboard:
             said = "".join(c if c.isprintable() else "?" for c in str(event["error"])[:_WORDS])
             self.finish(f"its monitor crashed: {said}")
             return
-        if event["ev"] == "paused":
-            self.paused = True
+        if event["ev"] in ("paused", "resumed"):
+            self.paused = event["ev"] == "paused"
             return
         number = event.get("id")
         inbox = self._inboxes.get(number) if isinstance(number, int) else None

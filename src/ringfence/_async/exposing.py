@@ -1,0 +1,97 @@
+"""An address on the host's loopback that reaches one port inside, for asyncio callers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ringfence.events import Stdout
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+    from typing import Self
+
+    from ringfence._async.process import AsyncProcess
+
+_PIECE = 1 << 16
+MOST_CONNECTIONS = 64
+
+
+class AsyncAddress:
+    """A local address that reaches one port inside. Closed with the sandbox."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AsyncProcess]]) -> None:
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.url = ""
+        self._connect = connect
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _open(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, self.host, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://{self.host}:{self.port}"
+        return self
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._tasks) >= MOST_CONNECTIONS:
+            writer.close()
+            return
+        self._tasks.add(task)
+        try:
+            await self._pass(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            return  # one side is gone, or the address was closed
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        process = await self._connect()
+        sending = asyncio.ensure_future(_send(reader, process))
+        try:
+            async for event in process:
+                if isinstance(event, Stdout):
+                    writer.write(event.data)
+                    await writer.drain()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            if process.running:
+                await process.kill()
+
+    async def close(self) -> None:
+        """No new connections, and the open ones end. Idempotent."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        await self.close()
+
+
+async def _send(reader: asyncio.StreamReader, process: AsyncProcess) -> None:
+    try:
+        while data := await reader.read(_PIECE):
+            await process.write(data)
+        await process.close_stdin()
+    except OSError:
+        return  # one side is gone: the other loop sees it too
+
+
+async def opened(connect: Callable[[], Awaitable[AsyncProcess]]) -> AsyncAddress:
+    return await AsyncAddress(connect)._open()

@@ -1,0 +1,110 @@
+"""An address on the host's loopback that reaches one port inside, for blocking callers: threads pass the bytes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from ringfence.errors import RingfenceError
+from ringfence.events import Stdout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from ringfence._sync.process import Process
+
+_PIECE = 1 << 16
+MOST_CONNECTIONS = 64
+
+
+class Address:
+    """A local address that reaches one port inside. Closed with the sandbox."""
+
+    def __init__(self, connect: Callable[[], Process]) -> None:
+        self.host = "127.0.0.1"
+        self._connect = connect
+        self._listener = socket.create_server((self.host, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://{self.host}:{self.port}"
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, Process | None] = {}
+        threading.Thread(target=self._accept, name="ringfence-expose", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            with self._lock:
+                full = len(self._open) >= MOST_CONNECTIONS or self._listener.fileno() < 0
+                if not full:
+                    self._open[connection] = None
+            if full:
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="ringfence-expose", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        process: Process | None = None
+        try:
+            process = self._connect()
+            with self._lock:
+                self._open[connection] = process
+            threading.Thread(target=_send, args=(connection, process), name="ringfence-expose", daemon=True).start()
+            for event in process:
+                if isinstance(event, Stdout):
+                    connection.sendall(event.data)
+            connection.shutdown(socket.SHUT_RDWR)  # wakes the other thread
+        except (OSError, RingfenceError):
+            _shut(connection)  # one side is gone
+        finally:
+            with self._lock:
+                self._open.pop(connection, None)
+            try:
+                if process is not None and process.running:
+                    process.kill()
+            except RingfenceError:
+                pass  # the sandbox ended first
+            connection.close()
+
+    def close(self) -> None:
+        """No new connections, and the open ones end. Idempotent."""
+        _shut(self._listener)
+        self._listener.close()
+        with self._lock:
+            found = list(self._open)
+        for connection in found:
+            _shut(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        self.close()
+
+
+def _send(connection: socket.socket, process: Process) -> None:
+    try:
+        while data := connection.recv(_PIECE):
+            process.write(data)
+        process.close_stdin()
+    except (OSError, RingfenceError):
+        return  # one side is gone: the other thread sees it too
+
+
+def _shut(connection: socket.socket) -> None:
+    """Wakes whoever waits for it."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def opened(connect: Callable[[], Process]) -> Address:
+    return Address(connect)

@@ -1,0 +1,99 @@
+"""Host functions that guest code may call: names from a table, arguments and results as JSON, caps on everything.
+
+What the guest sends selects a name and nothing else. What a function raises does not go in, only that it failed: its
+text may hold what the guest is not to know.
+"""
+
+from __future__ import annotations
+
+import keyword
+
+from ringfence.errors import PolicyError
+from ringfence.results import Denial
+from ringfence.wire import frames, line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence.values import Tool
+
+MAX_ARGUMENTS = 1 << 20
+MAX_RESULT = 1 << 20
+MAX_CALLS = 1000  # in one cell
+DEADLINE_S = 30.0
+_MAX_TOOLS = 100
+
+
+def check_tools(tools: object) -> dict[str, Tool]:
+    """A table of functions, checked."""
+    if tools is None:
+        return {}
+    if not isinstance(tools, dict):
+        raise TypeError(f"tools is a dict of names and functions, not {type(tools).__name__}")
+    if len(tools) > _MAX_TOOLS:
+        raise PolicyError(f"{len(tools)} tools; the most is {_MAX_TOOLS}", key="tools", fix="offer fewer")
+    for name, tool in tools.items():
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+            raise PolicyError(f"{name!r} is no name for a tool", key="tools", fix="a Python name, such as lookup")
+        if not callable(tool):
+            raise TypeError(f"tool {name} is a {type(tool).__name__}, not a function")
+    return dict(tools)
+
+
+class Budget:
+    """What one cell may still ask for."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.denials: list[Denial] = []
+
+    def refusal(self, said: line.Said, tools: Mapping[str, Tool]) -> str | None:
+        """Why this call is not made, None when it is."""
+        self.calls += 1
+        name = str(said.fields["name"])
+        if name not in tools:
+            self._deny(name, "tool.unknown", "no tool of this name is offered")
+            return "no tool of this name is offered"
+        if self.calls > MAX_CALLS:
+            self._deny(name, "tool.budget", f"a cell may make {MAX_CALLS} calls")
+            return f"more than {MAX_CALLS} calls in one cell"
+        if len(said.data) > MAX_ARGUMENTS:
+            self._deny(name, "tool.arguments", f"arguments may be {MAX_ARGUMENTS} bytes")
+            return f"arguments of more than {MAX_ARGUMENTS} bytes"
+        return None
+
+    def _deny(self, name: str, code: str, why: str) -> None:
+        shown = "".join(c if c.isprintable() else "?" for c in name[:100])
+        if len(self.denials) < _MAX_TOOLS:
+            self.denials.append(Denial("tool", shown, code, f"{shown}: {why}", allow=None))
+
+
+def arguments(said: line.Said) -> tuple[list[object], dict[str, object]] | None:
+    """Positional and named ones, None when they are not that."""
+    try:
+        found = frames.strict_json(said.data)
+    except frames.WireError:
+        return None
+    if not isinstance(found, dict) or set(found) != {"args", "kwargs"}:
+        return None
+    args, kwargs = found["args"], found["kwargs"]
+    return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
+
+
+def answer(said: line.Said, value: object) -> bytes:
+    """The message that gives the guest its result."""
+    import json
+
+    try:
+        data = json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return failure(said, "its result is not JSON")
+    if len(data) > MAX_RESULT:
+        return failure(said, f"its result is more than {MAX_RESULT} bytes")
+    return line.pack({"m": "answer", "id": said.fields["id"], "ok": True, "error": None}, data)
+
+
+def failure(said: line.Said, why: str) -> bytes:
+    name = str(said.fields["name"])[:100]
+    return line.pack({"m": "answer", "id": said.fields["id"], "ok": False, "error": f"{name}: {why}"})

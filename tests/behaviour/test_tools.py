@@ -1,0 +1,112 @@
+"""Host functions that guest code may call: by name, with JSON, within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ringfence import AsyncSandbox, PolicyError, Sandbox
+from ringfence import tools as module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringfence.values import Json
+
+seen: list[object] = []
+
+
+def lookup(key: str, *, upper: bool = False) -> Json:
+    seen.append(key)
+    return {"key": key.upper() if upper else key, "n": [1, 2.5, None, True]}
+
+
+def secret() -> Json:
+    raise ValueError("the password is hunter2")
+
+
+def odd() -> Json:
+    return object()  # type: ignore[return-value]  # the point of it
+
+
+async def later(x: int) -> Json:
+    await asyncio.sleep(0.01)
+    return x + 1
+
+
+@pytest.fixture
+def box() -> Iterator[Sandbox]:
+    seen.clear()
+    with Sandbox(tools={"lookup": lookup, "secret": secret, "later": later, "odd": odd}) as box:
+        yield box
+
+
+def test_a_tool_is_called_with_json_and_gives_json_back(box: Sandbox) -> None:
+    result = box.run("lookup('a', upper=True)")
+    assert result.value == "{'key': 'A', 'n': [1, 2.5, None, True]}"
+    assert box.run("[later(i) for i in range(5)]").value == "[1, 2, 3, 4, 5]"
+    assert seen == ["a"]
+
+
+def test_what_a_tool_raises_does_not_reach_the_guest(box: Sandbox) -> None:
+    result = box.run("secret()")
+    assert result.exception is not None
+    assert (result.exception.name, result.exception.message) == ("RuntimeError", "secret: it failed with ValueError")
+    assert "hunter2" not in str(result.to_dict())
+    odd = box.run("odd()").exception
+    assert odd is not None
+    assert odd.message == "odd: its result is not JSON"
+    assert box.run("lookup('still')['key']").value == "'still'"
+
+
+def test_a_name_that_is_not_offered_calls_nothing(box: Sandbox) -> None:
+    forged = """
+import json, os, struct
+def call(name, data=b'{"args":[],"kwargs":{}}'):
+    text = json.dumps({"m": "call", "id": 1, "name": name}).encode()
+    os.write(3, struct.pack("<II", len(text), len(data)) + text + data)
+for name in ("__import__", "os.system", "lookup.__globals__", ""):
+    call(name)
+call("lookup", b"[]")
+call("lookup", b'{"args":1,"kwargs":{}}')
+import time; time.sleep(0.3)
+"""
+    result = box.run(forged)
+    assert {(d.kind, d.code) for d in result.denials} == {("tool", "tool.unknown")}
+    assert [d.target for d in result.denials] == ["__import__", "os.system", "lookup.__globals__", ""]
+    assert seen == []
+
+
+def test_calls_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CALLS", 3)
+    result = box.run("for i in range(5): lookup(str(i))")
+    assert result.exception is not None
+    assert result.exception.message == "lookup: more than 3 calls in one cell"
+    assert (seen, [d.code for d in result.denials]) == (["0", "1", "2"], ["tool.budget"])
+    assert box.run("lookup('again')['key']").value == "'again'"
+
+
+def test_a_tool_that_takes_too_long_is_not_waited_for(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setattr(module, "DEADLINE_S", 0.2)
+    box._tools["lookup"] = lambda _: time.sleep(2)
+    result = box.run("lookup('x')")
+    assert result.exception is not None
+    assert result.exception.message == "lookup: no answer within 0.2 s"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "class", "_x", "1a", "a.b"])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(PolicyError, match="is no name for a tool"):
+        Sandbox(tools={name: lookup})
+
+
+def test_asyncio_callers_have_tools_too() -> None:
+    async def main() -> str | None:
+        async with AsyncSandbox(tools={"later": later, "lookup": lookup}) as box:
+            return (await box.run("(later(1), lookup('a')['key'])")).value
+
+    assert asyncio.run(main()) == "(2, 'a')"
