@@ -184,9 +184,21 @@ class Call(Struct):
         )
 
 
+def _check_python(box: Box) -> None:
+    if box.python["executable"] is None:
+        from ringfence.errors import ImageError
+
+        raise ImageError(
+            "the image has no Python of its own, so it cannot run Python code",
+            code="image-python",
+            fix='exec() its programs, run(…, language="bash"), or use an image with python3',
+        )
+
+
 def python_call(
     box: Box, policy: Policy, code: str, *, stdin: bytes | None, env: dict[str, str], timeout_s: float, one_shot: bool
 ) -> Call:
+    _check_python(box)
     kind = "fresh" if box.python["fresh"] else "python"
     job = {"kind": kind, "code": code, "env": {**box.env, **env}, "cwd": "/workspace", **box.python}
     cpu_s = policy.limits.cpu_time_s
@@ -212,6 +224,7 @@ def exec_call(
 
 def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str], image: bool = False) -> Call:
     """An interpreter that waits for cells. It has no end of its own; each cell has."""
+    _check_python(box)
     job = {"kind": "session", "language": language, "env": dict(env), "cwd": "/workspace", "tools": tools, **box.python}
     return Call({**job, "image": image}, (language,), UNENDING_S, None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ringfence.errors import ImageError, Missing, PolicyError, UnsupportedError
+from ringfence.errors import Missing, PolicyError, UnsupportedError
 from ringfence.plan.model import Plan, make_plan
 
 TYPE_CHECKING = False
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ringfence.backends import Backend
     from ringfence.backends.process.box import ProcessBox
     from ringfence.backends.process.pool import Pool
+    from ringfence.files.usedimages import Used
+    from ringfence.plan.imageview import Root
     from ringfence.plan.interpreter import Interpreter
     from ringfence.plan.model import ProcessPlan
     from ringfence.plan.view import View
@@ -38,9 +40,12 @@ def is_command() -> bool:
 class ProcessLauncher:
     """The process backend for one policy and image."""
 
-    def __init__(self, policy: Policy, image: Image, *, fresh: bool, rejected: dict[str, str]) -> None:
+    def __init__(
+        self, policy: Policy, image: Image, *, fresh: bool, rejected: dict[str, str], used: Used | None = None
+    ) -> None:
         self.policy = policy
         self.image = image
+        self.used = used  # None: the host's own
         self.fresh = fresh
         self._rejected = rejected
         self._plan: ProcessPlan | None = None
@@ -53,7 +58,7 @@ class ProcessLauncher:
 
     def process_plan(self) -> ProcessPlan:
         if self._plan is None:
-            self._plan = process_plan(self.policy, self.image, fresh=self.fresh)
+            self._plan = process_plan(self.policy, self.image, fresh=self.fresh, used=self.used)
         return self._plan
 
     def launch(self) -> ProcessBox:
@@ -101,6 +106,7 @@ def prepare(
 ) -> ProcessLauncher:
     """Raises PolicyError for a wrong argument, UnsupportedError when no backend here keeps the policy."""
     chosen = _image(image)
+    used = _used(chosen)
     name, fresh = _backend(backend)
     if workspace not in ("auto", "memory", "disk"):
         raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
@@ -118,7 +124,7 @@ def prepare(
             missing=[Missing("process", "a kernel of its own", 'isolation = "kernel"')],
         )
     later = dict.fromkeys(("container", "gvisor", "vm", "wasm"), _LATER)
-    return ProcessLauncher(policy, chosen, fresh=fresh, rejected=later if name == "auto" else {})
+    return ProcessLauncher(policy, chosen, fresh=fresh, rejected=later if name == "auto" else {}, used=used)
 
 
 _host_image: list[Image] = []  # the usual one, checked once
@@ -134,11 +140,27 @@ def _image(image: str | Image) -> Image:
     chosen = ImageValue(image) if isinstance(image, str) else image
     if not isinstance(chosen, ImageValue):
         raise TypeError(f"image is a str or an Image, not {type(image).__name__}")
-    if chosen.name != "host":
-        raise ImageError(f"no image named {chosen.name!r}", fix='the only image of this version is "host"')
-    if chosen.pip or chosen.apt or chosen.npm:
-        raise UnsupportedError(f"adding packages to an image {_LATER}", fix="install them for the host's Python")
+    if chosen.name == "host" and (chosen.pip or chosen.apt or chosen.npm):
+        raise UnsupportedError(
+            'packages cannot be added to the image "host": it is this machine itself',
+            code="image-host",
+            fix="install them for the host's Python, or build an image: ringfence image build NAME RECIPE.toml",
+        )
     return chosen
+
+
+def _used(image: Image) -> Used | None:
+    if image.name == "host":
+        return None
+    from ringfence.files.usedimages import use
+
+    if image.preload:
+        raise UnsupportedError(
+            f'preload is for the image "host": image {image.name} starts its own Python for each run',
+            code="preload",
+            fix="leave preload out",
+        )
+    return use(image)
 
 
 def _backend(backend: BackendName | Backend) -> tuple[str, bool]:
@@ -177,17 +199,14 @@ def _check_network(policy: Policy) -> None:
         Vault(policy.secrets)  # a value that is not there, or cannot be kept, is told before anything starts
 
 
-def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> ProcessPlan:
-    key = (policy, image, fresh, os.geteuid())
+def process_plan(policy: Policy, image: Image, *, fresh: bool = False, used: Used | None = None) -> ProcessPlan:
+    key = (policy, image, fresh, os.geteuid(), None if used is None else (used.root, used.info.env))
     found = _plans.get(key)
     if found is not None:
         return found
     from ringfence.plan.facts import host_facts
-    from ringfence.plan.interpreter import home_directory
     from ringfence.plan.process import plan_process
-    from ringfence.plan.view import view
 
-    python = _interpreter()
     tree = _pool(image).tree
     if policy.limits.on_idle == "pause" and (tree is None or not tree.has_freezer):
         raise UnsupportedError(
@@ -199,12 +218,14 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
     facts = host_facts(
         memory_by=by.memory if by else None, cpu_by=by.cpu if by else None, pids_by=by.processes if by else None
     )
-    seen = _views.get(os.geteuid()) if _is_plain(policy) else None
+    root = used.root if used is not None else None
+    seen = _views.get((os.geteuid(), root)) if _is_plain(policy) else None
     if seen is None:
-        seen = view(policy, python, uid=os.geteuid(), home=home_directory(), state=_state_directories(policy))
+        seen = _view(policy, root)
     if _is_plain(policy):
-        _views[os.geteuid()] = seen
-    made = plan_process(policy, facts, seen, image_env=image.env, fresh=fresh)
+        _views[os.geteuid(), root] = seen
+    env = image.env if used is None else {**used.info.env, **image.env}
+    made = plan_process(policy, facts, seen, image_env=env, fresh=fresh, root=root)
     if policy.strict and made.enforcement.weaker:
         raise _too_weak(made)
     if made.shared:
@@ -214,7 +235,36 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False) -> Proces
     return made
 
 
-_views: dict[int, View] = {}  # of policies that name no host files, by the caller's uid
+_views: dict[tuple[int, Root | None], View] = {}  # of policies that name no host files, by caller's uid and image
+
+
+def _view(policy: Policy, root: Root | None) -> View:
+    from ringfence.plan.interpreter import home_directory
+
+    state = _state_directories(policy)
+    if root is None:
+        from ringfence.plan.view import view
+
+        return view(policy, _interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
+    from ringfence.plan.imageview import image_view
+
+    return image_view(policy, root, _interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
+
+
+def release_image(digest: str) -> bool:
+    """Drop what is kept ready for sandboxes of an image. False while one of them is there."""
+    from ringfence.files.usedimages import release
+
+    mine = [(key, seen) for key, seen in _views.items() if key[1] is not None and f"/{digest}/" in key[1].tree]
+    for key, made in list(_plans.items()):
+        if made.foreign and any(f"/{digest}/" in str(op[1]) for op in made.template if op[0] == "bind"):
+            if not _pool_of(()).release(made.template):
+                return False
+            del _plans[key]
+    for view_key, _ in mine:
+        del _views[view_key]
+    release(digest)
+    return True
 
 
 def _is_plain(policy: Policy) -> bool:
@@ -226,8 +276,12 @@ def _state_directories(policy: Policy) -> tuple[str, ...]:
     if not policy.mounts:
         return ()
     from ringfence.backends.process.state import state_dir
+    from ringfence.files.imagestore import PROTECTED, default_directory
 
-    return (state_dir(),)
+    images = default_directory()  # a guest that could write there would choose what later sandboxes run (L04)
+    if not os.path.isdir(images):
+        return (state_dir(),)
+    return (state_dir(), *(f"{os.path.realpath(images)}/{name}" for name in PROTECTED))
 
 
 _interpreters: list[Interpreter] = []  # of this process: it does not change
@@ -242,9 +296,13 @@ def _interpreter() -> Interpreter:
 
 
 def _pool(image: Image) -> Pool:
+    return _pool_of(tuple(image.preload))
+
+
+def _pool_of(preload: tuple[str, ...]) -> Pool:
     from ringfence.backends.process.pool import pool
 
-    return pool(_interpreter(), tuple(image.preload))
+    return pool(_interpreter(), preload)
 
 
 def _too_weak(made: ProcessPlan) -> UnsupportedError:

@@ -33,8 +33,8 @@ def record(key: str, value: str) -> bytes:
     return str(length).encode() + body
 
 
-def file(name: str, data: bytes, **fields: object) -> bytes:
-    return header(name, size=len(data), **fields) + data + bytes(-len(data) % BLOCK)
+def file(name: str, data: bytes) -> bytes:
+    return header(name, size=len(data)) + data + bytes(-len(data) % BLOCK)
 
 
 END = bytes(2 * BLOCK)
@@ -125,9 +125,7 @@ def test_a_name_has_one_safe_spelling(name: str, expected: tuple[str, ...]) -> N
     assert parts(name, Caps()) == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["/etc/passwd", "..", "a/../b", "a/..", "x" * 256, "ü" * 128, "a/" * 101, "b/a" * 2000]
-)
+@pytest.mark.parametrize("name", ["/etc/passwd", "..", "a/../b", "a/..", "x" * 256, "ü" * 128, "a/" * 101, "ba" * 2100])
 def test_a_name_that_leads_out_or_is_too_long_is_refused(name: str) -> None:
     with pytest.raises(TarError):
         parts(name, Caps())

@@ -24,12 +24,11 @@ EXIT_OURS = 125
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 
-VERBS = ("run", "exec", "doctor", "policy", "attack")
+VERBS = ("run", "exec", "doctor", "policy", "attack", "image")
 
 # Verbs of the surface that this version does not hold, and what does the job until then.
 LATER = {
     "shell": "for one command: ringfence exec -- COMMAND",
-    "image": "programs and packages of this machine are shown read-only: ringfence exec -- COMMAND",
     "serve": "from Python, in your own server: ringfence.run(code), ringfence.Sandbox()",
     "keys": "there is no server yet, so there are no keys",
     "sandbox": "sandboxes end with the process that made them; there is no server to ask",
@@ -144,6 +143,8 @@ def _verb(verb: str) -> Verb:
         from ringfence.cli.policy import main as chosen
     elif verb == "doctor":
         from ringfence.cli.doctor import main as chosen
+    elif verb == "image":
+        from ringfence.cli.image import main as chosen
     else:
         from ringfence.cli.attack import main as chosen
     return chosen

@@ -172,6 +172,13 @@ def attack_table() -> Table:
     return Table("attack", [backend, Option("--list"), Option("--json")])
 
 
+def image_table() -> Table:
+    """ringfence image"""
+    preset = Option("--preset", value="PRESET", check=one_of(("python", "data", "node", "polyglot")))
+    target = Option("--for", value="vm|wasm", check=one_of(("vm", "wasm")))
+    return Table("image", [preset, target, Option("--json"), Option("--no-cache"), Option("--yes")])
+
+
 def policy_table() -> Table:
     """ringfence policy"""
     return Table("policy", [*policy_options(), Option("--json")])

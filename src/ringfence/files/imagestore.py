@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _NAME = "ringfence"
 _FOLDERS = ("names", "trees", "objects", "steps", "work")
+PROTECTED = ("names", "trees", "objects", "steps")  # never shown to a guest by a mount
 _VERSION = 1
 _LARGEST = 1 << 20  # bytes of a record
 _HEX = frozenset("0123456789abcdef")

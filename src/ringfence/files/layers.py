@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 
-from ringfence.files.tarstream import Caps, TarError, TarStream, parts, short
+from ringfence.files.tarstream import Caps, TarError, TarStream, TooLargeError, parts, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Tree:
         os.close(fd)
         self.size += size
         if self.size > self.caps.size:
-            raise TarError(f"the files are larger than {self.caps.size:,} bytes together")
+            raise TooLargeError(f"the files are larger than {self.caps.size:,} bytes together")
         self._put(home, path, Node("file", mode=mode, mtime=entry.mtime, layer=self._layer, content=content, size=size))
 
     def _add_symlink(self, path: Path, entry: Entry) -> None:
@@ -267,6 +267,39 @@ class Tree:
             raise TarError(f"a whiteout of {name!r}, {short('/'.join(path))}")
         if home is not None and home.kind == "dir" and name in home.children:
             self._remove(home, (*path[:-1], name), lower_only=True)
+
+    # trees that are there already
+
+    def adopt(self, directory: str) -> None:
+        """Begin with all of a stored tree. Its files are linked, not copied: nobody ever writes to one."""
+        root = scan(directory, self.caps)
+        self.root = root
+        for path, node in walk(root):
+            if not path:
+                continue
+            if node.kind == "dir":
+                os.mkdir(path[-1], 0o700, dir_fd=self._parent_fd(path))
+            elif node.kind == "symlink":
+                os.symlink(node.content, path[-1], dir_fd=self._parent_fd(path))
+            else:
+                self._link_or_copy(f"{directory}/{'/'.join(path)}", path, node)
+                self.size += node.size
+            self.count += 1
+
+    def _link_or_copy(self, source: str, path: Path, node: Node) -> None:
+        try:
+            os.link(source, path[-1], dst_dir_fd=self._parent_fd(path), follow_symlinks=False)
+            return
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+        fd = os.open(path[-1], _NEW, 0o600, dir_fd=self._parent_fd(path))
+        with open(fd, "wb") as file, open(source, "rb") as original:
+            while data := original.read(1 << 20):
+                file.write(data)
+            file.flush()
+            os.fchmod(fd, node.mode)
+            os.utime(fd, (node.mtime, node.mtime))
 
     # what we add ourselves
 

@@ -40,6 +40,10 @@ class TarError(ValueError):
     """The stream is no tar that we accept. The text says why, and at which entry; names in it are `repr`s."""
 
 
+class TooLargeError(TarError):
+    """The files are larger than the caps allow."""
+
+
 @final
 class Caps(Struct):
     """What is too much. Checked before anything is kept."""
@@ -235,7 +239,7 @@ class TarStream:
         if kind == "file":
             self.size += size
             if self.size > self.caps.size:
-                raise TarError(f"the files are larger than {self.caps.size:,} bytes together")
+                raise TooLargeError(f"the files are larger than {self.caps.size:,} bytes together")
             self._left, self._padding = size, -size % BLOCK
         elif size:
             raise TarError(f"{short(name)} is a {kind} with {size:,} bytes of data")

@@ -55,4 +55,5 @@ def argv(job: Work, report_fd: int) -> list[str]:
         os.dup2(memory, _FD, inheritable=True)
         os.close(memory)
     os.set_inheritable(report_fd, True)
-    return [str(job["executable"]), "-I", "-S", "-c", _START]
+    site = [] if job["sys_path"] is None else ["-S"]  # an image's own Python finds its packages itself
+    return [str(job["executable"]), "-I", *site, "-c", _START]

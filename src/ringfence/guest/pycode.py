@@ -64,7 +64,7 @@ def prepare(job: Work) -> None:
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     sys.argv = ["-c", *job.get("args", [])]
-    sys.path[:] = ["", *job["sys_path"]]
+    sys.path[:] = ["", *(sys.path if job["sys_path"] is None else job["sys_path"])]
     if job.get("executable"):
         sys.executable = str(job["executable"])
     _forget_ours()

@@ -70,6 +70,7 @@ class Template(TypedDict):
 
     ops: list[Op]
     as_root: bool
+    foreign: bool  # not the host's: its files are nobody's that we know
 
 
 class Launch(TypedDict):
@@ -110,7 +111,7 @@ class Work(TypedDict, total=False):
     argv: list[str]
     code: str
     args: Any
-    sys_path: list[str]
+    sys_path: list[str] | None  # None: the interpreter's own
     executable: str
     call: str
     image: bool  # a session that gets a memory image along, as descriptor 4

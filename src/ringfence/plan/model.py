@@ -44,6 +44,8 @@ class ProcessPlan(Struct):
     shared: bool  # nothing of the policy names host files: templates and spares may be kept
     fresh: bool = False  # Python code gets a new interpreter by exec instead of the zygote's address space
     cgroup: bool = True
+    foreign: bool = False  # the root is a stored image: nothing of ours may be imported once it stands (J19)
+    python: str | None = None  # of a foreign root: its own Python, started anew for each run
 
     def __post_init__(self) -> None:
         put(self, "env", frozen_map(self.env))

@@ -64,6 +64,7 @@ class Surroundings(Struct):
     uid: int
     home: str
     state: tuple[str, ...]  # directories of ours that no guest may see
+    shows_python: bool = True  # False: the guest's Python is its image's; the caller's is protected all the same
 
 
 def place(mounts: tuple[Mount, ...], around: Surroundings) -> Placed:
@@ -271,7 +272,7 @@ def _with_interpreter(entries: list[Entry], around: Surroundings) -> list[Entry]
     writes there, the caller's own Python would run."""
     held: dict[int, list[str]] = {}
     added: list[Entry] = []
-    for root in around.interpreter.roots:
+    for root in around.interpreter.roots if around.shows_python else ():
         cover = _cover(root, entries)
         if cover is None:
             added.append(_interpreter_entry(root, around))

@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ringfence.plan.imageview import Root
     from ringfence.plan.model import Op
     from ringfence.plan.view import View
     from ringfence.policy.model import Limits, Policy
@@ -24,8 +25,9 @@ HOME = "/workspace"
 
 
 def plan_process(
-    policy: Policy, facts: HostFacts, view: View, *, image_env: Mapping[str, str], fresh: bool
+    policy: Policy, facts: HostFacts, view: View, *, image_env: Mapping[str, str], fresh: bool, root: Root | None = None
 ) -> ProcessPlan:
+    """`root`: of a stored image, None for the host's."""
     _check_machine(facts)
     limits = policy.limits
     sources, box_ops = _through_sources(view.box)
@@ -52,7 +54,9 @@ def plan_process(
         shown=view.shown,
         protected=view.protected,
         shared=not policy.mounts and policy.commands == "any",
-        fresh=fresh,
+        fresh=fresh or root is not None,
+        foreign=root is not None,
+        python=root.python if root is not None else None,
     )
 
 

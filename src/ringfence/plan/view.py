@@ -29,12 +29,14 @@ _DIRECTORIES = (
 )
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_LINKS = (
+_DEVICE_LINKS = (
     ("/proc/self/fd", "dev/fd"),
     ("/proc/self/fd/0", "dev/stdin"),
     ("/proc/self/fd/1", "dev/stdout"),
     ("/proc/self/fd/2", "dev/stderr"),
     ("pts/ptmx", "dev/ptmx"),
+)
+_LINKS = (
     ("/proc/self/mounts", "etc/mtab"),
     ("/tmp", "var/tmp"),  # the guest's own
     ("/run", "var/run"),
@@ -117,7 +119,7 @@ def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str, state
     ops += [op for op in base.ops if not _is_private(op)]
     ops += etc
     ops += _git_excludes(placed.protected)
-    ops += [["dev", name] for name in _DEVICES]
+    ops += device_ops()
     ops += [["symlink", text, target] for text, target in _LINKS]
     return View(
         template=(*ops, *placed.template),
@@ -139,10 +141,10 @@ class _Base(Struct):
 
 def _whole_system() -> _Base:
     """/usr, and the names beside it as this host has them: links into /usr, or directories of their own."""
-    ops: list[Op] = [_bind("/usr", "usr")]
+    ops: list[Op] = [bind("/usr", "usr")]
     ops += [["hide", path[1:]] for path in _TOKENS if _listed(path)]
     ops += _beside_usr()
-    ops += [_bind(f"/{name}", name) for name in _MERGED if _is_directory(f"/{name}")]
+    ops += [bind(f"/{name}", name) for name in _MERGED if _is_directory(f"/{name}")]
     return _Base(ops=tuple(ops), lines=("/usr: read-only, all of the host's programs",))
 
 
@@ -156,9 +158,9 @@ def _listed_programs(names: tuple[str, ...], interpreter: Interpreter) -> _Base:
     whole += [path for path in named.directories if not _in_any(path, (*whole, *roots))]
     ops = _beside_usr()
     ops += [["dir", path[1:], 0o755] for path in PROGRAM_DIRECTORIES if not os.path.islink(path)]
-    ops += [_bind(path, path[1:]) for path in sorted(whole, key=lambda path: (path.count("/"), path))]
+    ops += [bind(path, path[1:]) for path in sorted(whole, key=lambda path: (path.count("/"), path))]
     present = (*whole, *roots, "/etc/alternatives", *(f"/{op[2]}" for op in _beside_usr()))
-    ops += [_bind(path, path[1:]) for path in named.files if not _in_any(path, present)]
+    ops += [bind(path, path[1:]) for path in named.files if not _in_any(path, present)]
     ops += [["symlink", text, link[1:]] for link, text in named.links if not _in_any(link, present)]
     return _Base(ops=tuple(ops), lines=named.explain_lines(), roots=roots)
 
@@ -205,7 +207,15 @@ def _like_a_placeholder(one: Protected) -> bool:
         return False
 
 
-def _bind(source: str, target: str) -> Op:
+def device_ops() -> list[Op]:
+    """/dev, as every sandbox has it."""
+    ops: list[Op] = [["dir", "dev/shm", 0o755], ["dir", "dev/pts", 0o755]]
+    ops += [["dev", name] for name in _DEVICES]
+    return ops + [["symlink", text, target] for text, target in _DEVICE_LINKS]
+
+
+def bind(source: str, target: str) -> Op:
+    """Show `source` at `target`, read-only."""
     return ["bind", source, target, {"rw": False, "idmap": False, "exec": True}]
 
 
@@ -220,7 +230,7 @@ def _etc() -> list[Op]:
         if within(source, "/usr"):
             ops.append(["symlink", source, f"etc/{name}"])
         elif within(source, "/etc"):
-            ops.append(_bind(source, f"etc/{name}"))
+            ops.append(bind(source, f"etc/{name}"))
     return ops
 
 

@@ -120,7 +120,7 @@ class Pool:
         outlet = lean.pair(lean.SOCK_SEQPACKET) if plan.box["outlets"] is not None else None
         try:
             uid = uids.hold() if plan.box["as_root"] else None
-            python = {**self._python, "fresh": plan.fresh}
+            python = self._python_of(plan)
             box = ProcessBox(plan, ours, python, group=group, uid=uid, retire=self._do, origin=(template, number))
             sockets = [("channel", theirs.fileno())]
             if outlet is not None:
@@ -145,6 +145,30 @@ class Pool:
         self._boxes.add(box)
         box.on_destroyed.append(lambda: self._boxes.discard(box))
         return box
+
+    def _python_of(self, plan: ProcessPlan) -> dict[str, object]:
+        if plan.foreign:
+            return {"sys_path": None, "executable": plan.python, "fresh": True}
+        return {**self._python, "fresh": plan.fresh}
+
+    def release(self, view: tuple[object, ...]) -> bool:
+        """Drop template and spares of a view: the tuple that is its plans' `template`. False while one is in use."""
+        with self._lock:
+            shelves = [shelf for shelf in self._shelves.values() if shelf.plan.template is view]
+            spares = [spare for shelf in shelves for spare in shelf.spares]
+            if any(box.plan.template is view and box not in spares for box in self._boxes):
+                return False
+            for shelf in shelves:
+                shelf.spares, shelf.wanted = [], 0
+                del self._shelves[id(shelf.plan)]
+            template = self._templates.pop(id(view), None)
+        for spare in spares:
+            spare.close()
+        for spare in spares:
+            spare.wait_destroyed(START_S)
+        if template is not None:
+            template.close()
+        return True
 
     def _send(
         self,

@@ -68,7 +68,7 @@ class Zygote:
         """A fork with a root of its own. Raises UnsupportedError when this host does not let us build one."""
         self.wait_ready()
         ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        request = lean.dumps({"ops": plan.template, "as_root": plan.box["as_root"]})
+        request = lean.dumps({"ops": plan.template, "as_root": plan.box["as_root"], "foreign": plan.foreign})
         ours.settimeout(_BUILD_S)
         with self._lock:
             _send(self._control, request, [theirs.fileno()])
