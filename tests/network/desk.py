@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -125,3 +126,11 @@ def trusting(roots: Path) -> Iterator[None]:
         yield
     finally:
         streams.trusted_roots = before
+
+
+def wait_until(holds: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """The gateway's side of a connection may end a moment after the client's."""
+    deadline = time.monotonic() + timeout_s
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert holds()

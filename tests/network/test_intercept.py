@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
-import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from network.desk import HOST, Desk, open_desk, trusting
+from network.desk import HOST, Desk, open_desk, trusting, wait_until
 from network.servers import Answer, Loop, Roots, Seen, Server, serving
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
@@ -274,7 +272,8 @@ def test_a_client_that_does_not_trust_the_sandboxs_certificate_is_told_of_in_the
 ) -> None:
     with open_desk(loop, Desk(server, TOKEN)) as desk:
         done = Curl(desk, bundle)("/a", "--cacert", str(roots.path))
-    assert done.returncode == 60
+        assert done.returncode == 60
+        wait_until(lambda: desk.said)
     assert desk.said == [(None, None, None, "net.tls-distrusted")]
 
 
@@ -290,94 +289,3 @@ def test_http2_streams_are_independent(loop: Loop, server: Server, bundle: Path)
         done = curl(urls[0], *urls[1:], *["-o", "/dev/null"] * 30, "-w", "%{http_code}\n")
     assert sorted(done.stdout.split()) == [b"200"] * 20 + [b"403"] * 10
     assert len(server.seen) == 20
-
-
-def _raw(desk: Desk, bundle: Path, data: bytes, *, alpn: str = "http/1.1") -> bytes:
-    """What comes back for raw bytes, until the gateway closes or nothing more comes."""
-    context = ssl.create_default_context(cadata=desk.authority.certificate.decode())
-    context.set_alpn_protocols([alpn])
-    with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as plain:
-        with context.wrap_socket(plain, server_hostname=HOST) as sock:
-            got = b""
-            try:
-                sock.sendall(data)
-                while more := sock.recv(65_536):
-                    got += more
-                    sock.settimeout(0.4)
-            except OSError:
-                pass
-            return got
-
-
-HEAD = f"Host: {HOST}\r\n".encode()
-SMUGGLED = {
-    "length twice": b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
-    "list of lengths": b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 3, 4\r\n\r\nabc",
-    "odd coding": b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "folded": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: b\r\n c\r\n\r\n",
-    "bare LF": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: b\nX-B: c\r\n\r\n",
-    "all bare LF": b"GET / HTTP/1.1\nHost: " + HOST.encode() + b"\n\n",
-    "space before colon": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A : b\r\n\r\n",
-    "NUL": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: b\0\r\n\r\n",
-    "two hosts": b"GET / HTTP/1.1\r\n" + HEAD + HEAD + b"\r\n",
-    "no host": b"GET / HTTP/1.1\r\n\r\n",
-    "no path": b"GET evil HTTP/1.1\r\n" + HEAD + b"\r\n",
-    "another scheme": b"GET ftp://" + HOST.encode() + b"/ HTTP/1.1\r\n" + HEAD + b"\r\n",
-    "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "not HTTP": b"\x00\x01\x02\x03\r\n\r\n",
-    "a huge head": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: " + b"a" * 100_000 + b"\r\n\r\n",
-    "too many headers": b"GET / HTTP/1.1\r\n" + HEAD + b"X-A: b\r\n" * 300 + b"\r\n",
-}
-
-
-@pytest.mark.parametrize("name", SMUGGLED)
-def test_a_request_that_two_parsers_could_read_in_two_ways_is_refused(
-    loop: Loop, server: Server, bundle: Path, name: str
-) -> None:
-    with open_desk(loop, Desk(server, TOKEN)) as desk:
-        got = _raw(desk, bundle, SMUGGLED[name] + b"GET /smuggled HTTP/1.1\r\n" + HEAD + b"\r\n")
-    assert server.seen == []
-    assert got.startswith(b"HTTP/1.1 400 "), got[:200]
-    assert b'"code": "net.malformed"' in got
-
-
-@pytest.mark.parametrize(
-    "url", ["https://other.example.com/", f"https://{HOST}:444/", f"https://{HOST}@other.example.com/"]
-)
-def test_an_absolute_target_must_name_the_same_host(loop: Loop, server: Server, bundle: Path, url: str) -> None:
-    with open_desk(loop, Desk(server, TOKEN)) as desk:
-        got = _raw(desk, bundle, f"GET {url} HTTP/1.1\r\n".encode() + HEAD + b"Connection: close\r\n\r\n")
-        fine = _raw(desk, bundle, f"GET https://{HOST}/x HTTP/1.1\r\n".encode() + HEAD + b"Connection: close\r\n\r\n")
-    assert got.split(b" ")[1] in (b"400", b"403")
-    assert fine.startswith(b"HTTP/1.1 200 ")
-    assert [seen.target for seen in server.seen] == ["/x"]
-
-
-def test_pipelined_requests_are_answered_in_order_and_checked_one_by_one(
-    loop: Loop, server: Server, bundle: Path
-) -> None:
-    with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/ok"]))) as desk:
-        names = ["/ok1", "/no", "/ok2"]
-        data = b"".join(f"GET {name} HTTP/1.1\r\n".encode() + HEAD + b"\r\n" for name in names)
-        got = _raw(desk, bundle, data + b"GET /ok3 HTTP/1.1\r\nConnection: close\r\n" + HEAD + b"\r\n")
-    assert [int(part[:3]) for part in got.split(b"HTTP/1.1 ")[1:]] == [200, 403, 200, 200]
-    assert [seen.target for seen in server.seen] == ["/ok1", "/ok2", "/ok3"]
-
-
-def test_a_websocket_carries_the_secret_and_is_scrubbed_but_not_under_a_path_rule(
-    loop: Loop, server: Server, bundle: Path
-) -> None:
-    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    with open_desk(loop, Desk(server, TOKEN)) as desk:
-        token = desk.vault.environment["TOKEN"].encode()
-        got = _raw(
-            desk, bundle, b"GET /ws HTTP/1.1\r\n" + HEAD + upgrade + b"Authorization: " + token + b"\r\n\r\nhello"
-        )
-    assert got.startswith(b"HTTP/1.1 101 ")
-    assert got.endswith(b"*" * len(VALUE) + b"|HELLO")
-    assert server.seen[0].header("authorization") == VALUE
-    with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/"]))) as desk:
-        got = _raw(desk, bundle, b"GET /ws HTTP/1.1\r\n" + HEAD + upgrade + b"\r\n")
-    assert b'"code": "net.upgrade"' in got
-    assert len(server.seen) == 1

@@ -254,6 +254,7 @@ class _Exchange:
             elif type(event) is h11.EndOfMessage:
                 await self._answer(h11.Data(data=scrubber.end()))
                 trailers = _masked(forms, event)
+                self._finish(None)  # before the client can know that it is over
                 await self._answer(h11.EndOfMessage(headers=trailers if self._is_chunked else []))
                 self._after()
                 return
@@ -278,7 +279,6 @@ class _Exchange:
             await self._guest.send(data)
 
     def _after(self) -> None:
-        self._finish(None)
         over = self._below.our_state is h11.DONE and self._below.their_state is h11.DONE
         if not over or self._below.trailing_data[0]:
             # Closed by it, or out of step: bytes after a response are no answer to the next request.
