@@ -57,19 +57,21 @@ class AsyncWorker:
         inbox = self._inbox
         while True:
             ended = inbox.end is not None  # looked at first: what came before the end is in the inbox by then
-            found = self._take()
-            credit = inbox.credit()
-            if credit and not ended:
-                await self._place.link.say(op="credit", id=inbox.id, bytes=credit)
+            found = await self._take()
             if found or ended:
                 return found
             await self._wait(lambda: bool(inbox.items) or inbox.end is not None, patient=patient)
 
-    def _take(self) -> list[bytes]:
+    async def _take(self) -> list[bytes]:
+        """What is here; as much may come again."""
+        inbox = self._inbox
         found = []
-        while (item := self._inbox.take()) is not None:
+        while (item := inbox.take()) is not None:
             if item[0] == frames.STDOUT:
                 found.append(item[1])
+        credit = inbox.credit()
+        if credit and inbox.end is None:
+            await self._place.link.say(op="credit", id=inbox.id, bytes=credit)
         return found
 
     async def write(self, data: bytes) -> bool:
@@ -149,7 +151,7 @@ class AsyncWorker:
                 await self._place.link.wait(
                     lambda: bool(inbox.items) or inbox.end is not None, time.monotonic() + _AGAIN_S
                 )
-                self._take()
+                await self._take()  # its end is told after its output
         except SandboxLostError:
             return True  # and everything inside with it
         ended = inbox.end is not None
@@ -168,7 +170,7 @@ class AsyncWorker:
                 if not await self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, deadline):
                     self._place.box.kill()
                     inbox.end = {"ev": "over", "why": "caller"}
-                self._take()
+                await self._take()  # its end is told after its output
         except SandboxLostError:
             return
 

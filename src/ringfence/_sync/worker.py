@@ -59,18 +59,20 @@ class Worker:
         while True:
             ended = inbox.end is not None  # looked at first: what came before the end is in the inbox by then
             found = self._take()
-            credit = inbox.credit()
-            if credit and not ended:
-                self._place.link.say(op="credit", id=inbox.id, bytes=credit)
             if found or ended:
                 return found
             self._wait(lambda: bool(inbox.items) or inbox.end is not None, patient=patient)
 
     def _take(self) -> list[bytes]:
+        """What is here; as much may come again."""
+        inbox = self._inbox
         found = []
-        while (item := self._inbox.take()) is not None:
+        while (item := inbox.take()) is not None:
             if item[0] == frames.STDOUT:
                 found.append(item[1])
+        credit = inbox.credit()
+        if credit and inbox.end is None:
+            self._place.link.say(op="credit", id=inbox.id, bytes=credit)
         return found
 
     def write(self, data: bytes) -> bool:
@@ -148,7 +150,7 @@ class Worker:
             while inbox.end is None and time.monotonic() < deadline:
                 self._place.link.say(op="signal", id=inbox.id, signal=_SIGTERM)  # lost on one not yet started
                 self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, time.monotonic() + _AGAIN_S)
-                self._take()
+                self._take()  # its end is told after its output
         except SandboxLostError:
             return True  # and everything inside with it
         ended = inbox.end is not None
@@ -167,7 +169,7 @@ class Worker:
                 if not self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, deadline):
                     self._place.box.kill()
                     inbox.end = {"ev": "over", "why": "caller"}
-                self._take()
+                self._take()  # its end is told after its output
         except SandboxLostError:
             return
 

@@ -27,6 +27,7 @@ _ONLYDIR = 0x01000000
 _MASK = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _ONLYDIR
 _EVENT = struct.Struct("iIII")
 _BUFFER = 1 << 16
+_LOOK_MS = 1000
 _OTHER_HALF_MS = 5  # the kernel queues both halves of a rename one after the other
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 _PLAIN = ((_CREATE, "create"), (_DELETE, "remove"), (_MODIFY, "write"), (_ATTRIB, "chmod"))
@@ -123,6 +124,10 @@ class _Watcher:
 
     def turn(self) -> bool:
         """Take what the kernel has. False when there is nothing left to watch."""
+        while not self._more(_LOOK_MS):
+            if os.fstat(self._top).st_nlink == 0:  # we hold it open: the kernel will not say so
+                self.tell("remove", b".")
+                return False
         data = os.read(self._fd, _BUFFER)
         events = []
         at = 0

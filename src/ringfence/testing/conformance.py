@@ -12,7 +12,19 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Literal
 
-from ringfence.testing.checks import code, commands, disk, files, isolation, lifecycle, limits, refusals, spawning
+from ringfence.testing.checks import (
+    code,
+    commands,
+    disk,
+    files,
+    isolation,
+    lifecycle,
+    limits,
+    looking,
+    refusals,
+    spawning,
+    transfers,
+)
 from ringfence.testing.model import CAPABILITIES, Capability, Check, MakeSandbox
 from ringfence.values import Struct, final
 
@@ -29,6 +41,8 @@ CHECKS: tuple[Check, ...] = (
     *commands.CHECKS,
     *spawning.CHECKS,
     *files.CHECKS,
+    *transfers.CHECKS,
+    *looking.CHECKS,
     *disk.CHECKS,
     *limits.CHECKS,
     *isolation.CHECKS,
