@@ -11,7 +11,17 @@ from typing import NamedTuple
 # A library process keeps a zygote, a template for each view and a few spares that never ran guest code. They stay
 # between tests, and the pool knows how many they are; everything else must be gone.
 STANDING = frozenset(["rf-zygote", "rf-forker", "rf-monitor", "rf-init", "rf-spawner"])
-GUARDED = ("attacks", "backends", "behaviour", "conformance", "integrations", "network", "sandbox", "soak", "test_async.py")
+GUARDED = (
+    "attacks",
+    "backends",
+    "behaviour",
+    "conformance",
+    "integrations",
+    "network",
+    "sandbox",
+    "soak",
+    "test_async.py",
+)
 _CGROUPS = Path("/sys/fs/cgroup")
 _PLACES = [Path("/run/ringfence"), Path("/tmp"), Path("/dev/shm")]
 

@@ -273,10 +273,10 @@ def test_a_wrong_argument_is_told_before_anything_is_awaited() -> None:
         with pytest.raises(PolicyError):
             await ringfence.run_async("")
         with pytest.raises(TypeError):
-            await ringfence.run_async("1", policy="x")  # type: ignore[arg-type]
+            await ringfence.run_async("1", policy="x")  # type: ignore[arg-type]  # wrong on purpose
         async with AsyncSandbox() as box:
             with pytest.raises(TypeError):
-                box.spawn("ls")  # type: ignore[arg-type]
+                box.spawn("ls")  # type: ignore[arg-type]  # wrong on purpose
 
     run(main)
 
@@ -307,7 +307,7 @@ def test_a_killed_monitor_is_lost() -> None:
 def _kill_init(box: AsyncSandbox, number: int) -> None:
     import signal
 
-    signal.pidfd_send_signal(box._box._init_pidfd, number)  # type: ignore[union-attr]
+    signal.pidfd_send_signal(box._box._init_pidfd, number)  # type: ignore[union-attr]  # a started sandbox has one
 
 
 def test_a_loop_that_ends_with_a_sandbox_open_leaves_nothing_at_close() -> None:

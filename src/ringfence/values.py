@@ -219,7 +219,7 @@ def _signature(cls: StructMeta) -> object:
     import inspect
 
     if cls.__init__ is not Struct.__init__:  # type: ignore[misc]  # comparing functions, calling neither
-        whole = inspect.signature(cls.__init__)  # type: ignore[misc]
+        whole = inspect.signature(cls.__init__)  # type: ignore[misc]  # as above
         return whole.replace(parameters=list(whole.parameters.values())[1:])
     parameters = []
     for name in cls.__fields__:

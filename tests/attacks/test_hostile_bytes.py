@@ -117,7 +117,7 @@ def play(box: FakeBox, monitor: Callable[[socket.socket], None]) -> threading.Th
 @hostile
 def test_a_sync_sandbox_whose_monitor_lies_is_lost(box: FakeBox, first: bytes) -> None:
     sandbox = Sandbox(policy=Policy(), backend="process")
-    sandbox._launcher.launch = lambda: box  # type: ignore[method-assign,assignment,return-value]
+    sandbox._launcher.launch = lambda: box  # type: ignore[method-assign,assignment,return-value]  # a box of the test's own
     sandbox.start()
     before = resident()
     thread = play(box, flood(first))
@@ -138,7 +138,7 @@ def test_an_async_sandbox_whose_monitor_lies_is_lost(box: FakeBox, first: bytes)
 
     async def use() -> None:
         sandbox = AsyncSandbox(policy=Policy(), backend="process")
-        sandbox._launcher.launch = lambda: box  # type: ignore[method-assign,assignment,return-value]
+        sandbox._launcher.launch = lambda: box  # type: ignore[method-assign,assignment,return-value]  # a box of the test's own
         await sandbox.start()
         thread = play(box, flood(first))
         result = await sandbox.run("1")
@@ -157,7 +157,7 @@ def test_an_async_sandbox_whose_monitor_lies_is_lost(box: FakeBox, first: bytes)
 
 def test_a_monitor_that_falls_silent_in_the_middle_of_a_frame_meets_the_deadline(box: FakeBox) -> None:
     sandbox = Sandbox(policy=Policy(), backend="process")
-    sandbox._launcher.launch = lambda: box  # type: ignore[method-assign,assignment,return-value]
+    sandbox._launcher.launch = lambda: box  # type: ignore[method-assign,assignment,return-value]  # a box of the test's own
     sandbox.start()
     play(box, lambda sock: sock.sendall(struct.pack("<IBI", 1000, STDOUT, 1) + b"half"))
     result = sandbox.run("1", timeout_s=0.2)
@@ -166,7 +166,7 @@ def test_a_monitor_that_falls_silent_in_the_middle_of_a_frame_meets_the_deadline
 
 def test_a_monitor_that_closes_the_channel_is_a_loss(box: FakeBox) -> None:
     sandbox = Sandbox(policy=Policy(), backend="process")
-    sandbox._launcher.launch = lambda: box  # type: ignore[method-assign,assignment,return-value]
+    sandbox._launcher.launch = lambda: box  # type: ignore[method-assign,assignment,return-value]  # a box of the test's own
     sandbox.start()
     play(box, lambda sock: sock.close())
     result = sandbox.run("1")

@@ -88,9 +88,9 @@ def run_with(**arguments: object) -> Callable[[], object]:
         (run_with(timeout_s=True), PolicyError, "timeout_s is True"),
         (run_with(timeout_s="5"), PolicyError, "timeout_s is '5'"),
         (run_with(timeout_s=31), PolicyError, "more than the policy's"),
-        (lambda: Sandbox(workspace="cloud"), PolicyError, "unknown workspace 'cloud'"),  # type: ignore[arg-type]
-        (lambda: Sandbox(workspace=5), PolicyError, "unknown workspace 5"),  # type: ignore[arg-type]
-        (lambda: Sandbox(policy="x"), TypeError, "policy is a Policy"),  # type: ignore[arg-type]
+        (lambda: Sandbox(workspace="cloud"), PolicyError, "unknown workspace 'cloud'"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: Sandbox(workspace=5), PolicyError, "unknown workspace 5"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: Sandbox(policy="x"), TypeError, "policy is a Policy"),  # type: ignore[arg-type]  # wrong on purpose
         (lambda: Limits(memory="12Q"), PolicyError, "12Q"),
         (lambda: Limits(memory=0), PolicyError, "limits.memory"),
         (lambda: Limits(memory=-5), PolicyError, "limits.memory"),
@@ -99,7 +99,7 @@ def run_with(**arguments: object) -> Callable[[], object]:
         (lambda: Limits(cpus=-1), PolicyError, "limits.cpus"),
         (lambda: Policy.load("/tmp"), PolicyError, "/tmp"),
         (lambda: Policy.load("/no/such/file.toml"), (PolicyError, FileNotFoundError), "/no/such/file.toml"),
-        (lambda: Policy.preset("yolo"), PolicyError, "yolo"),  # type: ignore[arg-type]
+        (lambda: Policy.preset("yolo"), PolicyError, "yolo"),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_a_wrong_argument_is_told_with_what_is_wrong(

@@ -30,7 +30,7 @@ def own_pool() -> Iterator[None]:
 
 def monitor_of(box: Sandbox) -> int:
     """The monitor is the parent of PID 1 inside."""
-    init = box._box._init_pidfd  # type: ignore[union-attr]
+    init = box._box._init_pidfd  # type: ignore[union-attr]  # a started sandbox has one
     text = Path(f"/proc/self/fdinfo/{init}").read_text()
     pid = next(line.split()[1] for line in text.splitlines() if line.startswith("Pid:"))
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -120,7 +120,7 @@ def test_a_one_shot_run_whose_monitor_is_killed_is_lost() -> None:
 
 def test_a_killed_pid_1_is_lost_and_not_a_signal_of_the_guest() -> None:
     with Sandbox() as box:
-        init = box._box._init_pidfd  # type: ignore[union-attr]
+        init = box._box._init_pidfd  # type: ignore[union-attr]  # a started sandbox has one
         thread = threading.Timer(0.3, lambda: signal.pidfd_send_signal(init, signal.SIGKILL))
         thread.start()
         result = box.exec(["sleep", "600"], timeout_s=20)

@@ -150,7 +150,7 @@ def inside(uid: int, shown: object, argv: list[str]) -> None:
         apply(op)
     for private in ("tmp", "workspace"):
         mount("tmpfs", private, "tmpfs", 0, f"mode=755,uid={GUEST}" if uid == 0 else "mode=755")
-    for op in shown.box:  # type: ignore[attr-defined]
+    for op in shown.box:  # type: ignore[attr-defined]  # as above
         apply(op)
     mount("/proc", "proc", None, MS_BIND | MS_REC)
     os.chroot(".")
@@ -159,7 +159,7 @@ def inside(uid: int, shown: object, argv: list[str]) -> None:
         os.setgroups([])
         os.setresgid(GUEST, GUEST, GUEST)
         os.setresuid(GUEST, GUEST, GUEST)
-    os.execve(argv[0], argv, {"PATH": shown.path, "HOME": "/workspace"})  # type: ignore[attr-defined]
+    os.execve(argv[0], argv, {"PATH": shown.path, "HOME": "/workspace"})  # type: ignore[attr-defined]  # as above
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_a_mount_inside_another_comes_after_it(folder: Path) -> None:
     inner = folder.parent / "inner"
     inner.mkdir()
     template, _ = added(seen(Mount(str(inner), "/data/sub"), Mount(str(folder), "/data")))
-    assert [op[2] for op in template if op[0] == "bind"] == ["data", "data/sub"]  # type: ignore[index]
+    assert [op[2] for op in template if op[0] == "bind"] == ["data", "data/sub"]  # type: ignore[index]  # operations are lists
 
 
 def test_a_mount_inside_one_that_waits_for_the_sandbox_waits_too(folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_mount_inside_one_that_waits_for_the_sandbox_waits_too(folder: Path) -
     inner = folder.parent / "inner"
     inner.mkdir()
     _, box = added(seen(Mount(str(folder), "/data", mode="copy"), Mount(str(inner), "/data/sub")))
-    assert [op[0] for op in box] == ["overlay", "bind"]  # type: ignore[index]
+    assert [op[0] for op in box] == ["overlay", "bind"]  # type: ignore[index]  # operations are lists
 
 
 def test_a_mount_inside_another_is_never_made_on_the_host(folder: Path) -> None:
@@ -202,15 +202,15 @@ def test_a_folder_with_credentials_is_refused_until_they_are_hidden_or_accepted(
     around = {"home": str(folder), "uid": 1000}
     python = python_in()
     with pytest.raises(PolicyError) as caught:
-        view(Policy(mounts=[Mount(str(folder), "/data")]), python, **around)  # type: ignore[arg-type]
+        view(Policy(mounts=[Mount(str(folder), "/data")]), python, **around)  # type: ignore[arg-type]  # passed on as they are
     assert caught.value.fix == (
         "mount only the folder that is needed, or hide them (--hide .ssh), "
         "or accept it with credentials = true on mounts[0]"
     )
-    hidden = view(Policy(mounts=[Mount(str(folder), "/data", hide=[".ssh"])]), python, **around)  # type: ignore[arg-type]
+    hidden = view(Policy(mounts=[Mount(str(folder), "/data", hide=[".ssh"])]), python, **around)  # type: ignore[arg-type]  # passed on as they are
     assert ["overlay", str(folder), "data", {"idmap": False, "ro": True, "absent": [".ssh"]}] in hidden.template
     accepted = Policy(mounts=[Mount(str(folder), "/data", credentials=True)])
-    assert ["bind", str(folder), "data", RO] in view(accepted, python, **around).template  # type: ignore[arg-type]
+    assert ["bind", str(folder), "data", RO] in view(accepted, python, **around).template  # type: ignore[arg-type]  # passed on as they are
 
 
 @pytest.mark.parametrize("source", ["/usr", "/etc/fonts", "/boot", "/var/spool"])
@@ -274,7 +274,7 @@ def test_the_callers_own_python_inside_a_writable_mount_is_read_only(folder: Pat
 def test_the_callers_own_python_inside_a_copy_is_the_copy(folder: Path) -> None:
     (folder / ".venv" / "bin").mkdir(parents=True)
     template, box = added(seen(Mount(str(folder), mode="copy"), roots=(f"{folder}/.venv/bin",)))
-    assert [op[0] for op in (*template, *box)] == ["dir", "overlay"]  # type: ignore[index]
+    assert [op[0] for op in (*template, *box)] == ["dir", "overlay"]  # type: ignore[index]  # operations are lists
 
 
 def test_a_target_over_the_interpreter_is_refused(folder: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_target_over_the_interpreter_is_refused(folder: Path) -> None:
 
 def held(folder: Path, **more: object) -> dict[str, str]:
     """Relative path → what is done about it."""
-    shown = seen(Mount(str(folder), "/data", mode="rw", **more))  # type: ignore[arg-type]
+    shown = seen(Mount(str(folder), "/data", mode="rw", **more))  # type: ignore[arg-type]  # passed on as they are
     ops = [op for op in (*shown.template, *shown.box) if op[0] in ("pin", "protect")]
     return {str(op[1]).removeprefix("data/"): str(op[0]) for op in ops}
 

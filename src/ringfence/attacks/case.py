@@ -100,7 +100,7 @@ def attack(
     return make
 
 
-def not_applicable(id: str, title: str, outcome: Outcome, reason: str) -> Attack:  # noqa: A002
+def not_applicable(id: str, title: str, outcome: Outcome, reason: str) -> Attack:  # noqa: A002  # as above
     """An id of the catalogue that the process backend gives nothing to try, and why."""
 
     def play(arm: Arm) -> Seen:

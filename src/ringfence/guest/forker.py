@@ -16,10 +16,11 @@ from . import kernel as k
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from socket import socket
     from typing import NoReturn
 
-    from .shapes import Order, Plan, Template
+    from .shapes import Fence, Order, Plan, Template
 
 _MAX_PACKET = 1 << 17
 _MAX_FDS = 16
@@ -129,8 +130,8 @@ class Forker:
         if order["plan"] is not None:
             self._plans[order["plan_id"]] = order["plan"]
         shared = self._plans[order["plan_id"]]
-        fence = {**shared["fence"], "affinity": order["affinity"]}
-        plan: Plan = {**shared, "owner": order["owner"], "fence": fence}  # type: ignore[typeddict-item]
+        fence: Fence = {**shared["fence"], "affinity": order["affinity"]}
+        plan: Plan = {**shared, "owner": order["owner"], "fence": fence}
         listeners = fds.pop() if order["listeners"] else -1
         making = Making(order["box"], plan, fds)
         self._made[making.number] = making
@@ -261,17 +262,17 @@ class Forker:
         lean.send_fds(self._monitor, lean.dumps({"box": making.number, **said}), fds)
 
 
-def _child(work: object, report: socket) -> NoReturn:
+def _child(work: Callable[[], object], report: socket) -> NoReturn:
     """In a new process: never return into the forker's loop, and say why it could not be."""
     try:
-        work()  # type: ignore[operator]
+        work()
     except OSError as error:
         report.send(f"!{error}".encode()[:200])
     finally:
         os._exit(70)
 
 
-def _help(door: int | None, answer: socket, work: object, report: socket) -> NoReturn:
+def _help(door: int | None, answer: socket, work: Callable[[], object], report: socket) -> NoReturn:
     if door is not None:
         k.setns(door, k.CLONE_NEWPID)
     pid, pidfd = k.clone(k.CLONE_PARENT)

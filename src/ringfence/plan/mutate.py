@@ -11,7 +11,8 @@ from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
     from ringfence.plan.model import Op, ProcessPlan
 
@@ -61,9 +62,9 @@ def _without_one(plan: ProcessPlan, control: str) -> ProcessPlan:
     if control in ("process-limit", "cgroup"):
         return _without_group(plan, control)
     box = dict(plan.box)
-    fence = box["fence"] = dict(box["fence"])  # type: ignore[call-overload]
+    fence = box["fence"] = _fence(plan)
     if control in _NAMESPACES:
-        box["namespaces"] = int(box["namespaces"]) & ~_NAMESPACES[control]  # type: ignore[call-overload]
+        box["namespaces"] = _number(plan, "namespaces") & ~_NAMESPACES[control]
     elif control in _FENCE:
         fence[_FENCE[control]] = False
         if control == "no-new-privileges":
@@ -85,9 +86,20 @@ def _without_one(plan: ProcessPlan, control: str) -> ProcessPlan:
     return replace(plan, box=box)
 
 
+def _fence(plan: ProcessPlan) -> dict[str, Any]:
+    """A copy. The plan is plain data for the other side, hence the loose type."""
+    return dict(plan.fence)
+
+
+def _number(plan: ProcessPlan, name: str) -> int:
+    value = plan.box[name]
+    assert isinstance(value, int)
+    return value
+
+
 def _open_filter(plan: ProcessPlan, left_out: frozenset[str]) -> ProcessPlan:
     """Both layers without these controls, together: each call compiles anew. ValueError for an unknown one."""
-    fence = dict(plan.box["fence"])  # type: ignore[call-overload]
+    fence = _fence(plan)
     if fence["seccomp"] is not None:
         fence["seccomp"] = base64_of(seccomp.guest_filter(without=left_out))
     if fence["last_layer"] is not None:
@@ -98,7 +110,7 @@ def _open_filter(plan: ProcessPlan, left_out: frozenset[str]) -> ProcessPlan:
 def _without_group(plan: ProcessPlan, control: str) -> ProcessPlan:
     if control == "cgroup":
         return replace(plan, cgroup=False)
-    fence = {**plan.box["fence"], "processes": _MANY}  # type: ignore[dict-item]
+    fence = {**_fence(plan), "processes": _MANY}
     return replace(plan, processes=_MANY, box={**plan.box, "fence": fence})
 
 
@@ -108,19 +120,19 @@ def _without_view(plan: ProcessPlan, control: str) -> ProcessPlan:
     if control == "watch":  # what has a placeholder is still made: the operations name it
         return replace(plan, protected=tuple(path for path in plan.protected if path.missing))
     change = _writable if control == "read-only" else _left_out(control)
-    return replace(plan, template=change(plan.template), box={**plan.box, "ops": list(change(plan.box["ops"]))})
+    return replace(plan, template=change(plan.template), box={**plan.box, "ops": list(change(plan.box_ops))})
 
 
-def _left_out(name: str) -> Callable[[object], tuple[Op, ...]]:
-    def change(ops: object) -> tuple[Op, ...]:
-        return tuple(op for op in ops if op[0] != name)  # type: ignore[attr-defined]
+def _left_out(name: str) -> Callable[[Iterable[Op]], tuple[Op, ...]]:
+    def change(ops: Iterable[Op]) -> tuple[Op, ...]:
+        return tuple(op for op in ops if op[0] != name)
 
     return change
 
 
-def _writable(ops: object) -> tuple[Op, ...]:
+def _writable(ops: Iterable[Op]) -> tuple[Op, ...]:
     """Every bind of a host path without its read-only flag."""
-    return tuple([*op[:3], {**op[3], "rw": True}] if op[0] == "bind" else op for op in ops)  # type: ignore[attr-defined]
+    return tuple([*op[:3], {**op[3], "rw": True}] if op[0] == "bind" and isinstance(op[3], dict) else op for op in ops)
 
 
 def base64_of(program: bytes) -> str:

@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ class Notes:
         self.kept.pop(placeholder.path, None)
 
 
-def known(*all_notes: Notes) -> object:
+def known(*all_notes: Notes) -> Callable[[int, int], bool]:
     def ask(device: int, inode: int) -> bool:
         return any((one.device, one.inode) == (device, inode) for notes in all_notes for one in notes.kept.values())
 
@@ -40,7 +41,7 @@ def protected(folder: Path, *extra: str) -> tuple[Protected, ...]:
 
 
 def holder(folder: Path, notes: Notes, *others: Notes) -> Placeholders:
-    return Placeholders(protected(folder), note=notes.note, forget=notes.forget, known=known(notes, *others))  # type: ignore[arg-type]
+    return Placeholders(protected(folder), note=notes.note, forget=notes.forget, known=known(notes, *others))
 
 
 def tree(folder: Path) -> set[str]:
@@ -265,10 +266,10 @@ def test_a_path_that_cannot_be_watched_is_an_error(tmp_path: Path) -> None:
 # ── the end scan ─────────────────────────────────────────────────────────────────────────────────
 
 
-def scanned(folder: Path, *work: object) -> list[tuple[str, str]]:
+def scanned(folder: Path, *work: Callable[[], object]) -> list[tuple[str, str]]:
     before = snapshot_before(str(folder))
     for step in work:
-        step()  # type: ignore[operator]
+        step()
     return [(one.code, os.path.relpath(one.target, folder)) for one in end_scan(str(folder), before)]
 
 

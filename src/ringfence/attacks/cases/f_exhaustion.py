@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 _MB = 1 << 20
 
 
+_BASE = Limits(timeout_s=10, cpu_time_s=10, memory="64M", processes=48, open_files=256, disk="8M", disk_files=2000)
+
+
 def _limits(**changed: object) -> Policy:
-    base: dict[str, object] = {"timeout_s": 10, "cpu_time_s": 10, "memory": "64M", "processes": 48, "open_files": 256}
-    return Policy(limits=Limits(**{**base, "disk": "8M", "disk_files": 2000, **changed}))  # type: ignore[arg-type]
+    return Policy(limits=replace(_BASE, **changed))
 
 
 _SMALL = _limits()  # with its file systems: 64 + 2 times 8 + 32 MiB for the group

@@ -104,8 +104,8 @@ def other_stream_full(arm: Arm) -> Seen:
     if not arm.off:
         result = arm.run(arm.sandbox(whole=True), code, timeout_s=5)
         return Seen(not result.ok, f"{result.status}, {len(result.stderr_bytes)} bytes of stderr kept")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-I", "-c", code], **pipes) as process:  # type: ignore[call-overload]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-I", "-c", code], stdout=pipe, stderr=pipe) as process:
         time.sleep(0.7)
         stuck = process.poll() is None
         process.kill()
@@ -219,7 +219,8 @@ def _holdings() -> tuple[int, int]:
     """Mount namespaces there are among our descendants beyond the spares, and descriptors of this process."""
     from ringfence.backends.process import pool
 
-    spares = sum(len(shelf.spares) for one in pool._pools.values() for shelf in one._shelves.values())  # noqa: SLF001
+    every = pool._pools.values()  # noqa: SLF001  # the pool has no public count, and callers need none
+    spares = sum(len(shelf.spares) for one in every for shelf in one._shelves.values())  # noqa: SLF001  # as above
     monitors = sum(_name_of(pid) == "rf-monitor" and _is_ours(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())
     return max(0, monitors - spares), max(0, len(os.listdir("/proc/self/fd")) - 2 * spares)
 
