@@ -143,8 +143,8 @@ def stock() -> Stock:
     if pool is None:
         return Stock(0, 0, 0, frozenset())
     held = [fd for fd, _ in pool._canary]
-    guard = sys.modules.get("ringfence.backends.process.guard")
-    held += [owner._fd for owner in guard._owners.values()] if guard is not None else []
+    record = sys.modules.get("ringfence.backends.process.record")
+    held += [owner._fd for owner in record._owners.values()] if record is not None else []
     zygotes = templates = spares = 0
     for one in list(pool._pools.values()):
         with one._lock:

@@ -1,9 +1,11 @@
-"""Snapshots: the value that later versions make. Nothing here makes one yet."""
+"""A sandbox's files at one moment, as its caller holds them. The tree and its content are of `ringfence.files`."""
 
 from __future__ import annotations
 
-from ringfence.errors import UnsupportedError
-from ringfence.values import Struct, final
+import os
+
+from ringfence.errors import SnapshotError
+from ringfence.values import Struct, final, put
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,6 +13,11 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence.events import Change
+    from ringfence.files.differing import Tree
+    from ringfence.files.manifest import Manifest
+    from ringfence.files.store import Holder, Store
+    from ringfence.policy.image import Image
+    from ringfence.policy.model import Policy
     from ringfence.values import HostPath
 
 
@@ -27,21 +34,109 @@ class Snapshot(Struct):
     size_bytes: int
     digest: str
     policy_digest: str
+    _bound: str = ""
+    _manifest: Manifest | None = None
+    _holder: Holder | None = None
 
     def diff(self, other: Snapshot) -> tuple[Change, ...]:
-        raise _later()
+        """What changed from this one to `other`. A time alone is no change; text has a unified diff, up to a cap."""
+        from ringfence.files.differing import changes
+
+        if not isinstance(other, Snapshot):
+            raise TypeError(f"other is a Snapshot, not {type(other).__name__}")
+        return changes(self._tree(), other._tree())
 
     def export(self, path: HostPath) -> None:
-        raise _later()
+        """One file with all of it. What is at `path` is replaced as a whole or not at all."""
+        from ringfence.files.exporting import export
+
+        manifest, store = self._tree()
+        header: dict[str, object] = {
+            "id": self.id,
+            "created_us": round(self.created_at.timestamp() * 1_000_000),
+            "policy_digest": self.policy_digest,
+            "bound": self._bound,
+            "digest": self.digest,
+        }
+        export(os.fspath(path), header, manifest, store)
 
     def delete(self) -> None:
-        raise _later()
+        """Content that nothing else needs is removed from the host. Idempotent."""
+        if self._holder is not None:
+            self._holder.close()
+            put(self, "_manifest", None)
 
     @classmethod
     def load(cls, path: HostPath) -> Self:
         """Raises SnapshotError when a byte differs from the digest."""
-        raise _later()
+        from ringfence.files.exporting import load
+        from ringfence.files.store import own_store
+
+        header, manifest, holder = load(os.fspath(path), own_store())
+        stamp = header["created_us"]
+        assert isinstance(stamp, int)
+        return _made(
+            cls, str(header["id"]), stamp, str(header["bound"]), str(header["policy_digest"]), manifest, holder
+        )
+
+    def _tree(self) -> Tree:
+        from ringfence.files.differing import Tree
+
+        if self._manifest is None or self._holder is None:
+            raise SnapshotError(
+                f"snapshot {self.id} was deleted, or belongs to another process",
+                code="snapshot-gone",
+                fix="take a new one; export() keeps one beyond its process",
+            )
+        return Tree(self._manifest, self._holder.store)
 
 
-def _later() -> UnsupportedError:
-    return UnsupportedError("snapshots: not in this version")
+def make(manifest: Manifest, holder: Holder, bound: str, policy: Policy) -> Snapshot:
+    """A snapshot of the tree, which owns `holder` from now on."""
+    import time
+
+    stamp = time.time_ns() // 1000
+    return _made(Snapshot, f"n-{os.urandom(8).hex()}", stamp, bound, policy.digest, manifest, holder)
+
+
+def _made(
+    cls: type[Snapshot], number: str, stamp: int, bound: str, policy: str, manifest: Manifest, holder: Holder
+) -> Snapshot:
+    from datetime import UTC, datetime, timedelta
+
+    made = cls(
+        id=number,
+        created_at=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=stamp),
+        memory=False,
+        size_bytes=manifest.size_bytes,
+        digest=manifest.digest(bound),
+        policy_digest=policy,
+    )
+    put(made, "_bound", bound)
+    put(made, "_manifest", manifest)
+    put(made, "_holder", holder)
+    return made
+
+
+def bound_to(backend: str, image: Image, policy: Policy) -> str:
+    """What a snapshot belongs to, as one line."""
+    from ringfence.guest import lean
+
+    parts = (image.name, list(image.pip), list(image.apt), list(image.npm), sorted(image.env.items()))
+    return lean.dumps({"backend": backend, "image": parts, "policy": policy.digest}).decode()
+
+
+def check(snapshot: Snapshot, bound: str, policy: Policy) -> tuple[Manifest, Store]:
+    """Its tree and store, when it may be used under `policy`. Raises SnapshotError otherwise (K06)."""
+    from ringfence.files.manifest import caps_of
+
+    manifest, store = snapshot._tree()  # noqa: SLF001  # of this module's own class
+    if snapshot._bound != bound or snapshot.policy_digest != policy.digest:  # noqa: SLF001  # as above
+        what = "policy" if snapshot.policy_digest != policy.digest else "backend or image"
+        raise SnapshotError(
+            f"snapshot {snapshot.id} was taken under another {what}",
+            code="snapshot-bound",
+            fix=f"use the {what} that it was taken under",
+        )
+    manifest.check_caps(caps_of(policy.limits))
+    return manifest, store

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence._sync.exposing import Address
+    from ringfence._sync.trees import Trees
     from ringfence.backends import Backend
     from ringfence.backends.base import Box
     from ringfence.launching import ProcessLauncher
@@ -56,14 +57,17 @@ class Sandbox:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         check_policy(policy)
-        if snapshot is not None:
-            raise _later("starting from a snapshot")
         self.id = calls.new_id("s")
         self.policy = policy
         self.labels = dict(labels or {})
         self.files = Files(self._running_place)
         self.network = Gateway(lambda: self._box)
         self._launcher: ProcessLauncher = prepare(backend, image, policy, workspace=workspace)
+        self._made_with = (backend, workspace)
+        self._snapshot = snapshot
+        self._trees: Trees | None = None
+        if snapshot is not None:
+            self._check_snapshot(snapshot)
         self._box: Box | None = None
         self._place: Place | None = None
         self._ended: State = "new"
@@ -114,7 +118,17 @@ class Sandbox:
         self._ends_at = time.time() + limits.lifetime_s
         if box.outlet is not None:
             self._equip(self._place)
+        if self._snapshot is not None:
+            self._start_from(self._snapshot)
         return self
+
+    def _start_from(self, snapshot: Snapshot) -> None:
+        """Its files, or no sandbox at all."""
+        try:
+            self._trees_kept().fill(self._running_place(), snapshot)
+        except BaseException:
+            self.close()
+            raise
 
     def _equip(self, place: Place) -> None:
         from ringfence._sync.equipping import equip
@@ -130,6 +144,8 @@ class Sandbox:
         self._ended = "closed"
         for address in self._addresses:
             address.close()
+        if self._trees is not None:
+            self._trees.close()
         if self._place is None or self._box is None or self._place.pid != os.getpid():
             return
         self._place.link.finish("closed")
@@ -322,15 +338,62 @@ class Sandbox:
     # copies and time
 
     def snapshot(self, *, memory: bool = False) -> Snapshot:
-        raise _later("snapshots")
+        """What /workspace holds; a second one costs what changed. Raises SnapshotError when it cannot be kept."""
+        if memory:
+            raise _later("snapshots of memory")
+        return self._trees_kept().take(self._running_place())
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
-        raise _later("snapshots")
+        place = self._running_place()
+        self._check_snapshot(snapshot)
+        for process, _ in list(self._processes.values()):
+            if process.running:
+                process.kill()
+        for session in self.sessions():
+            session.restart()
+        place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
+        self._trees_kept().roll_back(place, snapshot)
 
     def fork(self, *, memory: bool = True) -> Sandbox:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
-        raise _later("fork()")
+        if memory:
+            raise UnsupportedError("copying memory: not in this version", code="fork-memory", fix="fork(memory=False)")
+        return opening(self._fork_files(self._running_place()))
+
+    def _fork_files(self, place: Place) -> Sandbox:
+        """A fresh sandbox of the same policy, image, workspace and labels, with these files in it."""
+        from ringfence._sync.trees import copy_files
+
+        backend, workspace = self._made_with
+        image = self._launcher.image
+        twin = Sandbox(backend=backend, image=image, policy=self.policy, workspace=workspace, labels=self.labels)
+        twin.start()
+        try:
+            copy_files(place, self._trees_kept(), twin._running_place(), twin._trees_kept())
+        except BaseException:
+            twin.close()
+            raise
+        return twin
+
+    def _trees_kept(self) -> Trees:
+        if self._trees is None:
+            from ringfence._sync.trees import Trees
+
+            self._trees = Trees(self._bound())
+        return self._trees
+
+    def _bound(self) -> str:
+        from ringfence.snapshots import bound_to
+
+        return bound_to("process", self._launcher.image, self.policy)
+
+    def _check_snapshot(self, snapshot: Snapshot) -> None:
+        from ringfence import snapshots
+
+        if not isinstance(snapshot, snapshots.Snapshot):
+            raise TypeError(f"snapshot is a Snapshot, not {type(snapshot).__name__}; see box.snapshot()")
+        snapshots.check(snapshot, self._bound(), self.policy)
 
     def pause(self) -> None:
         """Freeze everything inside: it uses no CPU, and its clocks stand still. Idempotent."""

@@ -76,8 +76,8 @@ def _leave(code: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        if "ringfence.backends.process.guard" in sys.modules:
-            sys.modules["ringfence.backends.process.guard"].close_record()
+        if "ringfence.backends.process.record" in sys.modules:
+            sys.modules["ringfence.backends.process.record"].close()
         os._exit(code)
 
 

@@ -314,6 +314,18 @@ def _usage(_: Args) -> dict[str, object]:
     }
 
 
+def _keep(args: Args) -> dict[str, object]:
+    from . import keeping
+
+    return keeping.keep(args)
+
+
+def _restore(args: Args) -> dict[str, object]:
+    from . import restoring
+
+    return restoring.restore(args)
+
+
 _OPERATIONS = {
     "read": _read,
     "write": _write,
@@ -329,4 +341,6 @@ _OPERATIONS = {
     "measure": filestreams.measure,
     "pack": filestreams.pack,
     "unpack": filestreams.unpack,
+    "keep": _keep,
+    "restore": _restore,
 }

@@ -214,6 +214,8 @@ class Guestd:
             self._pause()
         elif op == "resume":
             self._resume()
+        elif op == "clear":
+            self._clear()
         else:
             job = self._jobs.get(request["id"])
             if job is not None:
@@ -384,6 +386,13 @@ class Guestd:
                 return [j.inner_pid for j in self._jobs.values() if j is not job and j.inner_pid]
 
             self._inside.kill_all_but(others, since=job.asked_at, on_stuck=lambda: self._end("tree-stuck"))
+
+    def _clear(self) -> None:
+        """Kill everything but what makes processes. A job that is asked for from now on starts when that is done."""
+        for job in self._jobs.values():
+            if not job.exited:
+                job.why = job.why or "caller"
+        self._inside.kill_all_but(list, since=0.0, on_stuck=lambda: self._end("tree-stuck"))
 
     def _give_up(self, job: Job) -> None:
         """It was not even started: the guest stopped the spawner."""

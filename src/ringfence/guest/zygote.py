@@ -85,6 +85,8 @@ def _warm_up() -> None:
     """What most programs import anyway, while the library still makes its first plan."""
     for name in ("threading", "traceback", "linecache", "json"):
         __import__(name)
+    from . import keeping, restoring  # noqa: F401  # a sandbox does not show where they lie
+
     gc.collect()
     gc.freeze()
 

@@ -6,7 +6,7 @@ import os
 import select
 import threading
 
-from ringfence.backends.process import state
+from ringfence.backends.process import record, state
 from ringfence.backends.process.endscan import end_scan, snapshot_before
 from ringfence.backends.process.protect import Placeholder, Placeholders, Watch
 from ringfence.results import Denial
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from ringfence.backends.process.endscan import Before
     from ringfence.backends.process.pool import Pool
     from ringfence.plan.model import ProcessPlan
-
-# The record of this process in the state directory: one, like the process.
-_owners: dict[int, state.Owner] = {}
-_owners_lock = threading.Lock()
 
 
 def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> ProcessBox:
@@ -92,15 +88,6 @@ def _replaced(path: str) -> Denial:
     return Denial("mount", path, "mount.protected-replaced", message, allow=None)
 
 
-def _owner() -> state.Owner:
-    with _owners_lock:
-        pid = os.getpid()
-        if pid not in _owners:
-            _owners.clear()
-            _owners[pid] = state.register()
-        return _owners[pid]
-
-
 def _facts(placeholder: Placeholder) -> dict[str, str | int]:
     return {
         "path": placeholder.path,
@@ -112,18 +99,10 @@ def _facts(placeholder: Placeholder) -> dict[str, str | int]:
 
 
 def _note(placeholder: Placeholder) -> None:
-    _owner().note("placeholder", **_facts(placeholder))
+    record.owner().note("placeholder", **_facts(placeholder))
 
 
 def _forget(placeholder: Placeholder) -> None:
-    owner = _owner()
+    owner = record.owner()
     owner.forget("placeholder", **_facts(placeholder))
     owner.forget("placeholder", **{**_facts(placeholder), "device": 0, "inode": 0})
-
-
-def close_record() -> None:
-    """At the end of the process: the record goes when nothing is noted in it."""
-    with _owners_lock:
-        owner = _owners.pop(os.getpid(), None)
-    if owner is not None:
-        owner.close()

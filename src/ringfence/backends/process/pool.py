@@ -453,8 +453,8 @@ def close_all() -> None:
         _canary.clear()
     for one in pools:
         one.close()
-    if "ringfence.backends.process.guard" in sys.modules:
-        sys.modules["ringfence.backends.process.guard"].close_record()
+    if "ringfence.backends.process.record" in sys.modules:
+        sys.modules["ringfence.backends.process.record"].close()
 
 
 def _prepare_process() -> None:

@@ -57,6 +57,15 @@ def directory(name: str) -> str:
     return _own(f"{state_dir()}/{name}")
 
 
+def disk_directory(name: str) -> str:
+    """As `directory`, for what may be large: never in /run, which is memory on most hosts."""
+    if os.geteuid() == 0:
+        return _own(f"{_own(f'/var/lib/{_NAME}')}/{name}")
+    home = os.path.expanduser("~/.local/state")
+    os.makedirs(home, 0o700, exist_ok=True)
+    return _own(f"{_own(f'{home}/{_NAME}')}/{name}")
+
+
 def register() -> Owner:
     """The record of this process, made when missing. Cheap; call it once and keep it."""
     return Owner(record())
@@ -101,7 +110,8 @@ class Owner:
     def note(self, kind: str, **facts: Fact) -> None:
         """Write down something to remove should this process die. On disk when this returns.
 
-        Kinds: `placeholder` (path, directory, content, device, inode), `file` (path, device, inode), `cgroup` (path).
+        Kinds: `placeholder` (path, directory, content, device, inode), `file` (path, device, inode), `cgroup` (path),
+        `tree` (path, right below a `disk_directory`).
         """
         entry = (kind, tuple(sorted(facts.items())))
         with self._lock:
@@ -235,10 +245,34 @@ def _sweep_entries(owner: str, entries: list[Entry], groups: list[str], files: l
         if kind == "cgroup" and cgroup.remove_noted(path, owner):
             groups.append(path)
     for kind, facts in reversed(entries):
-        if (kind == "placeholder" and _remove_placeholder(dict(facts))) or (
-            kind == "file" and remove_if_same(dict(facts))
-        ):
+        remover = {"placeholder": _remove_placeholder, "file": remove_if_same, "tree": _remove_noted_tree}.get(kind)
+        if remover is not None and remover(dict(facts)):
             files.append(str(dict(facts)["path"]))
+
+
+def remove_tree(path: str) -> bool:
+    """A directory of ours right below a `disk_directory`, and all that a guest may have put there. False: it was gone.
+
+    By descriptors, without following a link: what is in it may be as hostile as a guest likes (K01, A27).
+    """
+    from ringfence.guest import trees
+
+    kept_in, name = os.path.split(path)
+    ours = os.path.dirname(kept_in)
+    if os.path.basename(ours) != _NAME or not (_is_mine(ours) and _is_mine(kept_in)):
+        return False
+    parent = os.open(kept_in, _DIRECTORY)
+    try:
+        trees.remove_tree(parent, name)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(parent)
+    return True
+
+
+def _remove_noted_tree(facts: dict[str, Fact]) -> bool:
+    return remove_tree(str(facts["path"]))
 
 
 def _remove_placeholder(facts: dict[str, Fact]) -> bool:

@@ -1,0 +1,182 @@
+"""What a tree of files is made of, as a value: names, kinds, modes, times, digests of content. The one parser of it.
+
+Rows come from inside a sandbox or from a file that anybody may have written: every field is checked, and what does not
+make a tree is refused as a whole.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NamedTuple
+
+from ringfence.errors import SnapshotError
+from ringfence.guest import lean
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ringfence.policy.model import Limits
+
+MAX_PATH = 16_384  # bytes
+_MAX_NAME = 255
+_MAX_TARGET = 4095
+_PAGE = 4096
+_KINDS = "fdlh"  # file, directory, symbolic link, further name of a file
+_HEX = frozenset("0123456789abcdef")
+DIGEST_CHARACTERS = 64
+
+
+def hasher() -> blake2b:
+    """The hash of content, of manifests and of exported files."""
+    return blake2b(digest_size=DIGEST_CHARACTERS // 2)
+
+
+class Entry(NamedTuple):
+    """One name. `text`: of a file its content's digest, of a link its target, of a further name the first one."""
+
+    path: str  # relative to the workspace
+    kind: str
+    mode: int
+    mtime_ns: int
+    size: int
+    text: str
+
+
+class Caps(NamedTuple):
+    """How large a tree may be. Further names of files are counted apart: they take no inode."""
+
+    bytes: int
+    files: int
+
+
+NO_CAPS = Caps(1 << 50, 1_000_000)  # of an imported file: a sandbox's own limits are looked at when it is used
+
+
+def caps_of(limits: Limits) -> Caps:
+    return Caps(-(-limits.disk // _PAGE) * _PAGE, min(limits.disk_files, NO_CAPS.files))
+
+
+class Manifest:
+    """A tree that has been checked. Parents come before what is in them."""
+
+    __slots__ = ("by_path", "digests", "entries", "size_bytes")
+
+    def __init__(self, entries: Iterable[Entry], caps: Caps = NO_CAPS) -> None:
+        """Raises SnapshotError for what is no tree, or one past `caps`."""
+        self.entries = tuple(sorted(entries, key=_order))
+        self.by_path = {entry.path: entry for entry in self.entries}
+        self.digests = {entry.text: entry.size for entry in self.entries if entry.kind == "f"}
+        self.size_bytes = sum(entry.size for entry in self.entries)
+        if len(self.by_path) != len(self.entries):
+            raise refused("a name twice")
+        self._check_places()
+        self.check_caps(caps)
+
+    def _check_places(self) -> None:
+        directories = {""} | {entry.path for entry in self.entries if entry.kind == "d"}
+        for path, kind, _, _, size, text in self.entries:
+            if path.rpartition("/")[0] not in directories:
+                raise refused(f"{path!r}, which lies in no directory")
+            if kind == "h" and (text not in self.by_path or self.by_path[text].kind != "f"):
+                raise refused(f"{path!r}, a further name of no file")
+            if kind == "f" and self.digests[text] != size:
+                raise refused(f"{path!r} with another size than its content")
+
+    def check_caps(self, caps: Caps) -> None:
+        links = sum(entry.kind == "h" for entry in self.entries)
+        if max(len(self.entries) - links, links) > caps.files:
+            raise too_large(f"it has more than limits.disk_files = {caps.files:,} names")
+        if self.size_bytes > caps.bytes:
+            raise too_large(f"its files have more than limits.disk = {caps.bytes:,} bytes, holes counted")
+
+    def to_json(self) -> bytes:
+        return lean.dumps({"entries": [list(entry) for entry in self.entries]})
+
+    def digest(self, bound: str) -> str:
+        """Of the tree and of what it is bound to."""
+        fields = [
+            f"{path}\0{kind}\0{mode}\0{mtime}\0{size}\0{text}\0" for path, kind, mode, mtime, size, text in self.entries
+        ]
+        whole = hasher()
+        whole.update(f"{bound}\0".encode())
+        whole.update("".join(fields).encode("utf-8", "surrogateescape"))  # no field holds a NUL
+        return whole.hexdigest()
+
+
+def _order(entry: Entry) -> str:
+    return entry.path.replace("/", "\0")  # so that a directory comes right before all that is in it
+
+
+def entry(row: object) -> Entry:
+    """One row, each field of its type and within its bounds. Raises SnapshotError otherwise."""
+    if not isinstance(row, list) or len(row) != len(Entry._fields):
+        raise refused("a row with other fields than it has")
+    path, kind, mode, mtime_ns, size, text = row
+    check_path(path)
+    if not isinstance(kind, str) or len(kind) != 1 or kind not in _KINDS:
+        raise refused("something that is no file, directory or link")
+    _check_number(mode, 0o7777, "mode")
+    if type(mtime_ns) is not int or not -(1 << 63) <= mtime_ns < 1 << 63:
+        raise refused("a time that no clock shows")
+    _check_number(size, (1 << 63) - 1 if kind == "f" else 0, "size")
+    _check_text(kind, text)
+    return Entry(path, kind, mode, mtime_ns, size, text)
+
+
+def _check_number(value: object, most: int, what: str) -> None:
+    if type(value) is not int or not 0 <= value <= most:
+        raise refused(f"a {what} that nothing has")
+
+
+def _check_text(kind: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise refused("a text that is none")
+    if kind == "f":
+        check_digest(text)
+    elif kind == "h":
+        check_path(text)
+    elif kind == "d" and text:
+        raise refused("a directory with a text")
+    elif kind == "l" and not 0 < len(_canonical(text)) <= _MAX_TARGET:
+        raise refused("a link with a target that no link has")
+
+
+def check_digest(text: object) -> None:
+    if not isinstance(text, str) or len(text) != DIGEST_CHARACTERS or not _HEX.issuperset(text):
+        raise refused("a digest that is none")
+
+
+def check_path(path: object) -> None:
+    """Relative, without `.` and `..`, as the kernel would list it: one text for one name (K03)."""
+    if not isinstance(path, str) or not path or len(_canonical(path)) > MAX_PATH:
+        raise refused("a path that is none, or too long")
+    for part in path.split("/"):
+        if part in ("", ".", "..") or len(part) > _MAX_NAME or len(_canonical(part)) > _MAX_NAME:
+            raise refused(f"the path {path[:200]!r}")
+
+
+def _canonical(text: str) -> bytes:
+    """Its bytes. Two texts that mean the same bytes would be two names of one file: only the usual one is taken."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        try:
+            data = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise refused(f"the name {text[:200]!r}, which no file has") from None
+        if data.decode("utf-8", "surrogateescape") != text:
+            raise refused(f"the name {text[:200]!r}, which no file has") from None
+    if b"\0" in data:
+        raise refused(f"the name {text[:200]!r}, which no file has")
+    return data
+
+
+def refused(what: str) -> SnapshotError:
+    return SnapshotError(f"the snapshot holds {what}", code="snapshot-refused", fix="do not use it: take a new one")
+
+
+def too_large(what: str) -> SnapshotError:
+    return SnapshotError(
+        f"the tree cannot be kept: {what}", code="snapshot-too-large", fix="remove files, or raise the limit"
+    )

@@ -1,0 +1,314 @@
+"""Takes in what a sandbox tells of its files, and says how to make its files those of a snapshot. Does no I/O inside.
+
+The bytes of `Taking.feed` come from inside and are hostile: records are capped, every row is checked, content is hashed
+here. A digest from inside is taken only for content that this very sandbox has sent or was given: whoever could name
+any digest could fetch another sandbox's files by it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ringfence.errors import SnapshotError
+from ringfence.files.manifest import DIGEST_CHARACTERS, Caps, Entry, Manifest, entry, refused, too_large
+from ringfence.files.store import Holder, Writer
+from ringfence.guest import lean
+from ringfence.guest.keeping import AGAIN, CHUNK, DATA, DONE, END, ENTRY, GONE, HEADER, HINT
+from ringfence.guest.restoring import ORDER
+from ringfence.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringfence.files.store import Store
+
+_MAX_ROW = 1 << 18
+_MAX_STAMP = 200
+_MOST = {ENTRY: _MAX_ROW, GONE: _MAX_ROW, DATA: CHUNK, END: 0, AGAIN: 0, DONE: 0}
+_PIECE = 1 << 16  # of what goes in: small enough to be sent at once
+
+
+class Row(NamedTuple):
+    """An entry as it was seen in one sandbox. While the worker finds the same stamp, it is still the same."""
+
+    entry: Entry
+    stamp: str  # guest-made, given back to the next worker and read by nobody else
+
+
+class Lineage:
+    """What a sandbox's files were when the host last looked, and the content that this sandbox may name."""
+
+    def __init__(self, holder: Holder, rows: dict[str, Row] | None = None) -> None:
+        self.holder = holder
+        self.rows = rows or {}
+
+    def close(self) -> None:
+        self.holder.close()
+
+
+class Taking:
+    """One look at a sandbox's files. Feed it what the worker writes, then `finish`; or `drop` it."""
+
+    def __init__(self, store: Store, caps: Caps, lineage: Lineage | None, *, contents: bool) -> None:
+        self._caps = caps
+        self._contents = contents  # without: digests alone, which are believed by nobody but `orders`
+        self.holder = lineage.holder.copy() if lineage is not None else Holder(store)
+        rows = lineage.rows if lineage is not None else {}
+        self._known = {n: row for n, row in rows.items() if row.entry.kind != "f" or row.entry.text in self.holder}
+        self._told: dict[str, Row] = {}
+        self._gone: set[str] = set()
+        self._buffer = bytearray()
+        self._pending: Row | None = None  # a file whose content is being sent
+        self._writer: Writer | None = None
+        self._bytes = 0
+        self._done = False
+
+    def args(self) -> dict[str, object]:
+        return {"contents": self._contents, "bytes": self._caps.bytes}
+
+    def known(self) -> bytes:
+        """For the worker's standard input."""
+        stamps = {name: row.stamp for name, row in self._known.items()}
+        digests = "".join([digest[:HINT] for digest in self.holder.digests()])
+        return lean.dumps({"stamps": stamps, "digests": digests})
+
+    # what comes from inside
+
+    def feed(self, data: bytes) -> None:
+        """Raises SnapshotError at the first thing that no honest worker sends."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= HEADER.size:
+            kind, size = HEADER.unpack_from(buffer, start)
+            if size > _MOST.get(kind, -1):
+                raise refused("a record that is none, or too long")
+            end = start + HEADER.size + size
+            if len(buffer) < end:
+                break
+            self._record(kind, bytes(buffer[start + HEADER.size : end]))
+            start = end
+        del buffer[:start]
+
+    def _record(self, kind: bytes, payload: bytes) -> None:
+        if self._done:
+            raise refused("something after its end")
+        if (kind in (DATA, END, AGAIN)) != (self._pending is not None):
+            raise refused("content without a file, or a file without content")
+        if kind == DATA:
+            self._content(payload)
+        elif kind == END:
+            self._whole_file()
+        elif kind == AGAIN:
+            self._take_back()
+        elif kind == ENTRY:
+            self._entry(_json(payload))
+        elif kind == GONE:
+            self._names_gone(_json(payload))
+        else:
+            self._done = True
+
+    def _entry(self, said: dict[str, object]) -> None:
+        row, stamp = said.get("row"), said.get("stamp")
+        if not isinstance(row, list) or not isinstance(stamp, str) or len(stamp) > _MAX_STAMP or len(said) != 2:
+            raise refused("a row with other fields than it has")
+        sends = row[1:2] == ["f"] and row[-1:] == [""]
+        made = entry([*row[:-1], "0" * DIGEST_CHARACTERS] if sends else row)
+        if sends and not self._contents:
+            raise refused("content that was not asked for")
+        self._count(made)
+        if sends:
+            self._pending = Row(made, stamp)
+            self._writer = Writer(self.holder.store, made.size)
+            return
+        if made.kind == "f" and self._contents and made.text not in self.holder:
+            raise refused("content that this sandbox never had")
+        self._tell(Row(made, stamp))
+
+    def _count(self, made: Entry) -> None:
+        self._bytes += made.size
+        if self._bytes > self._caps.bytes:
+            raise too_large(f"its files have more than limits.disk = {self._caps.bytes:,} bytes, holes counted")
+        if len(self._told) > 2 * self._caps.files:
+            raise too_large(f"it has more than limits.disk_files = {self._caps.files:,} names")
+
+    def _content(self, payload: bytes) -> None:
+        assert self._pending is not None
+        assert self._writer is not None
+        if self._writer.size + len(payload) > self._pending.entry.size:
+            raise refused("more content than the file's size")
+        self._writer.write(payload)
+
+    def _whole_file(self) -> None:
+        assert self._pending is not None
+        assert self._writer is not None
+        made, stamp = self._pending
+        if self._writer.size != made.size:
+            raise refused("less content than the file's size")
+        digest = self.holder.commit(self._writer)
+        self._pending = self._writer = None
+        self._tell(Row(made._replace(text=digest), stamp))
+
+    def _take_back(self) -> None:
+        """It changed while it was read: it is told of again."""
+        assert self._pending is not None
+        assert self._writer is not None
+        self._bytes -= self._pending.entry.size
+        self._writer.drop()
+        self._pending = self._writer = None
+
+    def _tell(self, row: Row) -> None:
+        if row.entry.path in self._told:
+            raise refused("a name twice")
+        self._told[row.entry.path] = row
+
+    def _names_gone(self, said: dict[str, object]) -> None:
+        names = said.get("names")
+        if not isinstance(names, list):
+            raise refused("an answer that is none")
+        for name in names:
+            if not isinstance(name, str) or name not in self._known:
+                raise refused("a name that was not asked for")
+            self._gone.add(name)
+
+    # the end
+
+    def finish(self) -> tuple[Manifest, Lineage]:
+        """What was told, as a tree, and what the next look can start from. The holder now holds exactly its content."""
+        if not self._done or self._buffer:
+            raise refused("no end of what was told")
+        if self._gone & self._told.keys():
+            raise refused("a name that is there and gone")
+        rows = {name: row for name, row in self._known.items() if name not in self._gone} if self._gone else self._known
+        rows = rows | self._told
+        manifest = Manifest([row.entry for row in rows.values()], self._caps)
+        self.holder.keep_only(manifest.digests)
+        settled = {name: row for name, row in rows.items() if row.stamp}
+        return manifest, Lineage(self.holder.copy(), settled)
+
+    def drop(self) -> None:
+        if self._writer is not None:
+            self._writer.drop()
+        self.holder.close()
+
+
+def _json(payload: bytes) -> dict[str, object]:
+    try:
+        data = frames.strict_json(payload)
+    except frames.WireError as error:
+        raise refused(f"no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise refused("an answer that is none")
+    return data
+
+
+PROBLEMS = {
+    "moving": ("{} changed each time it was read", "stop what writes it, then take the snapshot again"),
+    "large": ("{} is larger than limits.disk, holes counted", "remove it, or raise the limit"),
+    "long": ("{}… is a longer path than can be kept", "remove it"),
+}
+
+
+def problem(report: dict[str, object]) -> SnapshotError | None:
+    """What the worker says it cannot keep; None when it says nothing of the kind."""
+    said = report.get("problem")
+    if not isinstance(said, str) or said not in PROBLEMS:
+        return None
+    text, fix = PROBLEMS[said]
+    return SnapshotError(text.format(repr(str(report.get("path"))[:300])), code=f"snapshot-{said}", fix=fix)
+
+
+# ── the way back ─────────────────────────────────────────────────────────────────────────────────
+
+
+def orders(now: Manifest, wanted: Manifest, store: Store) -> Iterator[bytes]:
+    """For the worker's standard input: what turns the one tree into the other, touching only what differs."""
+    pending = bytearray()
+    for order, content in _steps(now, wanted):
+        pending += _packed(ORDER, lean.dumps(order))
+        if content is not None:
+            for chunk in store.read(content.text, content.size):
+                for start in range(0, len(chunk), CHUNK):
+                    pending += _packed(DATA, chunk[start : start + CHUNK])
+                    if len(pending) >= _PIECE:
+                        yield bytes(pending)
+                        pending.clear()
+            pending += _packed(END, b"")
+        if len(pending) >= _PIECE:
+            yield bytes(pending)
+            pending.clear()
+    yield bytes(pending)
+
+
+def _packed(kind: bytes, payload: bytes) -> bytes:
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def _steps(now: Manifest, wanted: Manifest) -> Iterator[tuple[dict[str, object], Entry | None]]:
+    remade = _remade(now, wanted)
+    gone = [made for made in now.entries if made.path not in wanted.by_path or made.path in remade]
+    touched = _touched([made.path for made in gone], remade)
+    for made in now.entries:  # parents first: nobody gets through a shut one
+        if made.kind == "d" and made.path in touched and made.mode & 0o700 != 0o700:
+            yield {"do": "open", "path": made.path}, None
+    for made in _topmost(gone):
+        yield {"do": "remove", "path": made.path}, None
+    for made in wanted.entries:
+        if made.path in remade and made.kind != "h":
+            yield _making(made), made if made.kind == "f" else None
+        elif made.kind == "f" and _facts(now.by_path[made.path]) != _facts(made):
+            yield {"do": "facts", **_facts(made)}, None
+    for made in wanted.entries:
+        if made.path in remade and made.kind == "h":
+            yield {"do": "link", "path": made.path, "target": made.text}, None
+    for made in reversed(wanted.entries):  # the deepest first, when nothing in them changes any more
+        if made.kind == "d" and (made.path in touched or now.by_path.get(made.path) != made):
+            yield {"do": "facts", **_facts(made)}, None
+
+
+def _making(made: Entry) -> dict[str, object]:
+    if made.kind == "d":
+        return {"do": "mkdir", "path": made.path}
+    if made.kind == "l":
+        return {"do": "symlink", "path": made.path, "target": made.text, "mtime_ns": made.mtime_ns}
+    return {"do": "file", **_facts(made)}
+
+
+def _facts(made: Entry) -> dict[str, object]:
+    return {"path": made.path, "mode": made.mode, "mtime_ns": made.mtime_ns}
+
+
+def _remade(now: Manifest, wanted: Manifest) -> set[str]:
+    """Names to be made anew: what is missing or of another kind, content or target, and all names of such a file."""
+    remade: set[str] = set()
+    for made in wanted.entries:
+        old = now.by_path.get(made.path)
+        kept = old is not None and (old.kind, old.text) == (made.kind, made.text)
+        if kept and made.kind == "l":
+            kept = old == made  # its time cannot be set apart
+        if not kept or (made.kind == "h" and made.text in remade):
+            remade.add(made.path)
+    # a further name may come before the first one
+    return remade | {made.path for made in wanted.entries if made.kind == "h" and made.text in remade}
+
+
+def _touched(gone: list[str], remade: set[str]) -> set[str]:
+    """Directories in which a name goes or comes, and all above them."""
+    found: set[str] = set()
+    for path in (*gone, *remade):
+        parent = path.rpartition("/")[0]
+        while parent and parent not in found:
+            found.add(parent)
+            parent = parent.rpartition("/")[0]
+    return found
+
+
+def _topmost(gone: list[Entry]) -> Iterator[Entry]:
+    """Without what goes with a directory above it."""
+    last = "\0"
+    for made in gone:
+        if not made.path.startswith(f"{last}/"):
+            yield made
+            if made.kind == "d":
+                last = made.path

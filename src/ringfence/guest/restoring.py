@@ -1,0 +1,146 @@
+"""Makes /workspace what the host says, from inside with the guest's rights: one order after another, no decision here.
+
+Orders come on standard input as records. Names are resolved beneath /workspace and no link is followed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from . import lean, trees
+from .keeping import CHUNK, DATA, END, HEADER, open_workspace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ORDER = b"O"
+_BLOCK = 4096
+_HOLE = bytes(_BLOCK)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def restore(_: dict[str, Any]) -> dict[str, object]:
+    """All orders until the end of the input. An OSError names the path in question."""
+    restorer = _Restorer()
+    while True:
+        kind, payload = _record()
+        if not kind:
+            return {}
+        order = lean.loads(payload)
+        try:
+            restorer.do(order)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), order["path"]) from None
+
+
+def _record() -> tuple[bytes, bytes]:
+    header = _exactly(HEADER.size)
+    if not header:
+        return b"", b""
+    kind, size = HEADER.unpack(header)
+    return kind, _exactly(size)
+
+
+def _exactly(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size and (chunk := os.read(0, min(size - len(data), 1 << 18))):
+        data += chunk
+    return bytes(data)
+
+
+class _Restorer:
+    def __init__(self) -> None:
+        self._top = open_workspace()
+        self._parent = ""
+        self._directory = os.dup(self._top)
+
+    def do(self, order: dict[str, Any]) -> None:
+        path = str(order["path"])
+        parent, _, name = path.rpartition("/")
+        if parent != self._parent:
+            directory = trees.below(self._top, parent)
+            os.close(self._directory)
+            self._parent, self._directory = parent, directory
+        getattr(self, f"_{order['do']}")(name, order)
+
+    def _remove(self, name: str, _: dict[str, Any]) -> None:
+        try:
+            info = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(info.st_mode):
+            trees.remove_tree(self._directory, name)
+        else:
+            os.unlink(name, dir_fd=self._directory)
+
+    def _mkdir(self, name: str, _: dict[str, Any]) -> None:
+        try:
+            os.mkdir(name, 0o700, dir_fd=self._directory)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_mode):
+                raise
+
+    def _open(self, name: str, _: dict[str, Any]) -> None:
+        """Names in it are about to change, and its owner has not permitted that to himself."""
+        trees.make_usable(name, self._directory)
+
+    def _file(self, name: str, order: dict[str, Any]) -> None:
+        fd = os.open(name, _NEW, 0o600, dir_fd=self._directory)
+        try:
+            size = 0
+            while True:
+                kind, data = _record()
+                if kind != DATA:
+                    break
+                _write_sparse(fd, data, size)
+                size += len(data)
+            if kind != END:
+                raise OSError(5, "the host's data ended early")
+            os.ftruncate(fd, size)
+            os.fchmod(fd, order["mode"])
+            os.utime(fd, ns=(order["mtime_ns"], order["mtime_ns"]))
+        finally:
+            os.close(fd)
+
+    def _symlink(self, name: str, order: dict[str, Any]) -> None:
+        os.symlink(order["target"], name, dir_fd=self._directory)
+        times = (order["mtime_ns"], order["mtime_ns"])
+        os.utime(name, ns=times, dir_fd=self._directory, follow_symlinks=False)
+
+    def _link(self, name: str, order: dict[str, Any]) -> None:
+        parent, _, first = str(order["target"]).rpartition("/")
+        source = trees.below(self._top, parent)
+        try:
+            os.link(first, name, src_dir_fd=source, dst_dir_fd=self._directory, follow_symlinks=False)
+        finally:
+            os.close(source)
+
+    def _facts(self, name: str, order: dict[str, Any]) -> None:
+        """Mode and time of a file or directory that is there."""
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
+        try:
+            here = f"/proc/self/fd/{fd}"
+            os.chmod(here, order["mode"])
+            os.utime(here, ns=(order["mtime_ns"], order["mtime_ns"]))
+        finally:
+            os.close(fd)
+
+
+def _write_sparse(fd: int, data: bytes, offset: int) -> None:
+    """Blocks of zeros stay holes, so that a sparse file takes no more of the disk than it did."""
+    view = memoryview(data)
+    start = 0
+    for at in range(0, len(data) + _BLOCK, _BLOCK):
+        block = view[at : at + _BLOCK]
+        if block and block != _HOLE[: len(block)]:
+            continue
+        _write_at(fd, view[start:at], offset + start)
+        start = at + len(block)
+
+
+def _write_at(fd: int, view: memoryview, offset: int) -> None:
+    while view:
+        count = os.pwrite(fd, view[:CHUNK], offset)
+        view, offset = view[count:], offset + count

@@ -1,0 +1,236 @@
+"""What a worker sends is hostile: a stream that no honest one sends is refused, and nothing of it is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfence import SnapshotError
+from ringfence.files.manifest import Caps, Entry, Manifest, hasher
+from ringfence.files.snapshotting import Lineage, Row, Taking, orders
+from ringfence.files.store import Holder, Store, Writer
+from ringfence.guest.keeping import AGAIN, DATA, DONE, END, ENTRY, GONE, HEADER
+
+CAPS = Caps(1 << 20, 10)
+
+
+def digest(data: bytes) -> str:
+    whole = hasher()
+    whole.update(data)
+    return whole.hexdigest()
+
+
+def record(kind: bytes, payload: bytes = b"") -> bytes:
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def told(path: str, kind: str = "f", size: int = 0, text: str = "", stamp: str = "s") -> bytes:
+    return record(ENTRY, json.dumps({"row": [path, kind, 0o644, 0, size, text], "stamp": stamp}).encode())
+
+
+def gone(*names: object) -> bytes:
+    return record(GONE, json.dumps({"names": names}).encode())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(str(tmp_path))
+    yield made
+    assert list(tmp_path.iterdir()) == [], "content has no name on the host"
+
+
+def taking(store: Store, lineage: Lineage | None = None, *, contents: bool = True) -> Taking:
+    return Taking(store, CAPS, lineage, contents=contents)
+
+
+def lineage(store: Store, data: bytes = b"old") -> Lineage:
+    writer = Writer(store, len(data))
+    writer.write(data)
+    holder = Holder(store)
+    made = Entry("f", "f", 0o644, 0, len(data), holder.commit(writer))
+    return Lineage(holder, {"f": Row(made, "s")})
+
+
+def test_an_honest_stream_becomes_a_tree_with_its_content(store: Store) -> None:
+    one = taking(store)
+    one.feed(told("d", "d") + told("d/f", size=5) + record(DATA, b"he"))
+    one.feed(record(DATA, b"llo") + record(END) + told("d/l", "l", text="../..") + record(DONE))
+    tree, line = one.finish()
+    assert tree.entries == (
+        Entry("d", "d", 0o644, 0, 0, ""),
+        Entry("d/f", "f", 0o644, 0, 5, digest(b"hello")),
+        Entry("d/l", "l", 0o644, 0, 0, "../.."),
+    )
+    assert b"".join(store.read(digest(b"hello"), 5)) == b"hello"
+    line.close()
+    one.drop()
+    assert not store.has(digest(b"hello"))
+
+
+def test_any_cut_of_the_stream_into_pieces_gives_the_same(store: Store) -> None:
+    whole = told("f", size=3) + record(DATA, b"abc") + record(END) + record(DONE)
+    for cut in range(len(whole)):
+        one = taking(store)
+        one.feed(whole[:cut])
+        one.feed(whole[cut:])
+        assert one.finish()[0].digests == {digest(b"abc"): 3}
+
+
+def test_a_file_that_changed_while_it_was_read_is_told_again(store: Store) -> None:
+    one = taking(store)
+    one.feed(told("f", size=4) + record(DATA, b"ab") + record(AGAIN))
+    one.feed(told("f", size=2) + record(DATA, b"cd") + record(END) + record(DONE))
+    assert one.finish()[0].digests == {digest(b"cd"): 2}
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        record(b"X"),
+        record(DATA, b"x"),
+        record(END),
+        HEADER.pack(DATA, 1 << 31),
+        HEADER.pack(ENTRY, 1 << 30),
+        record(ENTRY, b"not json"),
+        record(ENTRY, b"[]"),
+        record(ENTRY, b'{"row": [], "stamp": "s"}'),
+        record(ENTRY, b'{"row": ["f", "f", 0, 0, 0, ""], "stamp": 5}'),
+        told("f", stamp="x" * 1000),
+        told("../f", size=1),
+        told("/etc/passwd", "l", text="x"),
+        told("dev", "c"),
+        told("f", size=1) + record(DATA, b"xx"),
+        told("f", size=3) + record(DATA, b"x") + record(END),
+        told("f", size=1) + told("g"),
+        told("f", size=1) + record(DONE),
+        told("f", size=(1 << 20) + 1),
+        told("f") + record(END) + told("f") + record(END),
+        told("f", text="ab" * 32),
+        gone("f"),
+        gone(5),
+        record(DONE) + record(DONE),
+        b"".join(told(f"d{n}", "d") for n in range(25)),
+    ],
+)
+def test_a_stream_that_no_honest_worker_sends_is_refused(store: Store, stream: bytes) -> None:
+    one = taking(store)
+    with pytest.raises(SnapshotError):
+        one.feed(stream)
+    one.drop()
+
+
+@pytest.mark.parametrize(
+    "stream", [b"", told("d", "d"), told("d", "d") + record(DONE)[:-1], told("a/b", "d") + record(DONE)]
+)
+def test_a_stream_without_an_end_or_a_tree_is_refused(store: Store, stream: bytes) -> None:
+    one = taking(store)
+    one.feed(stream)
+    with pytest.raises(SnapshotError):
+        one.finish()
+    one.drop()
+
+
+def test_a_sandbox_cannot_name_content_that_it_never_had(store: Store) -> None:
+    """Whoever knows the digest of another sandbox's file would otherwise get that file out of a snapshot of his own."""
+    theirs = lineage(store, b"secret of another sandbox")
+    one = taking(store)
+    with pytest.raises(SnapshotError, match="never had"):
+        one.feed(told("mine", size=25, text=digest(b"secret of another sandbox")))
+    one.drop()
+    theirs.close()
+
+
+def test_a_digest_of_its_own_is_taken_but_with_its_size_only(store: Store) -> None:
+    line = lineage(store)
+    one = taking(store, line)
+    one.feed(told("g", size=3, text=digest(b"old")) + gone("f") + record(DONE))
+    tree, after = one.finish()
+    assert [made.path for made in tree.entries] == ["g"]
+    other = taking(store, after)
+    other.feed(told("g", size=4, text=digest(b"old")) + told("h", size=3, text=digest(b"old")) + record(DONE))
+    with pytest.raises(SnapshotError, match="another size"):
+        other.finish()
+
+
+def test_what_is_not_told_is_as_it_was(store: Store) -> None:
+    line = lineage(store)
+    one = taking(store, line)
+    assert json.loads(one.known()) == {"stamps": {"f": "s"}, "digests": digest(b"old")[:32]}
+    one.feed(told("new", "d") + record(DONE))
+    assert [made.path for made in one.finish()[0].entries] == ["f", "new"]
+
+
+def test_a_name_is_not_there_and_gone(store: Store) -> None:
+    one = taking(store, lineage(store))
+    one.feed(told("f", "d") + gone("f") + record(DONE))
+    with pytest.raises(SnapshotError, match="there and gone"):
+        one.finish()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
+    one = Taking(Store("/nonexistent"), CAPS, None, contents=False)
+    try:
+        one.feed(data)
+        one.finish()
+    except SnapshotError:
+        return
+    assert data.endswith(record(DONE))
+
+
+# ── the way back ─────────────────────────────────────────────────────────────────────────────────
+
+
+def steps(now: list[Entry], wanted: list[Entry]) -> list[tuple[str, str]]:
+    """What is ordered, without content."""
+    store = Store()
+    line = lineage(store, b"")
+    data = b"".join(orders(Manifest(now), Manifest(wanted), store))
+    line.close()
+    found, at = [], 0
+    while at < len(data):
+        kind, size = HEADER.unpack_from(data, at)
+        at += HEADER.size
+        if kind == b"O":
+            order = json.loads(data[at : at + size])
+            found.append((order["do"], order["path"]))
+        at += size
+    return found
+
+
+def f(path: str, mode: int = 0o644) -> Entry:
+    return Entry(path, "f", mode, 0, 0, digest(b""))
+
+
+def d(path: str, mode: int = 0o755) -> Entry:
+    return Entry(path, "d", mode, 0, 0, "")
+
+
+def test_what_is_the_same_is_not_touched() -> None:
+    tree = [d("d"), f("d/a"), Entry("l", "l", 0o777, 0, 0, "d"), Entry("h", "h", 0o644, 0, 0, "d/a")]
+    assert steps(tree, tree) == []
+
+
+def test_only_rights_are_set_when_only_they_differ() -> None:
+    assert steps([d("d"), f("d/a", 0o600)], [d("d"), f("d/a")]) == [("facts", "d/a")]
+
+
+def test_a_directory_goes_at_once_with_all_that_is_in_it() -> None:
+    assert steps([d("d"), f("d/a"), d("d/e"), f("e")], [f("e")]) == [("remove", "d")]
+
+
+def test_a_shut_directory_is_opened_first_and_shut_last() -> None:
+    now, wanted = [d("s", 0), d("s/t", 0), f("s/t/a")], [d("s", 0), d("s/t", 0)]
+    assert steps(now, wanted) == [("open", "s"), ("open", "s/t"), ("remove", "s/t/a"), ("facts", "s/t"), ("facts", "s")]
+
+
+def test_every_name_of_a_file_is_made_again_with_it() -> None:
+    other = Entry("a", "f", 0o644, 0, 1, digest(b"x"))
+    link = Entry("0", "h", 0o644, 0, 0, "a")
+    made = [step for step in steps([other, link], [f("a"), link]) if step[0] != "facts"]
+    assert made == [("remove", "0"), ("remove", "a"), ("file", "a"), ("link", "0")]
