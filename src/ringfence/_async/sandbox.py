@@ -367,7 +367,14 @@ class AsyncSandbox:
 
         backend, workspace = self._made_with
         image = self._launcher.image
-        twin = AsyncSandbox(backend=backend, image=image, policy=self.policy, workspace=workspace, labels=self.labels)
+        twin = AsyncSandbox(
+            backend=backend,
+            image=image,
+            policy=self.policy,
+            workspace=workspace,
+            tools=self._tools,
+            labels=self.labels,
+        )
         await twin.start()
         try:
             await copy_files(place, self._trees_kept(), twin._running_place(), twin._trees_kept())

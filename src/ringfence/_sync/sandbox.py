@@ -367,7 +367,14 @@ class Sandbox:
 
         backend, workspace = self._made_with
         image = self._launcher.image
-        twin = Sandbox(backend=backend, image=image, policy=self.policy, workspace=workspace, labels=self.labels)
+        twin = Sandbox(
+            backend=backend,
+            image=image,
+            policy=self.policy,
+            workspace=workspace,
+            tools=self._tools,
+            labels=self.labels,
+        )
         twin.start()
         try:
             copy_files(place, self._trees_kept(), twin._running_place(), twin._trees_kept())
