@@ -170,6 +170,12 @@ class Call(Struct):
     one_shot: bool = False
     pty: Mapping[str, int] | None = None  # columns and rows of a terminal
 
+    @property
+    def execs(self) -> bool:
+        """Whether it begins with an exec, which can fail before anything of the guest's runs."""
+        job = self.job
+        return job["kind"] in ("exec", "fresh", "javascript") or bool(job.get("fresh")) or self.argv != ("python",)
+
     def start(self, number: int, credit: int) -> bytes:
         return frames.message(
             op="start",
@@ -222,11 +228,14 @@ def exec_call(
     return Call(job, tuple(argv), timeout_s, cpu_s, stdin=stdin, keeps_stdin=keeps_stdin, one_shot=one_shot)
 
 
+PROGRAMS = {"python": "python", "javascript": "node", "bash": "bash"}  # what a session of each language is
+
+
 def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str], image: bool = False) -> Call:
     """An interpreter that waits for cells. It has no end of its own; each cell has."""
     _check_python(box)
     job = {"kind": "session", "language": language, "env": dict(env), "cwd": "/workspace", "tools": tools, **box.python}
-    return Call({**job, "image": image}, (language,), UNENDING_S, None)
+    return Call({**job, "image": image}, (PROGRAMS[language],), UNENDING_S, None)
 
 
 def connect_call(port: int, policy: Policy) -> Call:
@@ -321,8 +330,14 @@ def new_id(prefix: str) -> str:
 
 
 def early_report_of(call: Call, end: Mapping[str, object]) -> dict[str, object]:
-    """What our own code said before it became the guest; {} for Python code, which has a line of its own (J02)."""
-    return report_of(end) if call.job["kind"] == "exec" else {}
+    """What our own code said before it became the guest.
+
+    Of Python code in our own interpreter nothing is believed: it has the line from its first statement on (J02).
+    """
+    if call.job["kind"] == "exec":
+        return report_of(end)
+    early = end.get("early")
+    return dict(early) if isinstance(early, dict) and call.execs else {}
 
 
 def report_of(end: Mapping[str, object]) -> dict[str, object]:

@@ -16,7 +16,7 @@ from ringfence.wire.switchboard import STDIN_WINDOW
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -65,6 +65,7 @@ class Process:
         self._exit_seen = False
         self._done = False  # a cell that ended; what comes then belongs to the next
         self._stopped_by_us: str | None = None
+        self._early: Mapping[str, object] | None = None  # why it did not begin
         self._hard = self._looked_at = self._transcript.started
         self._hard += call.timeout_s + calls.GRACE_S
 
@@ -190,6 +191,8 @@ class Process:
                 self._keep_event(frames.LINE, output)
         elif said.kind == "prompt":
             self._keep_event(frames.LINE, said.data.decode("utf-8", "replace"))
+        elif said.kind == "failed":
+            self._early = said.fields
         elif said.kind == "done":
             exception = said.fields["exception"]
             self._transcript.exception = exception if isinstance(exception, dict) else None
@@ -200,6 +203,8 @@ class Process:
         place = self._place
         if end["ev"] == "refused":
             raise _refused(end)
+        if self._early is not None:
+            end = {**end, "early": dict(self._early)}
         _raise_for_cwd(end, self._call)
         if end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}

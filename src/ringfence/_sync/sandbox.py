@@ -193,8 +193,8 @@ class Sandbox:
     ) -> Result:
         """In the default session of `language`."""
         checked, language = calls.check_code(code), calls.check_language(language)
-        if language == "python":
-            session = self.session()
+        if language in calls.PROGRAMS:
+            session = self.session(language=check_session_language(language))
             return session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
         given = calls.check_stdin(stdin)
         variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, self.policy.limits)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ringfence.values import SessionLanguage, Tool
     from ringfence.wire.switchboard import Inbox
 
+_INTERRUPTED = 130  # what bash has for a cell that SIGINT ended
 _CELL_GRACE_S = 0.2  # beyond a process's: a cell is interrupted before it is killed
 
 
@@ -57,7 +58,8 @@ class Cell(Process):
     def __init__(
         self, place: Place, request: CellRequest, inbox: Inbox, *, number: int, session: Session, keep_events: bool
     ) -> None:
-        call = calls.Call({"kind": "session"}, (session.language,), request.timeout_s, request.cpu_s)
+        job = {"kind": "session", "fresh": place.box.python["fresh"]}
+        call = calls.Call(job, (calls.PROGRAMS[session.language],), request.timeout_s, request.cpu_s)
         super().__init__(place, call, inbox, keep_events=keep_events)
         self._hard += _CELL_GRACE_S
         self._request = request
@@ -116,6 +118,8 @@ class Cell(Process):
             super()._finish()
         elif end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}
+        elif self._early is not None:
+            end = {**end, "early": dict(self._early)}
         result = calls.result(
             self._call,
             end,
@@ -134,8 +138,9 @@ class Cell(Process):
         if self._nonsense or self._said is None:
             return {"ev": "over", "why": "lost"}
         raised = self._transcript.exception is not None
-        why = self._inbox.interrupted or ("interrupted" if self._interrupted and raised else None)
         code = self._said.fields["exit"]
+        stopped = raised or code == _INTERRUPTED
+        why = self._inbox.interrupted or ("interrupted" if self._interrupted and stopped else None)
         return {"ev": "done", "why": why, "code": None, "failed": raised or (isinstance(code, int) and code != 0)}
 
     def _pull(self, deadline: float | None, enough: Callable[[], bool] | None = None) -> bool:
@@ -234,6 +239,8 @@ class Session:
         self, code: str, stdin: bytes | None, env: Mapping[str, str] | None, timeout_s: float | None, *, asks: bool
     ) -> CellRequest:
         checked, variables = calls.check_code(code), calls.check_env(env)
+        if self.language == "bash":
+            _check_bash_names(variables)
         limits = self._place().policy.limits
         seconds = calls.check_timeout(timeout_s, limits)
         return CellRequest(checked, stdin, variables, seconds, limits.cpu_time_s, asks)
@@ -331,6 +338,14 @@ def check_name(name: object) -> str:
     if not 0 < len(name) <= 64 or not name.isprintable():
         raise PolicyError(f"{name!r} is no name for a session", code="session-name", fix="1 to 64 printable characters")
     return name
+
+
+def _check_bash_names(env: Mapping[str, str]) -> None:
+    for name in env:
+        if not name.isascii() or not name.isidentifier():
+            raise PolicyError(
+                f"no variable of bash can have the name {name!r}", code="env-name", fix="letters, digits and _"
+            )
 
 
 def check_session_language(language: object) -> SessionLanguage:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _READ = 1 << 16
 _READ_FILES = 1 << 17  # a file worker moves much; more would not go into the channel at once
 _PIPE_FILES = 1 << 20
-_WITH_LINE = ("python", "fresh", "session")
+_WITH_LINE = ("python", "fresh", "javascript", "session")
 _PIECE = 64  # what each piece is charged beyond its bytes, as the host counts it (F16)
 _REPORT_CAP = 1 << 18
 _DISCARDED = 16 << 20  # what is read and dropped of a child that outlives its job; then its writes are EPIPE (D16, F16)

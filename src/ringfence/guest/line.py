@@ -27,6 +27,9 @@ class Line:
         self._lock = _thread.allocate_lock()
         self.busy = False  # a message is half written: an interrupt has to wait
 
+    def fileno(self) -> int:
+        return self._fd
+
     @property
     def ours(self) -> bool:
         """False in a fork: its messages would come between its parent's."""

@@ -10,10 +10,11 @@ import fcntl
 import os
 import sys
 
-from . import connector, counts, fresh, lean, pycode, session, terminal
+from . import connector, counts, fresh, lean, node, pycode, session, shell, terminal
 from . import fence as fencing
 from . import kernel as k
 from .init import become
+from .line import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,6 +145,10 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
     _leave_directory(job)
     if job["kind"] == "exec":
         return _exec(job)
+    if "javascript" in (job["kind"], job.get("language")):
+        return _exec({**job, "argv": node.argv(job, REPORT_FD)})
+    if job.get("language") == "bash":
+        return shell.serve(job, REPORT_FD)
     if job["kind"] == "fresh" or job.get("fresh"):
         return _exec({**job, "argv": fresh.argv(job, REPORT_FD)})
     if job["kind"] == "session":
@@ -152,7 +157,9 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
 
 
 def _stays(job: Work) -> bool:
-    """Whether guest code runs in this very process, without an exec."""
+    """Whether guest code runs in this very process, without an exec; of bash, what tells it what to run."""
+    if job["kind"] == "session" and job["language"] != "python":
+        return job["language"] == "bash"
     return job["kind"] in ("python", "session") and not job.get("fresh")
 
 
@@ -162,15 +169,19 @@ def _read_all(fd: int) -> str:
         return file.read()
 
 
-def _report(**data: object) -> None:
-    os.write(REPORT_FD, lean.dumps(data))
+def _report(job: Work, stage: str, number: int | None) -> None:
+    """Why it did not begin: by the line where there is one, else as the whole report."""
+    if job["kind"] == "exec":
+        os.write(REPORT_FD, lean.dumps({"errno": number, "stage": stage}))
+    else:
+        Line(REPORT_FD).send({"m": "failed", "stage": stage, "errno": number})
 
 
 def _leave_directory(job: Work) -> None:
     try:
         os.chdir(str(job["cwd"]))
     except OSError as error:
-        _report(errno=error.errno, stage="cwd")
+        _report(job, "cwd", error.errno)
         os._exit(125)
 
 
@@ -188,7 +199,7 @@ def _exec(job: Work) -> int:
         except OSError as error:
             if error.errno not in (2, 20) or failure == 2:  # ENOENT, ENOTDIR: the next directory may have it
                 failure = error.errno if error.errno is not None else 2
-    _report(errno=failure, stage="exec")
+    _report(job, "exec", failure)
     return 126 if failure not in (2, 20) else 127
 
 

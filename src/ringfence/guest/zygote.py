@@ -67,9 +67,10 @@ def _preload(hello: Hello) -> dict[str, object]:
     sys.path[:] = hello["sys_path"]
     for name in ("_ast", "_sitebuiltins", "atexit"):
         __import__(name)
-    from . import fileworker, fresh, pycode, session  # noqa: F401  # before the fork, not after each
+    from . import fileworker, fresh, node, pycode, session, shell  # noqa: F401  # before the fork, not after each
 
     fresh.prepare()
+    node.prepare()
 
     for name in hello["preload"]:
         try:

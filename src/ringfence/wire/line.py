@@ -26,6 +26,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "display": {"value": (bool,), "mimes": (list,)},
     "prompt": {},
     "call": {"id": (int,), "name": (str,)},
+    "failed": {"stage": (str,), "errno": (int,)},
     "done": {"n": (int,), "exit": (int, _NONE), "exception": (dict, _NONE)},
 }
 

@@ -1,0 +1,410 @@
+// Owns a JavaScript interpreter's side of the line: executes the host's cells one at a time, as a prompt would.
+// It is a guest process from its first instruction: what it says about itself is data to the host.
+//
+// V8's own REPL mode evaluates the cells: const and let may be declared again, await stands at the top, and the value
+// of the last expression is the cell's. It is reached through an inspector session inside this process: no port.
+(require, importModule, job) => {
+  "use strict";
+  const fs = require("fs");
+  const inspector = require("inspector");
+  const net = require("net");
+  const path = require("path");
+  const url = require("url");
+  const util = require("util");
+  const vm = require("vm");
+  const { Buffer } = require("buffer");
+  const { createRequire } = require("module");
+
+  const LINE = 3;
+  const MOST = 1 << 23; // of one representation
+  const MOST_TEXT = 1 << 16;
+  const nap = new Int32Array(new SharedArrayBuffer(4));
+  const session = new inspector.Session();
+  const IMPORT = "$import"; // what `import` becomes in a cell: V8's REPL mode has no loader
+
+  // ── the line ──
+
+  let received = Buffer.alloc(0);
+  let socket = null;
+
+  const writeAll = (fd, data) => {
+    for (let at = 0; at < data.length; ) {
+      try {
+        at += fs.writeSync(fd, data, at);
+      } catch (error) {
+        if (error.code !== "EAGAIN") return; // nobody listens any more
+        Atomics.wait(nap, 0, 0, 1);
+      }
+    }
+  };
+
+  const send = (message, data = Buffer.alloc(0)) => {
+    const text = Buffer.from(JSON.stringify(message));
+    const head = Buffer.alloc(8);
+    head.writeUInt32LE(text.length, 0);
+    head.writeUInt32LE(data.length, 4);
+    writeAll(LINE, Buffer.concat([head, text, data]));
+  };
+
+  const next = () => {
+    if (received.length < 8) return null;
+    const [text, data] = [received.readUInt32LE(0), received.readUInt32LE(4)];
+    if (received.length < 8 + text + data) return null;
+    const message = JSON.parse(received.toString("utf8", 8, 8 + text));
+    const bytes = received.subarray(8 + text, 8 + text + data);
+    received = received.subarray(8 + text + data);
+    return [message, bytes];
+  };
+
+  /** Wait for the host's answer of that kind, without the event loop. null when there will be none. */
+  const answer = (kind) => {
+    const piece = Buffer.alloc(1 << 16);
+    for (;;) {
+      for (let found = next(); found; found = next()) if (found[0].m === kind) return found;
+      const early = socket && socket.read();
+      if (early) {
+        received = Buffer.concat([received, early]);
+        continue;
+      }
+      try {
+        const count = fs.readSync(LINE, piece);
+        if (count === 0) return null;
+        received = Buffer.concat([received, piece.subarray(0, count)]);
+      } catch (error) {
+        if (error.code !== "EAGAIN") return null;
+        Atomics.wait(nap, 0, 0, 5);
+      }
+    }
+  };
+
+  // ── what guest code finds ──
+
+  const clipped = (text, most) => (text.length <= most ? text : text.slice(0, most));
+
+  const representations = (value) => {
+    const found = { "text/plain": Buffer.from(clipped(util.inspect(value), MOST_TEXT)) };
+    try {
+      const bundle = value?.[Symbol.for("Jupyter.display")]?.() ?? {};
+      for (const [mime, content] of Object.entries(bundle))
+        found[mime.slice(0, 100)] = Buffer.from(typeof content === "string" ? content : JSON.stringify(content));
+    } catch {
+      // a guest's own method; then it has no such representation
+    }
+    return Object.entries(found).filter(([mime, data]) => /^[ -~]+$/u.test(mime) && data.length <= MOST).slice(0, 16);
+  };
+
+  const show = (value, isValue) => {
+    let room = 2 * MOST - 4096;
+    const shown = representations(value).filter(([, data]) => (room -= data.length) >= 0);
+    const mimes = shown.map(([mime, data]) => [mime, data.length]);
+    send({ m: "display", value: isValue, mimes }, Buffer.concat(shown.map(([, data]) => data)));
+  };
+
+  const define = (name, value) =>
+    Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
+
+  const resolved = (name) =>
+    /^(\.{1,2}(\/|$)|\/)/.test(name) ? url.pathToFileURL(path.resolve(name)).href : name;
+
+  let asks = false;
+  let leftOfLine = "";
+  const readLine = () => {
+    const piece = Buffer.alloc(1);
+    const bytes = [];
+    while (fs.readSync(0, piece) === 1) {
+      if (piece[0] === 10) return Buffer.from(bytes).toString();
+      bytes.push(piece[0]);
+    }
+    return bytes.length ? Buffer.from(bytes).toString() : null;
+  };
+
+  const prompt = (question = "") => {
+    if (!asks) {
+      if (question) process.stdout.write(String(question));
+      return readLine();
+    }
+    if (!leftOfLine.includes("\n")) {
+      send({ m: "prompt" }, Buffer.from(clipped(String(question), MOST_TEXT)));
+      const found = answer("input");
+      if (found && !found[0].eof) leftOfLine += found[1].toString();
+    }
+    const [line] = leftOfLine.split("\n", 1);
+    const ended = leftOfLine.length === 0;
+    leftOfLine = leftOfLine.slice(line.length + 1);
+    return ended ? null : line;
+  };
+
+  let calls = 0;
+  const tool = (name) => (...args) => {
+    send({ m: "call", id: ++calls, name }, Buffer.from(JSON.stringify({ args, kwargs: {} })));
+    const found = answer("answer");
+    if (!found) throw new Error(`${name}: the host is gone`);
+    if (!found[0].ok) throw new Error(String(found[0].error));
+    return JSON.parse(found[1].toString());
+  };
+
+  // ── imports: found by a scanner that knows strings, comments, templates and regular expressions ──
+
+  /** Where the word `import` stands as code: [index, depth of brackets]. */
+  const importsIn = (code) => {
+    const found = [];
+    const brackets = [];
+    let before = ""; // the last word or sign: decides whether a slash divides or begins a regular expression
+    const token = /\/\/[^\n]*|\/\*[^]*?\*\/|[\w$\u0080-\uffff]+|"(?:\\[^]|[^"\\\n])*"|'(?:\\[^]|[^'\\\n])*'|[^\s]/uy;
+    const template = /(?:\\[^]|\$(?!\{)|[^\\`$])*(`|\$\{|$)/uy;
+    const regexp = /\/(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\[\n])+\/[a-z]*/uy;
+    const inTemplate = (at) => {
+      template.lastIndex = at;
+      const match = template.exec(code);
+      if (match && match[1] === "${") brackets.push("`");
+      return match ? template.lastIndex : code.length;
+    };
+    for (let at = 0; at < code.length; ) {
+      token.lastIndex = at;
+      const match = token.exec(code);
+      if (!match) {
+        at += 1;
+        continue;
+      }
+      let [text] = match;
+      at = token.lastIndex;
+      if (text.startsWith("//") || text.startsWith("/*")) continue;
+      if (text === "/" && (!/^[\w$)\]}"'`]/u.test(before) || /^(return|typeof|case|in|of|void|await)$/.test(before))) {
+        regexp.lastIndex = match.index;
+        if (regexp.exec(code)) at = regexp.lastIndex;
+        text = ")";
+      } else if (text === "`") {
+        at = inTemplate(at);
+      } else if ("([{".includes(text)) {
+        brackets.push(text);
+      } else if (")]}".includes(text)) {
+        if (brackets.pop() === "`") {
+          at = inTemplate(at);
+          text = "`";
+        }
+      } else if (text === "import" && before !== ".") {
+        found.push([match.index, brackets.length]);
+      }
+      before = text;
+    }
+    return found;
+  };
+
+  const STATIC = /import\s*(?:([^"'();]*?)\s*\bfrom\s*)?(["'])([^"'\n]+)\2(?:\s*with\s*\{[^}]*\})?/uy;
+
+  const declared = (clause) => {
+    const [, first, rest] = /^\s*([\w$]+)?\s*,?\s*([^]*)$/u.exec(clause);
+    const names = first ? [`default: ${first}`] : [];
+    const all = /^\*\s*as\s+([\w$]+)\s*$/u.exec(rest);
+    const listed = /^\{([^]*)\}\s*$/u.exec(rest);
+    if (listed && listed[1].trim()) names.push(listed[1].replace(/\s+as\s+/gu, ": "));
+    return [names.length ? `{${names.join(", ")}}` : null, all && all[1]];
+  };
+
+  /** The cell with its imports written as calls of ours. Lines stay where they are. */
+  const withImports = (code) => {
+    if (!code.includes("import")) return code;
+    let out = "";
+    let done = 0;
+    for (const [at, depth] of importsIn(code)) {
+      STATIC.lastIndex = at;
+      const statement = depth === 0 ? STATIC.exec(code) : null;
+      if (/^import\s*\(/.test(code.slice(at, at + 200))) {
+        out += code.slice(done, at) + IMPORT;
+        done = at + "import".length;
+      } else if (statement) {
+        const load = `await ${IMPORT}(${JSON.stringify(statement[3])})`;
+        const [names, all] = statement[1] === undefined ? [null, null] : declared(statement[1]);
+        const parts = [all && `${all} = ${load}`, names && `${names} = ${load}`].filter(Boolean);
+        out += code.slice(done, at) + (parts.length ? `const ${parts.join(", ")};` : `${load};`);
+        done = STATIC.lastIndex;
+      }
+    }
+    return out + code.slice(done);
+  };
+
+  /** A cell that is an object and not a block, as a prompt takes it. */
+  const asExpression = (code) => {
+    if (!/^\s*\{[^]*\}\s*$/u.test(code)) return code;
+    try {
+      new vm.Script(`async () => (${code}\n)`);
+      return `(${code}\n)`;
+    } catch {
+      return code;
+    }
+  };
+
+  // ── cells ──
+
+  let interrupt = null; // ends the cell that is waiting for something
+  const state = { run: null };
+  define("$ringfence", state);
+  const guarded = new vm.Script("$ringfence.run()", { filename: "<kernel>" });
+
+  const post = (method, parameters) => {
+    let found;
+    session.post(method, parameters, (error, result) => (found = result));
+    return found;
+  };
+
+  /** The object itself behind the inspector's description of it. */
+  const objectOf = (remote) => {
+    const given = remote.objectId ? { objectId: remote.objectId } : remote;
+    const { objectId, unserializableValue, value } = given;
+    const argument = objectId ? { objectId } : unserializableValue ? { unserializableValue } : { value };
+    post("Runtime.callFunctionOn", {
+      functionDeclaration: "function (value) { this.value = value; }",
+      objectId: post("Runtime.evaluate", { expression: "$ringfence", objectGroup: "cell" }).result.objectId,
+      arguments: [argument],
+    });
+    const found = state.value;
+    delete state.value;
+    return found;
+  };
+
+  class Interrupted extends Error {
+    constructor() {
+      super("the cell was interrupted");
+      this.name = "Interrupted";
+      this.stack = "Interrupted: the cell was interrupted";
+    }
+  }
+
+  /** {value} or {error, at}: nothing is thrown. */
+  const evaluate = (code, name) =>
+    new Promise((end) => {
+      interrupt = () => end({ error: new Interrupted() });
+      const request = { expression: `${code}\n//# sourceURL=${name}`, replMode: true, objectGroup: "cell" };
+      state.run = () => {
+        session.post("Runtime.evaluate", request, (error, answered) => {
+          const failed = answered && answered.exceptionDetails;
+          if (error) end({ error: Object.assign(new Error(error.message), { stack: error.message }) });
+          else if (failed) end({ error: objectOf(failed.exception ?? { value: failed.text }), at: failed });
+          else end({ value: objectOf(answered.result) });
+        });
+        process._tickCallback?.(); // what follows an await on something that is there already can be interrupted too
+      };
+      try {
+        guarded.runInThisContext({ breakOnSigint: true });
+      } catch (error) {
+        end({ error: error.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED" ? new Interrupted() : error });
+      }
+    });
+
+  const shownName = (text) => text.replace(/<cell-(\d+)>/gu, "<cell $1>");
+
+  const traceOf = (error, at, name) => {
+    if (!(error instanceof Error) || typeof error.stack !== "string") return `Uncaught ${util.inspect(error)}`;
+    const lines = error.stack.split("\n");
+    const ours = lines.findIndex((line) => /^\s+at .*(node:inspector|<kernel>|_tickCallback)/u.test(line));
+    const kept = ours < 0 ? lines : lines.slice(0, ours);
+    if (error instanceof SyntaxError && at && !kept.some((line) => line.includes("<cell-")))
+      kept.push(`    at ${name}:${at.lineNumber + 1}:${at.columnNumber + 1}`);
+    return shownName(kept.join("\n"));
+  };
+
+  const described = (error, at, name) => {
+    let told = { name: "Error", message: "<unprintable>", traceback: "" };
+    try {
+      const raised = error instanceof Error;
+      told = {
+        name: raised ? String(error.name) : typeof error,
+        message: raised ? String(error.message) : util.inspect(error),
+        traceback: traceOf(error, at, name),
+      };
+    } catch {
+      // a guest's own getters may throw anything
+    }
+    const half = MOST_TEXT / 4;
+    const shown = told.traceback;
+    if (shown.length > 2 * half) told.traceback = `${shown.slice(0, half)}\n[...]\n${shown.slice(-half)}`;
+    return { ...told, name: clipped(told.name, 200), message: clipped(told.message, half) };
+  };
+
+  const execute = async (code, name) => {
+    const ended = await evaluate(asExpression(withImports(code)), name);
+    interrupt = null;
+    let exception = null;
+    if ("error" in ended) {
+      exception = described(ended.error, ended.at, name);
+      writeAll(2, Buffer.from(`${exception.traceback}\n`));
+    } else if (ended.value !== undefined) {
+      define("_", ended.value);
+      show(ended.value, true);
+    }
+    post("Runtime.releaseObjectGroup", { objectGroup: "cell" });
+    return exception;
+  };
+
+  let inputEnd = 0; // where the standard input of the last cell ended in the file that descriptor 0 is
+  const giveInput = (data) => {
+    const piece = Buffer.alloc(1 << 16);
+    while (fs.readSync(0, piece) > 0); // what the cell before did not read
+    fs.ftruncateSync(0, inputEnd);
+    if (data && data.length) fs.writeSync(0, data, 0, data.length, inputEnd);
+    inputEnd += data ? data.length : 0;
+    let stream = null;
+    Object.defineProperty(process, "stdin", {
+      configurable: true,
+      enumerable: true,
+      get: () => (stream ??= fs.createReadStream(null, { fd: 0, autoClose: false })),
+    });
+  };
+
+  const cell = async (message, data) => {
+    const before = Object.keys(message.env).map((name) => [name, process.env[name]]);
+    Object.assign(process.env, message.env);
+    asks = message.asks;
+    leftOfLine = "";
+    giveInput(message.stdin === null ? null : data.subarray(message.code));
+    const exception = await execute(data.toString("utf8", 0, message.code), `<cell-${message.n}>`);
+    for (const [name, value] of before) {
+      if (value === undefined) delete process.env[name];
+      else process.env[name] = value;
+    }
+    send({ m: "done", n: message.n, exit: null, exception });
+  };
+
+  // ── the beginning ──
+
+  const uncaught = (error) => writeAll(2, Buffer.from(`${traceOf(error, null, "")}\n`));
+
+  const serve = () => {
+    process.on("SIGINT", () => interrupt && interrupt());
+    process.on("uncaughtException", uncaught);
+    socket = new net.Socket({ fd: LINE, readable: true, writable: false });
+    let busy = false;
+    const work = async () => {
+      if (busy) return;
+      busy = true;
+      socket.pause();
+      for (let found = next(); found; found = next()) if (found[0].m === "cell") await cell(...found);
+      busy = false;
+      socket.resume();
+    };
+    socket.on("data", (piece) => {
+      received = Buffer.concat([received, piece]);
+      work();
+    });
+    socket.on("error", () => process.exit(0));
+    socket.on("end", () => process.exit(0));
+  };
+
+  const once = async () => {
+    const exception = await execute(job.code, "<run>");
+    if (exception === null) return;
+    process.exitCode = 1;
+    send({ m: "done", n: 0, exit: null, exception });
+  };
+
+  session.connect();
+  process.argv.splice(1, Infinity, ...(job.args ?? []));
+  process.execArgv.length = 0;
+  define("require", createRequire(path.resolve("session")));
+  define(IMPORT, (name) => importModule(resolved(String(name))));
+  define("display", (...values) => values.forEach((value) => show(value, false)));
+  define("prompt", prompt);
+  for (const name of job.tools ?? []) define(name, tool(name));
+  if (job.kind === "session") serve();
+  else once();
+};
