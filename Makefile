@@ -5,8 +5,10 @@ PY := .venv/bin/python
 
 # Debian packages the tests use, besides a Python with venv.
 #   git             `exec` on a repository; the list of files that test_forbidden.py reads
-#   gcc, libc6-dev  attacks that need machine code: other ABIs, static programs
-SYSTEM_PACKAGES := git gcc libc6-dev
+#   gcc, libc6-dev  attacks that need machine code: other ABIs, static programs; a language that is compiled
+#   g++             the same for C++
+#   nodejs          sessions of JavaScript
+SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs
 # bubblewrap is a peer in the benchmarks.
 BENCH_PACKAGES := bubblewrap
 

@@ -18,7 +18,7 @@ PACKAGE = "ringfence"
 # A module may import from its own layer and from those above it in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("guest",),  # imports nothing of ours, so that it can run in an image that holds nothing of ours
-    ("values", "errors", "results", "events", "rendering"),
+    ("values", "errors", "results", "events", "rendering", "languages"),
     ("policy",),
     ("plan",),
     ("wire",),

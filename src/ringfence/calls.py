@@ -23,7 +23,6 @@ MAX_ARGUMENTS = 3 << 19  # the kernel takes 2 MiB, with the variables
 UNENDING_S = 10.0**9
 MAX_OUTPUTS = 1 << 24  # bytes of displayed objects that a result holds, where the policy's output is not more
 GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word before it kills by itself
-LANGUAGES = ("python", "javascript", "bash")
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
@@ -59,9 +58,11 @@ def _check_text(text: str, what: str) -> None:
 
 
 def check_language(language: object) -> str:
-    if language not in LANGUAGES:
-        raise PolicyError(f"unknown language {language!r}", code="language", fix=f"one of: {', '.join(LANGUAGES)}")
-    return str(language)
+    if language == "python":
+        return "python"
+    from ringfence.languages import find
+
+    return find(language).name
 
 
 def check_argv(argv: object) -> list[str]:
@@ -387,7 +388,7 @@ def result(
         duration_s=time.monotonic() - transcript.started,
         started_at=datetime.fromtimestamp(transcript.started_at, UTC),
         usage=replace(usage, output_bytes=produced),
-        denials=(*_denials(call, reason, policy), *_refused(box, transcript.mark)),
+        denials=(*_denials(call, reason, policy, image), *_refused(box, transcript.mark)),
         enforcement=box.enforcement,
         backend="process",
         image=image,
@@ -448,11 +449,22 @@ def _refused(box: Box, mark: int) -> tuple[Denial, ...]:
     return () if box.outlet is None else box.outlet.denials(mark)
 
 
-def _denials(call: Call, reason: Reason, policy: Policy) -> tuple[Denial, ...]:
-    if reason != "not-found" or policy.commands == "any" or not call.argv:
+def _denials(call: Call, reason: Reason, policy: Policy, image: str) -> tuple[Denial, ...]:
+    if reason != "not-found" or not call.argv:
         return ()
     name = call.argv[0].rpartition("/")[2]
-    if name in policy.commands:
-        return ()
+    if policy.commands == "any" or name in policy.commands:
+        return _not_in_image(name, image)
     message = f"{name} is not among the policy's commands"
     return (Denial("command", name, "exec.not-listed", message, allow=f'commands = [..., "{name}"]'),)
+
+
+def _not_in_image(name: str, image: str) -> tuple[Denial, ...]:
+    """For the tools of the languages we know it can be said where they are."""
+    from ringfence.languages import image_with
+
+    preset = image_with(name)
+    if preset is None:
+        return ()
+    message = f"the image {image!r} has no program {name}; one built from the preset {preset!r} has it"
+    return (Denial("command", name, "exec.not-in-image", message, allow=None),)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 
 import pytest
 
-from ringfence import Display, Exit, Policy, PolicyError, Prompt, Result, Sandbox, Stdout
+import ringfence
+from ringfence import Display, Exit, Limits, Policy, PolicyError, Prompt, Result, Sandbox, Stdout
 
 
 def js(box: Sandbox, code: str, **given: object) -> Result:
@@ -304,3 +307,106 @@ os._exit(127)
 """
     result = box.run(forged)
     assert (result.status, result.reason, result.exit_code) == ("error", "exit", 127)
+
+
+# ── once ─────────────────────────────────────────────────────────────────────────────────────────
+
+GO = """
+package main
+import ("fmt"; "os")
+func main() { var s string; fmt.Scan(&s); fmt.Println("hi", s); os.Exit(4) }
+"""
+JAVA = """
+import java.util.*;
+public class Greeter {
+    public static void main(String[] a) {
+        System.out.println("hi " + new Scanner(System.in).nextLine());
+        System.exit(4);
+    }
+}
+"""
+C = """
+#include <stdio.h>
+int main(void) { char s[9]; scanf("%8s", s); printf("hi %s\\n", s); return 4; }
+"""
+CPP = """
+#include <iostream>
+int main() { std::string s; std::cin >> s; std::cout << "hi " << s << std::endl; return 4; }
+"""
+# The tool that has to be there, and a program.
+PROGRAMS = {
+    "javascript": ("node", "console.log('hi', require('fs').readFileSync(0, 'utf8')); process.exitCode = 4"),
+    "bash": ("bash", "read a; echo hi $a; exit 4"),
+    "go": ("go", GO),
+    "ruby": ("ruby", "puts 'hi ' + gets; exit 4"),
+    "java": ("javac", JAVA),
+    "c": ("gcc", C),
+    "c++": ("g++", CPP),
+    "r": ("Rscript", 'cat("hi", readLines(file("stdin"), 1)); quit(status = 4)'),
+}
+
+
+@pytest.mark.parametrize("language", PROGRAMS)
+def test_a_program_reads_writes_and_ends_with_its_own_code(language: str) -> None:
+    tool, code = PROGRAMS[language]
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed here")
+    result = ringfence.run(code, language=language, stdin="zoe", policy=Policy(limits=Limits(memory="1G", disk="256M")))
+    assert (result.status, result.reason, result.exit_code) == ("error", "exit", 4), result.stderr
+    assert result.stdout.split() == ["hi", "zoe"]
+
+
+@pytest.mark.parametrize("language", sorted(set(PROGRAMS) - {"javascript", "bash"}))
+def test_a_tool_that_is_not_there_is_named_with_the_image_that_has_it(language: str) -> None:
+    tool, code = PROGRAMS[language]
+    if shutil.which(tool) is not None:
+        with Sandbox(policy=Policy(commands=["ls"])) as box:
+            result = box.run(code, language=language)
+        told = [(d.target, d.code) for d in result.denials]
+        assert (result.reason, told) == ("not-found", [(tool, "exec.not-listed")])
+        return
+    result = ringfence.run(code, language=language)
+    assert (result.status, result.reason, result.exit_code) == ("error", "not-found", 127)
+    assert [d.message for d in result.denials] == [
+        f"the image 'host' has no program {tool}; one built from the preset 'polyglot' has it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("language", "code"), [("c", "int main(void) { return x; }"), ("c++", "int main() { return x; }")]
+)
+def test_what_does_not_compile_is_told_apart_and_does_not_run(box: Sandbox, language: str, code: str) -> None:
+    result = box.run(code, language=language)
+    assert (result.status, result.reason, result.exit_code, result.stdout) == ("error", "compile", 1, "")
+    assert "x" in result.stderr
+    assert not [entry for entry in box.files.list("/tmp") if "run-" in entry.path]
+
+
+def test_the_time_limit_covers_compiling_and_running() -> None:
+    result = ringfence.run("int main(void) { for (;;); }", language="c", timeout_s=1.5)
+    assert (result.status, result.reason) == ("timeout", "wall-clock")
+    assert 1.4 < result.duration_s < 2.6
+
+
+def test_the_compiler_is_inside_the_sandbox_too() -> None:
+    result = ringfence.run('#include "/etc/shadow"\nint main(void) { return 0; }', language="c")
+    assert (result.reason, "root:" in result.stderr) == ("compile", False)
+
+
+def test_a_run_of_javascript_has_value_exception_and_exit_code() -> None:
+    result = ringfence.run("import os from 'os'\nconst n = await Promise.resolve(41)\nn + 1", language="javascript")
+    assert (result.status, result.exit_code, result.value) == ("ok", 0, "42")
+    result = ringfence.run("console.log(1)\nnope()", language="javascript")
+    assert (result.status, result.reason, result.exit_code, result.stdout) == ("error", "exception", 1, "1\n")
+    assert result.exception is not None
+    assert result.exception.traceback == "ReferenceError: nope is not defined\n    at <run>:2:1"
+    later = ringfence.run("setTimeout(() => console.log('later'), 50)", language="javascript")
+    assert (later.status, later.stdout, later.exit_code) == ("ok", "later\n", 0)
+
+
+def test_an_unknown_language_lists_the_known_ones(box: Sandbox) -> None:
+    known = "one of: python, javascript, bash, go, ruby, java, c, c\\+\\+, r"
+    for call in (box.run, ringfence.run):
+        with pytest.raises(PolicyError, match="unknown language 'cobol'") as caught:
+            call("x", language="cobol")
+        assert re.fullmatch(known, caught.value.fix or "")

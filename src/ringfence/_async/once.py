@@ -40,8 +40,10 @@ async def run_async(
     checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
     if language != "python":
+        from ringfence._async.program import Once, run_once
+
         async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
-            result = await sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
+            result = await run_once(sandbox, Once(language, checked, given, variables, seconds))
         return _with(findings(await sandbox.denials()), result)
     launcher = prepare(backend, image, policy)
     box = await launched(launcher)

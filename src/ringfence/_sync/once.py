@@ -41,8 +41,10 @@ def run(
     checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
     if language != "python":
+        from ringfence._sync.program import Once, run_once
+
         with Sandbox(backend=backend, image=image, policy=policy) as sandbox:
-            result = sandbox.run(checked, language=language, stdin=given, env=variables, timeout_s=seconds)
+            result = run_once(sandbox, Once(language, checked, given, variables, seconds))
         return _with(findings(sandbox.denials()), result)
     launcher = prepare(backend, image, policy)
     box = launched(launcher)

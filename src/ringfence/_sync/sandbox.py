@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ringfence.snapshots import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
-_INTERPRETERS = {"javascript": ("node", ".mjs"), "bash": ("bash", ".sh")}
 _SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
 DESTROY_S = 10.0
 
@@ -191,22 +190,15 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Result:
-        """In the default session of `language`."""
+        """In the default session of `language`; one that has none is compiled if need be, and run once."""
         checked, language = calls.check_code(code), calls.check_language(language)
         if language in calls.PROGRAMS:
             session = self.session(language=check_session_language(language))
             return session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
-        given = calls.check_stdin(stdin)
-        variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, self.policy.limits)
-        place = self._running_place()
-        program, ending = _INTERPRETERS[language]
-        path = f"/tmp/{calls.new_id('run')}{ending}"  # inside, a file system of this sandbox alone
-        self.files.write(path, checked)
-        argv = [program, path]
-        call = calls.exec_call(
-            place.box, self.policy, argv, cwd="/workspace", env=variables, timeout_s=seconds, stdin=given
-        )
-        return self._complete(place, call)
+        from ringfence._sync.program import Once, run_once
+
+        seconds = calls.check_timeout(timeout_s, self.policy.limits)
+        return run_once(self, Once(language, checked, calls.check_stdin(stdin), calls.check_env(env), seconds))
 
     def exec(
         self,

@@ -45,7 +45,7 @@ def _ending(result: Result, job: Job, settings: Settings, stderr_tail: bytes) ->
             ]
         case "guest-lost":
             return ["lost: the guest took its own supervisor down, and how it ended is not known"]
-        case "not-found" if any(denial.kind == "command" for denial in result.denials):
+        case "not-found" if any(denial.code == "exec.not-listed" for denial in result.denials):
             return []  # the denial has said it
         case "not-found":
             return missing_program(argv[0], settings)

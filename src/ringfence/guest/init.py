@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .shapes import Kept, Plan
 
 _PASSES = 200
+_EAGER_PASSES = 20
+_BETWEEN_PASSES_MS = 3  # a process of many threads, throttled by its cgroup, takes a while to die
 # In the order they are gone through.
 _DOORS = {
     "pid": kernel.CLONE_NEWPID,
@@ -153,10 +155,12 @@ def _kill_all_but(kept: Kept) -> int:
         if seen <= victims:
             break
         victims = seen
-    for _ in range(_PASSES):
+    for number in range(_PASSES):
         seen = _victims(kept)
         if not seen:
             return 0
+        if number > _EAGER_PASSES:
+            select.poll().poll(_BETWEEN_PASSES_MS)
         for pid in seen:
             _signal(pid, lean.SIGKILL)
     return len(_victims(kept))

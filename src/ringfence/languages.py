@@ -1,0 +1,97 @@
+"""Owns which languages run once from source text, and how: what the file is called, what compiles it, what runs it.
+
+To add one is to add a row. Words of a command may hold {file}, {folder}, {out} and {name}.
+"""
+
+from __future__ import annotations
+
+from ringfence.errors import PolicyError
+from ringfence.values import Struct, final
+
+SESSIONS = ("python", "javascript", "bash")  # these keep state in a sandbox; all others run once
+
+
+@final
+class Language(Struct):
+    """One language. `image`: the preset whose images have its tools."""
+
+    name: str
+    file: str
+    run: tuple[str, ...]
+    compile: tuple[str, ...] = ()
+    image: str = "polyglot"
+    env: tuple[tuple[str, str], ...] = ()
+
+    def named_for(self, code: str) -> str:
+        """The file's name without its ending: of Java it has to be that of the public class."""
+        return _java_class(code) if self.name == "java" else self.file.partition(".")[0]
+
+
+@final
+class Commands(Struct):
+    """What to do with one piece of code below `folder`. `compile` is empty where nothing is compiled."""
+
+    path: str
+    compile: tuple[str, ...]
+    run: tuple[str, ...]
+    env: dict[str, str]
+
+
+_TABLE = (
+    Language("python", "main.py", ("python3", "{file}"), image="python"),
+    Language("javascript", "main.js", ("node", "{file}"), image="node"),
+    Language("bash", "main.sh", ("bash", "{file}"), image="python"),
+    Language(
+        "go",
+        "main.go",
+        ("{out}",),
+        ("go", "build", "-o", "{out}", "{file}"),
+        env=(("GOCACHE", "{folder}/cache"), ("GOPATH", "{folder}/go"), ("GOFLAGS", "-buildvcs=false")),
+    ),
+    Language("ruby", "main.rb", ("ruby", "{file}")),
+    Language("java", "Main.java", ("java", "-cp", "{folder}", "{name}"), ("javac", "-d", "{folder}", "{file}")),
+    Language("c", "main.c", ("{out}",), ("gcc", "-O1", "-o", "{out}", "{file}", "-lm")),
+    Language("c++", "main.cpp", ("{out}",), ("g++", "-O1", "-o", "{out}", "{file}")),
+    Language("r", "main.R", ("Rscript", "{file}")),
+)
+TABLE = {language.name: language for language in _TABLE}
+
+
+def find(name: object) -> Language:
+    """Raises PolicyError that lists the known ones."""
+    if isinstance(name, str) and name in TABLE:
+        return TABLE[name]
+    raise PolicyError(f"unknown language {name!r}", code="language", fix=f"one of: {', '.join(TABLE)}")
+
+
+def commands(language: Language, code: str, folder: str, path: str | None = None) -> Commands:
+    """For `code` in a folder of its own inside. `path`: where its file is already."""
+    name = language.named_for(code)
+    ending = language.file.rpartition(".")[2]
+    file = path or f"{folder}/{name}.{ending}"
+    words = {"file": file, "folder": folder, "out": f"{folder}/{name}", "name": name}
+    return Commands(
+        file,
+        tuple(word.format_map(words) for word in language.compile),
+        tuple(word.format_map(words) for word in language.run),
+        {key: value.format_map(words) for key, value in language.env},
+    )
+
+
+def image_with(program: str) -> str | None:
+    """The preset whose images have a language's tool. None for any other program."""
+    for language in _TABLE:
+        if program in (*language.compile[:1], *language.run[:1]):
+            return language.image
+    return None
+
+
+def _java_class(code: str) -> str:
+    import re
+
+    plain = re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', " ", code, flags=re.DOTALL)
+    found = re.search(
+        r"\bpublic\s+(?:(?:final|abstract|sealed)\s+)*(?:class|record|enum|interface)\s+(\w{1,100})", plain
+    )
+    found = found or re.search(r"\bclass\s+(\w{1,100})", plain)
+    return found[1] if found and found[1].isascii() else "Main"
