@@ -71,6 +71,16 @@ def test_data_that_is_not_read_is_skipped() -> None:
     assert [entry.name for entry in stream] == ["a", "b"]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 1600), min_size=1, max_size=6), st.lists(st.integers(0, 1500), min_size=1, max_size=5))
+def test_pieces_of_any_size_read_the_same(pieces: list[int], sizes: list[int]) -> None:
+    whole = b"".join(pax(record("path", f"p{i}")) + file("x", bytes([i]) * n) for i, n in enumerate(sizes)) + END
+    source, turn = io.BytesIO(whole), iter(range(1 << 30))
+    stream = TarStream(lambda _: source.read(pieces[next(turn) % len(pieces)]))
+    found = [(e.name, b"".join(bytes(p) for p in stream.data())) for e in stream]
+    assert found == [(f"p{i}", bytes([i]) * n) for i, n in enumerate(sizes)]
+
+
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 1000, 1535])
 def test_an_archive_cut_short_is_refused(count: int) -> None:
     whole = file("a", b"x" * 700) + END
@@ -89,6 +99,7 @@ def test_an_archive_cut_short_is_refused(count: int) -> None:
         (pax(b"path=x\n") + file("a", b"") + END, "without a length"),
         (pax(b"5 a=\x00") + file("a", b"") + END, "wrong length"),
         (pax(record("path", "a\0b")) + file("a", b"") + END, "holds a NUL"),
+        (pax(record("path", "a/" * 3000)) + file("a", b"") + END, "too long"),
         (pax(record("size", "-1")) + file("a", b"") + END, "is no number"),
         (pax(record("size", "9" * 30)) + file("a", b"") + END, "is no number"),
         (pax(record("path", "x"), kind=b"g") + file("a", b"") + END, "global PAX header"),

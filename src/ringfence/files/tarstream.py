@@ -34,6 +34,7 @@ _KINDS: dict[bytes, Kind] = {
 _LATEST = 1 << 33  # seconds: the year 2242; later ones are nonsense and overflow somewhere
 _MOST_EXTENSIONS = 8  # headers of headers before one entry
 _MOST_RECORDS = 1_000  # of one PAX header
+_LONGEST = 4095  # bytes of a path
 
 
 class TarError(ValueError):
@@ -151,17 +152,12 @@ class TarStream:
 
     def _exactly(self, count: int) -> bytes:
         found = self._buffer[self._at : self._at + count]
+        self._at += len(found)
         while len(found) < count:
-            self._at = len(self._buffer)
             self._fill()
-            found += self._buffer[: count - len(found)]
-            self._at = 0
-            if len(found) < count:
-                continue
-            self._at = count - (len(found) - len(self._buffer[:count]))
-            break
-        else:
-            self._at += count
+            piece = self._buffer[: count - len(found)]
+            self._at = len(piece)
+            found += piece
         self.offset += count
         return found
 
@@ -321,7 +317,7 @@ def _pax(body: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     at = 0
     for _ in range(_MOST_RECORDS):
-        if at == len(body) or not body[at:].strip(b"\0"):
+        if at == len(body) or (body[at] == 0 and not body[at:].strip(b"\0")):
             return found
         digits, blank, _rest = body[at : at + 20].partition(b" ")
         if not blank or not digits.isdigit() or len(digits) > 9:
@@ -334,8 +330,8 @@ def _pax(body: bytes) -> dict[str, str]:
         if not equals or not key:
             raise TarError("a PAX header has a record without a key")
         name = _text(key)
-        if name in ("path", "linkpath") and (b"\0" in value or not value):
-            raise TarError(f"a PAX header has a {name} that is empty or holds a NUL")
-        found[name] = _text(value) if len(value) <= 1 << 16 else ""
+        if name in ("path", "linkpath") and (b"\0" in value or not value or len(value) > _LONGEST):
+            raise TarError(f"a PAX header has a {name} that is empty, too long or holds a NUL")
+        found[name] = _text(value)
         at = end
     raise TarError("a PAX header has too many records")
