@@ -158,7 +158,16 @@ def stock() -> Stock:
         held += [zygote._control.fileno(), zygote._errors] if zygote is not None else []
         for spare in kept:
             held += [spare.channel.fileno(), spare._init_pidfd, spare._uid.fileno() if spare._uid is not None else -1]
+            held += [spare.outlet_channel.fileno()] if spare.outlet_channel is not None else []
+    held += _of_the_gateway()
     return Stock(zygotes, templates, spares, frozenset(fd for fd in held if fd >= 0))
+
+
+def _of_the_gateway() -> list[int]:
+    """Its event loop, which stays as long as the process."""
+    gateway = sys.modules.get("ringfence.network.gateway")
+    loops = [one._loop for one in gateway._services] if gateway is not None else []
+    return [part.fileno() for loop in loops if loop is not None for part in (loop._selector, loop._ssock, loop._csock)]
 
 
 def count() -> Leftovers:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from network.servers import Loop, Roots
+from network.world import World, world
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +20,9 @@ def loop() -> Iterator[Loop]:
     made = Loop()
     yield made
     made.close()
+
+
+@pytest.fixture
+def internet(loop: Loop, roots: Roots) -> Iterator[World]:
+    with world(loop, roots) as made:
+        yield made

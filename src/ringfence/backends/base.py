@@ -40,6 +40,9 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """Cut every connection and answer no more. Does not wait. Idempotent."""
 
+        def wait_ended(self, within_s: float) -> bool:
+            """After close(): whether nothing of it is left."""
+
         def abandon(self) -> None:
             """The caller closed our descriptors: close none again."""
 

@@ -36,6 +36,7 @@ class Service:
         self._waiting: list[Callable[[], None]] = []  # for a loop that is not there yet
         self._registrations: set[Registration] = set()
         self._resolver: Resolver | None = None
+        self._last: asyncio.Task[None] | None = None
         self.pid = os.getpid()
 
     @property
@@ -75,6 +76,7 @@ class Service:
             self._soon(lambda: self._forget(registration))
         else:
             registration.end()
+            registration.ended()
 
     def ask(self, work: Callable[[], None]) -> None:
         """Have `work` done in the loop and wait for it. TimeoutError when the gateway does not answer."""
@@ -160,7 +162,16 @@ class Service:
         for sock in registration.sockets:
             if sock.fileno() >= 0:
                 self._loop.remove_reader(sock.fileno())
-        registration.end()
+        tasks = registration.end()
+
+        async def see() -> None:
+            if tasks:
+                await asyncio.wait(tasks, timeout=_ASK_S)
+            registration.ended()
+
+        import asyncio
+
+        self._last = self._loop.create_task(see())  # held, or it might be collected
 
     def _accept(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
         for _ in range(_ACCEPTS):
@@ -253,6 +264,16 @@ async def _serve_name(registration: Registration, one: Open, sock: socket.socket
 
 _services: list[Service] = []
 _services_lock = threading.Lock()
+
+
+def close_service() -> None:
+    """Stop the thread; the next sandbox with a network starts one. At exit, and in tests that count what is left."""
+    with _services_lock:
+        found = list(_services)
+        _services.clear()
+    for one in found:
+        if one.pid == os.getpid():
+            one.stop()
 
 
 def service() -> Service:

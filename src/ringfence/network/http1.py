@@ -108,6 +108,7 @@ class _Exchange:
         self._below = h11.Connection(h11.CLIENT, max_incomplete_event_size=LARGEST_HEAD)
         self._entry: Entry | None = None
         self._answered = False
+        self._is_head = False  # the answer has no body
         self._pumps = False  # the body is on its way: where it stands is not known here any more
         self._status = 0
         self._is_chunked = False
@@ -157,6 +158,7 @@ class _Exchange:
             raise requests.malformed("it is not HTTP/1.1") from None
         if type(event) is not h11.Request:
             raise requests.malformed("it is not HTTP/1.1")
+        self._is_head = event.method == b"HEAD"
         return event
 
     async def _pass_on(self, request: h11.Request) -> None:
@@ -336,7 +338,8 @@ class _Exchange:
         await self._answer(
             h11.Response(status_code=status_of(refusal), headers=headers, reason=b"Refused by Ringfence")
         )
-        await self._answer(h11.Data(data=body))
+        if not self._is_head:
+            await self._answer(h11.Data(data=body))
         await self._answer(h11.EndOfMessage())
         if not stays:
             await self._linger()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,7 @@ class Registration:
         self.connections_rate = Bucket()
         self.queries_rate = Bucket()
         self.closed = False
+        self._ended = threading.Event()
         self._authority: Authority | None = None
         self._reads = trust.is_needed(network, secrets)
         if self._reads:
@@ -187,13 +189,22 @@ class Registration:
             self.closed = True
             self._service.detach(self)
 
-    def end(self) -> None:
-        """In the loop, or when there is none: nothing is left afterwards."""
-        for one in list(self.open):
-            one.task.cancel()
+    def end(self) -> list[asyncio.Task[None]]:
+        """In the loop, or when there is none. Connections are gone when these tasks are."""
+        tasks = [one.task for one in self.open]
+        for task in tasks:
+            task.cancel()
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.close()
+        return tasks
+
+    def ended(self) -> None:
+        self._ended.set()
+
+    def wait_ended(self, within_s: float) -> bool:
+        """After close(), from any thread but the gateway's: whether nothing of it is left."""
+        return self._ended.wait(within_s)
 
     def abandon(self) -> None:
         self.closed = True

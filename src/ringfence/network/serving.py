@@ -187,6 +187,7 @@ async def _splice(registration: Registration, one: Open, entry: Entry, splice: S
         registration.finish(entry, refusal=refusal)
     finally:
         registration.finish(entry, refusal=one.cut)
+        splice.close()
 
 
 async def _hear_and_refuse(registration: Registration, client: Client, target: Target, refusal: Refusal) -> None:

@@ -1,6 +1,6 @@
 """Moves bytes between a guest's connection and the network without looking at them: small ones by copy, many by splice.
 
-One `Splice` for a connection, in the gateway's loop. It owns both sockets from its start and closes them at its end.
+One `Splice` for a connection, in the gateway's loop. It owns both sockets from its start; `close` closes them.
 """
 
 from __future__ import annotations
@@ -68,14 +68,11 @@ class Splice:
         return count
 
     async def run(self) -> None:
-        """Until both sides are done. Raises OverBudget; whatever ends it, both sockets are closed."""
-        try:
-            self._up.begin()
-            self._down.step()
-            self._up.step()
-            await self.done
-        finally:
-            self._close()
+        """Until both sides are done. Raises OverBudget. The caller closes it, when it has written down why it ended."""
+        self._up.begin()
+        self._down.step()
+        self._up.step()
+        await self.done
 
     def ended(self, error: Exception | None) -> None:
         """A flow has ended; with an error, or with the other one, so has the whole."""
@@ -93,7 +90,8 @@ class Splice:
             return
         self._timer = self._loop.call_later(limit / 4, self._watch)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Both sockets; a side that was not done sees a reset."""
         self._timer.cancel()
         for flow in (self._up, self._down):
             flow.close()

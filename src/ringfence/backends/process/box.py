@@ -185,6 +185,8 @@ class ProcessBox:
             self.remove_group()
             if self._uid is not None:
                 self._uid.release()
+            if self.outlet is not None:
+                self.outlet.wait_ended(_END_S)
         finally:
             if self._own_template:
                 self._template.close()

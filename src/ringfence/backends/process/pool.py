@@ -453,6 +453,8 @@ def close_all() -> None:
         _canary.clear()
     for one in pools:
         one.close()
+    if "ringfence.network.gateway" in sys.modules:
+        sys.modules["ringfence.network.gateway"].close_service()
     if "ringfence.backends.process.record" in sys.modules:
         sys.modules["ringfence.backends.process.record"].close()
 
