@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ringfence import Sandbox
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from ringfence import AsyncSandbox, FileEvent, Limits, Policy, Sandbox, SandboxError
 
 
 def test_a_list_that_is_not_read_to_its_end_leaves_no_worker(box: Sandbox) -> None:
@@ -13,3 +22,153 @@ def test_a_list_that_is_not_read_to_its_end_leaves_no_worker(box: Sandbox) -> No
             break
     code = "import os\nsum(p.isdigit() for p in os.listdir('/proc'))"
     assert box.run(code).value == "3"
+
+
+# Stops or kills every process of the sandbox that is younger than itself: file workers above all.
+HUNTER = """
+import os, signal, sys
+print("ready", flush=True)
+while True:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) > os.getpid():
+            try: os.kill(int(name), int(sys.argv[1]))
+            except OSError: pass
+"""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times after which a worker is given up, short enough to wait for."""
+    monkeypatch.setattr("ringfence._sync.worker.STALL_S", 1.5)
+    monkeypatch.setattr("ringfence._sync.worker._SHORT_S", 1.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_guest_that_stops_workers_delays_a_caller_and_holds_nobody(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x" * 3_000_000)
+    with Sandbox(policy=Policy(limits=Limits(timeout_s=1, disk="20M"))) as box:
+        box.files.write("kept", b"x" * 3_000_000)
+        with box.spawn(["python3", "-c", HUNTER, "19"], timeout_s=60) as hunter:
+            next(iter(hunter))
+            calls: list[Callable[[], object]] = [
+                lambda: box.files.stat("kept"),
+                lambda: box.files.read("kept"),
+                lambda: box.files.upload(tmp_path / "f", "new"),
+                lambda: box.files.download("kept", tmp_path / "out"),
+            ]
+            for call in calls:
+                before = time.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    call()
+                assert time.monotonic() - before < 9
+        assert box.files.stat("kept").size == 3_000_000
+        assert [path for path in os.listdir(tmp_path) if path.startswith(".")] == []
+        assert {info.path for info in box.files.list()} <= {"kept", "new"}
+
+
+def test_a_guest_that_kills_workers_gets_a_clear_error_told() -> None:
+    with Sandbox() as box:
+        box.files.write("f", b"x" * 30_000_000)
+        with box.spawn(["python3", "-c", HUNTER, "9"]) as hunter:
+            next(iter(hunter))
+            with pytest.raises((SandboxError, OSError)):
+                _read_often(box)
+        assert len(box.files.read("f")) == 30_000_000
+
+
+def _read_often(box: Sandbox) -> None:
+    for _ in range(200):
+        box.files.read("f")
+
+
+def test_the_watcher_being_killed_is_told(box: Sandbox) -> None:
+    watch = box.files.watch()
+    box.exec(
+        ["sh", "-c", "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p -gt 2 ] && [ $p != $$ ] && kill -9 $p; done; true"]
+    )
+    with pytest.raises(SandboxError, match="ended early"):
+        list(watch)
+    watch.close()
+
+
+def test_ten_thousand_files_in_one_folder_are_listed_searched_packed_and_fetched(tmp_path: Path) -> None:
+    """F22: in pages; no answer is one message."""
+    with Sandbox(policy=Policy(limits=Limits(disk_files=11_000, disk="60M"))) as box:
+        box.run("for i in range(10_000): open(f'f{i:05}', 'w').write('needle' if i % 5000 == 0 else '.')").check()
+        assert [info.path for info in box.files.list()] == [f"f{i:05}" for i in range(10_000)]
+        assert [match.path for match in box.files.search("needle")] == ["f00000", "f05000"]
+        box.files.download(".", tmp_path / "out")
+        assert len(os.listdir(tmp_path / "out")) == 10_000
+
+
+def test_a_tree_deeper_than_paths_go_comes_out_and_goes_in(tmp_path: Path) -> None:
+    """A27: deeper than paths go."""
+    deep = "import os\nfor _ in range(1200):\n    os.mkdir('d'); os.chdir('d')\nopen('bottom', 'w').close()"
+    with Sandbox() as box:
+        box.run(deep).check()
+        box.files.download(".", tmp_path / "out")
+        depth, directory = 0, os.open(tmp_path / "out", os.O_RDONLY)
+        while os.listdir(directory) == ["d"]:
+            below = os.open("d", os.O_RDONLY, dir_fd=directory)
+            os.close(directory)
+            directory, depth = below, depth + 1
+        assert (os.listdir(directory), depth) == (["bottom"], 1200)
+        os.close(directory)
+        box.files.upload(tmp_path / "out", "again")
+        assert len(list(box.files.list("again", recursive=True))) == 1201
+    from ringfence.guest import trees
+
+    top = os.open(tmp_path, os.O_RDONLY)
+    trees.remove_tree(top, "out")
+    os.close(top)
+
+
+def test_a_cancelled_task_leaves_nothing_on_either_side(tmp_path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 100_000
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        async with AsyncSandbox(policy=Policy(limits=Limits(disk="60M"))) as box:
+            await box.files.write("big/f", b"x" * 50_000_000)
+            jobs = [
+                asyncio.ensure_future(box.files.write("new/f", endless())),
+                asyncio.ensure_future(box.files.unpack(endless(), "other/t", format="zip")),
+                asyncio.ensure_future(box.files.download("big", tmp_path / "out", on_progress=_slow)),
+            ]
+            await asyncio.sleep(0.3)
+            for job in jobs:
+                job.cancel()
+            ends = await asyncio.gather(*jobs, return_exceptions=True)
+            assert [type(end) for end in ends] == [asyncio.CancelledError] * 3
+            assert [info.path async for info in box.files.list(recursive=True)] == ["big", "big/f"]
+            assert os.listdir(tmp_path) == []
+            async with box.files.watch("big") as watch:
+                await box.files.remove("big/f")
+                assert await anext(watch) == FileEvent("remove", "f")
+
+    asyncio.run(main())
+
+
+def _slow(*_: object) -> None:
+    time.sleep(0.02)
+
+
+def test_a_hundred_megabytes_pass_in_little_memory(tmp_path: Path) -> None:
+    """The window is the bound, not the file."""
+    import tracemalloc
+
+    with open(tmp_path / "in", "wb") as file:
+        file.writelines(os.urandom(1 << 20) for _ in range(100))
+    with Sandbox(policy=Policy(limits=Limits(disk="120M"))) as box:
+        tracemalloc.start()
+        try:
+            box.files.upload(tmp_path / "in", "f")
+            box.files.download("f", tmp_path / "out")
+            sizes = [len(chunk) for chunk in box.files.chunks("f")]
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert (sum(sizes), peak < 12 << 20) == (100 << 20, True), peak
+        assert (tmp_path / "out").read_bytes() == (tmp_path / "in").read_bytes()

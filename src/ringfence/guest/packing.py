@@ -10,12 +10,12 @@ import os
 import stat
 
 from . import tarstream
+from .cursor import Cursor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # removed or replaced while we walk
 
@@ -64,47 +64,46 @@ class Caps:
 
 def descend(top: int, path: bytes) -> int:
     """A directory below another, step by step, no link on the way followed."""
-    fd = os.dup(top)
-    for part in path.split(b"/"):
-        if not part:
-            continue
-        try:
-            below = os.open(part, _DIRECTORY, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = below
-    return fd
+    cursor = Cursor(top)
+    try:
+        return os.dup(cursor.go([part for part in path.split(b"/") if part]))
+    finally:
+        cursor.close()
 
 
 def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
     """Everything below an open directory, sorted, parents first; links are told and not followed.
 
-    Without recursion and with two descriptors, whatever the tree (A27). What goes while we look is left out.
+    Without recursion and with few descriptors, whatever the tree (A27). What goes while we look is left out.
     `skip_closed`: so are folders that may not be read.
     """
     passed = (*_GONE, errno.EACCES) if skip_closed else _GONE
-    pending = [b""]
-    while pending:
-        prefix = pending.pop()
-        try:
-            directory = descend(top, prefix)
-        except OSError as error:
-            if prefix and error.errno in passed:
-                continue
-            raise _named(error, prefix) from None
-        inner = []
-        try:
+    cursor = Cursor(top)
+    pending: list[list[bytes]] = [[]]
+    try:
+        while pending:
+            parts = pending.pop()
+            try:
+                directory = cursor.go(parts)
+            except OSError as error:
+                if parts and error.errno in passed:
+                    continue
+                raise _named(error, b"/".join(parts)) from None
+            inner = []
+            prefix = b"".join(part + b"/" for part in parts)
             for name in sorted(os.fsencode(entry) for entry in os.listdir(directory)):
                 try:
                     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
+                except OSError as error:
+                    if error.errno in passed:
+                        continue
+                    raise _named(error, prefix + name) from None
                 if stat.S_ISDIR(info.st_mode):
-                    inner.append(prefix + name + b"/")
+                    inner.append([*parts, name])
                 yield Found(directory, name, prefix + name, info)
-        finally:
-            os.close(directory)
-        pending += reversed(inner)
+            pending += reversed(inner)
+    finally:
+        cursor.close()
 
 
 def _named(error: OSError, path: bytes) -> OSError:

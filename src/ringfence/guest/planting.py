@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 
+from . import cursor
 from .packing import descend
 from .tarstream import DIRECTORY, FILE, SYMLINK, Member, Reader, Refused, link_stays, safe_parts
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from .packing import Caps
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = memoryview(bytes(1 << 20))
 _HOLE = 4096
 
@@ -42,14 +42,14 @@ class Planter:
         self._root = root
         self._caps = caps
         self._rules = rules
-        self._here: tuple[list[bytes], int] = ([], os.dup(root))  # the folder of the last entry, kept open
+        self._cursor = cursor.Cursor(root)
         self._file = -1
         self._member: Member | None = None
         self._hole = False
         self.written = 0
 
     def close(self) -> None:
-        os.close(self._here[1])
+        self._cursor.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -121,24 +121,11 @@ class Planter:
 
     def _go_to(self, parts: list[bytes], mode: int) -> int:
         """That folder, open; folders on the way are made. `mode` is for the last one, which stays open to its owner."""
-        if parts == self._here[0]:
-            return self._here[1]
-        known, fd = self._here
-        shared = 0
-        if parts[: len(known)] == known:  # one or more levels deeper: go on from here
-            fd, shared = os.dup(fd), len(known)
-        else:
-            fd = os.dup(self._root)
-        for index in range(shared, len(parts)):
-            last = index == len(parts) - 1
-            try:
-                below = self._enter(fd, parts, index, mode if last else 0o755)
-            finally:
-                os.close(fd)
-            fd = below
-        os.close(self._here[1])
-        self._here = (parts, fd)
-        return fd
+
+        def step(fd: int, way: list[bytes], index: int) -> int:
+            return self._enter(fd, way, index, mode if index == len(way) - 1 else 0o755)
+
+        return self._cursor.go(parts, step)
 
     def _enter(self, fd: int, parts: list[bytes], index: int, mode: int) -> int:
         try:
@@ -147,7 +134,7 @@ class Planter:
         except FileExistsError:
             made = False
         try:
-            below = os.open(parts[index], _OPEN, dir_fd=fd)
+            below = cursor.enter(fd, parts, index)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise Refused("through", b"/".join(parts[: index + 1])) from None
@@ -190,20 +177,20 @@ def merge(stage: int, target: int) -> None:
     Looked at first, so that a file where a folder is to be stops it before anything moved.
     """
     for step in (_check, _move):
-        pending = [b""]
-        while pending:
-            prefix = pending.pop()
-            source = descend(stage, prefix)
-            into = descend(target, prefix)
-            try:
-                names = map(os.fsencode, os.listdir(source))
-                pending += [prefix + name + b"/" for name in names if step(name, source, into, prefix)]
-            finally:
-                os.close(source)
-                os.close(into)
+        source, into = cursor.Cursor(stage), cursor.Cursor(target)
+        pending: list[list[bytes]] = [[]]
+        try:
+            while pending:
+                parts = pending.pop()
+                here, there = source.go(parts), into.go(parts)
+                names = map(os.fsencode, os.listdir(here))
+                pending += [[*parts, name] for name in names if step(name, here, there)]
+        finally:
+            source.close()
+            into.close()
 
 
-def _check(name: bytes, source: int, into: int, prefix: bytes) -> bool:
+def _check(name: bytes, source: int, into: int) -> bool:
     """Whether both are folders. Raises when only one is."""
     new = stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode)
     try:
@@ -213,12 +200,12 @@ def _check(name: bytes, source: int, into: int, prefix: bytes) -> bool:
     old = stat.S_ISDIR(info.st_mode)
     if new != old:
         number = errno.EISDIR if old else errno.ENOTDIR
-        raise OSError(number, os.strerror(number), os.fsdecode(prefix + name))
+        raise OSError(number, os.strerror(number), os.fsdecode(name))
     return new
 
 
-def _move(name: bytes, source: int, into: int, prefix: bytes) -> bool:
-    if _check(name, source, into, prefix):
+def _move(name: bytes, source: int, into: int) -> bool:
+    if _check(name, source, into):
         return True
     os.rename(name, name, src_dir_fd=source, dst_dir_fd=into)
     return False

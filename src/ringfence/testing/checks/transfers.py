@@ -175,7 +175,8 @@ def a_sparse_file_stays_one_and_a_huge_one_is_refused_before_a_byte(box: Sandbox
         with raises(OSError, match="too much to transfer") as caught:
             box.files.download("huge", f"{folder}/huge")
         assert (caught.value.errno, os.listdir(folder)) == (errno.EFBIG, ["holes"])
-    for call in (lambda: box.files.read("huge"), lambda: b"".join(box.files.pack("huge"))):
+    calls: list[Callable[[], bytes]] = [lambda: box.files.read("huge"), lambda: b"".join(box.files.pack("huge"))]
+    for call in calls:
         with raises(OSError) as caught:
             call()
         assert caught.value.errno == errno.EFBIG
