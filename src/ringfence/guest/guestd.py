@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .monitor import Monitor
+    from .keeper import Channel, Keeper
     from .shapes import Request
 
 _READ = 1 << 18
@@ -32,16 +32,24 @@ _INTERRUPT_S = 0.4  # what a cell has to end by itself once it was interrupted
 
 
 class Guestd:
-    def __init__(self, monitor: Monitor, number: int, fds: list[tuple[str, int]], *, owner: int | None) -> None:
-        named = dict(fds)
+    def __init__(
+        self,
+        monitor: Keeper,
+        number: int,
+        channel: Channel,
+        named: dict[str, int],
+        *,
+        owner: int | None,
+        inside: type[Inside] = Inside,
+    ) -> None:
         self._monitor = monitor
         self._number = number
         self.owner = owner  # of the pipes, so that a guest can open /dev/stdout; None: we are the same user
-        self._channel = lean.from_fd(named["channel"], lean.SOCK_STREAM)
+        self._channel = channel
         self._channel.setblocking(False)
         self._cpu_fd = named.get("cpu", -1)
         self._kept = [named[name] for name in ("cpu", "uid") if name in named]  # closed at the end; `uid` is a lock
-        self._inside = Inside(monitor, number, named.get("freezer", -1), self._finish_dying)
+        self._inside = inside(monitor, number, named.get("freezer", -1), self._finish_dying)
         self.image = -1  # memory of another session, for one that is to become a copy of it
         self._wants_image: Job | None = None
         self._reader = frames.Reader()

@@ -135,12 +135,12 @@ def serve(sock: socket, plan: Plan) -> NoReturn:
         os.close(fd)
     while data := channel.recv(1 << 16):
         kept: Kept = lean.loads(data)
-        left = _kill_all_but(kept)
+        left = kill_all_but(kept)
         channel.send(b"%d" % left)
     os._exit(0)
 
 
-def _kill_all_but(kept: Kept) -> int:
+def kill_all_but(kept: Kept) -> int:
     """Kill every process but `alone`, `trees` with their descendants, and what is older than `since`.
 
     Returns how many are left.
@@ -215,4 +215,19 @@ def _living() -> dict[int, _Process]:
             continue
         if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
             found[int(name)] = _Process(fields)
+    return found
+
+
+def living_children(pid: int) -> list[int]:
+    """Processes, ended ones too, whose parent that is."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == pid:
+                found.append(int(name))
     return found

@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from . import lean
+from . import children, lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from .job import Job
-    from .monitor import Monitor
+    from .keeper import Keeper
 else:
     from _collections import deque  # the same; `collections` around it would be 3 ms of every start
 
@@ -33,7 +33,7 @@ _INLINE = 1 << 16
 
 
 class Inside:
-    def __init__(self, monitor: Monitor, number: int, freezer: int, on_reaped: Callable[[], None]) -> None:
+    def __init__(self, monitor: Keeper, number: int, freezer: int, on_reaped: Callable[[], None]) -> None:
         self._monitor = monitor
         self._number = number
         self._freezer = freezer
@@ -66,7 +66,7 @@ class Inside:
     def built(self, fds: list[int], on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]) -> None:
         self._awaited -= 1
         self._init_pidfd, init_fd, *spawner = fds
-        self.init_pid = pid_of(self._init_pidfd)
+        self.init_pid = children.number_of(self._init_pidfd)
         self._init = lean.from_fd(init_fd, lean.SOCK_SEQPACKET)
         self._init.setblocking(False)
         self._on_init_gone = on_init_gone
@@ -93,7 +93,7 @@ class Inside:
         """It was not built: end and reap what there is."""
         self._awaited -= 1
         for pidfd in pidfds:
-            lean.signal_pidfd(pidfd, lean.SIGKILL)
+            children.signal(pidfd, lean.SIGKILL)
             self._adopt(pidfd, _nothing)
 
     def _take_spawner(self, fds: list[int]) -> None:
@@ -111,13 +111,13 @@ class Inside:
 
         def ended(_: int) -> None:
             try:
-                if os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG) is None:
+                if children.wait(pidfd, os.WEXITED | os.WNOHANG) is None:
                     return
             except ChildProcessError:
                 pass  # reaped as a stray, before we were told of it
             self._monitor.unwatch(pidfd)
             self._children.discard(pidfd)
-            os.close(pidfd)
+            children.close(pidfd)
             then()
             self._on_reaped()
 
@@ -208,10 +208,11 @@ class Inside:
         elif self._asked is None:
             for fd in fds:
                 os.close(fd)
-        elif fds:
+        elif "pid" in answer:
             job = self._asked[0]
             self._answered(None, "")
-            job.started(fds[0], answer["pid"], *fds[1:])
+            handle = fds.pop(0) if answer["pidfd"] else children.adopt(answer["pid"])
+            job.started(handle, answer["pid"], *fds)
             self._after_answer()
         else:
             number = answer["errno"]
@@ -268,7 +269,7 @@ class Inside:
             self._ask()
 
     def _how_it_ended(self) -> str:
-        info = os.waitid(os.P_PIDFD, self._spawner_pidfd, os.WEXITED | os.WNOWAIT) if self._spawner_pidfd >= 0 else None
+        info = children.wait(self._spawner_pidfd, os.WEXITED | os.WNOWAIT) if self._spawner_pidfd >= 0 else None
         if info is not None and info.si_code != os.CLD_EXITED and info.si_status == lean.SIGKILL:
             return "killed, as happens when limits.memory is too small"
         return f"status {info.si_status}" if info is not None else "no word"
@@ -278,7 +279,7 @@ class Inside:
 
     def _replace_spawner(self) -> None:
         if self._spawner_pidfd >= 0:
-            lean.signal_pidfd(self._spawner_pidfd, lean.SIGKILL)
+            children.signal(self._spawner_pidfd, lean.SIGKILL)
             self._spawner_pidfd = -1
         self._take_late_answer()
         self._drop_socket()
@@ -288,14 +289,16 @@ class Inside:
     def _take_late_answer(self) -> None:
         """What it started and told nobody of is ours to end and to reap."""
         try:
-            fds = lean.recv_fds(self._spawner, 1 << 12, 2)[1] if self._spawner is not None else []
+            data, fds = lean.recv_fds(self._spawner, 1 << 12, 2) if self._spawner is not None else (b"", [])
         except OSError:
-            fds = []
-        for terminal in fds[1:]:
+            data, fds = b"", []
+        answer = lean.loads(data) if data and not data.startswith(b"!") else {}
+        if "pid" in answer and "pidfd" in answer:
+            handle = fds.pop(0) if answer["pidfd"] else children.adopt(answer["pid"])
+            children.signal(handle, lean.SIGKILL)
+            self._adopt(handle, _nothing)
+        for terminal in fds:
             os.close(terminal)
-        for pidfd in fds[:1]:
-            lean.signal_pidfd(pidfd, lean.SIGKILL)
-            self._adopt(pidfd, _nothing)
 
     def _order_spawner(self) -> None:
         self._awaited += 1
@@ -347,7 +350,7 @@ class Inside:
         if self._spawner_pidfd < 0:
             return False
         try:
-            with open(f"/proc/{pid_of(self._spawner_pidfd)}/stat", "rb") as file:
+            with open(f"/proc/{children.number_of(self._spawner_pidfd)}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"
         except OSError:
             return False  # it has ended, which is another event
@@ -370,7 +373,7 @@ class Inside:
     def kill(self) -> None:
         """SIGKILL to PID 1: the kernel kills everything inside."""
         if self._init_pidfd >= 0:
-            lean.signal_pidfd(self._init_pidfd, lean.SIGKILL)
+            children.signal(self._init_pidfd, lean.SIGKILL)
 
     def kill_all_but(self, kept: Callable[[], list[int]], *, since: float, on_stuck: Callable[[], None]) -> None:
         """Everything inside that was started from `since` on (seconds since boot) but the trees of `kept`.
@@ -430,7 +433,7 @@ class Inside:
     def _kill_all(self) -> None:
         self.kill()
         for pidfd in self._children:
-            lean.signal_pidfd(pidfd, lean.SIGKILL)
+            children.signal(pidfd, lean.SIGKILL)
         self._drop_socket()
         self._drop_init()
 
@@ -483,12 +486,3 @@ def _words_of(freezer: int) -> tuple[bytes, bytes]:
     if freezer >= 0 and os.pread(freezer, 16, 0).strip().isdigit():
         return b"0", b"1"
     return b"THAWED", b"FROZEN"
-
-
-def pid_of(pidfd: int) -> int:
-    """As this process sees it; the forker may see another number."""
-    with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
-        for line in file:
-            if line.startswith(b"Pid:"):
-                return int(line[4:])
-    return 0

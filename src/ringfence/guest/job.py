@@ -7,9 +7,8 @@ import os
 import select
 import time
 
-from . import frames, lean
+from . import children, frames, lean
 from .feed import Feed
-from .inside import pid_of
 from .terminal import set_size
 
 TYPE_CHECKING = False
@@ -94,7 +93,7 @@ class Job:
             self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
         self._guestd.watch(pidfd, select.EPOLLIN, self._on_exit)
         if self.session:
-            self._guestd.say(ev="started", id=self.id, pid=pid_of(pidfd))
+            self._guestd.say(ev="started", id=self.id, pid=children.number_of(pidfd))
 
     def _take_terminal(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -157,10 +156,10 @@ class Job:
             self.abandon()
             return
         if not self.exited:
-            lean.signal_pidfd(self.pidfd, lean.SIGKILL)
-            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+            children.signal(self.pidfd, lean.SIGKILL)
+            children.wait(self.pidfd, os.WEXITED)
             self._guestd.unwatch(self.pidfd)
-            os.close(self.pidfd)
+            children.close(self.pidfd)
         self._close_report()
         for fd in self._outputs:
             self._guestd.unwatch(fd)
@@ -268,7 +267,7 @@ class Job:
 
     def signal(self, number: int) -> None:
         if self.pidfd >= 0 and not self.exited:
-            lean.signal_pidfd(self.pidfd, number)
+            children.signal(self.pidfd, number)
 
     def _on_report(self, _: int) -> None:
         try:
@@ -287,12 +286,12 @@ class Job:
             self._report_fd = -1
 
     def _on_exit(self, _: int) -> None:
-        info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        info = children.wait(self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if info is None:
             return
         usage = os.wait4(info.si_pid, 0)[2]  # the same child, still unreaped: its number is its own
         self._guestd.unwatch(self.pidfd)
-        os.close(self.pidfd)
+        children.close(self.pidfd)
         self.pidfd = -1
         exited = info.si_code == os.CLD_EXITED
         self._status = {

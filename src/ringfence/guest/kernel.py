@@ -7,6 +7,7 @@ x86-64 numbers; the planner refuses other machines before this module is used.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 
@@ -158,7 +159,7 @@ def close_all_but(kept: list[int]) -> None:
 
 
 def close_from(first: int) -> None:
-    syscall(_NR_CLOSE_RANGE, first, 0xFFFFFFFF, 0, what="close_range")
+    syscall(_NR_CLOSE_RANGE, first, 0x7FFFFFFF, 0, what="close_range")  # gVisor takes it for signed
 
 
 def prctl(option: int, *args: int) -> int:
@@ -227,6 +228,14 @@ _LANDLOCK_FS_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # number of file righ
 _LANDLOCK_SCOPES = 3  # abstract unix sockets, signals: from ABI 6
 
 
+def landlock_abi() -> int:
+    """0: this kernel has no Landlock."""
+    try:
+        return syscall(_NR_LANDLOCK_CREATE, 0, 0, 1, what="landlock_create_ruleset")
+    except OSError:
+        return 0
+
+
 def restrict_with_landlock(abi: int, *, scopes: bool, files: bool) -> None:
     """One domain: all file rights beneath `/`, none elsewhere; no signal and no abstract socket leaves it.
 
@@ -257,15 +266,8 @@ def _thread_id_address() -> int:
     return address.value
 
 
-def clone(flags: int) -> tuple[int, int]:
-    """fork() with clone flags. Returns (pid as we see it, pidfd) here and (0, -1) in the child.
-
-    Raw clone skips glibc's fork: the thread id that glibc keeps is set by the kernel at its address, and Python's own
-    part of a fork is called by hand. The caller has one thread.
-    """
-    pidfd = ctypes.c_int(-1)
-    flags |= CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | 17
-    pid = int(
+def _raw_clone(flags: int, pidfd: ctypes.c_int) -> int:
+    return int(
         _with_gil.syscall(
             ctypes.c_long(_NR_CLONE),
             ctypes.c_long(flags),
@@ -275,6 +277,19 @@ def clone(flags: int) -> tuple[int, int]:
             ctypes.c_long(0),
         )
     )
+
+
+def clone(flags: int) -> tuple[int, int]:
+    """fork() with clone flags. Returns (pid as we see it, pidfd) here and (0, -1) in the child.
+
+    Raw clone skips glibc's fork: the thread id that glibc keeps is set by the kernel at its address, and Python's own
+    part of a fork is called by hand. The caller has one thread.
+    """
+    pidfd = ctypes.c_int(-1)
+    flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | 17
+    pid = _raw_clone(flags | CLONE_PIDFD, pidfd)
+    if pid < 0 and ctypes.get_errno() == errno.EINVAL:
+        pid = _raw_clone(flags, pidfd)  # gVisor of 2022 knows no pidfd
     _checked(pid, "clone")
     if pid == 0:
         _after_fork_in_child()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _json
 import _signal  # type: ignore[import-not-found]  # the C module below `signal` has no stub
 import _socket
+import fcntl
 import select
 import struct
 
@@ -119,6 +120,11 @@ def readable(sock: socket, within_s: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(within_s * 1000))
+
+
+def high(fd: int) -> int:
+    """A copy whose number none of the fixed ones overwrites."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16)
 
 
 def set_host_name(name: str) -> None:

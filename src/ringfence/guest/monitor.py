@@ -10,13 +10,12 @@ import os
 import select
 import sys
 
-from . import forker, guestd, lean
+from . import children, forker, guestd, lean
 from . import kernel as k
-from .inside import pid_of
+from .loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from socket import socket
     from typing import NoReturn
 
@@ -56,16 +55,14 @@ def run(control: socket, request: Template, library: int) -> NoReturn:
     os._exit(0)
 
 
-class Monitor:
+class Monitor(Loop):
     def __init__(self, control: socket, maker: socket, maker_pid: int, library: int) -> None:
+        super().__init__()
         self._control: socket | None = control
         self._maker = maker
         self._maker_pid = maker_pid
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[int], None]] = {}
         self._boxes: dict[int, guestd.Guestd] = {}
         self._ending = False
-        self._dropped: set[int] = set()  # in this round: an event that came with it is not for who has the number now
         self.watch(control.fileno(), select.EPOLLIN, self._on_control)
         self.watch(maker.fileno(), select.EPOLLIN, self._on_maker)
         self.watch(library, select.EPOLLIN, self._on_library_gone)
@@ -73,11 +70,7 @@ class Monitor:
 
     def serve(self) -> None:
         while self._boxes or not self._ending:
-            self._dropped.clear()
-            for fd, events in self._epoll.poll(self._next_wait()):
-                handler = self._handlers.get(fd)
-                if handler is not None and fd not in self._dropped:
-                    handler(events)
+            self.round(self._next_wait())
             for box in list(self._boxes.values()):
                 box.keep_clocks()
 
@@ -95,18 +88,6 @@ class Monitor:
 
     # what sandboxes need of us
 
-    def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
-        self._handlers[fd] = handler
-        self._epoll.register(fd, events)
-
-    def change(self, fd: int, events: int) -> None:
-        self._epoll.modify(fd, events)
-
-    def unwatch(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
-            self._dropped.add(fd)
-
     def order(self, op: str, number: int) -> bool:
         """Ask the forker for something. False when it is gone."""
         try:
@@ -123,7 +104,8 @@ class Monitor:
         """
         if _first_ended() is None:
             return
-        known = {pid_of(pidfd) for box in self._boxes.values() for pidfd in box.pidfds()} | {self._maker_pid}
+        ours = [pidfd for box in self._boxes.values() for pidfd in box.pidfds()]
+        known = {*(children.number_of(pidfd) for pidfd in ours), self._maker_pid}
         since = min((box.expects_since for box in self._boxes.values() if box.expects_children), default=None)
         for pid in _children():
             if pid not in known and (since is None or _started(pid) < since):
@@ -172,7 +154,9 @@ class Monitor:
             return
         named = list(zip(request["fds"], fds, strict=True))
         number = request["box"]
-        self._boxes[number] = guestd.Guestd(self, number, named, owner=request["owner"] if os.geteuid() == 0 else None)
+        channel = lean.from_fd(dict(named)["channel"], lean.SOCK_STREAM)
+        owner = request["owner"] if os.geteuid() == 0 else None
+        self._boxes[number] = guestd.Guestd(self, number, channel, dict(named), owner=owner)
         order = {
             "op": "build",
             "box": number,

@@ -6,7 +6,6 @@ The spawner runs no guest code itself, except that a one-shot run turns it into 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 
@@ -51,6 +50,32 @@ def run(sock: socket, plan: Plan, join: list[int], doors: list[int]) -> NoReturn
     _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, limit)
 
 
+def run_within(sock: socket, fence: Fence) -> NoReturn:
+    """The same where the wall is somebody else's: there is nothing to go into."""
+    k.set_name("rf-spawner")
+    k.die_with_parent()
+    os.setsid()
+    os.chdir("/workspace")
+    os.umask(0o022)
+    _keep_only(os.dup(sock.fileno()))
+    limit = fence["processes"]
+    fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
+    fencing.give_up_rights(fence, landlock=True)
+    _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, limit)
+
+
+def become_guest(job: Handed, fds: list[int], fence: Fence) -> NoReturn:
+    """In a fork of guestd itself, where siblings cannot be made (gVisor): give up all rights, then do the job."""
+    limit = fence["processes"]
+    k.die_with_parent()
+    os.chdir("/workspace")
+    os.umask(0o022)
+    fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
+    fencing.give_up_rights(fence, landlock=True)
+    _child(job, fds, fence, limit + counts.OURS)
+    os._exit(125)
+
+
 def _go_in(plan: Plan, doors: list[int]) -> None:
     """Into PID 1's namespaces, by the rights of the forker: as root by its pidfd, the user namespace last."""
     if not plan["as_root"]:
@@ -66,17 +91,12 @@ def _go_in(plan: Plan, doors: list[int]) -> None:
 
 def _keep_only(wire: int) -> None:
     """Descriptors 0–2 read and write nothing, 4 is the socket to the monitor, all others are closed (D01, D02)."""
-    null = _high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+    null = lean.high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.dup2(_high(wire), REPORT_FD + 1, inheritable=False)
+    os.dup2(lean.high(wire), REPORT_FD + 1, inheritable=False)
     os.dup2(null, REPORT_FD, inheritable=False)  # kept free for the report of the job to come
     k.close_from(REPORT_FD + 2)
-
-
-def _high(fd: int) -> int:
-    """A copy whose number none of the fixed ones overwrites."""
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16)
 
 
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
@@ -106,8 +126,10 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
         if pid == 0:
             sock.close()
             _child(job, [*ends[1:] * 3, *fds[3:]] if ends else fds, fence, processes)
-        lean.send_fds(sock, lean.dumps({"pid": pid}), [pidfd, *ends[:1]])
-        os.close(pidfd)
+        told = [pidfd] if pidfd >= 0 else []
+        lean.send_fds(sock, lean.dumps({"pid": pid, "pidfd": bool(told)}), [*told, *ends[:1]])
+        for fd in told:
+            os.close(fd)
     for fd in [*fds, *ends]:
         os.close(fd)
 

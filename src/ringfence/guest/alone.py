@@ -1,0 +1,271 @@
+"""guestd inside a box that somebody else walled: a container, gVisor, a virtual machine. It is PID 1 there.
+
+Exit statuses then come from inside, so everything is done that a guest cannot touch this process: it is not dumpable,
+every guest is one Landlock domain deeper where the kernel has Landlock, and it never opens what a guest names. Limits
+are the wall's. The channel is standard input and output; nobody else has them.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # as in lean
+import errno
+import os
+import select
+
+from . import children, frames, guestd, init, lean, spawner, terminal
+from . import kernel as k
+from .inside import Inside
+from .loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from .job import Job
+    from .shapes import Fence, Handed
+
+_READ = 1 << 16
+_NUMBER = 1  # there is one sandbox
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> NoReturn:
+    """Never returns. The end of the channel is the end of everything here."""
+    k.set_name("rf-guestd")
+    channel = _Streams()
+    fence = _told(channel)
+    _prepare_imports()
+    k.set_dumpable(0)
+    alone = Alone(channel, fence)
+    alone.serve()
+    os._exit(0)
+
+
+def _told(channel: _Streams) -> Fence:
+    """The first frame: what guests are to give up here. What this kernel does not know is left out; the host asked."""
+    reader = frames.Reader()
+    while True:
+        data = channel.recv(_READ)
+        if not data:
+            os._exit(0)
+        for _, _, payload in reader.feed(data):
+            fence: Fence = lean.loads(payload)["fence"]
+            fence["landlock_abi"] = min(fence["landlock_abi"], k.landlock_abi())
+            return fence
+
+
+def _prepare_imports() -> None:
+    """Before there is a guest: what jobs need is in this process's memory, and theirs."""
+    from . import fileworker, fresh, pycode, session  # noqa: F401  # as the zygote does
+
+    fresh.prepare()
+
+
+class _Streams:
+    """Standard input and output as the socket that guestd takes for its channel."""
+
+    def __init__(self) -> None:
+        # Away from 0 and 1: no process made later is to have them.
+        self._in, self._out = (lean.high(fd) for fd in (0, 1))
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+
+    def fileno(self) -> int:
+        return self._in
+
+    @property
+    def out(self) -> int:
+        return self._out
+
+    def setblocking(self, flag: bool) -> None:  # a socket's own signature
+        for fd in (self._in, self._out):
+            os.set_blocking(fd, flag)
+
+    def settimeout(self, _: float) -> None:
+        self.setblocking(True)
+
+    def recv(self, size: int) -> bytes:
+        return os.read(self._in, size)
+
+    def send(self, data: bytes | bytearray) -> int:
+        return os.write(self._out, data)
+
+    def sendmsg(self, parts: list[bytes]) -> int:
+        return os.writev(self._out, parts)
+
+    def sendall(self, data: bytes | bytearray) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._out, rest) :]
+
+    def close(self) -> None:
+        os.close(self._in)
+        os.close(self._out)
+
+
+class Alone(Loop):
+    """What a monitor is to its sandboxes, to the one there is."""
+
+    def __init__(self, channel: _Streams, fence: Fence) -> None:
+        super().__init__()
+        self._channel = channel
+        self._fence = fence
+        self._ended = False
+        self._orders: list[Callable[[], None]] = []
+        woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.set_wakeup_fd(self._wake)
+        _signal.signal(lean.SIGCHLD, _nothing)
+        self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
+        siblings = _can_make_siblings()
+        self._box = guestd.Guestd(self, _NUMBER, channel, {}, owner=None, inside=_Within if siblings else _Forking)
+        self._box.built(self._spawner() if siblings else [])
+
+    def serve(self) -> None:
+        while not self._ended:
+            orders, self._orders = self._orders, []
+            for order in orders:
+                order()
+            wait = self._box.next_wait()
+            self.round(0 if self._orders else -1 if wait is None else wait)
+            self._box.keep_clocks()
+
+    def _on_child(self, woken: int) -> None:
+        try:
+            os.read(woken, 4096)
+        except BlockingIOError:
+            return
+        children.look()
+        self.reap_strays()
+
+    def change(self, fd: int, events: int) -> None:
+        """Of the channel: its two directions are two descriptors."""
+        out = self._channel.out
+        if fd != self._channel.fileno():
+            super().change(fd, events)
+        elif events & select.EPOLLOUT and out not in self._handlers:
+            self.watch(out, select.EPOLLOUT, self._handlers[fd])
+        elif not events & select.EPOLLOUT:
+            self.unwatch(out)
+
+    def unwatch(self, fd: int) -> None:
+        super().unwatch(fd)
+        if fd == self._channel.fileno():
+            super().unwatch(self._channel.out)
+
+    def order(self, op: str, _: int) -> bool:
+        if op == "spawner":
+            self._orders.append(lambda: self._box.respawned(self._spawner()))
+        return True
+
+    @property
+    def fence(self) -> Fence:
+        return self._fence
+
+    def _spawner(self) -> list[int]:
+        ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            _signal.set_wakeup_fd(-1)
+            lean.default_signals(lean.SIGCHLD)
+            k.close_all_but([theirs.fileno()])
+            spawner.run_within(theirs, self._fence)
+        theirs.close()
+        return [ours.detach(), children.adopt(pid)]
+
+    def reap_strays(self) -> None:
+        """Orphans are our children now. Those that a watcher waits for are not touched."""
+        known = {children.number_of(handle) for handle in self._box.pidfds()}
+        if self._box.expects_children:
+            return
+        for pid in init.living_children(os.getpid()):
+            if pid not in known:
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue
+
+    def gone(self, _: int) -> None:
+        self._ended = True
+
+
+class _Within(Inside):
+    """Here this process itself is PID 1."""
+
+    def built(self, fds: list[int], on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]) -> None:
+        self._awaited -= 1
+        self.init_pid = os.getpid()
+        self._on_init_gone, self._on_ready = on_init_gone, on_ready
+        self._take_spawner(fds)
+
+    def kill(self) -> None:
+        """Everything but this process."""
+        try:
+            os.kill(-1, lean.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def kill_all_but(self, kept: Callable[[], list[int]], *, since: float, on_stuck: Callable[[], None]) -> None:
+        if self._asked is not None:
+            self._kills.append(lambda: self.kill_all_but(kept, since=since, on_stuck=on_stuck))
+        elif init.kill_all_but({"alone": [self._spawner_inner], "trees": kept(), "since": int(since * _TICKS)}):
+            on_stuck()
+
+    def has_children(self) -> bool:
+        return False  # the whole box ends with its last job
+
+    def init_is_ending(self) -> bool:
+        return False
+
+
+class _Forking(_Within):
+    """Where the kernel makes no siblings, each guest is a fork of this very process."""
+
+    _monitor: Alone
+
+    def built(self, _: list[int], on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]) -> None:
+        self._awaited -= 1
+        self.init_pid = os.getpid()
+        self._on_init_gone = on_init_gone
+        self.ready = True
+        on_ready(None)
+
+    def spawn(self, job: Job, body: bytes, fds: list[int]) -> None:
+        ends: list[int] = []
+        try:
+            if job.terminal is not None:
+                ends += terminal.make(job.terminal["cols"], job.terminal["rows"])
+            pid = os.fork()
+        except OSError as error:
+            job.refused(error.errno or errno.EAGAIN, str(error.strerror))
+            return
+        if pid == 0:
+            _signal.set_wakeup_fd(-1)
+            lean.default_signals(lean.SIGCHLD)
+            handed: Handed = {"become": False, "pty": job.terminal, "body": body.decode()}
+            spawner.become_guest(handed, [*ends[1:] * 3, *fds[3:]] if ends else fds, self._monitor.fence)
+        for fd in [*fds, *ends[1:]]:
+            os.close(fd)
+        job.started(children.adopt(pid), pid, *ends[:1])
+
+    def become(self, job: Job, body: bytes, fds: list[int]) -> None:
+        self.spawn(job, body, [os.dup(fd) for fd in fds])
+
+
+def _can_make_siblings() -> bool:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sibling = k.clone(k.CLONE_PARENT)[0]
+        except OSError:
+            os._exit(1)
+        os._exit(0 if sibling else 2)
+    made = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    if made:
+        os.wait()  # the sibling, the only other child there is yet
+    return made
+
+
+def _nothing(*_: object) -> None:
+    """A handler, so that the signal wakes the loop."""

@@ -1,0 +1,36 @@
+"""One event loop: descriptors and who is called when one is ready."""
+
+from __future__ import annotations
+
+import select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Loop:
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._dropped: set[int] = set()  # in this round: an event that came with it is not for who has the number now
+
+    def round(self, wait_s: float) -> None:
+        """Wait for at most so long (-1: for ever), then call whoever is concerned."""
+        self._dropped.clear()
+        for fd, events in self._epoll.poll(wait_s):
+            handler = self._handlers.get(fd)
+            if handler is not None and fd not in self._dropped:
+                handler(events)
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def change(self, fd: int, events: int) -> None:
+        self._epoll.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+            self._dropped.add(fd)
