@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
 from ringfence import DiskUsage, Limits, Policy
-from ringfence.testing.model import MakeSandbox, python, with_maker
+from ringfence.testing.model import MakeSandbox, python, raises, with_maker
 
 PAGE = 4096
 POLICY = Policy(limits=Limits(disk="1M", disk_files=50))
@@ -59,6 +61,114 @@ def exactly_so_many_bytes_fit_and_one_more_page_is_no_space(make: MakeSandbox) -
         assert result.stdout == FULL, result.render() + way
 
 
+# F12, F13: ways around a counter that looks at files by name, or at writes alone. `n` counts what each got.
+OTHER_WAYS = {
+    "append": """
+fd = os.open("f", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+while True: n += os.write(fd, page)
+""",
+    "a file without a name": """
+fd = os.open(".", os.O_RDWR | os.O_TMPFILE)
+while True: n += os.write(fd, page)
+""",
+    "a deleted file that is open": """
+fd = os.open("f", os.O_WRONLY | os.O_CREAT)
+os.remove("f")
+while True: n += os.write(fd, page)
+""",
+    "holes, then pages in them from the end": """
+fd = os.open("f", os.O_RDWR | os.O_CREAT)
+os.truncate(fd, 8 << 20)
+while True: n += os.pwrite(fd, page, (8 << 20) - n - 4096)
+""",
+    "sendfile": """
+source = os.memfd_create("m")
+os.write(source, page)
+fd = os.open("f", os.O_WRONLY | os.O_CREAT)
+while True: n += os.sendfile(fd, source, 0, 4096)
+""",
+    "splice": """
+fd = os.open("f", os.O_WRONLY | os.O_CREAT)
+out, into = os.pipe()
+while True: n += os.splice(out, fd, os.write(into, page))
+""",
+    "copy_file_range": """
+with open("f", "wb") as file: n += file.write(page * 8)
+a, b = os.open("f", os.O_RDONLY), os.open("g", os.O_WRONLY | os.O_CREAT)
+while True: n += os.copy_file_range(a, b, 4096, 0, n)
+""",
+    "renamed over, the old one open": """
+held = []
+for i in range(1000):
+    fd = os.open("new", os.O_WRONLY | os.O_CREAT)
+    held.append(fd)
+    if i % 2: os.rename("new", "f")
+    while n < (i + 1) * 65536: n += os.write(fd, page)
+    if not i % 2: os.rename("new", "f")
+""",
+    "ten pages in each of many files": """
+while True:
+    fd = os.open(f"f{n // 40960}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    n += os.write(fd, page)
+    os.close(fd)
+""",
+}
+
+
+def no_other_way_to_write_leads_past_the_quota(make: MakeSandbox) -> None:
+    for name, way in OTHER_WAYS.items():
+        body = "".join(f"    {line}\n" for line in way.strip().splitlines())
+        tried = f"try:\n{body}except OSError as e: reason = e.strerror"
+        code = f"import os\npage = b'x' * 4096\nn = 0\n{tried}\nprint((n, reason))"
+        result = python(make, code, policy=POLICY)
+        assert result.stdout == FULL, f"{name}: {result.render()}"
+
+
+def a_mapping_past_the_quota_is_a_bus_error_at_the_same_page(make: MakeSandbox) -> None:
+    """As on a full disk: a store has no return value. The sandbox lives."""
+    code = """
+import mmap, os
+fd = os.open("f", os.O_RDWR | os.O_CREAT)
+os.truncate(fd, 8 << 20)
+pages = mmap.mmap(fd, 8 << 20)
+out, into = os.pipe()
+pid = os.fork()
+if pid == 0:
+    for at in range(0, 8 << 20, 4096):
+        pages[at] = 1
+        os.write(into, b"x")
+    os._exit(0)
+os.close(into)
+count = 0
+while data := os.read(out, 4096): count += len(data)
+print(count * 4096, os.WTERMSIG(os.waitpid(pid, 0)[1]))
+"""
+    with make(policy=POLICY) as box:
+        assert box.exec(["python3", "-c", code]).check().stdout == f"{1 << 20} 7\n"
+        assert box.files.usage().bytes == 1 << 20
+        box.files.remove("f")
+        assert box.files.usage().bytes == 0
+
+
+def what_the_host_writes_counts_as_well(make: MakeSandbox) -> None:
+    """F14: files.write is a guest's write, to the last page, and has its error."""
+    with make(policy=POLICY) as box:
+        box.files.write("a", b"x" * ((1 << 20) - PAGE))
+        box.files.write("b", b"x" * PAGE)
+        for append in (False, True):
+            with raises(OSError) as caught:
+                box.files.write("b" if append else "c", b"x", append=append)
+            assert caught.value.errno == errno.ENOSPC
+        assert [info.path for info in box.files.list()] == ["a", "b"]
+        box.files.remove("a")
+        for number in range(49):
+            box.files.mkdir(f"d{number}")
+        with raises(OSError) as caught:
+            box.files.mkdir("one-more")
+        assert caught.value.errno == errno.ENOSPC
+        assert box.files.usage() == DiskUsage(bytes=PAGE, bytes_limit=1 << 20, files=50, files_limit=50)
+
+
 def temporary_files_have_the_same_bound(make: MakeSandbox) -> None:
     for way in WAYS:
         result = python(make, f"import os\nos.chdir('/tmp')\n{way}\nprint((n, reason))", policy=POLICY)
@@ -108,6 +218,9 @@ def usage_is_told_against_the_limits(make: MakeSandbox) -> None:
 
 CHECKS = (
     with_maker(exactly_so_many_bytes_fit_and_one_more_page_is_no_space, "disk-quota"),
+    with_maker(no_other_way_to_write_leads_past_the_quota, "disk-quota"),
+    with_maker(a_mapping_past_the_quota_is_a_bus_error_at_the_same_page, "disk-quota"),
+    with_maker(what_the_host_writes_counts_as_well, "disk-quota"),
     with_maker(temporary_files_have_the_same_bound, "disk-quota"),
     with_maker(exactly_so_many_names_fit, "disk-quota"),
     with_maker(extended_attributes_are_refused_or_counted, "disk-quota"),
