@@ -33,6 +33,7 @@ class FakeBox:
         self.channel, self.theirs = socket.socketpair()
         self.enforcement = Enforcement(**dict.fromkeys(Enforcement.__fields__, CONTROL))
         self.env = {"PATH": "/usr/bin"}
+        self.outlet = None
         self.python = {"sys_path": [], "executable": "python3", "fresh": False}
         self.killed = 0
 
