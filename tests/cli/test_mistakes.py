@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import ringfence
 from ringfence.cli import LATER, main
 from ringfence.cli.source import MAX_CODE
 
@@ -189,3 +192,23 @@ def test_ctrl_c_before_anything_ran_is_130(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("ringfence.cli.launch.launch", interrupted)
     assert main(["exec", "ls"]) == 130
+
+
+def test_a_working_folder_that_was_removed_is_named_where_it_matters(tmp_path: Path) -> None:
+    """Nothing of it is shown by default, so a command without paths runs."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && {sys.executable} -m ringfence"
+    environment = {**os.environ, "PYTHONPATH": str(Path(ringfence.__file__).parents[1])}
+
+    def said(words: str) -> tuple[int, str, str]:
+        gone.mkdir(exist_ok=True)
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {words}"], env=environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    assert said("exec -- pwd") == (0, "/workspace\n", "")
+    code, out, err = said("exec --ro . -- pwd")
+    assert (code, out, "Traceback" in err) == (125, "", False)
+    assert ".: the folder this shell is in was removed" in err

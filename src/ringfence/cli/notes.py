@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import quoted
-from ringfence.cli.shown import absolute, inside
+from ringfence.cli.shown import absolute, inside, working_folder
 from ringfence.policy import format_size
 
 TYPE_CHECKING = False
@@ -123,7 +123,8 @@ def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[
     for word in argv[1:]:
         if 0 < len(word) < 4096 and "\0" not in word and _is_own_file(word) and inside(absolute(word), mounts) is None:
             return [f"{word} is on this machine but not shown inside: add --ro {quoted(word)}"]
-    if inside(os.getcwd(), mounts) is None and any(words in stderr_tail for words in _ABSENT):
+    here = working_folder()
+    if here is not None and inside(here, mounts) is None and any(words in stderr_tail for words in _ABSENT):
         return ["this folder is not shown inside: add --ro . (or --rw . to let it write, --copy . for a copy)"]
     return []
 
@@ -147,8 +148,8 @@ def _is_own_file(word: str) -> bool:
     """Whether a word of a command names a file of the person: relative and there, or in this or the home folder."""
     if word.startswith("-"):
         return False
-    home = os.path.expanduser("~")
-    return os.path.exists(word) and (not word.startswith("/") or word.startswith((home + "/", os.getcwd() + "/")))
+    places = (os.path.expanduser("~"), working_folder() or "/nowhere")
+    return os.path.exists(word) and (not word.startswith("/") or word.startswith(tuple(f"{one}/" for one in places)))
 
 
 def which(name: str) -> str | None:

@@ -45,8 +45,19 @@ def source_of(mount: Mount) -> str:
 
 def absolute(path: str) -> str:
     """A host path from the root on. Links stay as they are named, but where `..` would cross one they are followed."""
-    whole = os.path.join(os.getcwd(), path)
+    here = "/" if os.path.isabs(path) else working_folder()
+    if here is None:
+        raise Problem(f"{path}: the folder this shell is in was removed", fix="cd to one that is there, or write /…")
+    whole = os.path.join(here, path)
     return os.path.realpath(whole) if ".." in path.split("/") else os.path.normpath(whole)
+
+
+def working_folder() -> str | None:
+    """The folder we were started in. None: somebody removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def beneath(path: str, folder: str) -> bool:
@@ -67,7 +78,9 @@ def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
 
 def start_folder(mounts: tuple[Mount, ...]) -> str | None:
     """This folder as it is inside, if it, or something in it, is shown; else None, which is /workspace."""
-    here = os.getcwd()
+    here = working_folder()
+    if here is None:
+        return None
     there = inside(here, mounts)
     if there is not None:
         return there
