@@ -123,7 +123,9 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Sto
         _start(box)
         if job.prepare is not None:
             job.prepare(box)
-        process = box.spawn(job.argv, cwd=settings.cwd)
+        limits = settings.policy.limits
+        within = min(limits.timeout_s, limits.lifetime_s)  # what is spawned has the sandbox's lifetime otherwise
+        process = box.spawn(job.argv, cwd=settings.cwd, timeout_s=within)
         if job.stdin:
             from ringfence.cli.streams import feed
 
