@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("files",),
     ("network",),
-    ("calls", "launching", "snapshots", "_async", "_sync"),
+    ("calls", "launching", "snapshots", "eventlog", "tools", "_async", "_sync"),
     ("images", "testing"),
     ("manager",),
     ("audit",),
