@@ -90,7 +90,8 @@ class Sandbox:
     def start(self) -> None:
         self.log.append("start")
 
-    def spawn(self, argv: list[str], *, cwd: str | None) -> Process:
+    def spawn(self, argv: list[str], *, cwd: str | None, timeout_s: float) -> Process:
+        assert 0 < timeout_s < float("inf")
         self.log.append((argv, cwd))
         return Process(self)
 
