@@ -24,6 +24,7 @@ def all_cases() -> tuple[Attack, ...]:
         i_secrets,
         j_spoofing,
         k_archives,
+        k_transfers,
         l_persistence,
     )
 
@@ -42,6 +43,7 @@ def all_cases() -> tuple[Attack, ...]:
         i_secrets,
         j_spoofing,
         k_archives,
+        k_transfers,
         l_persistence,
     )
     return tuple(case for module in modules for case in module.CASES)

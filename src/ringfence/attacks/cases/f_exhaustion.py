@@ -433,10 +433,6 @@ def full_disk(arm: Arm) -> Seen:
 
 
 ELSEWHERE = [
-    not_applicable("F21", "archives are unpacked within caps", DOS, "no archive is unpacked in this version"),
-    not_applicable(
-        "F22", "what is listed comes in pages", DOS, "no list of artefacts in this version; F12-inodes lists files"
-    ),
     not_applicable(
         "F25", "one sandbox does not starve others of disk", DOS, "its files are in memory: no disk is written"
     ),

@@ -1,4 +1,4 @@
-"""K: files that cross the boundary. Archives and snapshots come later; here it is single files, through `files`."""
+"""K: single files that cross the boundary, through `files`. Archives and trees are in k_transfers."""
 
 from __future__ import annotations
 
@@ -118,11 +118,8 @@ def deep_tree(arm: Arm) -> Seen:
     return Seen(box.files.exists("d") or took > 5, f"1500 levels gone in {took:.2f} s")
 
 
-_ARCHIVES = "files.pack() and files.unpack() are not in this version"
 _SNAPSHOTS = "snapshots are not in this version"
 ELSEWHERE = [
-    not_applicable("K01", "what a tar holds stays below its target", WRITE, _ARCHIVES),
-    not_applicable("K02", "what a zip holds stays below its target", WRITE, _ARCHIVES),
     not_applicable(
         "K05", "two copies of a snapshot have different randomness", SPOOF, f"{_SNAPSHOTS}; of a zygote: H11"
     ),
