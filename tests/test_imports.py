@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("files",),
     ("network",),
+    ("agents",),
     ("calls", "launching", "snapshots", "eventlog", "tools", "_async", "_sync"),
     ("images", "testing"),
     ("manager",),

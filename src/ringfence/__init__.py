@@ -12,21 +12,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import backends as backends
     from ringfence._async.exposing import AsyncAddress
+    from ringfence._async.environment import AsyncEnvironment
     from ringfence._async.files import AsyncFiles, AsyncWatch
     from ringfence._async.gateway import AsyncGateway
-    from ringfence._async.later import (
-        AsyncEnvironment,
-        AsyncSandboxManager,
-        connect_async,
-    )
+    from ringfence._async.later import connect_async
+    from ringfence._async.manager import AsyncSandboxManager
     from ringfence._async.once import run_async
     from ringfence._async.process import AsyncProcess, AsyncPty
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
     from ringfence._sync.exposing import Address
+    from ringfence._sync.environment import Environment
     from ringfence._sync.files import Files, Watch
     from ringfence._sync.gateway import Gateway
-    from ringfence._sync.later import Environment, SandboxManager, connect
+    from ringfence._sync.later import connect
+    from ringfence._sync.manager import SandboxManager
     from ringfence._sync.once import run
     from ringfence._sync.process import Process, Pty
     from ringfence._sync.sandbox import Sandbox
@@ -77,7 +77,9 @@ _HOMES = {
     "_async.exposing": "AsyncAddress",
     "_async.files": "AsyncFiles AsyncWatch",
     "_async.gateway": "AsyncGateway",
-    "_async.later": "AsyncEnvironment AsyncSandboxManager connect_async",
+    "_async.environment": "AsyncEnvironment",
+    "_async.later": "connect_async",
+    "_async.manager": "AsyncSandboxManager",
     "_async.once": "run_async",
     "_async.process": "AsyncProcess AsyncPty",
     "_async.sandbox": "AsyncSandbox",
@@ -85,7 +87,9 @@ _HOMES = {
     "_sync.exposing": "Address",
     "_sync.files": "Files Watch",
     "_sync.gateway": "Gateway",
-    "_sync.later": "Environment SandboxManager connect",
+    "_sync.environment": "Environment",
+    "_sync.later": "connect",
+    "_sync.manager": "SandboxManager",
     "_sync.once": "run",
     "_sync.process": "Process Pty",
     "_sync.sandbox": "Sandbox",

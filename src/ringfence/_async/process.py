@@ -42,6 +42,12 @@ class Place:
         self.policy = policy
         self.image = image
         self.pid = os.getpid()
+        self.before_call: Callable[[], None] | None = None  # may refuse it: the quota of an agent
+
+    def count_call(self) -> None:
+        """Before each run, exec, spawn and terminal. Raises QuotaError."""
+        if self.before_call is not None:
+            self.before_call()
 
 
 class AsyncProcess:

@@ -228,6 +228,7 @@ class AsyncSandbox:
         return opening(self._spawn(place, call))
 
     async def _spawn(self, place: Place, call: calls.Call) -> AsyncProcess:
+        place.count_call()
         process = await AsyncProcess(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[process.id] = (process, time.time())
         return process
@@ -264,6 +265,7 @@ class AsyncSandbox:
 
     async def _complete(self, place: Place, call: calls.Call) -> Result:
         """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
+        place.count_call()
         process = await AsyncProcess(place, call, place.link.open(), keep_events=False)._begin()
         try:
             if call.stdin:
@@ -289,6 +291,7 @@ class AsyncSandbox:
         return opening(self._open_terminal(place, replace(call, pty=size, one_shot=False)))
 
     async def _open_terminal(self, place: Place, call: calls.Call) -> AsyncPty:
+        place.count_call()
         terminal = await AsyncPty(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[terminal.id] = (terminal, time.time())
         return terminal

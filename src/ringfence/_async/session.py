@@ -253,6 +253,7 @@ class AsyncSession:
     async def _begin(self, request: CellRequest, *, keep_events: bool) -> AsyncCell:
         """Start the interpreter if there is none, and the cell in it. The caller holds the gate."""
         place = self._place()
+        place.count_call()
         if self._cell is not None:
             await self._ended(self._cell)
         place.link.poll()

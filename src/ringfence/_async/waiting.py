@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ringfence.errors import RingfenceError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
@@ -82,3 +84,39 @@ async def blocking(work: Callable[..., T], *args: object) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+
+
+class Every:
+    """Does `work` again and again, in the loop it was made in."""
+
+    def __init__(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._seconds = seconds
+        self._work = work
+        self._now = asyncio.Event()
+        self._task = asyncio.ensure_future(self._go_on())
+
+    async def _go_on(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await self._now.wait()
+            except TimeoutError:
+                pass
+            self._now.clear()
+            try:
+                await self._work()
+            except (RingfenceError, OSError):
+                continue  # the next turn tries again, and whoever needs the thing hears of it then
+
+    def wake(self) -> None:
+        """Now, not only in a while."""
+        self._now.set()
+
+    async def stop(self) -> None:
+        """A turn that has begun is cut short."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+def every(seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> Every:
+    return Every(seconds, work)

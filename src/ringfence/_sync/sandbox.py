@@ -228,6 +228,7 @@ class Sandbox:
         return opening(self._spawn(place, call))
 
     def _spawn(self, place: Place, call: calls.Call) -> Process:
+        place.count_call()
         process = Process(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[process.id] = (process, time.time())
         return process
@@ -264,6 +265,7 @@ class Sandbox:
 
     def _complete(self, place: Place, call: calls.Call) -> Result:
         """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
+        place.count_call()
         process = Process(place, call, place.link.open(), keep_events=False)._begin()
         try:
             if call.stdin:
@@ -289,6 +291,7 @@ class Sandbox:
         return opening(self._open_terminal(place, replace(call, pty=size, one_shot=False)))
 
     def _open_terminal(self, place: Place, call: calls.Call) -> Pty:
+        place.count_call()
         terminal = Pty(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[terminal.id] = (terminal, time.time())
         return terminal

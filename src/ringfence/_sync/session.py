@@ -253,6 +253,7 @@ class Session:
     def _begin(self, request: CellRequest, *, keep_events: bool) -> Cell:
         """Start the interpreter if there is none, and the cell in it. The caller holds the gate."""
         place = self._place()
+        place.count_call()
         if self._cell is not None:
             self._ended(self._cell)
         place.link.poll()

@@ -54,3 +54,43 @@ def launched(launcher: ProcessLauncher) -> ProcessBox:
 
 def blocking(work: Callable[..., T], *args: object) -> T:
     return work(*args)
+
+
+class Every:
+    """Does `work` again and again, in a thread of its own."""
+
+    def __init__(self, seconds: float, work: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._work = work
+        self._now = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._go_on, name="ringfence-manager", daemon=True)
+        self._thread.start()
+
+    def _go_on(self) -> None:
+        from ringfence.errors import RingfenceError
+
+        while True:
+            self._now.wait(self._seconds)
+            self._now.clear()
+            if self._stopped:
+                return
+            try:
+                self._work()
+            except (RingfenceError, OSError):
+                continue  # the next turn tries again, and whoever needs the thing hears of it then
+
+    def wake(self) -> None:
+        """Now, not only in a while."""
+        self._now.set()
+
+    def stop(self) -> None:
+        """A turn that has begun is waited for."""
+        self._stopped = True
+        self._now.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def every(seconds: float, work: Callable[[], None]) -> Every:
+    return Every(seconds, work)

@@ -1,0 +1,228 @@
+"""Many sandboxes for many agents: environments by agent, sandboxes that wait, and who ends them."""
+
+from __future__ import annotations
+
+from ringfence._async.environment import AsyncEnvironment
+from ringfence._async.owned import AsyncOwnedSandbox
+from ringfence._async.waiting import blocking, every, lock
+from ringfence.agents.names import check_agent
+from ringfence.agents.owner import Owner
+from ringfence.agents.state import StateDirectory
+from ringfence.errors import PolicyError, SandboxClosedError
+from ringfence.launching import check_policy, prepare
+from ringfence.policy.model import Policy
+from ringfence.policy.quota import Quota
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from ringfence._async.sandbox import AsyncSandbox
+    from ringfence._async.waiting import Every
+    from ringfence.backends import Backend
+    from ringfence.events import SandboxInfo
+    from ringfence.policy.image import Image
+    from ringfence.values import BackendName, HostPath
+
+_TICK_S = 1.0  # how late an idle sandbox may be ended, and one that waits be replaced
+_MOST_WARM = 1000
+
+
+class AsyncSandboxManager:
+    """Many sandboxes for many agents, here or on a server (`connect`). `policy` is a ceiling."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy = Policy(),  # noqa: B008  # frozen
+        quota: Quota = Quota(),  # noqa: B008
+        backend: BackendName | Backend = "auto",
+        image: str | Image = "host",
+        warm: int = 0,
+        state: HostPath | None = None,
+    ) -> None:
+        check_policy(policy)
+        _check_quota(quota)
+        _check_warm(warm)
+        prepare(backend, image, policy)
+        self._policy = policy
+        self._quota = quota
+        self._backend = backend
+        self._image = image
+        self._warm = warm
+        self._state = None if state is None else StateDirectory(state)
+        self._check_hidden(policy)
+        self._gate = lock()
+        self._environments: dict[str, AsyncEnvironment] = {}
+        self._own: Owner[AsyncOwnedSandbox] = Owner(None, None)
+        self._nobodys: Owner[AsyncOwnedSandbox] = Owner(None, None)
+        self._waiting: list[AsyncOwnedSandbox] = []
+        self._ticker: Every | None = None
+        self._closed = False
+
+    async def environment(
+        self, agent: str, *, policy: Policy | None = None, quota: Quota | None = None
+    ) -> AsyncEnvironment:
+        """The agent's, made if there is none. Agent ids: a-z, 0-9, `.`, `_`, `-`, at most 64."""
+        name = check_agent(agent)
+        wanted = self._narrowed(policy)
+        _check_quota(quota or self._quota)
+        async with self._gate:
+            await self._begin()
+            found = self._environments.get(name)
+            if found is not None and found._over is None:
+                return _same(found, policy, quota)
+            made = AsyncEnvironment(name, wanted, quota or self._quota, making=self._make, state=self._state)
+            self._environments[name] = made
+            return made
+
+    async def environments(self) -> tuple[AsyncEnvironment, ...]:
+        """Sorted by agent; with `state`, those that an earlier manager kept too."""
+        self._check_open()
+        kept = [] if self._state is None else await blocking(self._state.agents)
+        there = [name for name, found in self._environments.items() if found._over is None]
+        return tuple([await self.environment(name) for name in sorted({*kept, *there})])
+
+    def sandbox(self, *, policy: Policy | None = None, labels: Mapping[str, str] | None = None) -> AsyncSandbox:
+        """A warm one when there is one."""
+        self._check_open()
+        return self._make(self._own, self._narrowed(policy), _checked(labels))
+
+    async def get(self, sandbox_id: str) -> AsyncSandbox:
+        """Raises LookupError, the same for another tenant's id."""
+        for sandbox in self._live():
+            if sandbox.id == sandbox_id:
+                return sandbox
+        raise LookupError(f"no sandbox {sandbox_id!r} runs here")
+
+    async def sandboxes(self, *, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
+        """Those that live, of agents and without one; with `labels`, those that have all of them."""
+        wanted = _checked(labels).items()
+        return tuple(sandbox._info() for sandbox in self._live() if wanted <= sandbox.labels.items())
+
+    async def close(self) -> None:
+        """End every sandbox. With `state` workspaces stay there; without, they are gone. Idempotent."""
+        self._closed = True
+        if self._ticker is not None:
+            await self._ticker.stop()
+            self._ticker = None
+        async with self._gate:
+            for environment in self._environments.values():
+                await environment._end()
+            for sandbox in (*self._own.all(), *self._nobodys.all()):
+                await sandbox.close()
+            self._waiting.clear()
+            if self._state is not None:
+                self._state.close()
+
+    async def __aenter__(self) -> Self:
+        async with self._gate:
+            await self._begin()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        await self.close()
+
+    # sandboxes
+
+    def _make(
+        self, owner: Owner[AsyncOwnedSandbox], policy: Policy, labels: Mapping[str, str] | None = None
+    ) -> AsyncOwnedSandbox:
+        """Not started, or one that waited."""
+        self._check_open()
+        self._check_hidden(policy)
+        while policy == self._policy and self._waiting:
+            sandbox = self._waiting.pop()
+            if sandbox.state != "running":
+                continue
+            try:
+                sandbox._given_to(owner, labels)
+            except BaseException:
+                self._waiting.append(sandbox)
+                raise
+            if self._ticker is not None:
+                self._ticker.wake()
+            return sandbox
+        return AsyncOwnedSandbox(owner, backend=self._backend, image=self._image, policy=policy, labels=labels)
+
+    def _live(self) -> list[AsyncOwnedSandbox]:
+        self._check_open()
+        owners = [self._own, *(environment._owner for environment in self._environments.values())]
+        return [sandbox for owner in owners for sandbox in owner.live()]
+
+    async def _begin(self) -> None:
+        """What a manager needs from its first use on."""
+        self._check_open()
+        if self._ticker is not None:
+            return
+        if self._state is not None:
+            await blocking(self._state.open)
+        await self._fill()
+        self._ticker = every(_TICK_S, self._tick)
+
+    async def _tick(self) -> None:
+        for environment in list(self._environments.values()):
+            await environment._rest_if_idle()
+        for sandbox in (*self._own.all(), *self._nobodys.all()):
+            if sandbox.state in ("closed", "lost"):
+                await sandbox.close()  # it ended by itself: what it used is taken down
+        await self._fill()
+
+    async def _fill(self) -> None:
+        self._waiting = [sandbox for sandbox in self._waiting if sandbox.state == "running"]
+        while len(self._waiting) < self._warm and not self._closed:
+            sandbox = AsyncOwnedSandbox(self._nobodys, backend=self._backend, image=self._image, policy=self._policy)
+            await sandbox.start()
+            sandbox._waits = True
+            self._waiting.append(sandbox)
+
+    # checks
+
+    def _narrowed(self, policy: Policy | None) -> Policy:
+        if policy is None:
+            return self._policy
+        check_policy(policy)
+        self._check_hidden(policy)
+        return self._policy.narrow(policy)
+
+    def _check_hidden(self, policy: Policy) -> None:
+        if self._state is not None:
+            self._state.check_hidden(policy)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxClosedError("the manager was closed", code="manager-closed", fix="make a new SandboxManager")
+
+
+def _check_warm(warm: object) -> None:
+    if isinstance(warm, bool) or not isinstance(warm, int) or not 0 <= warm <= _MOST_WARM:
+        raise PolicyError(f"warm is {warm!r}; it is a number from 0 to {_MOST_WARM}", key="warm", fix="warm=4")
+
+
+def _check_quota(quota: object) -> None:
+    if not isinstance(quota, Quota):
+        raise TypeError(f"quota is a Quota, not {type(quota).__name__}")
+
+
+def _checked(labels: Mapping[str, str] | None) -> dict[str, str]:
+    found = dict(labels or {})
+    if not all(isinstance(part, str) for item in found.items() for part in item):
+        raise TypeError("labels are a mapping of str to str")
+    return found
+
+
+def _same(found: AsyncEnvironment, policy: Policy | None, quota: Quota | None) -> AsyncEnvironment:
+    """An environment has the policy and quota it was made with."""
+    for name, asked, has in (("policy", policy, found.policy), ("quota", quota, found.quota)):
+        if asked is not None and asked != has:
+            raise PolicyError(
+                f"the environment of agent {found.agent!r} is there, with another {name}",
+                key=name,
+                code="environment-exists",
+                fix=f"leave {name} out, or remove() it first",
+            )
+    return found

@@ -1,0 +1,107 @@
+"""A sandbox that a manager keeps count of: admitted before it starts, accounted for when it ends."""
+
+from __future__ import annotations
+
+import time
+
+from ringfence._async.sandbox import AsyncSandbox
+from ringfence.events import SandboxInfo
+from ringfence.results import Usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from typing import Self
+
+    from ringfence.agents.owner import Owner
+    from ringfence.backends import Backend
+    from ringfence.events import HostSummary
+    from ringfence.policy.image import Image
+    from ringfence.policy.model import Policy
+    from ringfence.values import BackendName
+
+_SLACK_S = 30.0  # beyond idle_s: whoever keeps the workspace ends the sandbox; this is for when nobody does
+
+
+class AsyncOwnedSandbox(AsyncSandbox):
+    """As any other for who holds it."""
+
+    def __init__(
+        self,
+        owner: Owner[AsyncOwnedSandbox],
+        *,
+        backend: BackendName | Backend,
+        image: str | Image,
+        policy: Policy,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(backend=backend, image=image, policy=policy, labels=labels)
+        self._owner = owner
+        self._started_at = 0.0
+        self._waits = False  # started ahead, and not used yet
+
+    async def start(self) -> Self:
+        """Raises QuotaError when its owner's quota has no room for it."""
+        if self._waits:
+            self._waits = False
+            await self._set_clocks(0.0)
+            return self
+        if self._box is not None or self._ended == "closed":
+            return await super().start()
+        self._owner.admit(self)
+        try:
+            await super().start()
+        except BaseException:
+            self._owner.ended(self, Usage(), ())
+            raise
+        self._started_at = time.time()
+        self._running_place().before_call = self._count_call
+        return self
+
+    async def close(self) -> None:
+        """Kill everything inside and leave nothing behind. Idempotent."""
+        usage, requests = await self._last_words()
+        await super().close()
+        self._owner.ended(self, usage, requests)
+
+    async def extend(self, lifetime_s: float) -> datetime:
+        until = await super().extend(lifetime_s)
+        self._ends_at = until.timestamp()
+        return until
+
+    def _count_call(self) -> None:
+        self._owner.count_call()
+
+    async def _last_words(self) -> tuple[Usage, tuple[HostSummary, ...]]:
+        if self._box is None or self._ended == "closed":
+            return Usage(), ()
+        return self._box.usage()[0], await self.network.summary()
+
+    async def _set_clocks(self, slack_s: float) -> None:
+        """From now on. `slack_s` is added to idle_s."""
+        limits = self.policy.limits
+        await self._running_place().link.say(
+            op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s + slack_s, on_idle=limits.on_idle
+        )
+        self._started_at = time.time()
+        self._ends_at = self._started_at + limits.lifetime_s
+
+    async def _kept_by_owner(self) -> None:
+        """Its owner watches its idleness, and keeps its files before it ends."""
+        self._waits = False
+        await self._set_clocks(_SLACK_S if self.policy.limits.on_idle == "close" else 0.0)
+
+    def _given_to(self, owner: Owner[AsyncOwnedSandbox], labels: Mapping[str, str] | None) -> None:
+        """A sandbox that waited, never used, is somebody's now. Raises QuotaError."""
+        before = self._owner
+        owner.admit(self)
+        self._owner = owner
+        self.labels = dict(labels or {})
+        before.ended(self, Usage(), ())
+
+    def _info(self) -> SandboxInfo:
+        from datetime import UTC, datetime
+
+        started, ends = (datetime.fromtimestamp(at, UTC) for at in (self._started_at, self._ends_at))
+        return SandboxInfo(self.id, self.state, self.backend, self._owner.agent, self.labels, started, ends)

@@ -1,0 +1,311 @@
+# Generated from ringfence/_async by scripts/unasync: do not edit.
+"""What one agent owns: a workspace that outlives its sandboxes, a policy, a quota, a history."""
+
+from __future__ import annotations
+
+import time
+
+from ringfence import calls, snapshots
+from ringfence._sync.files import _MORE_BYTES, _MORE_FILES, Files
+from ringfence._sync.waiting import blocking, lock
+from ringfence.agents.history import History, add_usage
+from ringfence.agents.ledger import Ledger
+from ringfence.agents.owner import Owner
+from ringfence.agents.requests import merged
+from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError
+from ringfence.launching import check_policy
+from ringfence.results import Denial
+from ringfence.values import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ringfence._sync.owned import OwnedSandbox
+    from ringfence._sync.process import Place
+    from ringfence._sync.sandbox import Sandbox
+    from ringfence._sync.worker import Worker
+    from ringfence.agents.state import StateDirectory
+    from ringfence.events import HostSummary, SandboxInfo
+    from ringfence.policy.model import Policy
+    from ringfence.policy.quota import Quota
+    from ringfence.results import Result, Usage
+    from ringfence.snapshots import Snapshot
+    from ringfence.values import Argv, GuestPath
+
+    Making = Callable[[Owner[OwnedSandbox], Policy], OwnedSandbox]
+
+_CHANGES = ("mkdir", "rename", "remove", "chmod")
+
+
+class Environment:
+    """What one agent owns: a workspace that stays, a policy, a quota, a history."""
+
+    def __init__(
+        self, agent: str, policy: Policy, quota: Quota, *, making: Making, state: StateDirectory | None
+    ) -> None:
+        self.agent = agent
+        self.policy = policy
+        self.quota = quota
+        self.files: Files = KeptFiles(self)
+        self._making = making
+        self._state = state
+        self._owner: Owner[OwnedSandbox] = Owner(agent, Ledger(agent, quota))
+        self._history = History()
+        self._gate = lock()  # around the start, the keeping and the end of its own sandbox
+        self._box: OwnedSandbox | None = None
+        self._kept: Snapshot | None = None
+        self._looked = False  # for what an earlier manager kept
+        self._calls: set[object] = set()
+        self._used_at = time.monotonic()
+        self._over: str | None = None
+
+    def run(
+        self, code: str, *, language: str = "python", stdin: bytes | str | None = None, timeout_s: float | None = None
+    ) -> Result:
+        """In the agent's own sandbox, started on first use, ended by `idle_s`."""
+        calls.check_code(code)
+        calls.check_language(language)
+        return self._do(lambda box: box.run(code, language=language, stdin=stdin, timeout_s=timeout_s))
+
+    def exec(
+        self,
+        argv: Argv,
+        *,
+        stdin: bytes | str | None = None,
+        cwd: GuestPath | None = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """A command in the agent's own sandbox."""
+        calls.check_argv(argv)
+        return self._do(lambda box: box.exec(argv, stdin=stdin, cwd=cwd, timeout_s=timeout_s))
+
+    def sandbox(self, *, policy: Policy | None = None) -> Sandbox:
+        """Another one on the same quota; `policy` can only narrow."""
+        self._check_there()
+        if policy is None:
+            return self._making(self._owner, self.policy)
+        check_policy(policy)
+        return self._making(self._owner, self.policy.narrow(policy))
+
+    def sandboxes(self) -> tuple[SandboxInfo, ...]:
+        """Those that live, its own among them."""
+        return tuple(sandbox._info() for sandbox in self._owner.live())
+
+    def usage(self) -> Usage:
+        """Of all its sandboxes together: sums, and of peaks the highest. The disk is what its workspace holds now."""
+        total = self._owner.usage
+        for sandbox in self._owner.live():
+            total = add_usage(total, sandbox.usage())
+        total = replace(total, output_bytes=self._history.output_bytes)
+        box = self._box
+        if box is not None and box.state == "running":
+            disk = box.files.usage()
+            return replace(total, disk_bytes=disk.bytes, disk_files=disk.files)
+        return replace(total, disk_bytes=0 if self._kept is None else self._kept.size_bytes)
+
+    def requests(self) -> tuple[HostSummary, ...]:
+        """What the gateways of all its sandboxes counted, by host."""
+        found = list(self._owner.requests)
+        for sandbox in self._owner.live():
+            found += sandbox.network.summary()
+        return merged(found)
+
+    def history(self, *, limit: int = 100) -> tuple[Result, ...]:
+        """Newest first, output cut to a line."""
+        return self._history.newest(limit)
+
+    def remove(self) -> None:
+        """End its sandboxes, delete its workspace."""
+        with self._gate:
+            self._over = "was removed"
+            self._close_all()
+            self._forget()
+            if self._state is not None:
+                blocking(self._state.remove, self.agent)
+
+    # its own sandbox
+
+    def _do(self, work: Callable[[OwnedSandbox], Result]) -> Result:
+        token = object()
+        box = self._enter(token)
+        try:
+            result = work(box)
+        finally:
+            self._leave(token)
+        problem = self._keep(box)
+        if problem is not None:
+            result = replace(result, denials=(*result.denials, problem))
+        self._history.add(result)
+        return result
+
+    def _enter(self, token: object) -> OwnedSandbox:
+        """Its own sandbox, running, and not ended for idleness until `_leave`."""
+        with self._gate:
+            self._check_there()
+            box = self._box
+            if box is None or box.state not in ("running", "paused"):
+                box = self._start_own()
+            self._calls.add(token)
+            self._used_at = time.monotonic()
+            return box
+
+    def _leave(self, token: object) -> None:
+        self._used_at = time.monotonic()
+        self._calls.discard(token)
+
+    def _start_own(self) -> OwnedSandbox:
+        if self._box is not None:
+            self._box.close()
+            self._box = None
+        self._look()
+        box = self._making(self._owner, self.policy).start()
+        try:
+            if self._kept is not None:
+                box.rollback(self._bound_anew(box, self._kept))
+            box._kept_by_owner()
+        except BaseException:
+            box.close()
+            raise
+        self._box = box
+        return box
+
+    def _look(self) -> None:
+        """For what an earlier manager kept."""
+        if self._state is None or self._looked:
+            return
+        path = blocking(self._state.kept, self.agent)
+        if path is not None:
+            self._kept = blocking(snapshots.Snapshot.load, path)
+        self._looked = True
+
+    def _bound_anew(self, box: OwnedSandbox, kept: Snapshot) -> Snapshot:
+        """The workspace stays when the environment comes back with another policy, backend or image."""
+        if (kept._bound, kept.policy_digest) == (box._bound(), self.policy.digest):
+            return kept
+        manifest, _ = kept._tree()
+        assert kept._holder is not None
+        self._kept = snapshots.make(manifest, kept._holder.copy(), box._bound(), self.policy)
+        kept.delete()
+        return self._kept
+
+    def _keep(self, box: OwnedSandbox) -> Denial | None:
+        """The workspace as it is now. A denial when it cannot be: a guest's tree is no error of the caller."""
+        with self._gate:
+            return self._keep_now(box)
+
+    def _keep_now(self, box: OwnedSandbox) -> Denial | None:
+        if box is not self._box or self._over is not None or box.state != "running":
+            return None
+        try:
+            now = box.snapshot()
+        except (RingfenceError, OSError) as error:
+            message = f"the workspace was not kept: {error}"
+            return Denial("mount", "/workspace", "workspace.not-kept", message, allow=None)
+        before, self._kept = self._kept, now
+        if before is not None:
+            same = before.digest == now.digest
+            before.delete()
+            if same:
+                return None
+        if self._state is not None:
+            path = blocking(self._state.workspace, self.agent)
+            blocking(now.export, path)
+        return None
+
+    def _is_idle(self) -> bool:
+        limits = self.policy.limits
+        if self._box is None or self._calls or limits.on_idle != "close":
+            return False
+        if isinstance(self.files, KeptFiles) and self.files._in_use():
+            self._used_at = time.monotonic()
+        return time.monotonic() - self._used_at >= limits.idle_s
+
+    def _rest_if_idle(self) -> None:
+        if not self._is_idle():
+            return
+        with self._gate:
+            if self._box is not None and self._is_idle():
+                self._keep_now(self._box)
+                self._box.close()
+                self._box = None
+
+    def _end(self) -> None:
+        """Its manager closes: with a state directory the workspace stays there, else it is gone."""
+        with self._gate:
+            if self._over is not None:
+                return
+            if self._box is not None and self._state is not None:
+                self._keep_now(self._box)
+            self._over = "ended with its manager"
+            self._close_all()
+            self._forget()
+
+    def _close_all(self) -> None:
+        for sandbox in self._owner.all():
+            sandbox.close()
+        self._box = None
+
+    def _forget(self) -> None:
+        if self._kept is not None:
+            self._kept.delete()
+            self._kept = None
+
+    def _check_there(self) -> None:
+        if self._over is not None:
+            raise SandboxClosedError(
+                f"the environment of agent {self.agent!r} {self._over}",
+                code="environment-closed",
+                fix="manager.environment(agent)",
+            )
+
+    def _own_place(self) -> Place:
+        if self._box is None:
+            raise SandboxError(f"the sandbox of agent {self.agent!r} ended meanwhile", fix="call again")
+        return self._box._running_place()
+
+
+class KeptFiles(Files):
+    """The agent's workspace, whether its sandbox runs or not: the first use starts it."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment._own_place)
+        self._environment = environment
+        self._workers: list[Worker] = []
+
+    def _caps(self) -> dict[str, int]:
+        limits = self._environment.policy.limits
+        return {"most_bytes": limits.disk + _MORE_BYTES, "most_files": limits.disk_files + _MORE_FILES}
+
+    def _start(self, call: str, args: Mapping[str, object], *, feeds: bool = False, total: bool = False) -> Worker:
+        token = object()
+        self._environment._enter(token)
+        try:
+            worker = super()._start(call, args, feeds=feeds, total=total)
+        finally:
+            self._environment._leave(token)
+        self._workers = [*(one for one in self._workers if one._inbox.end is None), worker]
+        return worker
+
+    def _in_use(self) -> bool:
+        return any(worker._inbox.end is None for worker in self._workers)
+
+    def _do(self, call: str, path: GuestPath, args: Mapping[str, object]) -> dict[str, object]:
+        answer = super()._do(call, path, args)
+        if call in _CHANGES:
+            self._changed()
+        return answer
+
+    def _fed(
+        self, call: str, path: GuestPath, args: Mapping[str, object], pieces: Iterator[bytes]
+    ) -> dict[str, object]:
+        answer = super()._fed(call, path, args, pieces)
+        self._changed()
+        return answer
+
+    def _changed(self) -> None:
+        """What the caller wrote is kept, or the caller is told."""
+        box = self._environment._box
+        problem = None if box is None else self._environment._keep(box)
+        if problem is not None:
+            raise SnapshotError(problem.message, code=problem.code, fix="remove what makes the workspace too large")

@@ -1,0 +1,75 @@
+"""Whose sandboxes these are: admits them against a quota, lists those that live, and keeps what ended ones used."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from ringfence.agents.history import add_usage
+from ringfence.results import Usage
+
+if TYPE_CHECKING:
+    from ringfence.agents.ledger import Ledger
+    from ringfence.events import HostSummary
+    from ringfence.policy.model import Policy
+    from ringfence.values import State
+
+
+class Owned(Protocol):
+    """What an owner asks of a sandbox, sync or async."""
+
+    id: str
+    policy: Policy
+
+    @property
+    def state(self) -> State: ...
+
+
+S = TypeVar("S", bound=Owned)
+
+
+class Owner(Generic[S]):
+    """One agent's, or with `agent` None the manager's own. Safe from several threads."""
+
+    def __init__(self, agent: str | None, ledger: Ledger | None) -> None:
+        self.agent = agent
+        self.usage = Usage()  # of those that have ended
+        self.requests: tuple[HostSummary, ...] = ()  # of those that have ended
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._live: dict[str, S] = {}
+
+    def admit(self, sandbox: S) -> None:
+        """Before it starts. Raises QuotaError."""
+        if self._ledger is not None:
+            self._ledger.admit(sandbox.id, sandbox.policy, lambda: _lives(sandbox))
+        with self._lock:
+            self._live[sandbox.id] = sandbox
+
+    def ended(self, sandbox: S, usage: Usage, requests: tuple[HostSummary, ...]) -> None:
+        """Idempotent: only the first time counts."""
+        with self._lock:
+            if self._live.pop(sandbox.id, None) is None:
+                return
+            self.usage = add_usage(self.usage, usage)
+            self.requests = (*self.requests, *requests)
+        if self._ledger is not None:
+            self._ledger.release(sandbox.id, sent_bytes=usage.sent_bytes)
+
+    def count_call(self) -> None:
+        """Raises QuotaError."""
+        if self._ledger is not None:
+            self._ledger.count_run()
+
+    def all(self) -> list[S]:
+        """Those that were admitted and have not been said to have ended."""
+        with self._lock:
+            return list(self._live.values())
+
+    def live(self) -> list[S]:
+        """Those that run or are paused."""
+        return [sandbox for sandbox in self.all() if sandbox.state in ("running", "paused")]
+
+
+def _lives(sandbox: Owned) -> bool:
+    return sandbox.state in ("new", "running", "paused")

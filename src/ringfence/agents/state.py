@@ -1,0 +1,107 @@
+"""The directory in which a manager keeps agents' workspaces. One manager at a time; no guest ever sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+
+from ringfence.agents.names import agent_of, folder_of
+from ringfence.errors import PolicyError, SandboxError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.policy.model import Policy
+    from ringfence.values import HostPath
+
+_WORKSPACE = "workspace.snapshot"
+_PLACE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class StateDirectory:
+    """Made when missing, for this user alone. Raises PolicyError when it cannot be one."""
+
+    def __init__(self, path: HostPath) -> None:
+        self.path = os.path.realpath(os.fspath(path))
+        self._lock = -1
+
+    def open(self) -> None:
+        """Take it for this manager, until `close` or the end of the process. Raises SandboxError when it is taken."""
+        if self._lock >= 0:
+            return
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            found = os.stat(self.path)
+            descriptor = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _unusable(self.path, error.strerror or "it cannot be opened") from None
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+            os.close(descriptor)
+            raise _unusable(self.path, "others than this user may write to it")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise SandboxError(
+                f"another manager uses the state directory {self.path}",
+                code="state-in-use",
+                fix="close that manager, or name another directory",
+            ) from None
+        self._lock = descriptor
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def agents(self) -> list[str]:
+        """Those that own something here, sorted."""
+        self.open()
+        return sorted(agent for name in os.listdir(self.path) if (agent := agent_of(name)) is not None)
+
+    def workspace(self, agent: str) -> str:
+        """Where its workspace is kept; its folder is made."""
+        self.open()
+        folder = os.path.join(self.path, folder_of(agent))
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.close(os.open(folder, _PLACE))  # a folder, and no link that somebody put there
+        return os.path.join(folder, _WORKSPACE)
+
+    def kept(self, agent: str) -> str | None:
+        """The file that keeps its workspace; None when there is none."""
+        path = self.workspace(agent)
+        return path if os.path.isfile(path) else None
+
+    def remove(self, agent: str) -> None:
+        """All that is kept of it. Only names that we make are removed: nothing is walked."""
+        self.open()
+        folder = os.path.join(self.path, folder_of(agent))
+        try:
+            place = os.open(folder, _PLACE)
+        except FileNotFoundError:
+            return
+        try:
+            for name in os.listdir(place):
+                os.unlink(name, dir_fd=place)
+        finally:
+            os.close(place)
+        os.rmdir(folder)
+
+    def check_hidden(self, policy: Policy) -> None:
+        """No mount may show this directory, or one agent would see another's workspace. Raises PolicyError."""
+        for index, mount in enumerate(policy.mounts):
+            source = os.path.realpath(os.fspath(mount.source))
+            common = os.path.commonpath([source, self.path])
+            if common in (source, self.path):
+                raise PolicyError(
+                    f"mounts[{index}] shows {source}, which is or holds the manager's state directory {self.path}",
+                    key=f"mounts[{index}]",
+                    code="state-mounted",
+                    fix="keep the state outside of what is mounted",
+                )
+
+
+def _unusable(path: str, reason: str) -> PolicyError:
+    return PolicyError(
+        f"{path} cannot be a state directory: {reason}", key="state", code="state", fix="a directory of this user's own"
+    )
