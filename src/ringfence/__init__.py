@@ -11,8 +11,8 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import backends as backends
-    from ringfence._async.exposing import AsyncAddress
     from ringfence._async.environment import AsyncEnvironment
+    from ringfence._async.exposing import AsyncAddress
     from ringfence._async.files import AsyncFiles, AsyncWatch
     from ringfence._async.gateway import AsyncGateway
     from ringfence._async.later import connect_async
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ringfence._async.process import AsyncProcess, AsyncPty
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
-    from ringfence._sync.exposing import Address
     from ringfence._sync.environment import Environment
+    from ringfence._sync.exposing import Address
     from ringfence._sync.files import Files, Watch
     from ringfence._sync.gateway import Gateway
     from ringfence._sync.later import connect

@@ -49,7 +49,7 @@ class AsyncEnvironment:
         self.files: AsyncFiles = AsyncKeptFiles(self)
         self._making = making
         self._state = state
-        self._owner: Owner[AsyncOwnedSandbox] = Owner(agent, Ledger(agent, quota))
+        self._owner: Owner[AsyncOwnedSandbox] = Owner(agent, policy, Ledger(agent, quota))
         self._history = History()
         self._gate = lock()  # around the start, the keeping and the end of its own sandbox
         self._box: AsyncOwnedSandbox | None = None

@@ -56,8 +56,8 @@ class AsyncSandboxManager:
         self._check_hidden(policy)
         self._gate = lock()
         self._environments: dict[str, AsyncEnvironment] = {}
-        self._own: Owner[AsyncOwnedSandbox] = Owner(None, None)
-        self._nobodys: Owner[AsyncOwnedSandbox] = Owner(None, None)
+        self._own: Owner[AsyncOwnedSandbox] = Owner(None, policy)
+        self._nobodys: Owner[AsyncOwnedSandbox] = Owner(None, policy)
         self._waiting: list[AsyncOwnedSandbox] = []
         self._ticker: Every | None = None
         self._closed = False

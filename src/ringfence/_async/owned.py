@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ringfence._async.gateway import AsyncGateway
 from ringfence._async.sandbox import AsyncSandbox
 from ringfence.events import SandboxInfo
 from ringfence.results import Usage
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ringfence.backends import Backend
     from ringfence.events import HostSummary
     from ringfence.policy.image import Image
-    from ringfence.policy.model import Policy
+    from ringfence.policy.model import Network, Policy
     from ringfence.values import BackendName
 
 _SLACK_S = 30.0  # beyond idle_s: whoever keeps the workspace ends the sandbox; this is for when nobody does
@@ -37,6 +38,7 @@ class AsyncOwnedSandbox(AsyncSandbox):
         labels: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(backend=backend, image=image, policy=policy, labels=labels)
+        self.network = AsyncOwnedGateway(self)
         self._owner = owner
         self._started_at = 0.0
         self._waits = False  # started ahead, and not used yet
@@ -69,6 +71,12 @@ class AsyncOwnedSandbox(AsyncSandbox):
         until = await super().extend(lifetime_s)
         self._ends_at = until.timestamp()
         return until
+
+    def _another(self) -> AsyncSandbox:
+        """A fork is one more on the same quota."""
+        backend, _ = self._made_with
+        image = self._launcher.image
+        return AsyncOwnedSandbox(self._owner, backend=backend, image=image, policy=self.policy, labels=self.labels)
 
     def _count_call(self) -> None:
         self._owner.count_call()
@@ -105,3 +113,17 @@ class AsyncOwnedSandbox(AsyncSandbox):
 
         started, ends = (datetime.fromtimestamp(at, UTC) for at in (self._started_at, self._ends_at))
         return SandboxInfo(self.id, self.state, self.backend, self._owner.agent, self.labels, started, ends)
+
+
+class AsyncOwnedGateway(AsyncGateway):
+    """Live rules stay below what the owner may have."""
+
+    def __init__(self, sandbox: AsyncOwnedSandbox) -> None:
+        super().__init__(lambda: sandbox._box)
+        self._sandbox = sandbox
+
+    async def set(self, network: Network) -> None:
+        """Replace the rules; connections no longer permitted are cut. Never beyond a manager's policy."""
+        ceiling = self._sandbox._owner.ceiling
+        ceiling.narrow(ceiling.replace(network=network))
+        await super().set(network)

@@ -360,16 +360,7 @@ class AsyncSandbox:
         """A fresh sandbox of the same policy, image, workspace and labels, with these files in it."""
         from ringfence._async.trees import copy_files
 
-        backend, workspace = self._made_with
-        image = self._launcher.image
-        twin = AsyncSandbox(
-            backend=backend,
-            image=image,
-            policy=self.policy,
-            workspace=workspace,
-            tools=self._tools,
-            labels=self.labels,
-        )
+        twin = self._another()
         await twin.start()
         try:
             await copy_files(place, self._trees_kept(), twin._running_place(), twin._trees_kept())
@@ -377,6 +368,19 @@ class AsyncSandbox:
             await twin.close()
             raise
         return twin
+
+    def _another(self) -> AsyncSandbox:
+        """Of the same backend, image, policy, workspace, tools and labels. Not started."""
+        backend, workspace = self._made_with
+        image = self._launcher.image
+        return AsyncSandbox(
+            backend=backend,
+            image=image,
+            policy=self.policy,
+            workspace=workspace,
+            tools=self._tools,
+            labels=self.labels,
+        )
 
     def _trees_kept(self) -> AsyncTrees:
         if self._trees is None:

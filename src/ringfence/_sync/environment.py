@@ -50,7 +50,7 @@ class Environment:
         self.files: Files = KeptFiles(self)
         self._making = making
         self._state = state
-        self._owner: Owner[OwnedSandbox] = Owner(agent, Ledger(agent, quota))
+        self._owner: Owner[OwnedSandbox] = Owner(agent, policy, Ledger(agent, quota))
         self._history = History()
         self._gate = lock()  # around the start, the keeping and the end of its own sandbox
         self._box: OwnedSandbox | None = None

@@ -57,8 +57,8 @@ class SandboxManager:
         self._check_hidden(policy)
         self._gate = lock()
         self._environments: dict[str, Environment] = {}
-        self._own: Owner[OwnedSandbox] = Owner(None, None)
-        self._nobodys: Owner[OwnedSandbox] = Owner(None, None)
+        self._own: Owner[OwnedSandbox] = Owner(None, policy)
+        self._nobodys: Owner[OwnedSandbox] = Owner(None, policy)
         self._waiting: list[OwnedSandbox] = []
         self._ticker: Every | None = None
         self._closed = False

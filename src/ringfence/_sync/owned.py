@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 
+from ringfence._sync.gateway import Gateway
 from ringfence._sync.sandbox import Sandbox
 from ringfence.events import SandboxInfo
 from ringfence.results import Usage
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ringfence.backends import Backend
     from ringfence.events import HostSummary
     from ringfence.policy.image import Image
-    from ringfence.policy.model import Policy
+    from ringfence.policy.model import Network, Policy
     from ringfence.values import BackendName
 
 _SLACK_S = 30.0  # beyond idle_s: whoever keeps the workspace ends the sandbox; this is for when nobody does
@@ -38,6 +39,7 @@ class OwnedSandbox(Sandbox):
         labels: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(backend=backend, image=image, policy=policy, labels=labels)
+        self.network = OwnedGateway(self)
         self._owner = owner
         self._started_at = 0.0
         self._waits = False  # started ahead, and not used yet
@@ -70,6 +72,12 @@ class OwnedSandbox(Sandbox):
         until = super().extend(lifetime_s)
         self._ends_at = until.timestamp()
         return until
+
+    def _another(self) -> Sandbox:
+        """A fork is one more on the same quota."""
+        backend, _ = self._made_with
+        image = self._launcher.image
+        return OwnedSandbox(self._owner, backend=backend, image=image, policy=self.policy, labels=self.labels)
 
     def _count_call(self) -> None:
         self._owner.count_call()
@@ -106,3 +114,17 @@ class OwnedSandbox(Sandbox):
 
         started, ends = (datetime.fromtimestamp(at, UTC) for at in (self._started_at, self._ends_at))
         return SandboxInfo(self.id, self.state, self.backend, self._owner.agent, self.labels, started, ends)
+
+
+class OwnedGateway(Gateway):
+    """Live rules stay below what the owner may have."""
+
+    def __init__(self, sandbox: OwnedSandbox) -> None:
+        super().__init__(lambda: sandbox._box)
+        self._sandbox = sandbox
+
+    def set(self, network: Network) -> None:
+        """Replace the rules; connections no longer permitted are cut. Never beyond a manager's policy."""
+        ceiling = self._sandbox._owner.ceiling
+        ceiling.narrow(ceiling.replace(network=network))
+        super().set(network)

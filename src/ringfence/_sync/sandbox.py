@@ -360,16 +360,7 @@ class Sandbox:
         """A fresh sandbox of the same policy, image, workspace and labels, with these files in it."""
         from ringfence._sync.trees import copy_files
 
-        backend, workspace = self._made_with
-        image = self._launcher.image
-        twin = Sandbox(
-            backend=backend,
-            image=image,
-            policy=self.policy,
-            workspace=workspace,
-            tools=self._tools,
-            labels=self.labels,
-        )
+        twin = self._another()
         twin.start()
         try:
             copy_files(place, self._trees_kept(), twin._running_place(), twin._trees_kept())
@@ -377,6 +368,19 @@ class Sandbox:
             twin.close()
             raise
         return twin
+
+    def _another(self) -> Sandbox:
+        """Of the same backend, image, policy, workspace, tools and labels. Not started."""
+        backend, workspace = self._made_with
+        image = self._launcher.image
+        return Sandbox(
+            backend=backend,
+            image=image,
+            policy=self.policy,
+            workspace=workspace,
+            tools=self._tools,
+            labels=self.labels,
+        )
 
     def _trees_kept(self) -> Trees:
         if self._trees is None:

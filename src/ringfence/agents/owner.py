@@ -31,8 +31,9 @@ S = TypeVar("S", bound=Owned)
 class Owner(Generic[S]):
     """One agent's, or with `agent` None the manager's own. Safe from several threads."""
 
-    def __init__(self, agent: str | None, ledger: Ledger | None) -> None:
+    def __init__(self, agent: str | None, ceiling: Policy, ledger: Ledger | None = None) -> None:
         self.agent = agent
+        self.ceiling = ceiling
         self.usage = Usage()  # of those that have ended
         self.requests: tuple[HostSummary, ...] = ()  # of those that have ended
         self._ledger = ledger
