@@ -65,6 +65,7 @@ class AsyncProcess:
         self._denied_after = mark  # of the gateway's denials, those that were not events yet
         self._keep_events = keep_events
         self._line: line.Reader | None = line.Reader()
+        self._hung_up = False  # nobody reads its line any more
         self._log = EventLog(max(place.policy.limits.output, 1 << 20))
         self._result: Result | None = None
         self._exit_seen = False
@@ -145,6 +146,9 @@ class AsyncProcess:
         self._looked_at = time.monotonic()
         self._take_output()
         self._take_denials()
+        if self._line is None and not self._hung_up and inbox.end is None:
+            self._hung_up = True
+            await self._place.link.say(op="hang-up", id=inbox.id)
         credit = inbox.credit()
         if credit and inbox.end is None:
             await self._place.link.say(op="credit", id=inbox.id, bytes=credit)

@@ -244,6 +244,8 @@ class Guestd:
             job.in_cell = False
             job.deadline = job.cpu_deadline = None
             self._idle_since = time.monotonic()
+        elif op == "hang-up":
+            job.hang_up()
         elif op == "resize":
             job.resize(int(request["cols"]), int(request["rows"]))
 

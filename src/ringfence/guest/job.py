@@ -230,6 +230,13 @@ class Job:
         os.close(fd)
         self._maybe_finish()
 
+    def hang_up(self) -> None:
+        """What it said on its line is nonsense: nobody reads there any more, and a flood costs us nothing (F16)."""
+        for fd in [fd for fd, kind in self._outputs.items() if kind == frames.LINE]:
+            self._close_output(fd)
+        if self._line is not None:
+            self._line.close()
+
     def _let_go(self, fd: int) -> None:
         """The process has ended and this pipe is drained, but a child of its holds the other end (D16).
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringfence.attacks.arena import Arm
 
 _MB = 1 << 20
-_DEAR = 0.3  # seconds of CPU time in about one
+_DEAR = 0.1  # seconds of CPU time in about one
 
 
 _FLOODS = {
@@ -59,9 +59,9 @@ while time.monotonic() < end:
 """
 
 
-@attack("F16-monitor", "a flood on the report costs the host no CPU time", DOS, off=OURS)
+@attack("F16-monitor", "a flood of nonsense on the line to the host costs no CPU time", DOS, off=OURS)
 def flood_of_the_report(arm: Arm) -> Seen:
-    """The report is read up to a cap. Without one the monitor would read for ever, as we do in the off arm."""
+    """The line is hung up at the first nonsense. Otherwise the monitor would read for ever, as we do in the off arm."""
     if arm.off:
         used = _cpu_to_read_a_flood()
         return Seen(used > _DEAR, f"a reader without a cap used {used:.2f} s of CPU time in 1 s")
