@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Self
 
+    from ringfence.backends.process.copying.image import MemoryImage
     from ringfence.events import Change
     from ringfence.files.differing import Tree
     from ringfence.files.manifest import Manifest
@@ -37,6 +38,7 @@ class Snapshot(Struct):
     _bound: str = ""
     _manifest: Manifest | None = None
     _holder: Holder | None = None
+    _sessions: tuple[SessionImage, ...] = ()
 
     def diff(self, other: Snapshot) -> tuple[Change, ...]:
         """What changed from this one to `other`. A time alone is no change; text has a unified diff, up to a cap."""
@@ -50,6 +52,12 @@ class Snapshot(Struct):
         """One file with all of it. What is at `path` is replaced as a whole or not at all."""
         from ringfence.files.exporting import export
 
+        if self.memory:
+            raise SnapshotError(
+                f"snapshot {self.id} holds memory, which belongs to this process and cannot leave it",
+                code="snapshot-memory",
+                fix="box.snapshot() keeps the files alone, and can be exported",
+            )
         manifest, store = self._tree()
         header: dict[str, object] = {
             "id": self.id,
@@ -65,6 +73,8 @@ class Snapshot(Struct):
         if self._holder is not None:
             self._holder.close()
             put(self, "_manifest", None)
+        for session in self._sessions:
+            session.memory.close()
 
     @classmethod
     def load(cls, path: HostPath) -> Self:
@@ -97,6 +107,27 @@ def make(manifest: Manifest, holder: Holder, bound: str, policy: Policy) -> Snap
 
     stamp = time.time_ns() // 1000
     return _made(Snapshot, f"n-{os.urandom(8).hex()}", stamp, bound, policy.digest, manifest, holder)
+
+
+def with_memory(snapshot: Snapshot, sessions: tuple[SessionImage, ...]) -> Snapshot:
+    """The same one, which owns `sessions` from now on."""
+    put(snapshot, "memory", True)
+    put(snapshot, "size_bytes", snapshot.size_bytes + sum(session.memory.size_bytes for session in sessions))
+    put(snapshot, "_sessions", sessions)
+    return snapshot
+
+
+def sessions_of(snapshot: Snapshot) -> tuple[SessionImage, ...]:
+    return snapshot._sessions  # noqa: SLF001  # of this module's own class
+
+
+@final
+class SessionImage(Struct):
+    """One session at one moment."""
+
+    name: str
+    count: int  # cells so far: the next one has the next number
+    memory: MemoryImage
 
 
 def _made(

@@ -6,7 +6,7 @@ import time
 
 from ringfence._async.waiting import blocking
 from ringfence.errors import SandboxLostError, UnsupportedError
-from ringfence.values import Struct, final
+from ringfence.snapshots import SessionImage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,19 +14,9 @@ if TYPE_CHECKING:
 
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
-    from ringfence.backends.process.copying.image import MemoryImage
 
 _START_S = 10.0
 FIX = "fork(memory=False) copies the files alone"
-
-
-@final
-class SessionImage(Struct):
-    """One session at one moment."""
-
-    name: str
-    count: int  # cells so far: the next one has the next number
-    memory: MemoryImage
 
 
 async def take(sandbox: AsyncSandbox) -> tuple[SessionImage, ...]:

@@ -125,6 +125,7 @@ class AsyncSandbox:
         """Its files, or no sandbox at all."""
         try:
             await self._trees_kept().fill(self._running_place(), snapshot)
+            await self._put_sessions(snapshot)
         except BaseException:
             await self.close()
             raise
@@ -334,9 +335,17 @@ class AsyncSandbox:
 
     async def snapshot(self, *, memory: bool = False) -> Snapshot:
         """What /workspace holds; a second one costs what changed. Raises SnapshotError when it cannot be kept."""
-        if memory:
-            raise _later("snapshots of memory")
-        return await self._trees_kept().take(self._running_place())
+        if not memory:
+            return await self._trees_kept().take(self._running_place())
+        from ringfence import snapshots
+        from ringfence._async import copies
+
+        sessions = await copies.take(self)
+        try:
+            return snapshots.with_memory(await self._trees_kept().take(self._running_place()), sessions)
+        except BaseException:
+            copies.close(sessions)
+            raise
 
     async def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
@@ -349,12 +358,34 @@ class AsyncSandbox:
             await session.restart()
         await place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
         await self._trees_kept().roll_back(place, snapshot)
+        await self._put_sessions(snapshot)
 
     def fork(self, *, memory: bool = True) -> Opening[AsyncSandbox]:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
-        if memory:
-            raise UnsupportedError("copying memory: not in this version", code="fork-memory", fix="fork(memory=False)")
-        return opening(self._fork_files(self._running_place()))
+        place = self._running_place()
+        return opening(self._fork_all(place) if memory else self._fork_files(place))
+
+    async def _fork_all(self, place: Place) -> AsyncSandbox:
+        from ringfence._async import copies
+
+        sessions = await copies.take(self)
+        try:
+            twin = await self._fork_files(place)
+            try:
+                await copies.put(sessions, twin)
+            except BaseException:
+                await twin.close()
+                raise
+            return twin
+        finally:
+            copies.close(sessions)
+
+    async def _put_sessions(self, snapshot: Snapshot) -> None:
+        if snapshot.memory:
+            from ringfence._async import copies
+            from ringfence.snapshots import sessions_of
+
+            await copies.put(sessions_of(snapshot), self)
 
     async def _fork_files(self, place: Place) -> AsyncSandbox:
         """A fresh sandbox of the same policy, image, workspace and labels, with these files in it."""

@@ -7,7 +7,7 @@ import time
 
 from ringfence._sync.waiting import blocking
 from ringfence.errors import SandboxLostError, UnsupportedError
-from ringfence.values import Struct, final
+from ringfence.snapshots import SessionImage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,19 +15,9 @@ if TYPE_CHECKING:
 
     from ringfence._sync.sandbox import Sandbox
     from ringfence._sync.session import Session
-    from ringfence.backends.process.copying.image import MemoryImage
 
 _START_S = 10.0
 FIX = "fork(memory=False) copies the files alone"
-
-
-@final
-class SessionImage(Struct):
-    """One session at one moment."""
-
-    name: str
-    count: int  # cells so far: the next one has the next number
-    memory: MemoryImage
 
 
 def take(sandbox: Sandbox) -> tuple[SessionImage, ...]:

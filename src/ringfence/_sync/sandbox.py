@@ -125,6 +125,7 @@ class Sandbox:
         """Its files, or no sandbox at all."""
         try:
             self._trees_kept().fill(self._running_place(), snapshot)
+            self._put_sessions(snapshot)
         except BaseException:
             self.close()
             raise
@@ -334,9 +335,17 @@ class Sandbox:
 
     def snapshot(self, *, memory: bool = False) -> Snapshot:
         """What /workspace holds; a second one costs what changed. Raises SnapshotError when it cannot be kept."""
-        if memory:
-            raise _later("snapshots of memory")
-        return self._trees_kept().take(self._running_place())
+        if not memory:
+            return self._trees_kept().take(self._running_place())
+        from ringfence import snapshots
+        from ringfence._sync import copies
+
+        sessions = copies.take(self)
+        try:
+            return snapshots.with_memory(self._trees_kept().take(self._running_place()), sessions)
+        except BaseException:
+            copies.close(sessions)
+            raise
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
@@ -349,12 +358,34 @@ class Sandbox:
             session.restart()
         place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
         self._trees_kept().roll_back(place, snapshot)
+        self._put_sessions(snapshot)
 
     def fork(self, *, memory: bool = True) -> Sandbox:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
-        if memory:
-            raise UnsupportedError("copying memory: not in this version", code="fork-memory", fix="fork(memory=False)")
-        return opening(self._fork_files(self._running_place()))
+        place = self._running_place()
+        return opening(self._fork_all(place) if memory else self._fork_files(place))
+
+    def _fork_all(self, place: Place) -> Sandbox:
+        from ringfence._sync import copies
+
+        sessions = copies.take(self)
+        try:
+            twin = self._fork_files(place)
+            try:
+                copies.put(sessions, twin)
+            except BaseException:
+                twin.close()
+                raise
+            return twin
+        finally:
+            copies.close(sessions)
+
+    def _put_sessions(self, snapshot: Snapshot) -> None:
+        if snapshot.memory:
+            from ringfence._sync import copies
+            from ringfence.snapshots import sessions_of
+
+            copies.put(sessions_of(snapshot), self)
 
     def _fork_files(self, place: Place) -> Sandbox:
         """A fresh sandbox of the same policy, image, workspace and labels, with these files in it."""

@@ -19,6 +19,7 @@ from ringfence.values import Struct, final
 
 _SEAL = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
 _ADD_SEALS = 1033
+_CHUNK = 1 << 18
 _STANDARD = 4  # 0 to 2 and the line: every session has its own
 _NR_SIGACTION, _NR_GETITIMER = 13, 36
 _TIMERS = {0: "ITIMER_REAL", 1: "ITIMER_VIRTUAL", 2: "ITIMER_PROF"}
@@ -64,6 +65,9 @@ class MemoryImage:
     @property
     def size_bytes(self) -> int:
         return sum(run.size for run in self.runs)
+
+    def __del__(self) -> None:
+        self.close()  # one that nobody deleted: its memory is the host's
 
     def close(self) -> None:
         if self.view is not None:
@@ -210,20 +214,23 @@ def _take_pages(image: MemoryImage, tracee: Tracee) -> None:
         pages.close()
     image.fd = os.memfd_create(OURS.removeprefix("/memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(image.fd, max(offset, 1))
-    with mmap.mmap(image.fd, max(offset, 1), mmap.MAP_SHARED | mmap.MAP_POPULATE) as room:
+    with mmap.mmap(-1, _CHUNK) as room, memoryview(room) as view:
         first = ctypes.c_char.from_buffer(room)
-        start = ctypes.addressof(first)
         for run in image.runs:
-            _copy(tracee, start + run.offset, run)
+            _copy(tracee, run, image.fd, view, ctypes.addressof(first))
         del first  # or the map could not be closed
     fcntl.fcntl(image.fd, _ADD_SEALS, _SEAL)
     image.view = mmap.mmap(image.fd, max(offset, 1), prot=mmap.PROT_READ)
 
 
-def _copy(tracee: Tracee, where: int, run: Run) -> None:
+def _copy(tracee: Tracee, run: Run, fd: int, view: memoryview, room: int) -> None:
+    """Through a buffer that stays in the cache: a written page needs no clearing and no fault, a mapped one both."""
     done = 0
     while done < run.size:
-        count = tracee.read_into(where + done, run.address + done, run.size - done)
+        count = tracee.read_into(room, run.address + done, min(_CHUNK, run.size - done))
         if not count:
             raise TraceError("its memory cannot be read")
+        written = 0
+        while written < count:
+            written += os.pwrite(fd, view[written:count], run.offset + done + written)
         done += count

@@ -49,9 +49,12 @@ def _make_layout_equal(image: MemoryImage, tracee: Tracee) -> None:
             tracee.call(_NR_MUNMAP, each.first, each.size)
     _set_heap(image, here, tracee)
     _grow_stack(image, here, tracee)
+    opened = ("", -1)  # the ranges of one file follow each other
     for each in image.ranges:
         if _key(each) not in there and not each.special:
-            _map(each, tracee)
+            opened = _map(each, opened, tracee)
+    if opened[1] >= 0:
+        tracee.call(_NR_CLOSE, opened[1])
 
 
 def _set_heap(image: MemoryImage, here: list[Range], tracee: Tracee) -> None:
@@ -72,16 +75,18 @@ def _grow_stack(image: MemoryImage, here: list[Range], tracee: Tracee) -> None:
         tracee.call(_NR_GETRANDOM, wanted.first, 8, 0)  # a write by the kernel: it grows down to there
 
 
-def _map(each: Range, tracee: Tracee) -> None:
+def _map(each: Range, opened: tuple[str, int], tracee: Tracee) -> tuple[str, int]:
+    """Returns the file that is open now."""
     if each.anonymous:
         flags = _PRIVATE_FIXED | _ANONYMOUS
         tracee.call(_NR_MMAP, each.first, each.size, each.bits, flags, _NOWHERE, 0)
-        return
-    if each.shared and "w" in each.protection:
-        raise refuse(f"it shares writable memory ({each.path})")
-    fd = _open(each.path, 0, tracee)
-    tracee.call(_NR_MMAP, each.first, each.size, each.bits, _PRIVATE_FIXED, fd, each.offset)
-    tracee.call(_NR_CLOSE, fd)
+        return opened
+    if each.path != opened[0]:
+        if opened[1] >= 0:
+            tracee.call(_NR_CLOSE, opened[1])
+        opened = (each.path, _open(each.path, 0, tracee))
+    tracee.call(_NR_MMAP, each.first, each.size, each.bits, _PRIVATE_FIXED, opened[1], each.offset)
+    return opened
 
 
 def _open(path: str, flags: int, tracee: Tracee) -> int:
