@@ -70,7 +70,7 @@ class Attack(Struct):
     # Controls that stand before this one. With them, the arm "alone" leaves out these and must still fail; "off" leaves
     # out these and `off`; "on" is the whole sandbox.
     behind: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # "root", "user", "cgroup", "landlock"
+    needs: tuple[str, ...] = ()  # "root", "user", "cgroup", "landlock", "network"
     label: str = ""  # of the control, where `off` does not name it
 
     @property

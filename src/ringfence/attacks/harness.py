@@ -120,6 +120,8 @@ def missing_here(attack: Attack) -> str | None:
             return "only as an ordinary user"
         if need == "cgroup" and not _has_cgroup():
             return "no cgroup can be had here"
+        if need == "network" and (lacking := _lacking()):
+            return f"the host's Python has no {lacking}"
         if need == "landlock" and not _landlock():
             return "this kernel has no Landlock with scopes"
     return None
@@ -131,6 +133,17 @@ def _has_cgroup() -> bool:
     from ringfence.policy.image import Image
 
     return "memory" not in process_plan(POLICY, Image("host")).enforcement.weaker
+
+
+def _lacking() -> str:
+    """Packages that reading requests takes."""
+    from ringfence.network.trust import check_packages
+
+    try:
+        check_packages()
+    except UnsupportedError as error:
+        return ", ".join(part.what for part in error.missing)
+    return ""
 
 
 def _landlock() -> bool:

@@ -194,6 +194,8 @@ def client_context(alpn: Sequence[str]) -> ssl.SSLContext:
     """Checks certificate and name."""
     key = (trusted_roots, tuple(alpn))
     if key not in _contexts:
+        if len(_contexts) >= 8:
+            _contexts.clear()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(list(alpn))

