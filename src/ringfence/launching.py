@@ -41,8 +41,16 @@ class ProcessLauncher:
     """The process backend for one policy and image."""
 
     def __init__(
-        self, policy: Policy, image: Image, *, fresh: bool, rejected: dict[str, str], used: Used | None = None
+        self,
+        policy: Policy,
+        image: Image,
+        *,
+        fresh: bool,
+        rejected: dict[str, str],
+        used: Used | None = None,
+        workspace: Workspace = "auto",
     ) -> None:
+        self.workspace: Workspace = workspace
         self.policy = policy
         self.image = image
         self.used = used  # None: the host's own
@@ -58,7 +66,8 @@ class ProcessLauncher:
 
     def process_plan(self) -> ProcessPlan:
         if self._plan is None:
-            self._plan = process_plan(self.policy, self.image, fresh=self.fresh, used=self.used)
+            on_disk = self.workspace == "disk"
+            self._plan = process_plan(self.policy, self.image, fresh=self.fresh, used=self.used, on_disk=on_disk)
         return self._plan
 
     def launch(self) -> ProcessBox:
@@ -82,6 +91,24 @@ class ProcessLauncher:
         return box
 
     def _launch(self, made: ProcessPlan) -> ProcessBox:
+        if made.disk == "folder":
+            return self._launch_in_folder(made)
+        return self._launch_plan(made)
+
+    def _launch_in_folder(self, made: ProcessPlan) -> ProcessBox:
+        from ringfence.backends.process import disk
+        from ringfence.plan.disk import with_folder
+
+        path = disk.make_folder()
+        try:
+            box = self._launch_plan(with_folder(made, path))
+        except BaseException:
+            disk.remove_folder(path)
+            raise
+        box.on_destroyed.append(lambda: disk.remove_folder(path))
+        return box
+
+    def _launch_plan(self, made: ProcessPlan) -> ProcessBox:
         if self.policy.mounts:
             return self._launch_with_mounts(made)
         return _pool(self.image).take(made)
@@ -110,8 +137,6 @@ def prepare(
     name, fresh = _backend(backend)
     if workspace not in ("auto", "memory", "disk"):
         raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
-    if workspace == "disk":
-        raise UnsupportedError(f"a workspace on disk {_LATER}", fix='workspace="memory"')
     _refuse_later(policy)
     if name not in ("auto", "process"):
         raise UnsupportedError(
@@ -124,7 +149,9 @@ def prepare(
             missing=[Missing("process", "a kernel of its own", 'isolation = "kernel"')],
         )
     later = dict.fromkeys(("container", "gvisor", "vm", "wasm"), _LATER)
-    return ProcessLauncher(policy, chosen, fresh=fresh, rejected=later if name == "auto" else {}, used=used)
+    return ProcessLauncher(
+        policy, chosen, fresh=fresh, rejected=later if name == "auto" else {}, used=used, workspace=workspace
+    )
 
 
 _host_image: list[Image] = []  # the usual one, checked once
@@ -199,8 +226,10 @@ def _check_network(policy: Policy) -> None:
         Vault(policy.secrets)  # a value that is not there, or cannot be kept, is told before anything starts
 
 
-def process_plan(policy: Policy, image: Image, *, fresh: bool = False, used: Used | None = None) -> ProcessPlan:
-    key = (policy, image, fresh, os.geteuid(), None if used is None else (used.root, used.info.env))
+def process_plan(
+    policy: Policy, image: Image, *, fresh: bool = False, used: Used | None = None, on_disk: bool = False
+) -> ProcessPlan:
+    key = (policy, image, fresh, os.geteuid(), None if used is None else (used.root, used.info.env), on_disk)
     found = _plans.get(key)
     if found is not None:
         return found
@@ -226,6 +255,10 @@ def process_plan(policy: Policy, image: Image, *, fresh: bool = False, used: Use
         _views[os.geteuid(), root] = seen
     env = image.env if used is None else {**used.info.env, **image.env}
     made = plan_process(policy, facts, seen, image_env=env, fresh=fresh, root=root)
+    if on_disk:
+        from ringfence.plan.disk import on_disk as with_disk
+
+        made = with_disk(made, policy.limits)
     if policy.strict and made.enforcement.weaker:
         raise _too_weak(made)
     if made.shared:
@@ -275,13 +308,15 @@ def _state_directories(policy: Policy) -> tuple[str, ...]:
     """Never shown to a guest, by whatever mount."""
     if not policy.mounts:
         return ()
-    from ringfence.backends.process.state import state_dir
+    from ringfence.backends.process.state import disk_root, state_dir
     from ringfence.files.imagestore import PROTECTED, default_directory
 
+    workspaces = f"{disk_root()}/workspaces"  # a guest that could write there would write in others' sandboxes
+    ours = (state_dir(), workspaces) if os.path.isdir(workspaces) else (state_dir(),)
     images = default_directory()  # a guest that could write there would choose what later sandboxes run (L04)
     if not os.path.isdir(images):
-        return (state_dir(),)
-    return (state_dir(), *(f"{os.path.realpath(images)}/{name}" for name in PROTECTED))
+        return ours
+    return (*ours, *(f"{os.path.realpath(images)}/{name}" for name in PROTECTED))
 
 
 _interpreters: list[Interpreter] = []  # of this process: it does not change
@@ -310,10 +345,13 @@ def _too_weak(made: ProcessPlan) -> UnsupportedError:
     for name in made.enforcement.weaker:
         control = getattr(made.enforcement, name)
         parts.append(f"{name}: only {control.mechanism} ({control.note})")
+    missing = [Missing("process", "a writable cgroup", "ringfence doctor --fix")]
+    if made.enforcement.weaker == ("disk",):
+        missing = [Missing("process", "a quota on the workspace, which on disk takes root", 'workspace="memory"')]
     return UnsupportedError(
         f"the policy is strict, and a weaker mechanism would hold {'; '.join(parts)}",
         code="strict",
-        missing=[Missing("process", "a writable cgroup", "ringfence doctor --fix")],
+        missing=missing,
     )
 
 

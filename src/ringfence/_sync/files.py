@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     Progress: TypeAlias = Callable[[int, int | None], None]
 
+_PAGE = 4096  # what a file system in memory counts in
 _MAX_READ = 1 << 30
 _CHUNK = 1 << 18
 _MAX_EXPRESSION = 4000
@@ -290,8 +291,12 @@ class Files:
         self._fed("unpack", path, args, _pieces(data))
 
     def usage(self) -> DiskUsage:
-        """What the workspace holds, as its own file system counts it."""
-        answer = self._do("usage", ".", {})
+        """What the workspace holds, as its own file system counts it; where it has no quota, as a look at it shows."""
+        place = self._place()
+        limits = place.policy.limits
+        whole = -(-limits.disk // _PAGE) * _PAGE
+        counted = place.box.enforcement.disk.level == "weaker"
+        answer = self._do("usage", ".", {"bytes": whole, "files": limits.disk_files, "count": counted})
         return DiskUsage(*answers.numbers(answer, "bytes", "bytes_limit", "files", "files_limit"))
 
     # workers

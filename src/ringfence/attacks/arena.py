@@ -90,7 +90,7 @@ class _Weakened(ProcessLauncher):
     """The process backend with a plan that lacks something."""
 
     def __init__(self, whole: ProcessLauncher, arm: Arm) -> None:
-        super().__init__(whole.policy, whole.image, fresh=whole.fresh, rejected={})
+        super().__init__(whole.policy, whole.image, fresh=whole.fresh, rejected={}, workspace=whole.workspace)
         self._arm = arm
 
     def process_plan(self) -> ProcessPlan:

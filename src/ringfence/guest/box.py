@@ -212,16 +212,25 @@ def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     k.pivot_root_here()
 
 
-def mount_private(sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: Callable[[int, int], int]) -> None:
-    """File systems that belong to one sandbox: disk, /tmp, /dev/shm, terminals, and the mounts that need its uid."""
+def mount_private(
+    sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: Callable[[int, int], int], disk: int = -1
+) -> None:
+    """File systems that belong to one sandbox: disk, /tmp, /dev/shm, terminals, and the mounts that need its uid.
+
+    `disk`: a mount that is on no path yet, with a folder `workspace` of the guest's; without, the disk is in memory.
+    """
     os.chdir("/")
     own = f",uid={owner},gid={owner}"
     k.mount("tmpfs", "tmp", "tmpfs", _TMPFS_FLAGS, f"{sizes['tmp']},mode=1777{own}")
     k.mount("tmpfs", "dev/shm", "tmpfs", _TMPFS_FLAGS | k.MS_NOEXEC, f"{sizes['shm']},mode=1777{own}")
-    if any(op[0] == "overlay" for op in ops):
-        k.mount("tmpfs", DISK, "tmpfs", _TMPFS_FLAGS, f"{sizes['disk']},mode=755")
-        os.mkdir(f"{DISK}/workspace", 0o755)
-        os.chown(f"{DISK}/workspace", owner, owner)
+    if disk >= 0 or any(op[0] == "overlay" for op in ops):
+        if disk >= 0:
+            k.move_mount(disk, DISK)
+            os.close(disk)
+        else:
+            k.mount("tmpfs", DISK, "tmpfs", _TMPFS_FLAGS, f"{sizes['disk']},mode=755")
+            os.mkdir(f"{DISK}/workspace", 0o755)
+            os.chown(f"{DISK}/workspace", owner, owner)
         k.mount(f"{DISK}/workspace", "workspace", None, k.MS_BIND)
         k.mount_setattr(k.AT_FDCWD, "workspace", 0, add=k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV)
     else:

@@ -304,8 +304,16 @@ def _chmod(args: Args) -> dict[str, object]:
     return {}
 
 
-def _usage(_: Args) -> dict[str, object]:
+def _usage(args: Args) -> dict[str, object]:
+    """`bytes`, `files`: the limits. `count`: nothing but a look at every name tells how much of them is used."""
     info = os.statvfs("/workspace")
+    bytes_limit, files_limit = int(args["bytes"]), int(args["files"])  # type: ignore[call-overload]
+    if args["count"]:
+        used, names = trees.count("/workspace")
+        return {"bytes": used, "bytes_limit": bytes_limit, "files": names, "files_limit": files_limit}
+    if info.f_bavail != info.f_bfree:  # on disk: more is there than the sandbox may use, and what is left is exact
+        used, names = bytes_limit - info.f_bavail * info.f_frsize, files_limit - info.f_favail
+        return {"bytes": used, "bytes_limit": bytes_limit, "files": names, "files_limit": files_limit}
     return {
         "bytes": (info.f_blocks - info.f_bfree) * info.f_frsize,
         "bytes_limit": info.f_blocks * info.f_frsize,

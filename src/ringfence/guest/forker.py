@@ -133,27 +133,29 @@ class Forker:
         fence: Fence = {**shared["fence"], "affinity": order["affinity"]}
         plan: Plan = {**shared, "owner": order["owner"], "fence": fence}
         listeners = fds.pop() if order["listeners"] else -1
+        disk = fds.pop() if order["disk"] else -1
         making = Making(order["box"], plan, fds)
         self._made[making.number] = making
         try:
-            self._make_init(making, listeners)
+            self._make_init(making, listeners, disk)
             if plan["as_root"]:
                 self._make_spawner(making)  # now, so that it joins its cgroup while PID 1 builds
         except OSError as error:
             self._say_failed(making, failure(error))
             return
         finally:
-            if listeners >= 0:
-                os.close(listeners)
+            for fd in (listeners, disk):
+                if fd >= 0:
+                    os.close(fd)
         assert making.init is not None
         building[making.init.fileno()] = making
         self._poll.register(making.init, select.POLLIN)
 
-    def _make_init(self, making: Making, listeners: int) -> None:
+    def _make_init(self, making: Making, listeners: int, disk: int) -> None:
         ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
         making.init_pid, making.init_pidfd = k.clone(making.plan["namespaces"] | k.CLONE_PARENT)
         if making.init_pid == 0:
-            _child(lambda: init.run(theirs, making.plan, self._proc, listeners), theirs)
+            _child(lambda: init.run(theirs, making.plan, self._proc, listeners, disk), theirs)
         theirs.close()
         making.init = ours
 

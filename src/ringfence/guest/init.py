@@ -33,12 +33,12 @@ _DOORS = {
 }
 
 
-def run(sock: socket, plan: Plan, outer_proc: int, listeners: int) -> NoReturn:
+def run(sock: socket, plan: Plan, outer_proc: int, listeners: int, disk: int) -> NoReturn:
     """The first process in new namespaces: build what belongs to this sandbox alone, give up all rights, serve."""
     kernel.set_name("rf-init")
     kernel.die_with_parent()  # and again when our uid has changed, which takes it back
     kernel.close_all_but(
-        [sock.fileno(), outer_proc, listeners]
+        [sock.fileno(), outer_proc, listeners, disk]
     )  # with the forker's end open here, we would never see it go (D15)
     as_root, namespaces = plan["as_root"], plan["namespaces"]
     owner = plan["owner"] if as_root else 1000
@@ -53,7 +53,7 @@ def run(sock: socket, plan: Plan, outer_proc: int, listeners: int) -> NoReturn:
             outlets.make(plan["outlets"], listeners)  # while we may: the resolver's port is below 1024
     box.mount_proc()
     sys_directory = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # before it becomes read-only
-    box.mount_private(plan["sizes"], owner=owner, ops=plan["ops"], idmap=_idmapper(owner))
+    box.mount_private(plan["sizes"], owner=owner, ops=plan["ops"], idmap=_idmapper(owner), disk=disk)
     box.restrict_proc(subset=plan["proc_subset"], mask=plan["proc_masks"])
     if as_root:
         _enter_user_namespace(sock, plan)

@@ -55,6 +55,9 @@ _NR_PIVOT_ROOT = 155
 _NR_SECCOMP = 317
 _NR_OPEN_TREE = 428
 _NR_MOVE_MOUNT = 429
+_NR_FSOPEN = 430
+_NR_FSCONFIG = 431
+_NR_FSMOUNT = 432
 _NR_CLOSE_RANGE = 436
 _NR_OPENAT2 = 437
 _NR_MOUNT_SETATTR = 442
@@ -129,6 +132,19 @@ def open_tree_clone(path: str) -> int:
 
 def move_mount(fd: int, target: str) -> None:
     syscall(_NR_MOVE_MOUNT, fd, b"", AT_FDCWD, _path(target), 4, what=f"move_mount {target}")
+
+
+def mount_nowhere(kind: str, source: str, flags: tuple[str, ...]) -> int:
+    """A new file system of `source` as a mount on no path: nosuid, nodev. It goes with its last descriptor."""
+    context = syscall(_NR_FSOPEN, kind.encode(), 1, what=f"fsopen {kind}")
+    try:
+        syscall(_NR_FSCONFIG, context, 1, b"source", _path(source), 0, what=f"fsconfig source {source}")
+        for flag in flags:
+            syscall(_NR_FSCONFIG, context, 0, flag.encode(), None, 0, what=f"fsconfig {flag}")
+        syscall(_NR_FSCONFIG, context, 6, None, None, 0, what=f"fsconfig create {kind} of {source}")
+        return syscall(_NR_FSMOUNT, context, 1, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, what=f"fsmount {kind}")
+    finally:
+        os.close(context)
 
 
 def pivot_root_here() -> None:

@@ -165,8 +165,9 @@ class Monitor(Loop):
             "plan_id": request["plan_id"],
             "plan": request["plan"],
             "listeners": "listeners" in request["fds"],
+            "disk": "disk" in request["fds"],
         }
-        theirs = [fd for wanted in ("join", "listeners") for name, fd in named if name == wanted]
+        theirs = [fd for wanted in ("join", "disk", "listeners") for name, fd in named if name == wanted]
         try:
             lean.send_fds(self._maker, lean.dumps(order), theirs)
         except OSError as error:

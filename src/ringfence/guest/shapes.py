@@ -81,7 +81,7 @@ class Launch(TypedDict):
     affinity: list[int]
     plan_id: int
     plan: Plan | None  # None: sent before under the same number
-    fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid, listeners
+    fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid, listeners, disk
 
 
 class Given(TypedDict):
@@ -100,6 +100,7 @@ class Order(TypedDict):
     plan_id: int
     plan: Plan | None
     listeners: bool  # the last descriptor is the channel that the sandbox's listeners go by
+    disk: bool  # the one before it, or the last, is a mount: the sandbox's disk
 
 
 class Work(TypedDict, total=False):

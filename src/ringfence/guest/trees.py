@@ -59,6 +59,30 @@ def remove_tree(directory: int, name: str) -> None:
         os.rmdir(current, dir_fd=directory)
 
 
+def count(path: str) -> tuple[int, int]:
+    """Bytes that a tree takes, and its names. Directories that cannot be read count as one name."""
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    pending, used, names = [""], 0, 0
+    seen: set[int] = set()  # files with several names
+    while pending:
+        prefix = pending.pop()
+        try:
+            directory = below(top, prefix)
+        except OSError:
+            continue  # gone meanwhile, or shut
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                info = entry.stat(follow_symlinks=False)
+                names += 1
+                used += 0 if info.st_ino in seen else info.st_blocks * 512
+                if stat.S_ISDIR(info.st_mode):
+                    pending.append(f"{prefix}{entry.name}/")
+                elif info.st_nlink > 1:
+                    seen.add(info.st_ino)
+        os.close(directory)
+    return used, names
+
+
 def make_usable(name: str, directory: int) -> None:
     """A directory without rights for its owner can be neither read nor moved."""
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)

@@ -7,6 +7,7 @@ from ringfence.values import Struct, final, frozen_map, put
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Literal
 
     from ringfence.plan.protected import Protected
     from ringfence.results import Enforcement
@@ -45,6 +46,7 @@ class ProcessPlan(Struct):
     fresh: bool = False  # Python code gets a new interpreter by exec instead of the zygote's address space
     cgroup: bool = True
     foreign: bool = False  # the root is a stored image: nothing of ours may be imported once it stands (J19)
+    disk: tuple[int, int] | Literal["folder"] | None = None  # the workspace's bytes and files in an image; None: memory
     python: str | None = None  # of a foreign root: its own Python, started anew for each run
 
     def __post_init__(self) -> None:

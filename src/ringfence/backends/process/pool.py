@@ -67,7 +67,8 @@ class Pool:
     def take(self, plan: ProcessPlan) -> ProcessBox:
         """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises."""
         deadline = time.monotonic() + START_S
-        box = self._from_shelf(plan) if plan.shared and not spawn.is_command() else None
+        kept = plan.shared and plan.disk is None and not spawn.is_command()  # a disk is made for one sandbox
+        box = self._from_shelf(plan) if kept else None
         if box is not None:
             try:
                 box.wait_ready(deadline)
@@ -114,7 +115,7 @@ class Pool:
             number = self._count
         box_id = f"{number}-{os.urandom(3).hex()}"
         group = self._group(plan, box_id)
-        uid = None
+        uid, disk = None, -1
         ours, theirs = lean.pair(lean.SOCK_STREAM)
         lean.widen(ours, theirs)
         outlet = lean.pair(lean.SOCK_SEQPACKET) if plan.box["outlets"] is not None else None
@@ -126,6 +127,10 @@ class Pool:
             if outlet is not None:
                 box.outlet_channel = outlet[0]
                 sockets.append(("listeners", outlet[1].fileno()))
+            if isinstance(plan.disk, tuple):
+                assert uid is not None
+                disk = _make_disk(*plan.disk, uid.uid)
+                sockets.append(("disk", disk))
             self._send(template, plan, number, sockets, group, uid)
         except BaseException:
             ours.close()
@@ -140,6 +145,8 @@ class Pool:
             raise
         finally:
             theirs.close()
+            if disk >= 0:
+                os.close(disk)
             if outlet is not None:
                 outlet[1].close()
         self._boxes.add(box)
@@ -394,6 +401,12 @@ class Pool:
             box.forget()
         if self._zygote is not None:
             self._zygote.forget()
+
+
+def _make_disk(size: int, files: int, owner: int) -> int:
+    from ringfence.backends.process.disk import make_image
+
+    return make_image(size, files, owner)
 
 
 def _choose_cpus(cpus: float) -> list[int]:

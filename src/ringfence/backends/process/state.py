@@ -59,11 +59,14 @@ def directory(name: str) -> str:
 
 def disk_directory(name: str) -> str:
     """As `directory`, for what may be large: never in /run, which is memory on most hosts."""
-    if os.geteuid() == 0:
-        return _own(f"{_own(f'/var/lib/{_NAME}')}/{name}")
-    home = os.path.expanduser("~/.local/state")
-    os.makedirs(home, 0o700, exist_ok=True)
-    return _own(f"{_own(f'{home}/{_NAME}')}/{name}")
+    root = disk_root()
+    os.makedirs(os.path.dirname(root), 0o700, exist_ok=True)
+    return _own(f"{_own(root)}/{name}")
+
+
+def disk_root() -> str:
+    """Where `disk_directory` makes its directories. Made by that."""
+    return f"/var/lib/{_NAME}" if os.geteuid() == 0 else os.path.expanduser(f"~/.local/state/{_NAME}")
 
 
 def register() -> Owner:
