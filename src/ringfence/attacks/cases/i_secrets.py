@@ -50,7 +50,8 @@ def environment(arm: Arm) -> Seen:
 
 _ARGUMENTS = """
 import subprocess
-child = subprocess.Popen(["sleep", "5", os.environ["TOKEN"]])
+child = subprocess.Popen(["cat", "-", os.environ["TOKEN"]], stdin=subprocess.PIPE)
+time.sleep(0.05)  # Popen may return a moment before the kernel shows the new arguments
 for pid in os.listdir("/proc"):
     if pid.isdigit(): steal(f"/proc/{pid}/cmdline")
 child.kill(); child.wait()
