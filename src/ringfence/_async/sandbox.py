@@ -523,3 +523,6 @@ def let_go(sandbox: AsyncSandbox) -> None:
     sandbox._ended = "closed"
     if sandbox._box is not None:
         sandbox._box.kill()
+        if sandbox._box.outlet is not None:  # so that its log is whole
+            sandbox._box.outlet.close()
+            sandbox._box.outlet.wait_ended(1.0)

@@ -235,11 +235,15 @@ async def _guarded(
 ) -> None:
     """Whatever goes wrong with one connection ends that connection."""
     from ringfence.network.splicing import reset
+    from ringfence.network.targets import Refusal
 
     try:
         await serve(registration, one, sock, listener)
     except OSError:
         return  # a peer that went away in the middle of a word
+    except Exception as error:  # noqa: BLE001  # a fault of ours ends this connection, closed, and is in the log
+        fault = Refusal("net.internal", f"the gateway failed: {type(error).__name__}", verdict="failed")
+        registration.deny("(gateway)", 0, fault)
     finally:
         reset(sock)
 

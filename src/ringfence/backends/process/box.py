@@ -105,9 +105,11 @@ class ProcessBox:
             channel.setblocking(False)
             _, self.listeners = lean.recv_fds(channel, 64, MOST_LISTENERS)
         except BlockingIOError:
-            raise SandboxLostError("the sandbox came without its listeners", fix="try again") from None
+            self.listeners = []
         finally:
             channel.close()
+        if not self.listeners:
+            raise SandboxLostError("the sandbox came without its listeners", fix="try again")
 
     @property
     def ready_now(self) -> bool:
