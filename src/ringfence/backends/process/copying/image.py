@@ -92,7 +92,6 @@ def take(pid: int, generation: object) -> MemoryImage:
             image.state = tracee.state()
             image.actions = _actions(tracee)
             _refuse_timers(tracee, pid)
-            tracee.go_back()
             _take_pages(image, tracee)
     except (TraceError, OSError) as error:
         image.close()

@@ -82,6 +82,7 @@ class Tracee:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._instruction = 0
+        self._moved = False  # its registers are ours; it goes back to where it stood, or on to where another did
         self._watchdog = threading.Timer(_STOP_S, self._give_up)
         self._watchdog.daemon = True
         self._memory = -1
@@ -109,6 +110,8 @@ class Tracee:
         if self._memory >= 0:
             os.close(self._memory)
         try:
+            if self._moved:
+                self._set_registers(restarted(self._base))
             self._ptrace(_DETACH)
         except OSError as error:
             if error.errno != errno.ESRCH:  # it has ended
@@ -161,12 +164,9 @@ class Tracee:
         extended = ctypes.create_string_buffer(state.extended, len(state.extended))
         self._regset(_SETREGSET, _XSTATE, extended, len(state.extended))
         self._set_registers(state.registers)
+        self._moved = False
         mask = ctypes.create_string_buffer(state.signal_mask, 8)
         self._ptrace(_SETSIGMASK, 8, ctypes.addressof(mask))
-
-    def go_back(self) -> None:
-        """After `call`s: to where it stood."""
-        self._set_registers(restarted(self._base))
 
     def keep_clear_of(self, registers: tuple[int, ...]) -> None:
         """Use no memory that somebody who goes on with these registers needs."""
@@ -196,6 +196,7 @@ class Tracee:
 
     def call(self, number: int, *arguments: int) -> int:
         """One system call under its own filter and rights. Raises OSError as it would see it."""
+        self._moved = True
         values = dict(zip(_NAMES, self._base, strict=True))
         values.update(rax=number, orig_rax=_WORD, rip=self._syscall_instruction())
         values.update(zip(_ARGUMENTS, (*arguments, 0, 0, 0, 0, 0, 0)[:6], strict=True))

@@ -1,0 +1,256 @@
+"""A copy of a sandbox has its files and its sessions' memory, and nothing that ties it to the original."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from accounts import OrdinaryUser
+from ringfence import Limits, Network, Policy, Sandbox, SnapshotError, UnsupportedError
+
+ROOM = Policy(limits=Limits(memory="512M"))
+
+
+def pid_of(box: Sandbox, name: str = "python") -> int:
+    inbox = box.session(name)._inbox
+    assert inbox is not None
+    return inbox.pid
+
+
+def test_variables_imports_functions_and_files_are_in_the_copy(box: Sandbox) -> None:
+    box.run(
+        "import json, decimal, sqlite3\nx = {'a': [1, 2]}\ndef f(n): return n + len(x['a'])\n"
+        "db = sqlite3.connect(':memory:'); db.execute('create table t (a)'); db.execute('insert into t values (7)')\n"
+        "big = bytearray(20 << 20); big[-1] = 9"
+    ).check()
+    box.files.write("d/f.txt", "hello")
+    with box.fork() as copy:
+        assert copy.id != box.id
+        code = "x['a'].append(3)\n(f(1), json.dumps(x), db.execute('select a from t').fetchall(), big[-1], len(big))"
+        assert copy.run(code).value == "(4, '{\"a\": [1, 2, 3]}', [(7,)], 9, 20971520)"
+        assert copy.files.read_text("d/f.txt") == "hello"
+        copy.files.write("d/f.txt", "changed")
+        copy.run("big[-1] = 1; import csv, threading; t = threading.Thread(target=print); t.start(); t.join()").check()
+        assert (
+            copy.run("import subprocess; subprocess.run(['echo', 'hi'], capture_output=True).stdout").value
+            == "b'hi\\n'"
+        )
+        assert copy.exec(["cat", "d/f.txt"]).stdout == "changed"
+    assert box.run("(f(1), big[-1])").value == "(3, 9)"
+    assert box.files.read_text("d/f.txt") == "hello"
+
+
+RANDOM = """
+import json
+values = random.random(), ssl.RAND_bytes(8), numpy.random.random(), uuid.uuid4(), secrets.token_hex(), tempfile.mktemp()
+print(json.dumps([repr(value) for value in values]))
+"""
+
+
+def test_randomness_is_not_copied() -> None:
+    with Sandbox(policy=ROOM) as box:
+        box.run("import random, ssl, uuid, tempfile, secrets, numpy\nrandom.seed(7); numpy.random.seed(7)").check()
+        with box.fork() as one, box.fork() as two:
+            drawn = [json.loads(each.run(RANDOM).stdout) for each in (box, one, two)]
+    assert [len(set(values)) for values in zip(*drawn, strict=True)] == [3] * 6
+
+
+def test_neither_sees_nor_reaches_the_other(box: Sandbox) -> None:
+    box.run("import os, signal\nsecret = 'original'").check()
+    with box.fork() as copy:
+        copy.run("secret = 'copy'").check()
+        reach = """
+import os, signal
+found = []
+for name in os.listdir('/proc'):
+    if name.isdigit() and int(name) not in (1, os.getpid()):
+        found.append(open(f'/proc/{name}/comm').read().strip())
+for pid in range(2, 400):
+    if pid != os.getpid():
+        try: os.kill(pid, signal.SIGKILL)
+        except OSError: pass
+sorted(set(found))
+"""
+        assert copy.run(reach).value in ("[]", "['rf-spawner']")
+        assert box.run("secret").value == "'original'"
+        assert box.run(reach).value in ("[]", "['rf-spawner']")
+        assert copy.run("secret").value == "'copy'"
+        inner, outer = (Path(f"/proc/{pid_of(each)}/ns") for each in (box, copy))
+        names = ("pid", "mnt", "net", "ipc", "uts", "user") if os.geteuid() == 0 else ("pid", "mnt", "net")
+        assert all(os.readlink(inner / name) != os.readlink(outer / name) for name in names)
+
+
+def test_each_outlives_the_other() -> None:
+    first = Sandbox().start()
+    first.run("x = 1").check()
+    second = first.fork()
+    third = second.fork()
+    second.close()
+    assert (first.run("x").value, third.run("x").value) == ("1", "1")
+    first.close()
+    assert third.run("x + 1").value == "2"
+    third.close()
+
+
+POSTURE = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
+MORE = ("Seccomp_filters", "SigIgn", "SigCgt", "SigBlk", "Threads", "Umask")
+
+
+def posture(box: Sandbox) -> dict[str, object]:
+    pid = pid_of(box)
+    status = dict(row.split(":\t", 1) for row in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in row)
+    found: dict[str, object] = {name: status[name] for name in (*POSTURE, *MORE)}
+    found.pop("Uid"), found.pop("Gid")  # each sandbox has its own
+    found["NSpid"] = len(status["NSpid"].split())
+    found["limits"] = Path(f"/proc/{pid}/limits").read_text()
+    found["descriptors"] = sorted(int(fd) for fd in os.listdir(f"/proc/{pid}/fd"))
+    found["cgroup"] = [row.rpartition("/")[0] for row in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    return found
+
+
+def test_the_posture_of_a_copy_is_that_of_any_session(box: Sandbox) -> None:
+    box.run("1").check()
+    with box.fork() as copy, copy.fork() as second:
+        assert posture(copy) == posture(box)
+        assert posture(second) == posture(box)
+        for each in (copy, second):
+            call = "import ctypes; ctypes.CDLL(None, use_errno=True).unshare(0x10000000), ctypes.get_errno()"
+            assert each.run(call).value == box.run(call).value == "(-1, 1)"
+
+
+def test_fifty_generations(box: Sandbox) -> None:
+    box.run("line = [0]").check()
+    current, older = box.fork(), []
+    for number in range(1, 50):
+        current.run(f"line.append({number})").check()
+        older.append(current)
+        current = current.fork()
+        if len(older) > 2:
+            older.pop(0).close()
+    assert current.run("line").value == str(list(range(50)))
+    for each in (*older, current):
+        each.close()
+    assert box.run("line").value == "[0]"
+
+
+def test_open_files_below_the_workspace_go_along_with_their_positions(box: Sandbox) -> None:
+    box.run(
+        "f = open('log', 'w+'); f.write('abc'); f.flush(); r = open('log'); r.read(1)\n"
+        "import os; os.mkdir('d'); os.chdir('d')"
+    ).check()
+    with box.fork() as copy:
+        assert (
+            copy.run("f.write('d'); f.flush(); (r.read(), os.getcwd(), os.umask(0o22))").value
+            == "('bcd', '/workspace/d', 18)"
+        )
+    assert box.files.read_text("log") == "abc"
+
+
+def test_signal_handlers_go_along(box: Sandbox) -> None:
+    box.run("import signal, os\nseen = []\nsignal.signal(signal.SIGUSR1, lambda *a: seen.append(1))").check()
+    with box.fork() as copy:
+        assert copy.run("os.kill(os.getpid(), signal.SIGUSR1)\nseen").value == "[1]"
+        with copy.session().spawn("import time; time.sleep(60)") as cell:
+            time.sleep(0.2)
+            assert copy.session().interrupt()
+            assert cell.wait().state_kept
+    assert box.run("seen").value == "[]"
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "2 threads"),
+        ("import mmap\nm = mmap.mmap(-1, 4096)", "shares writable memory"),
+        ("import socket\ns = socket.socket()", "socket:"),
+        ("import os\np = os.pipe()", "pipe:"),
+        ("import os\nf = open('/tmp/x', 'w')", "/tmp/x open as descriptor"),
+        ("import os\nf = open('gone', 'w'); os.unlink('gone')", "a deleted file"),
+        ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 100)", "a timer runs in it"),
+    ],
+    ids=["threads", "memory", "socket", "pipe", "tmp", "deleted", "timer"],
+)
+def test_what_a_copy_could_not_have_is_refused_by_name_and_the_session_goes_on(
+    box: Sandbox, code: str, why: str
+) -> None:
+    box.run(f"x = 1\n{code}").check()
+    with pytest.raises(UnsupportedError, match=why):
+        box.fork()
+    assert box.run("x").value == "1"
+    with box.fork(memory=False) as copy:
+        assert copy.run("'x' in globals()").value == "False"
+
+
+def test_a_running_cell_is_not_copied(box: Sandbox) -> None:
+    with box.session().spawn("import time; time.sleep(60)"):
+        time.sleep(0.1)
+        with pytest.raises(UnsupportedError, match="a cell runs in it"):
+            box.fork()
+
+
+def test_a_snapshot_with_memory_makes_many_copies_and_takes_back(box: Sandbox) -> None:
+    box.run("x = [1]").check()
+    box.files.write("f", "one")
+    snapshot = box.snapshot(memory=True)
+    assert snapshot.memory
+    box.run("x.append(2); open('f', 'w').write('two')").check()
+    for _ in range(3):
+        with Sandbox(snapshot=snapshot) as copy:
+            assert copy.run("(x, open('f').read())").value == "([1], 'one')"
+    box.rollback(snapshot)
+    assert box.run("(x, open('f').read())").value == "([1], 'one')"
+    with pytest.raises(SnapshotError, match="holds memory"):
+        snapshot.export("x")
+    snapshot.delete()
+    with pytest.raises(SnapshotError, match="was deleted"):
+        box.rollback(snapshot)
+
+
+def test_several_sessions_are_copied_and_the_tools_stay() -> None:
+    with Sandbox(tools={"double": lambda n: 2 * n}) as box:
+        box.session("a").run("x = 1").check()
+        box.session("b").run("x = 2").check()
+        with box.fork() as copy:
+            assert [s.name for s in copy.sessions()] == ["a", "b"]
+            assert [copy.session(n).run("double(x)").value for n in ("a", "b")] == ["2", "4"]
+
+
+def test_a_sandbox_that_has_run_nothing_is_copied_too(box: Sandbox) -> None:
+    box.files.write("f", "x")
+    with box.fork() as copy:
+        assert copy.files.read("f") == b"x"
+
+
+def test_a_copy_of_a_killed_session_starts_anew(box: Sandbox) -> None:
+    box.run("x = 1").check()
+    os.kill(pid_of(box), signal.SIGKILL)
+    time.sleep(0.1)
+    with box.fork() as copy:
+        assert copy.run("'x' in globals()").value == "False"
+
+
+def test_an_ordinary_user_forks_too(ordinary_user: OrdinaryUser) -> None:
+    code = """
+import warnings; warnings.simplefilter("ignore")
+from ringfence import Sandbox
+with Sandbox() as box:
+    box.run("import json; x = [1]; y = bytearray(5 << 20)").check()
+    with box.fork() as copy, copy.fork() as second:
+        second.run("x.append(2)").check()
+        print(box.run("x").value, copy.run("(x, len(y))").value, second.run("x").value)
+"""
+    done = ordinary_user.run(code)
+    assert (done.stdout, done.returncode) == ("[1] ([1], 5242880) [1, 2]\n", 0), done.stderr
+
+
+def test_a_copy_reaches_what_the_policy_allows() -> None:
+    policy = Policy(network=Network(allow=["nowhere.invalid"]))
+    with Sandbox(policy=policy) as box:
+        box.run("x = 1").check()
+        with box.fork() as copy:
+            assert copy.run("x").value == "1"
