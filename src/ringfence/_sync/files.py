@@ -217,7 +217,7 @@ class Files:
         from ringfence.files.leaving import Leaving
 
         path = calls.guest_path(target)
-        leaving: Leaving = blocking(Leaving, source)
+        leaving: Leaving = blocking(Leaving, source, self._shared())
         try:
             if leaving.folder:
                 blocking(leaving.measure)
@@ -238,12 +238,15 @@ class Files:
         into `target`, which is made when its parent is there. When it fails nothing of it is left.
         """
         from ringfence.files.landing import Landing
+        from ringfence.guest.packing import Caps
 
         path, caps = calls.guest_path(source), self._caps()
         measured = self._do("measure", source, {"path": path, **caps})
         (total,) = answers.numbers(measured, "bytes")
         folder = measured.get("folder") is True
-        landing: Landing = blocking(lambda: Landing(target, str(source), folder=folder, **caps))
+        landing: Landing = blocking(
+            lambda: Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared())
+        )
         try:
             self._land(path, source, landing, (total, on_progress))
         finally:
@@ -304,6 +307,10 @@ class Files:
     def _caps(self) -> dict[str, int]:
         limits = self._place().policy.limits
         return {"most_bytes": limits.disk + _MORE_BYTES, "most_files": limits.disk_files + _MORE_FILES}
+
+    def _shared(self) -> tuple[str, ...]:
+        """Host folders that the guest may write to: what lies there may be a trap."""
+        return tuple(os.fspath(mount.source) for mount in self._place().policy.mounts if mount.mode == "rw")
 
     def _unpacking(self, path: str, format: str) -> dict[str, object]:
         return {"path": path, "format": format, "stage": f".ringfence-{os.urandom(8).hex()}.part"}

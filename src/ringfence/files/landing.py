@@ -7,9 +7,9 @@ refused, fails or is given up leaves nothing.
 
 from __future__ import annotations
 
-import errno
 import os
 
+from ringfence.files import places
 from ringfence.files.answers import refusal
 from ringfence.guest import packing, planting, tarstream, trees
 from ringfence.guest.tarstream import Refused
@@ -21,49 +21,51 @@ if TYPE_CHECKING:
     from ringfence.guest.tarstream import Member
     from ringfence.values import HostPath
 
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _RULES = planting.Rules(any_link=False, hard_links=False, exact_modes=False)
 
 
 class Landing:
     """One download. `feed` the stream, then `finish`; `give_up` at any other end. None of it is for two threads."""
 
-    def __init__(self, target: HostPath, source: str, *, folder: bool, most_bytes: int, most_files: int) -> None:
+    def __init__(
+        self, target: HostPath, source: str, *, folder: bool, caps: packing.Caps, shared: tuple[str, ...]
+    ) -> None:
         """Opens the folder that will hold it. Raises OSError when the caller's target cannot be used."""
-        path = os.path.abspath(os.fspath(target))
+        self._path = os.fspath(target)
         self._source = source
         self._folder = folder
         self._made = False
-        self._name = os.fsencode(os.path.basename(path))
-        self._target = self._open_folder(path) if folder else self._open_place(path, source)
-        self._stage_name = b".ringfence-%s.part" % os.urandom(8).hex().encode()
-        self._top = -1
+        self._parent, self._name = places.open_parent(self._path, shared)
+        self._target = self._top = -1
+        self._stage_name = f".ringfence-{os.urandom(8).hex()}.part"
         try:
+            self._target = self._open_folder() if folder else self._open_place()
             os.mkdir(self._stage_name, 0o700, dir_fd=self._target)
-            self._top = packing.descend(self._target, self._stage_name)
-        except BaseException:
+            self._top = packing.descend(self._target, self._stage_name.encode())
+        except OSError as error:
             self._close()
-            raise
-        self._planter = planting.Planter(self._top, packing.Caps(most_bytes, most_files), _RULES)
+            raise OSError(error.errno, error.strerror, self._path) from None
+        self._planter = planting.Planter(self._top, caps, _RULES)
         self._unpacker = planting.Unpacker(self._planter, self._check)
-        self._path = path
 
-    def _open_folder(self, path: str) -> int:
-        """The caller's own path, resolved once; from then on only the descriptor counts."""
+    def _open_folder(self) -> int:
+        """The caller's own, resolved once; from then on only the descriptor counts."""
         try:
-            os.mkdir(path)
+            os.mkdir(self._name, dir_fd=self._parent)
             self._made = True
         except FileExistsError:
             pass
-        return os.open(path, _OPEN)
+        return os.open(self._name, _OPEN, dir_fd=self._parent)
 
-    def _open_place(self, path: str, source: str) -> int:
+    def _open_place(self) -> int:
         """The folder of a single file. A target that is a folder takes the file under its own name."""
-        if os.path.isdir(path):
-            self._name = os.fsencode(os.path.basename(os.path.normpath(source)))
-            tarstream.safe_parts(self._name)
-            return os.open(path, _OPEN)
-        return os.open(os.path.dirname(path), _OPEN)
+        try:
+            inside = os.open(self._name, _OPEN, dir_fd=self._parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return os.dup(self._parent)
+        self._name = os.path.basename(os.path.normpath(self._source))
+        return inside
 
     @property
     def written(self) -> int:
@@ -100,23 +102,24 @@ class Landing:
 
     def _place_file(self) -> None:
         try:
-            os.rename(b"file", self._name, src_dir_fd=self._top, dst_dir_fd=self._target)
-        except IsADirectoryError:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path) from None
+            os.rename("file", self._name, src_dir_fd=self._top, dst_dir_fd=self._target)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), self._path) from None
 
     def give_up(self) -> None:
         """Remove what is staged, let go of everything."""
         if self._top < 0:
             return
         self._planter.close()
-        os.close(self._top)
-        self._top = -1
         try:
-            trees.remove_tree(self._target, os.fsdecode(self._stage_name))
+            trees.remove_tree(self._target, self._stage_name)
             if self._made:
-                os.rmdir(self._path)
+                os.rmdir(self._name, dir_fd=self._parent)
         finally:
             self._close()
 
     def _close(self) -> None:
-        os.close(self._target)
+        for fd in (self._parent, self._target, self._top):
+            if fd >= 0:
+                os.close(fd)
+        self._parent = self._target = self._top = -1

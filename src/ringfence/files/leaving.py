@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from ringfence.files import places
 from ringfence.files.answers import refusal
 from ringfence.guest import packing
 from ringfence.guest.tarstream import Refused
@@ -21,9 +22,9 @@ _CHUNK = 1 << 18  # one frame
 class Leaving:
     """One upload. Opens its source once; below a folder only descriptors are used, and no link is followed (C01)."""
 
-    def __init__(self, source: HostPath) -> None:
+    def __init__(self, source: HostPath, shared: tuple[str, ...]) -> None:
         self._path = os.fspath(source)
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        self._fd = places.open_itself(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, shared)
         info = os.fstat(self._fd)
         self.folder = stat.S_ISDIR(info.st_mode)
         self.mode = info.st_mode & 0o777
