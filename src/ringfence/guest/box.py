@@ -24,6 +24,8 @@ DISK = ".disk"  # mount point of the sandbox's disk when `copy` mounts share it 
 _RO = k.MOUNT_ATTR_RDONLY | k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
 _TMPFS_FLAGS = k.MS_NOSUID | k.MS_NODEV
 
+_WITH_SOURCE = ("bind", "overlay", "symlink")  # whose target comes second
+
 Op = list[object]
 
 
@@ -41,6 +43,9 @@ class Applier:
             method = getattr(self, f"_op_{name}", None)
             if method is None:
                 raise ValueError(f"unknown operation {name!r}")
+            target = str(args[1] if name in _WITH_SOURCE else args[0])
+            if target.startswith("/") or ".." in target.split("/"):  # the host's, until the root is pivoted (M10)
+                raise ValueError(f"the target {target!r} is not below the new root")
             method(*args)
 
     def _op_dir(self, target: str, mode: int) -> None:

@@ -12,7 +12,7 @@ import stat
 
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
 from ringfence.plan.interpreter import within
-from ringfence.plan.mounts import PRIVATE, Surroundings, place
+from ringfence.plan.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.plan.view import SYSTEM_PATH, View, bind, device_ops
 from ringfence.values import Struct, final
 
@@ -82,14 +82,14 @@ def _top_links(root: Root) -> tuple[tuple[str, str], ...]:
     for name in _listed(root, ""):
         path = f"{root.tree}/{name}"
         if name not in _OURS and os.path.islink(path):
-            found.append((f"/{name}", os.path.normpath(f"/{os.readlink(path)}")))
+            found.append((f"/{name}", rooted(os.readlink(path))))
     return (*found, ("/var/tmp", "/tmp"))
 
 
 def _target(mount: Mount, links: tuple[tuple[str, str], ...]) -> str:
     """As `place` will spell it, which also refuses what is no target."""
     text = os.path.abspath(os.fspath(mount.source)) if mount.target is None else str(mount.target)
-    target = "/" + os.path.normpath(text).lstrip("/")
+    target = rooted(text)
     for link, meaning in links:
         if within(target, link):
             target = meaning + target[len(link) :]

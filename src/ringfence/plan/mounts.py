@@ -205,7 +205,7 @@ def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
     text = named if mount.target is None else str(mount.target)
     if not text.startswith("/") or ".." in text.split("/") or "\0" in text:
         raise PolicyError(f"target {text!r} is not an absolute path without '..'", key=key, fix='such as "/data"')
-    spelled = target = "/" + os.path.normpath(text).lstrip("/")
+    spelled = target = rooted(text)
     for link, meaning in around.links:
         if within(target, link):
             target = meaning + target[len(link) :]
@@ -218,6 +218,11 @@ def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
     if not target.isprintable():
         raise PolicyError(f"target {target!r} has characters that cannot be printed", key=key)
     return target
+
+
+def rooted(path: str) -> str:
+    """`path` as the guest's root means it: absolute and normal. normpath alone keeps two slashes at the start."""
+    return "/" + os.path.normpath(f"/{path}").lstrip("/")
 
 
 def closed_to_others(path: str, *, entries: int = 64) -> bool:

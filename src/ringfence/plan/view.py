@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ringfence.plan.interpreter import within
-from ringfence.plan.mounts import PRIVATE, Surroundings, place
+from ringfence.plan.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -185,7 +185,7 @@ def _is_private(op: Op) -> bool:
 
 def _guest_links(system: tuple[Op, ...]) -> tuple[tuple[str, str], ...]:
     """Links in the guest's root that a mount's target may go through, with what they stand for."""
-    links = [(f"/{op[2]}", os.path.normpath(f"/{op[1]}")) for op in system if op[0] == "symlink"]
+    links = [(f"/{op[2]}", rooted(str(op[1]))) for op in system if op[0] == "symlink"]
     return (*links, ("/var/tmp", "/tmp"), ("/var/run", "/run"))
 
 
