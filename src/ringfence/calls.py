@@ -170,6 +170,7 @@ class Call(Struct):
     keeps_stdin: bool = False  # stdin stays open for write()
     one_shot: bool = False
     pty: Mapping[str, int] | None = None  # columns and rows of a terminal
+    beside_sessions: bool = False  # a command: no session ends with it
 
     @property
     def execs(self) -> bool:

@@ -83,3 +83,11 @@ def test_runs_are_counted_over_a_sliding_minute(monkeypatch: pytest.MonkeyPatch)
     assert str(caught.value) == "agent 'a' is at its quota.runs_per_minute: 2 of 2 are used and 1 more is wanted"
     now[0] += 40
     book.count_run()
+
+
+def test_fractions_of_cpus_add_up_to_exactly_their_quota() -> None:
+    book = ledger(cpus=0.3)
+    for number in range(3):
+        book.admit(f"s-{number}", Policy(limits=Limits(cpus=0.1)), alive)
+    with pytest.raises(QuotaError, match=r"quota.cpus: 0.3 of 0.3 are used and 0.1 more"):
+        book.admit("s-3", Policy(limits=Limits(cpus=0.1)), alive)

@@ -55,6 +55,7 @@ class AsyncEnvironment:
         self._box: AsyncOwnedSandbox | None = None
         self._kept: Snapshot | None = None
         self._looked = False  # for what an earlier manager kept
+        self._written = ""  # digest of what is in the state directory
         self._calls: set[object] = set()
         self._used_at = time.monotonic()
         self._over: str | None = None
@@ -176,6 +177,7 @@ class AsyncEnvironment:
         path = await blocking(self._state.kept, self.agent)
         if path is not None:
             self._kept = await blocking(snapshots.Snapshot.load, path)
+            self._written = self._kept.digest
         self._looked = True
 
     def _bound_anew(self, box: AsyncOwnedSandbox, kept: Snapshot) -> Snapshot:
@@ -198,18 +200,16 @@ class AsyncEnvironment:
             return None
         try:
             now = await box.snapshot()
+            before, self._kept = self._kept, now
+            if before is not None:
+                before.delete()
+            if self._state is not None and now.digest != self._written:
+                path = await blocking(self._state.workspace, self.agent)
+                await blocking(now.export, path)
+                self._written = now.digest
         except (RingfenceError, OSError) as error:
             message = f"the workspace was not kept: {error}"
             return Denial("mount", "/workspace", "workspace.not-kept", message, allow=None)
-        before, self._kept = self._kept, now
-        if before is not None:
-            same = before.digest == now.digest
-            before.delete()
-            if same:
-                return None
-        if self._state is not None:
-            path = await blocking(self._state.workspace, self.agent)
-            await blocking(now.export, path)
         return None
 
     def _is_idle(self) -> bool:

@@ -161,7 +161,12 @@ class AsyncSandboxManager:
             return
         if self._state is not None:
             await blocking(self._state.open)
-        await self._fill()
+        try:
+            await self._fill()
+        except BaseException:
+            if self._state is not None:
+                self._state.close()
+            raise
         self._ticker = every(_TICK_S, self._tick)
 
     async def _tick(self) -> None:

@@ -56,6 +56,7 @@ class Environment:
         self._box: OwnedSandbox | None = None
         self._kept: Snapshot | None = None
         self._looked = False  # for what an earlier manager kept
+        self._written = ""  # digest of what is in the state directory
         self._calls: set[object] = set()
         self._used_at = time.monotonic()
         self._over: str | None = None
@@ -177,6 +178,7 @@ class Environment:
         path = blocking(self._state.kept, self.agent)
         if path is not None:
             self._kept = blocking(snapshots.Snapshot.load, path)
+            self._written = self._kept.digest
         self._looked = True
 
     def _bound_anew(self, box: OwnedSandbox, kept: Snapshot) -> Snapshot:
@@ -199,18 +201,16 @@ class Environment:
             return None
         try:
             now = box.snapshot()
+            before, self._kept = self._kept, now
+            if before is not None:
+                before.delete()
+            if self._state is not None and now.digest != self._written:
+                path = blocking(self._state.workspace, self.agent)
+                blocking(now.export, path)
+                self._written = now.digest
         except (RingfenceError, OSError) as error:
             message = f"the workspace was not kept: {error}"
             return Denial("mount", "/workspace", "workspace.not-kept", message, allow=None)
-        before, self._kept = self._kept, now
-        if before is not None:
-            same = before.digest == now.digest
-            before.delete()
-            if same:
-                return None
-        if self._state is not None:
-            path = blocking(self._state.workspace, self.agent)
-            blocking(now.export, path)
         return None
 
     def _is_idle(self) -> bool:

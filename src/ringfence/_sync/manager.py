@@ -160,7 +160,12 @@ class SandboxManager:
             return
         if self._state is not None:
             blocking(self._state.open)
-        self._fill()
+        try:
+            self._fill()
+        except BaseException:
+            if self._state is not None:
+                self._state.close()
+            raise
         self._ticker = every(_TICK_S, self._tick)
 
     def _tick(self) -> None:

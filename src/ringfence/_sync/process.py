@@ -219,7 +219,14 @@ class Process:
         if end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}
         self._result = calls.result(
-            self._call, end, self._transcript, place.box, place.policy, image=place.image, number=self.id
+            self._call,
+            end,
+            self._transcript,
+            place.box,
+            place.policy,
+            image=place.image,
+            number=self.id,
+            state_kept=self._call.beside_sessions and end["ev"] != "over",
         )
 
     def wait(self, *, timeout_s: float | None = None) -> Result:

@@ -58,7 +58,8 @@ class Ledger:
             for name in Share.__fields__:
                 used = sum(getattr(share, name) for share, _ in self._live.values())
                 used += self._sent if name == "upload" else 0
-                if used + getattr(wanted, name) > getattr(self.quota, name) and getattr(wanted, name):
+                # shares of CPUs are fractions, and 0.1 + 0.2 is more than 0.3
+                if getattr(wanted, name) and round(used + getattr(wanted, name), 6) > getattr(self.quota, name):
                     raise self._refusal(name, used, getattr(wanted, name))
             self._live[number] = (wanted, lives)
 

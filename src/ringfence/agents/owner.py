@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ringfence.agents.history import add_usage
+from ringfence.agents.requests import merged
 from ringfence.results import Usage
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Owned(Protocol):
 
 
 S = TypeVar("S", bound=Owned)
+_MOST_HOSTS = 1000  # guests choose the names they ask for
 
 
 class Owner(Generic[S]):
@@ -53,7 +55,7 @@ class Owner(Generic[S]):
             if self._live.pop(sandbox.id, None) is None:
                 return
             self.usage = add_usage(self.usage, usage)
-            self.requests = (*self.requests, *requests)
+            self.requests = merged((*self.requests, *requests))[:_MOST_HOSTS]
         if self._ledger is not None:
             self._ledger.release(sandbox.id, sent_bytes=usage.sent_bytes)
 

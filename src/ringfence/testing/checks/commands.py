@@ -127,6 +127,16 @@ def only_named_commands_exist_and_the_denial_says_what_would_allow_another(make:
     ]
 
 
+def a_command_leaves_the_sessions_alone_and_says_so(box: Sandbox) -> None:
+    box.run("x = 7").check()
+    results = [box.exec(["sh", "-c", "exit 3"]), box.exec(["sleep", "60"], timeout_s=0.3)]
+    assert [(r.status, r.state_kept, "state is gone" in r.render()) for r in results] == [
+        ("error", True, False),
+        ("timeout", True, False),
+    ]
+    assert box.run("x").value == "7"
+
+
 CHECKS = (
     in_box(arguments_arrive_as_they_are),
     in_box(a_failing_command_is_a_result_and_check_raises),
@@ -143,4 +153,5 @@ CHECKS = (
     in_box(files_stay_between_commands_of_one_sandbox),
     in_box(commands_from_several_threads_each_get_their_own_output),
     with_maker(only_named_commands_exist_and_the_denial_says_what_would_allow_another, "commands"),
+    in_box(a_command_leaves_the_sessions_alone_and_says_so),
 )
