@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ringfence.attacks.case import ArmName, Attack
     from ringfence.plan.model import ProcessPlan
     from ringfence.results import Result
-    from ringfence.values import Argv, MountMode
+    from ringfence.values import Argv, MountMode, Workspace
 
 # Small, so that an arm without one control cannot take much of the host; one policy, so that spares serve most cases.
 LIMITS = Limits(timeout_s=10, cpu_time_s=10, memory="256M", processes=48, open_files=256, disk="8M", disk_files=2000)
@@ -119,11 +119,11 @@ class Arm:
 
     # sandboxes
 
-    def sandbox(self, policy: Policy = POLICY, *, whole: bool = False) -> Sandbox:
+    def sandbox(self, policy: Policy = POLICY, *, whole: bool = False, workspace: Workspace = "auto") -> Sandbox:
         """A started sandbox of this arm, closed with it. `whole`: with every control, whatever the arm."""
         if self.bare:
             raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
-        made = Sandbox(policy=policy, backend="process")
+        made = Sandbox(policy=policy, backend="process", workspace=workspace)
         if not whole and self._weakens:
             # No public way leads to a plan without a control, hence the private name.
             made._launcher = _Weakened(made._launcher, self)  # noqa: SLF001

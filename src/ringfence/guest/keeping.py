@@ -205,6 +205,7 @@ class _Keeper:
                     return False  # replaced meanwhile
                 if before.st_size > self._most:
                     raise Problem("large", path)
+                _wait_for_writer(fd)
                 if self._whole(fd, path, before) if before.st_size <= _SMALL else self._pieces(fd, path, before):
                     return True
             finally:
@@ -296,6 +297,18 @@ def _open(directory: int, name: str) -> int:
             os.chmod(f"/proc/self/fd/{held}", mode)
     finally:
         os.close(held)
+
+
+def _wait_for_writer(fd: int) -> None:
+    """Until a write that began before now has ended: it set the change time at its start, and would go unseen (C07).
+
+    Looking for data takes the lock that a write holds. A write that begins later changes the time.
+    """
+    try:
+        os.lseek(fd, 0, os.SEEK_DATA)
+    except OSError:
+        pass  # ENXIO: it is empty, or one hole
+    os.lseek(fd, 0, os.SEEK_SET)
 
 
 def _stamp(info: os.stat_result) -> str:

@@ -25,6 +25,7 @@ def all_cases() -> tuple[Attack, ...]:
         i_secrets,
         j_spoofing,
         k_archives,
+        k_snapshots,
         k_transfers,
         l_persistence,
     )
@@ -45,6 +46,7 @@ def all_cases() -> tuple[Attack, ...]:
         i_secrets,
         j_spoofing,
         k_archives,
+        k_snapshots,
         k_transfers,
         l_persistence,
     )

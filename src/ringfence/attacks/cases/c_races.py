@@ -203,7 +203,6 @@ def _reads_mixture(path: str, *, careless: bool) -> bool:
     return limits.processes != limits.open_files
 
 
-C07 = not_applicable("C07", "a snapshot is whole", ESCAPE, "snapshots are not in this version")
 C08 = not_applicable(
     "C08",
     "a signal never reaches a process that took a dead one's number",

@@ -7,7 +7,7 @@ import time
 
 from ringfence import Mount, Policy
 from ringfence.attacks.arena import LIMITS
-from ringfence.attacks.case import DOS, OURS, READ, SPOOF, WRITE, Seen, attack, cases, not_applicable
+from ringfence.attacks.case import DOS, OURS, READ, SPOOF, WRITE, Seen, attack, cases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,14 +117,5 @@ def deep_tree(arm: Arm) -> Seen:
     took = time.monotonic() - before
     return Seen(box.files.exists("d") or took > 5, f"1500 levels gone in {took:.2f} s")
 
-
-_SNAPSHOTS = "snapshots are not in this version"
-ELSEWHERE = [
-    not_applicable(
-        "K05", "two copies of a snapshot have different randomness", SPOOF, f"{_SNAPSHOTS}; of a zygote: H11"
-    ),
-    not_applicable("K06", "a snapshot is bound to its policy", WRITE, _SNAPSHOTS),
-    not_applicable("K07", "a snapshot that was changed is refused", WRITE, _SNAPSHOTS),
-]
 
 CASES = cases(globals())

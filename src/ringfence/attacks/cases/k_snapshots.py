@@ -1,0 +1,194 @@
+"""K, C and F again: snapshots and workspaces on disk. Most controls are code of ours on the host."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ringfence import Policy, Sandbox, Snapshot, SnapshotError
+from ringfence.attacks.arena import LIMITS, POLICY
+from ringfence.attacks.case import DOS, ESCAPE, OURS, READ, SPOOF, WRITE, Seen, attack, cases, not_applicable
+from ringfence.values import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.attacks.arena import Arm
+    from ringfence.plan.model import ProcessPlan
+
+_MB = 1 << 20
+_SIZE = 2 * _MB
+
+_REWRITE = """
+fd = os.open("/workspace/torn", os.O_RDWR | os.O_CREAT)
+n = 0
+tell(pid=os.getpid())
+end = time.monotonic() + 8
+while time.monotonic() < end:
+    n = (n + 1) % 256
+    os.pwrite(fd, bytes([n]) * size, 0)
+    time.sleep(0.004)
+"""
+
+
+@attack("C07", "a file in a snapshot is one state of it, or there is no snapshot", ESCAPE, off=OURS, label="read again")
+def torn_file(arm: Arm) -> Seen:
+    """A file that is written all the time. Off: a reader that does not look whether it changed meanwhile."""
+    box = arm.sandbox(whole=True)
+    arm.spawn(_REWRITE, box=box, size=_SIZE)
+    deadline = time.monotonic() + 4
+    tried = 0
+    while time.monotonic() < deadline:
+        data = _read_carelessly(box) if arm.off else _read_snapshot(box)
+        tried += bool(data)
+        if len(set(data[:: 1 << 10])) > 1:
+            return Seen(True, f"two states in one file at read {tried}")
+        if not arm.off and tried > 20:
+            break
+    return Seen(False, f"{tried} reads, each of one state or refused")
+
+
+def _read_carelessly(box: Sandbox) -> bytes:
+    try:
+        return box.files.read("torn")
+    except OSError:
+        return b""
+
+
+def _read_snapshot(box: Sandbox) -> bytes:
+    try:
+        made = box.snapshot()
+    except SnapshotError:
+        return b""
+    try:
+        tree, store = made._tree()  # noqa: SLF001  # the bytes as they were kept, before any restore
+        found = tree.by_path.get("torn")
+        return b"".join(store.read(found.text, found.size)) if found is not None else b""
+    finally:
+        made.delete()
+
+
+@attack("K06", "a snapshot is used under the policy it was taken under, and no other", WRITE, off=OURS, label="binding")
+def another_policy(arm: Arm) -> Seen:
+    """What code left in a sandbox with wide rights would else wait in one with narrow rights, or the reverse."""
+    box = arm.sandbox(whole=True)
+    box.files.write("left", arm.canary)
+    made = box.snapshot()
+    other = Policy(limits=replace(LIMITS, processes=LIMITS.processes - 1))
+    if arm.off:
+        made = _bound_anew(made, other)
+    try:
+        with Sandbox(policy=other, snapshot=made, backend="process") as next_box:
+            text = next_box.files.read_text("left")
+    except SnapshotError as error:
+        return Seen(False, str(error))
+    finally:
+        made.delete()
+    return Seen(text == arm.canary, "the files are there under another policy")
+
+
+def _bound_anew(snapshot: Snapshot, policy: Policy) -> Snapshot:
+    """As if nobody had written down what it belongs to."""
+    from ringfence.policy.image import Image
+    from ringfence.snapshots import bound_to, make
+
+    tree, _ = snapshot._tree()  # noqa: SLF001  # no public way leads past the binding
+    assert snapshot._holder is not None  # noqa: SLF001  # as above
+    return make(tree, snapshot._holder, bound_to("process", Image(), policy), policy)  # noqa: SLF001  # as above
+
+
+@attack("K07", "an exported snapshot that was altered is refused", WRITE, off=OURS, label="digest")
+def altered_file(arm: Arm) -> Seen:
+    """Somebody puts a program of his own into the file. Off: a reader that takes the bytes as they are."""
+    box = arm.sandbox(whole=True)
+    box.files.write("tool", "x" * len(arm.canary))
+    made = box.snapshot()
+    path = os.path.join(arm.directory, "snapshot")
+    made.export(path)
+    made.delete()
+    with open(path, "r+b") as file:
+        data = file.read().replace(b"x" * len(arm.canary), arm.canary.encode())
+        file.seek(0)
+        file.write(data)
+    other = arm.sandbox(whole=True)
+    if arm.off:
+        start = data.index(arm.canary.encode())
+        other.files.write("tool", data[start : start + len(arm.canary)])
+    else:
+        try:
+            loaded = Snapshot.load(path)
+            other.rollback(loaded)
+        except SnapshotError as error:
+            return Seen(False, str(error))
+    return Seen(other.files.read_text("tool") == arm.canary, "the altered file is in the sandbox")
+
+
+@attack("K07-digest", "no sandbox gets another's file by naming its digest", READ, off=OURS, label="own content only")
+def content_of_another(arm: Arm) -> Seen:
+    """A guest that made the worker lie knows the digest of a file of another. Off: whoever names a digest has it."""
+    import json
+
+    from ringfence.files.manifest import caps_of, hasher
+    from ringfence.files.snapshotting import Taking
+    from ringfence.files.store import own_store
+    from ringfence.guest.keeping import DONE, ENTRY, HEADER
+
+    box = arm.sandbox(whole=True)
+    box.files.write("secret", arm.canary)
+    made = box.snapshot()
+    whole = hasher()
+    whole.update(arm.canary.encode())
+    digest, size = whole.hexdigest(), len(arm.canary)
+    taking = Taking(own_store(), caps_of(LIMITS), None, contents=True)
+    row = json.dumps({"row": ["mine", "f", 0o644, 0, size, digest], "stamp": ""}).encode()
+    try:
+        if not arm.off:
+            taking.feed(HEADER.pack(ENTRY, len(row)) + row + HEADER.pack(DONE, 0))
+            taking.finish()
+        text = b"".join(own_store().read(digest, size)).decode()
+    except SnapshotError as error:
+        return Seen(False, str(error))
+    finally:
+        taking.drop()
+        made.delete()
+    return Seen(text == arm.canary, "the other's file")
+
+
+def _larger_image(plan: ProcessPlan, _: Arm) -> ProcessPlan:
+    return replace(plan, disk=(64 * _MB, 20_000))
+
+
+_FILL = """
+fd = os.open("/workspace/big", os.O_WRONLY | os.O_CREAT, 0o644)
+try:
+    for _ in range(24): os.write(fd, bytes(1 << 20))
+except OSError as error:
+    tell(tried="write", met=errno.errorcode[error.errno])
+made = 0
+try:
+    for made in range(2600): os.mkdir(f"/workspace/{made}")
+except OSError as error:
+    tell(tried="create", met=errno.errorcode[error.errno])
+"""
+
+
+@attack(
+    "F12-disk", "a workspace on disk holds what the limits say", DOS, off=_larger_image, needs="root", label="image"
+)
+def fill_image(arm: Arm) -> Seen:
+    box = arm.sandbox(POLICY, workspace="disk")
+    told = arm.python(_FILL, box=box)
+    found = list(box.files.list())
+    size = box.files.stat("big").size
+    return Seen(size > 8 * _MB or len(found) > 2000, f"{size // _MB} MB of 8, {len(found)} of 2000; {told.words()}")
+
+
+ELSEWHERE = [
+    not_applicable(
+        "K05",
+        "two copies of a snapshot have different randomness",
+        SPOOF,
+        "a snapshot holds files and no process; of what is forked from a zygote: H11",
+    ),
+]
+
+CASES = cases(globals())
