@@ -79,7 +79,7 @@ def _denial(denial: Denial) -> str:
 def _what_allows(denial: Denial) -> str:
     if denial.allow is None:
         return ""
-    if denial.kind == "network" and quoted(denial.target) == denial.target:
+    if denial.code in ("net.not-allowed", "net.port") and quoted(denial.target) == denial.target:
         return f"; to allow it: --allow-net {denial.target}"
     return f"; to allow it, in the policy: {denial.allow}"
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _FIRST_S = 15.0
 _READ = 1 << 16
+_CONNECT = b"CONNECT "
 
 
 async def serve_proxy(registration: Registration, one: Open, sock: socket.socket) -> None:
@@ -30,7 +31,9 @@ async def serve_proxy(registration: Registration, one: Open, sock: socket.socket
     try:
         async with asyncio.timeout(_FIRST_S):
             client.received = await asyncio.get_running_loop().sock_recv(sock, _READ)
-    except TimeoutError:
+            while client.received and client.received != _CONNECT and _CONNECT.startswith(client.received):
+                await _more(client)  # the word itself may come in pieces
+    except (TimeoutError, EOFError):
         reset(sock)
         return
     if client.received[:1] == b"\x05":
@@ -43,7 +46,7 @@ async def serve_proxy(registration: Registration, one: Open, sock: socket.socket
 
 
 async def _serve_http(registration: Registration, one: Open, client: Client) -> None:
-    if client.received.startswith(b"CONNECT "):
+    if client.received.startswith(_CONNECT):
         await _serve_connect(registration, one, client)
         return
     try:

