@@ -54,7 +54,8 @@ class Resolver:
             threading.Thread(target=self._run, name="ringfence-resolver", daemon=True).start()
         self._work.put((name, port, answer))
         try:
-            return (await asyncio.wait_for(answer, RESOLVE_S))[:_MOST_ANSWERS]
+            async with asyncio.timeout(RESOLVE_S):
+                return (await answer)[:_MOST_ANSWERS]
         except TimeoutError:
             raise Refusal("net.unresolved", f"{name} could not be looked up in time", verdict="failed") from None
         except OSError:
@@ -98,7 +99,8 @@ async def dial(resolver: Resolver, target: Target, private: tuple[str, ...]) -> 
         if code is not None:
             raise _refused_address(code, target, address)
     try:
-        return await asyncio.wait_for(_first_of(addresses, target.port), CONNECT_S)
+        async with asyncio.timeout(CONNECT_S):
+            return await _first_of(addresses, target.port)
     except TimeoutError:
         raise Refusal("net.unreachable", f"{target} did not answer in time", verdict="failed") from None
     except OSError as error:
@@ -130,7 +132,8 @@ async def _first_of(addresses: list[str], port: int) -> socket.socket:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             more = index + 1 < len(addresses)
-            await asyncio.wait_for(loop.sock_connect(sock, (address, port)), CONNECT_S / 4 if more else None)
+            async with asyncio.timeout(CONNECT_S / 4 if more else None):
+                await loop.sock_connect(sock, (address, port))
         except OSError as error:  # TimeoutError among them
             sock.close()
             last = error

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Network
     from ringfence.policy.secrets import Secret
 
+_TCP, _NODELAY = 6, 1
 _ACCEPTS = 32  # before others have their turn
 _PAUSE_S = 0.05
 _ASK_S = 10.0
@@ -186,6 +187,7 @@ class Service:
                 self._pause(registration, listener, serve)
                 return
             sock.setblocking(False)
+            sock.setsockopt(_TCP, _NODELAY, 1)
             self._begin(registration, sock, listener, serve)
 
     def _pause(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:

@@ -72,6 +72,10 @@ async def _look(registration: Registration, one: Open, client: Client, upstream:
             upstream.close()
         await _refuse(registration, client, verdict.target, refusal)
         return
+    except BaseException:
+        if upstream is not None:
+            upstream.close()
+        raise
     if not is_tls:
         if upstream is not None:
             upstream.close()  # whoever reads requests connects for each as it needs
