@@ -129,7 +129,7 @@ class AsyncFiles:
         mode: int | None = None,
     ) -> FileInfo:
         """Parents are made. A str is written as UTF-8. Replaces as a whole or not at all."""
-        args = {"path": calls.guest_path(path), "append": bool(append), "mode": _mode(mode), "into": None}
+        args = {"append": bool(append), "mode": _mode(mode), "into": None, **_staged(calls.guest_path(path))}
         _check_data(data, text=True)
         answer = await self._fed("write", path, args, _pieces(data))
         return answers.info(answer.get("info"), str(path))
@@ -223,10 +223,10 @@ class AsyncFiles:
         try:
             if leaving.folder:
                 await blocking(leaving.measure)
-                args = {**self._unpacking(path, "tar"), "any_link": True, "most_bytes": None, "most_files": None}
+                args = {"format": "tar", "any_link": True, "most_bytes": None, "most_files": None, **_staged(path)}
                 await self._fed("unpack", target, args, _leaving(leaving, on_progress))
             else:
-                args = {"path": path, "append": False, "mode": leaving.mode, "into": leaving.name}
+                args = {"append": False, "mode": leaving.mode, "into": leaving.name, **_staged(path)}
                 await self._fed("write", target, args, _leaving(leaving, on_progress))
         finally:
             leaving.close()
@@ -293,7 +293,7 @@ class AsyncFiles:
         Refused are names that are absolute or hold `..`, links that lead out of the folder, devices, and a name that
         comes twice. A compressed tar is decompressed by the caller.
         """
-        args = {**self._unpacking(calls.guest_path(path), _format(format)), "any_link": False, **self._caps()}
+        args = {"format": _format(format), "any_link": False, **_staged(calls.guest_path(path)), **self._caps()}
         _check_data(data, text=False)
         await self._fed("unpack", path, args, _pieces(data))
 
@@ -315,9 +315,6 @@ class AsyncFiles:
     def _shared(self) -> tuple[str, ...]:
         """Host folders that the guest may write to: what lies there may be a trap."""
         return tuple(os.fspath(mount.source) for mount in self._place().policy.mounts if mount.mode == "rw")
-
-    def _unpacking(self, path: str, format: str) -> dict[str, object]:
-        return {"path": path, "format": format, "stage": f".ringfence-{os.urandom(8).hex()}.part"}
 
     async def _start(
         self, call: str, args: Mapping[str, object], *, feeds: bool = False, total: bool = False
@@ -343,13 +340,23 @@ class AsyncFiles:
             await worker.close_stdin()
             return await worker.answer(path)
         except BaseException:
-            if not await worker.stop() and "stage" in args:
-                await self._do("remove", path, _leftover(args))
+            if not await worker.stop():
+                await self._sweep(args)
             raise
 
+    async def _sweep(self, args: Mapping[str, object]) -> None:
+        """What a worker left that had to be killed: in the folder, or beside the file."""
+        path, stage = str(args["path"]), str(args["stage"])
+        for place in (path, os.path.dirname(path)):
+            try:
+                await self._do("remove", path, {"path": f"{place}/{stage}", "recursive": True, "missing_ok": True})
+            except (OSError, SandboxError):
+                continue  # a guest that stops our workers may keep the rest; the caller's own trouble is told, not this
 
-def _leftover(args: Mapping[str, object]) -> dict[str, object]:
-    return {"path": f"{args['path']}/{args['stage']}", "recursive": True, "missing_ok": True}
+
+def _staged(path: str) -> dict[str, object]:
+    """Where a worker puts what is not complete: by a name that we know, should it be killed."""
+    return {"path": path, "stage": f".ringfence-{os.urandom(8).hex()}.part"}
 
 
 async def _batch(worker: AsyncWorker, lines: answers.Lines, *, patient: bool = False) -> list[dict[str, object]]:

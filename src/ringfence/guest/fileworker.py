@@ -134,17 +134,17 @@ def _write_below(path: str, args: Args) -> dict[str, object]:
             if isinstance(mode, int):
                 os.fchmod(fd, mode)
         else:
-            _replace(directory, name, path, mode if isinstance(mode, int) else None)
+            _replace(directory, name, args, mode if isinstance(mode, int) else None)
         return {"info": info_at(directory, name, path)}
     finally:
         os.close(directory)
 
 
-def _replace(directory: int, name: str, path: str, mode: int | None) -> None:
+def _replace(directory: int, name: str, args: Args, mode: int | None) -> None:
     """As a whole or not at all: a new file beside it, then a rename. A link's target is what is replaced."""
+    path, temporary = str(args["path"]), str(args["stage"])
     directory, name = _follow(directory, name, path)
     old = _mode_of(directory, name, path)
-    temporary = f".{os.urandom(8).hex()}.part"
     fd, named = _open_new(directory, temporary)
     try:
         _copy_in(fd)
