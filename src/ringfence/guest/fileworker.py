@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 
-from . import filesearch, filestreams, filewatch, lean, trees
+from . import lean, trees
 from .beneath import (
     GONE,
     Args,
@@ -29,6 +29,8 @@ from .tarstream import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .shapes import Work
 
 _CHUNK = 1 << 18
@@ -322,6 +324,28 @@ def _usage(args: Args) -> dict[str, object]:
     }
 
 
+def _search(args: Args) -> dict[str, object]:
+    from . import filesearch
+
+    return filesearch.search(args)
+
+
+def _watch(args: Args) -> dict[str, object]:
+    from . import filewatch
+
+    return filewatch.watch(args)
+
+
+def _stream(name: str) -> Callable[[Args], dict[str, object]]:
+    def operation(args: Args) -> dict[str, object]:
+        from . import filestreams
+
+        found: Callable[[Args], dict[str, object]] = getattr(filestreams, name)
+        return found(args)
+
+    return operation
+
+
 def _keep(args: Args) -> dict[str, object]:
     from . import keeping
 
@@ -344,11 +368,11 @@ _OPERATIONS = {
     "remove": _remove,
     "chmod": _chmod,
     "usage": _usage,
-    "search": filesearch.search,
-    "watch": filewatch.watch,
-    "measure": filestreams.measure,
-    "pack": filestreams.pack,
-    "unpack": filestreams.unpack,
+    "search": _search,
+    "watch": _watch,
+    "measure": _stream("measure"),
+    "pack": _stream("pack"),
+    "unpack": _stream("unpack"),
     "keep": _keep,
     "restore": _restore,
 }

@@ -50,6 +50,7 @@ def main() -> None:
         control.send(answer)
     except OSError:
         pass  # the library went while we imported: what follows sees it, and cleans up
+    _load_rest()
     if hello["warm"]:
         _warm_up()
     said_goodbye = _serve(control, _zygote_request)
@@ -82,12 +83,15 @@ def _preload(hello: Hello) -> dict[str, object]:
     return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}
 
 
+def _load_rest() -> None:
+    """What some file operations need, while the library makes its plan: a sandbox does not show where it lies."""
+    from . import filesearch, filestreams, filewatch, keeping, restoring  # noqa: F401
+
+
 def _warm_up() -> None:
     """What most programs import anyway, while the library still makes its first plan."""
     for name in ("threading", "traceback", "linecache", "json"):
         __import__(name)
-    from . import keeping, restoring  # noqa: F401  # a sandbox does not show where they lie
-
     gc.collect()
     gc.freeze()
 
