@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
+import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 
 from network.desk import HOST, Desk, open_desk, trusting, wait_until
 from network.servers import Answer, Loop, Roots, Seen, Server, serving
+from ringfence.network import http1
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
 
@@ -36,13 +40,13 @@ class Curl:
 
     def __init__(self, desk: Desk, bundle: Path, *options: str) -> None:
         bundle.write_bytes(desk.authority.certificate)
-        self._base = ["curl", "-sS", "-m", "10", "--cacert", str(bundle), "--noproxy", "*", *options]
-        self._base += ["--connect-to", f"::127.0.0.1:{desk.port}"]
+        self.base = ["curl", "-sS", "-m", "10", "--cacert", str(bundle), "--noproxy", "*", *options]
+        self.base += ["--connect-to", f"::127.0.0.1:{desk.port}"]
         self.placeholder = desk.vault.environment.get("TOKEN", "")
 
     def __call__(self, path: str, *options: str) -> subprocess.CompletedProcess[bytes]:
         url = path if "://" in path else f"https://{HOST}{path}"
-        return subprocess.run([*self._base, *options, url], capture_output=True, timeout=20, check=False)
+        return subprocess.run([*self.base, *options, url], capture_output=True, timeout=20, check=False)
 
     def status(self, path: str, *options: str) -> int:
         done = self(path, "-o", "/dev/null", "-w", "%{http_code}", *options)
@@ -289,3 +293,43 @@ def test_http2_streams_are_independent(loop: Loop, server: Server, bundle: Path)
         done = curl(urls[0], *urls[1:], *["-o", "/dev/null"] * 30, "-w", "%{http_code}\n")
     assert sorted(done.stdout.split()) == [b"200"] * 20 + [b"403"] * 10
     assert len(server.seen) == 20
+
+
+def test_a_stream_of_events_arrives_as_it_is_sent(loop: Loop, server: Server, bundle: Path, protocol: str) -> None:
+    server.handler = lambda _: Answer(
+        headers=[(b"content-type", b"text/event-stream")], parts=[b"data\n"] * 3, pause_s=0.3
+    )
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, protocol, "-N")
+        with subprocess.Popen([*curl.base, f"https://{HOST}/"], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            times = [time.monotonic() for _ in process.stdout]
+    assert len(times) == 3
+    assert times[2] - times[0] > 0.4
+
+
+def test_a_client_that_gives_up_ends_the_servers_work_too(
+    loop: Loop, server: Server, bundle: Path, protocol: str
+) -> None:
+    server.handler = lambda _: Answer(parts=[b"x"] * 100, pause_s=5)
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        Curl(desk, bundle, protocol)("/", "-m", "0.5")
+        wait_until(lambda: desk.said)
+    assert [(method, code) for method, _, _, code in desk.said] == [("GET", "net.broken")]
+
+
+def test_a_head_that_drips_is_cut(loop: Loop, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "HEAD_S", 0.3)
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        context = ssl.create_default_context(cadata=desk.authority.certificate.decode())
+        with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as plain:
+            with context.wrap_socket(plain, server_hostname=HOST) as sock:
+                started = time.monotonic()
+                try:
+                    while time.monotonic() - started < 4:
+                        sock.sendall(b"G")
+                        time.sleep(0.05)
+                except OSError:
+                    pass
+                assert time.monotonic() - started < 3
+    assert server.seen == []

@@ -121,7 +121,8 @@ def java_trust_store(authority: Authority, host_bundle: bytes) -> bytes:
         pkcs12.PKCS12Certificate(certificate, f"root-{number}".encode())
         for number, certificate in enumerate((own, *_roots(host_bundle)))
     ]
-    return pkcs12.serialize_java_truststore(entries, serialization.BestAvailableEncryption(b"changeit"))
+    weakest = serialization.PrivateFormat.PKCS12.encryption_builder().kdf_rounds(1).build(b"changeit")
+    return pkcs12.serialize_java_truststore(entries, weakest)
 
 
 @lru_cache(maxsize=1)

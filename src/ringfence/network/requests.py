@@ -104,8 +104,16 @@ def check_raw_head(head: bytes) -> None:
     names = [line.partition(b":")[0].lower() for line in lines[1:]]
     if names.count(b"content-length") + names.count(b"transfer-encoding") > 1:
         raise malformed("its length is said more than once")
+    if any(
+        name == b"content-length" and not _value(line).isdigit() for name, line in zip(names, lines[1:], strict=True)
+    ):
+        raise malformed("its length is not a number")
     if names.count(b"host") > 1:
         raise malformed("it has more than one Host")
+
+
+def _value(line: bytes) -> bytes:
+    return line.partition(b":")[2].strip(b" \t")
 
 
 def end_to_end(headers: Headers) -> Headers:
@@ -143,7 +151,7 @@ def status_of(refusal: Refusal) -> int:
 def refusal_body(refusal: Refusal) -> bytes:
     """The machine-readable answer to a refused client; ends in a line break."""
     said = {
-        "error": f"{refusal.verdict} by the sandbox's gateway",
+        "error": f"{refusal.verdict} {'by' if refusal.verdict == 'denied' else 'at'} the sandbox's gateway",
         "code": refusal.code,
         "message": refusal.message,
         "allow": refusal.allow,
