@@ -8,7 +8,7 @@ import pytest
 
 from ringfence.cli import LATER, VERBS, main
 from ringfence.cli.help import TEXTS
-from ringfence.cli.tables import attack_table, doctor_table, exec_table, policy_table, run_table
+from ringfence.cli.tables import attack_table, doctor_table, exec_table, policy_table, run_table, shell_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SURFACE = ROOT / "tests" / "surface" / "cli.txt"
@@ -41,7 +41,7 @@ def test_help_of_a_verb_has_three_spellings(verb: str, capfd: pytest.CaptureFixt
         assert capfd.readouterr().out == TEXTS[verb]
 
 
-@pytest.mark.parametrize("table", [exec_table, run_table, doctor_table, attack_table, policy_table])
+@pytest.mark.parametrize("table", [exec_table, run_table, shell_table, doctor_table, attack_table, policy_table])
 def test_every_option_of_a_table_is_in_its_help(table: object) -> None:
     known = table()  # type: ignore[operator]  # a function of no arguments
     texts = TEXTS[known.verb] + TEXTS["exec"]
@@ -49,7 +49,7 @@ def test_every_option_of_a_table_is_in_its_help(table: object) -> None:
 
 
 def test_every_option_in_a_help_is_in_its_table() -> None:
-    for table in (exec_table(), run_table(), doctor_table(), attack_table()):
+    for table in (exec_table(), run_table(), shell_table(), doctor_table(), attack_table()):
         words = TEXTS[table.verb].replace(",", " ").replace("|", " ").replace(";", " ").replace(":", " ").split()
         named = {word.partition("=")[0].rstrip(".") for word in words if word.startswith("-") and word.strip("-")}
         assert sorted(named - set(table.by_name) - {"--help"}) == []

@@ -70,7 +70,9 @@ MISTAKES = [
     ("exec --allow-net public --allow-net a.com:8443 -- ls", "--allow-net a.com:8443 and --allow-net public cannot be", ""),
     ("exec --backend proces -- ls", "--backend 'proces' is not known", "did you mean --backend process? it takes one of:"),
     ("exec --isolation kernal -- ls", "--isolation 'kernal' is not known", "did you mean --isolation kernel?"),
-    ("exec --tty -- ls", "--tty is not in this version", "without it"),
+    ("exec --tty --report r -- ls", "standard input is not a terminal", "leave --tty out"),
+    ("shell --keep ../x", "--keep '../x' is no name for a snapshot", "letters, digits"),
+    ("shell", "standard input is not a terminal", "without one: ringfence exec -- COMMAND"),
     ("exec --policy devv -- ls", "there is no policy 'devv'", "did you mean dev? presets are offline, dev, hostile;"),
     ("exec --policy none.toml -- ls", "there is no file 'none.toml'", "to write one: ringfence policy show dev > FILE.toml"),
     ("exec --policy src -- ls", "'src' is not a policy file", "a policy file's name ends in .toml"),
@@ -86,8 +88,8 @@ MISTAKES = [
     ("run empty.py", "empty.py holds no python code", "name a file, or give the code: "),
     ("run -c", "-c needs a value: -c CODE", "see: ringfence run --help"),
     ("run -l pyhton ok.py", "--language 'pyhton' is not known", "did you mean --language python?"),
-    ("run -l ruby ok.py", "ruby is not in this version", "run takes python, javascript, bash;"),
-    ("run main.go", "go is not in this version", "run takes python, javascript, bash;"),
+    ("run -l wasm ok.py", "wasm is not in this version", "run takes python, javascript, bash, go,"),
+    ("run main.wasm", "wasm is not in this version", "run takes python, javascript, bash, go,"),
 ]  # fmt: skip
 
 

@@ -287,7 +287,20 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Opening[AsyncPty]:
-        place, call = self._exec_call(_SHELL if argv is None else argv, cwd, env, user, None, keeps_stdin=True)
+        return self._pty(_SHELL if argv is None else argv, cols=cols, rows=rows, cwd=cwd, env=env, user=user)
+
+    def _pty(
+        self,
+        argv: Argv,
+        *,
+        cols: int,
+        rows: int,
+        cwd: GuestPath | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Opening[AsyncPty]:
+        place, call = self._exec_call(argv, cwd, env, user, timeout_s, keeps_stdin=True)
         size = calls.check_size(cols, rows)
         return opening(self._open_terminal(place, replace(call, pty=size, one_shot=False)))
 

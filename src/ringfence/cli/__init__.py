@@ -24,11 +24,10 @@ EXIT_OURS = 125
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 
-VERBS = ("run", "exec", "doctor", "policy", "attack", "image")
+VERBS = ("run", "exec", "shell", "doctor", "policy", "attack", "image")
 
 # Verbs of the surface that this version does not hold, and what does the job until then.
 LATER = {
-    "shell": "for one command: ringfence exec -- COMMAND",
     "serve": "from Python, in your own server: ringfence.run(code), ringfence.Sandbox()",
     "keys": "there is no server yet, so there are no keys",
     "sandbox": "sandboxes end with the process that made them; there is no server to ask",
@@ -60,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _begin(words: list[str]) -> None:
     """The zygote takes as long to start as we do: begin with it. Not where nothing will run."""
-    if words and words[0] in ("exec", "run") and not {"--help", "-h", "--explain"} & set(words[1:]):
+    if words and words[0] in _GUEST_VERBS and not {"--help", "-h", "--explain"} & set(words[1:]):
         from ringfence.backends.process.spawn import begin
 
         begin()
@@ -143,6 +142,8 @@ def _verb(verb: str) -> Verb:
         from ringfence.cli.policy import main as chosen
     elif verb == "doctor":
         from ringfence.cli.doctor import main as chosen
+    elif verb == "shell":
+        from ringfence.cli.shell import main as chosen
     elif verb == "image":
         from ringfence.cli.image import main as chosen
     else:

@@ -13,14 +13,14 @@ import codecs
 _PLAIN = bytes([*range(0x20, 0x7F), 0x09, 0x0A])
 
 # Characters that change the order in which a terminal shows others, so that a line reads as what it is not.
-_REORDER = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+REORDER = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 # Sequences that run to a terminator and carry a payload: DCS, SOS, OSC, PM, APC; as ESC + letter and as C1 control.
 _STRINGS = frozenset("PX]^_\x90\x98\x9d\x9e\x9f")
 
 _MAX_SGR = 64
 
-_GROUND, _RETURN, _ESCAPE, _INTERMEDIATE, _SEQUENCE, _STRING = range(6)
+GROUND, _RETURN, _ESCAPE, INTERMEDIATE, _SEQUENCE, _STRING = range(6)
 
 _RESET = "\x1b[0m"
 
@@ -32,13 +32,13 @@ class EscapeFilter:
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._state = _GROUND
+        self._state = GROUND
         self._parameters: str | None = ""
         self._coloured = False
 
     def feed(self, data: bytes) -> bytes:
         """What of `data`, after all that came before, may be written to the terminal now."""
-        if self._state == _GROUND and not data.translate(None, _PLAIN):
+        if self._state == GROUND and not data.translate(None, _PLAIN):
             text = self._decode(data)  # it may hold half a character from the piece before
             if text.isascii():
                 return text.encode()
@@ -51,7 +51,7 @@ class EscapeFilter:
         left = self._filter(self._decode(b"", final=True))
         if self._state == _RETURN:
             left += b"\n"
-        self._state = _GROUND
+        self._state = GROUND
         if self._coloured:
             self._coloured = False
             left += _RESET.encode()
@@ -65,10 +65,10 @@ class EscapeFilter:
 
     def _step(self, char: str, kept: list[str]) -> None:
         state = self._state
-        if state == _GROUND:
+        if state == GROUND:
             self._ground(char, kept)
         elif state == _RETURN:
-            self._state = _GROUND
+            self._state = GROUND
             if char == "\n":
                 kept.append("\r\n")
             else:
@@ -78,7 +78,7 @@ class EscapeFilter:
             self._escape(char, kept)
         elif state == _SEQUENCE:
             self._sequence(char, kept)
-        elif state == _INTERMEDIATE:
+        elif state == INTERMEDIATE:
             self._intermediate(char, kept)
         else:
             self._string(char, kept)
@@ -94,7 +94,7 @@ class EscapeFilter:
             self._start_sequence()
         elif char in _STRINGS:
             self._state = _STRING
-        elif char in _REORDER:
+        elif char in REORDER:
             kept.append(f"\\u{ord(char):04x}")
         elif char > "\x9f":
             kept.append(char)
@@ -105,7 +105,7 @@ class EscapeFilter:
 
     def _abort(self, char: str, kept: list[str]) -> None:
         # No byte of the sequence was sent, so the terminal is in its ground state and the rest is plain text to it.
-        self._state = _GROUND
+        self._state = GROUND
         self._ground(char, kept)
 
     def _escape(self, char: str, kept: list[str]) -> None:
@@ -114,15 +114,15 @@ class EscapeFilter:
         elif char in _STRINGS and char < "\x7f":
             self._state = _STRING
         elif " " <= char <= "/":
-            self._state = _INTERMEDIATE
+            self._state = INTERMEDIATE
         elif "0" <= char <= "~":
-            self._state = _GROUND
+            self._state = GROUND
         else:
             self._abort(char, kept)
 
     def _intermediate(self, char: str, kept: list[str]) -> None:
         if "0" <= char <= "~":
-            self._state = _GROUND
+            self._state = GROUND
         elif not " " <= char <= "/":
             self._abort(char, kept)
 
@@ -133,7 +133,7 @@ class EscapeFilter:
         elif " " <= char <= "?":
             self._parameters = None  # private or with intermediates: `CSI > 4 m` sets the keyboard, not a colour
         elif "@" <= char <= "~":
-            self._state = _GROUND
+            self._state = GROUND
             if char == "m" and self._parameters is not None:
                 self._coloured = self._parameters.strip("0;") != ""
                 kept.append(f"\x1b[{self._parameters}m")
@@ -147,7 +147,7 @@ class EscapeFilter:
         elif char in "\n\r":
             self._abort(char, kept)
         elif char in "\x07\x18\x1a\x9c":
-            self._state = _GROUND
+            self._state = GROUND
 
 
 def for_terminal(data: bytes) -> bytes:
@@ -160,7 +160,7 @@ def one_line(text: str) -> str:
     """`text` as one line without controls or reordering characters: for guest-made words in our own messages (J13)."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(char if char.isprintable() and char not in _REORDER else _spelled(char) for char in text)
+    return "".join(char if char.isprintable() and char not in REORDER else _spelled(char) for char in text)
 
 
 def _spelled(char: str) -> str:

@@ -6,6 +6,7 @@ The sandbox is closed on every way out; a signal ends the guest first and us aft
 from __future__ import annotations
 
 import os
+import time
 
 from ringfence.cli.console import ERR, OUT, Problem, dump, write
 from ringfence.cli.ending import exit_code, has_notes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal  # the same without its enums, which would cost 4 ms
 
+_TAIL = 8 * 1024
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -32,14 +34,17 @@ class Stopped(BaseException):
 class Stop:
     """The handler of the signals that end us. The first ends the guest, the second does not wait for that."""
 
-    __slots__ = ("closing", "number")
+    __slots__ = ("at_once", "closing", "number")
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.closing = False
+        self.at_once: Callable[[], None] | None = None  # what even the second has to do
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         if self.number is not None:
+            if self.at_once is not None:
+                self.at_once()
             os._exit(128 + number)  # what is left inside dies with us
         self.number = number
         if not self.closing:
@@ -48,6 +53,8 @@ class Stop:
 
 class Job:
     """What is to run: `argv` inside, our input to it if `stdin`, after `prepare` has put files there.
+
+    Where it is to be compiled, `prepare` does that, and gives the result when it was refused.
 
     `python` is the same as one piece of code for the library, where nobody watches the streams: its result says more.
     `folder` is where the code's file lies on this machine, when that is not shown inside.
@@ -60,7 +67,7 @@ class Job:
         argv: list[str],
         *,
         stdin: bool = True,
-        prepare: Callable[[Sandbox], None] | None = None,
+        prepare: Callable[[Sandbox], Result | None] | None = None,
         folder: str | None = None,
     ) -> None:
         self.argv = argv
@@ -72,9 +79,7 @@ class Job:
 
 def launch(job: Job, settings: Settings, console: Console) -> int:
     """Run the job in a fresh sandbox and return the exit code. Raises Problem and RingfenceError when nothing ran."""
-    from ringfence import Sandbox
-
-    box = Sandbox(backend=settings.backend, image=settings.image, policy=settings.policy)
+    box = _sandbox(settings)
     if settings.explain:
         console.out(box.plan().explain().rstrip("\n") + "\n")
         return 0
@@ -118,14 +123,30 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
     return exit_code(result)
 
 
+def _sandbox(settings: Settings) -> Sandbox:
+    """Not started. Raises Problem for what can be known to fail before that."""
+    from ringfence import Sandbox
+
+    snapshot = None
+    if settings.start_from is not None:
+        from ringfence.cli.kept import load
+
+        snapshot = load(settings.start_from)
+    return Sandbox(backend=settings.backend, image=settings.image, policy=settings.policy, snapshot=snapshot)
+
+
 def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Stop) -> tuple[Result, bytes]:
     try:
         _start(box)
-        if job.prepare is not None:
-            job.prepare(box)
+        began = time.monotonic()
+        refused = None if job.prepare is None else job.prepare(box)
+        if refused is not None:
+            return refused, _show(refused, settings, console)
         limits = settings.policy.limits
-        within = min(limits.timeout_s, limits.lifetime_s)  # what is spawned has the sandbox's lifetime otherwise
-        process = box.spawn(job.argv, cwd=settings.cwd, timeout_s=within)
+        left = max(min(limits.timeout_s, limits.lifetime_s) - (time.monotonic() - began), 0.001)
+        if settings.tty:
+            return _on_terminal(box, job, settings, console, stop, left)
+        process = box.spawn(job.argv, cwd=settings.cwd, timeout_s=left)
         if job.stdin:
             from ringfence.cli.streams import feed
 
@@ -136,6 +157,42 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Sto
     finally:
         stop.closing = True
         _end(box, settings)
+
+
+def _on_terminal(
+    box: Sandbox, job: Job, settings: Settings, console: Console, stop: Stop, left: float
+) -> tuple[Result, bytes]:
+    from ringfence.cli.terminal import Terminal, size, variables
+
+    terminal = Terminal(raw_output=settings.raw)
+    stop.at_once = terminal.give_back
+    cols, rows = size()
+    with terminal:
+        guest = box._pty(  # noqa: SLF001  # a terminal of the library has no time limit of its own
+            job.argv, cols=cols, rows=rows, cwd=settings.cwd, env=variables(), timeout_s=left
+        )
+        result = terminal.hand_to(guest)
+    if settings.keep is not None:
+        _keep(box, settings.keep, console)
+    return result, b""
+
+
+def _keep(box: Sandbox, name: str, console: Console) -> None:
+    from ringfence.cli.kept import save
+
+    console.note(f"kept {save(box, name):,} bytes of files as {name}; to go on: ringfence shell --from {name}")
+
+
+def _show(result: Result, settings: Settings, console: Console) -> bytes:
+    """What a compiler said; the end of its standard error."""
+    if not console.json:
+        from ringfence.cli.streams import OutputStreams
+
+        streams = OutputStreams(raw=settings.raw)
+        streams.write(OUT, result.stdout_bytes)
+        streams.write(ERR, result.stderr_bytes)
+        streams.finish()
+    return result.stderr_bytes[-_TAIL:]
 
 
 def _end(box: Sandbox, settings: Settings) -> None:

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from ringfence.results import Denial, Result
 
 _ABSENT = (b"No such file or directory", b"ENOENT", b"FileNotFoundError", b"cannot find")
+_NOT_IN_IMAGE = "exec.not-in-image"
 _MAX_NOTES = 20
 
 
 def notes(result: Result, job: Job, settings: Settings, stderr_tail: bytes) -> list[str]:
     """Lines for standard error, the most useful last."""
     lines = _weaker(result)
-    denials = [_denial(denial) for denial in result.denials]
+    denials = [_denial(denial) for denial in result.denials if denial.code != _NOT_IN_IMAGE]
     lines += denials[:_MAX_NOTES]
     if len(denials) > _MAX_NOTES:
         lines.append(f"{len(denials) - _MAX_NOTES} more kinds of denial: --report FILE has them all")
@@ -48,7 +49,11 @@ def _ending(result: Result, job: Job, settings: Settings, stderr_tail: bytes) ->
         case "not-found" if any(denial.code == "exec.not-listed" for denial in result.denials):
             return []  # the denial has said it
         case "not-found":
-            return missing_program(argv[0], settings)
+            tools = [denial for denial in result.denials if denial.code == _NOT_IN_IMAGE]
+            name = tools[0].target if tools else argv[0]
+            return [*missing_program(name, settings), *(denial.message for denial in tools)]
+        case "compile":
+            return ["it did not compile: nothing ran"]
         case "not-executable":
             return [f"{argv[0]} is there inside but may not be run: is it executable, and a program for this machine?"]
         case "exit" | "exception" | "signal":

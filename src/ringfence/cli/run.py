@@ -6,13 +6,15 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence import Sandbox
+    from ringfence import Result, Sandbox
     from ringfence.cli.console import Console
     from ringfence.cli.launch import Job
     from ringfence.cli.source import Code
     from ringfence.policy import Mount
 
 WORKSPACE = "/workspace"
+_BUILD = "/tmp/build"  # inside, a file system of this sandbox alone
+_SWITCHES = {"python": "-c", "bash": "-c", "javascript": "-e"}  # what takes code as an argument
 _MAX_ARGUMENT = 100_000  # the kernel's own limit for one word is 128 KiB
 
 
@@ -52,21 +54,35 @@ def job_for(code: Code, mounts: tuple[Mount, ...]) -> Job:
     """
     from ringfence.cli.launch import Job
     from ringfence.cli.shown import inside
-    from ringfence.cli.source import INTERPRETERS
+    from ringfence.languages import TABLE, commands
 
-    interpreter = INTERPRETERS[code.language][0]
-    switch = {"python": "-c", "bash": "-c", "javascript": "-e"}[code.language]
-    if code.inline and len(code.text) <= _MAX_ARGUMENT:
+    language = TABLE[code.language]
+    if code.inline and code.language in _SWITCHES and len(code.text) <= _MAX_ARGUMENT:
         zero = ["bash"] if code.language == "bash" else []  # bash -c takes $0 before the arguments
         end = ["--"] if code.language == "javascript" and code.args else []
-        return Job([interpreter, switch, code.text.decode(), *zero, *end, *code.args])
+        return Job([language.run[0], _SWITCHES[code.language], code.text.decode(), *zero, *end, *code.args])
     there = inside(code.path, mounts) if code.path is not None else None
-    if there is not None:
-        return Job([interpreter, there, *code.args])
-    path = f"{WORKSPACE}/{code.name}"
+    named = there or (f"{WORKSPACE}/{code.name}" if code.path is not None or not language.compile else None)
+    what = commands(language, code.text.decode("utf-8", "replace"), _BUILD if language.compile else WORKSPACE, named)
     folder = os.path.dirname(code.path) if code.path is not None else None
 
-    def prepare(box: Sandbox) -> None:
-        box.files.write(path, code.text)
+    def prepare(box: Sandbox) -> Result | None:
+        if language.compile:
+            box.files.mkdir(_BUILD)
+        if there is None:
+            box.files.write(what.path, code.text)
+        if not language.compile:
+            return None
+        from ringfence._sync.program import compile_once
 
-    return Job([interpreter, path, *code.args], stdin=not code.from_stdin, prepare=prepare, folder=folder)
+        limits = box.policy.limits
+        compiled = compile_once(box, what.compile, what.env, min(limits.timeout_s, limits.lifetime_s))
+        return None if compiled.ok else compiled
+
+    needed = there is None or language.compile
+    return Job(
+        [*what.run, *code.args],
+        stdin=not code.from_stdin,
+        prepare=prepare if needed else None,
+        folder=None if there is not None else folder,
+    )

@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 class Settings:
     """What the options of run and exec add up to."""
 
-    __slots__ = ("backend", "cwd", "explain", "image", "net_log", "policy", "raw", "report")
+    __slots__ = (
+        *("backend", "cwd", "explain", "image", "keep", "net_log", "policy", "raw", "report"),
+        *("start_from", "tty"),
+    )
 
     def __init__(self, given: Given, base: PresetName) -> None:
         """Raises Problem, or PolicyError, for the first thing that is wrong; starts nothing."""
-        if given.has("--tty"):
-            raise Problem(
-                "--tty is not in this version",
-                fix="without it, output goes through as it comes, colours included",
-                code="not-in-this-version",
-            )
+        self.tty = given.has("--tty")
+        if self.tty:
+            check_terminal(given, "leave --tty out")
+        self.keep: str | None = None
+        self.start_from: str | None = None
         self.policy = policy_from(given, base)
         self.backend: BackendName = given.last("--backend") or "auto"  # type: ignore[assignment]  # its table checks it
         self.image = given.last("--image") or "host"
@@ -50,6 +52,16 @@ class Settings:
                     fix=f"name a file elsewhere: {name} /tmp/{os.path.basename(path)}",
                 )
         return path
+
+
+def check_terminal(given: Given, fix: str) -> None:
+    """Raises Problem when there is none to give to the guest, or nothing else may be written to it."""
+    if not given.has("--explain"):
+        from ringfence.cli.terminal import require
+
+        require(fix)
+    if given.has("--json"):
+        raise Problem("--json has no place on a terminal", fix="for the screen and the object: --report FILE")
 
 
 def policy_from(given: Given, base: PresetName) -> Policy:

@@ -7,6 +7,7 @@ import stat
 
 from ringfence.cli.console import Problem
 from ringfence.cli.shown import absolute
+from ringfence.languages import TABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ ENDINGS = {
     ".r": "r",
     ".wasm": "wasm",
 }
-# What runs each language, and the ending its code gets inside.
-INTERPRETERS = {"python": ("python3", ".py"), "javascript": ("node", ".js"), "bash": ("bash", ".sh")}
-
 _USAGE = "name a file, or give the code: ringfence run FILE, ringfence run -c 'print(6 * 7)', ringfence run - < FILE"
 
 
@@ -67,11 +65,9 @@ class Code:
 def _language(named: str | None, path: str | None) -> str:
     ending = os.path.splitext(path or "")[1].lower()
     language = named or ENDINGS.get(ending, "python")
-    if language not in INTERPRETERS:
+    if language not in TABLE:
         raise Problem(
-            f"{language} is not in this version",
-            fix=f"run takes {', '.join(INTERPRETERS)}; to use a compiler: ringfence exec --copy . -- COMMAND",
-            code="not-in-this-version",
+            f"{language} is not in this version", fix=f"run takes {', '.join(TABLE)}", code="not-in-this-version"
         )
     return language
 
@@ -80,7 +76,7 @@ def _inner_name(path: str | None, language: str) -> str:
     """A name of ours or the file's own, without a folder: it becomes a path inside, and tracebacks show it."""
     base = os.path.basename(path or "-")
     if path is None or path == "-" or not base.strip(".") or len(os.fsencode(base)) > 200:
-        return "main" + INTERPRETERS[language][1]
+        return TABLE[language].file
     return base
 
 

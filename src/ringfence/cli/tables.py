@@ -151,6 +151,14 @@ def exec_table() -> Table:
     return Table("exec", sandbox_options(), command=True)
 
 
+def shell_table() -> Table:
+    """ringfence shell"""
+    from ringfence.cli.kept import name
+
+    own = [Option("--keep", value="NAME", check=name), Option("--from", value="NAME", check=name)]
+    return Table("shell", [*own, *sandbox_options()], command=True)
+
+
 def run_table() -> Table:
     """ringfence run"""
     own = [

@@ -68,7 +68,8 @@ def _preload(hello: Hello) -> dict[str, object]:
     sys.path[:] = hello["sys_path"]
     for name in ("_ast", "_sitebuiltins", "atexit"):
         __import__(name)
-    from . import fileworker, fresh, node, pycode, session, shell  # noqa: F401  # before the fork, not after each
+    # Before the fork, not after each; a sandbox does not show where they lie.
+    from . import fileworker, fresh, keeping, node, pycode, restoring, session, shell  # noqa: F401  # for the forks
 
     fresh.prepare()
     node.prepare()

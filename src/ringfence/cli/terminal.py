@@ -1,0 +1,153 @@
+"""Owns the caller's terminal while a guest has it: raw mode, its size, its keys, and that it is left as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import termios
+
+from ringfence.cli.console import OUT, Problem, write
+from ringfence.cli.screens import ScreenFilter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+    from typing import Self
+
+    from ringfence import Pty, Result
+
+_IN = 0
+_PIECE = 1 << 16
+_LARGEST = 1000
+_IFLAG, _OFLAG, _CFLAG, _LFLAG, _CC = 0, 1, 2, 3, 6
+_SIZE, _MODE = b"s", b"m"
+
+
+def require(fix: str) -> None:
+    """Raises Problem when there is no terminal to give."""
+    for fd, name in ((_IN, "standard input"), (OUT, "standard output")):
+        if not os.isatty(fd):
+            raise Problem(f"{name} is not a terminal", fix=fix, code="no-terminal")
+
+
+def size() -> tuple[int, int]:
+    """Columns and rows of the caller's terminal, within what a sandbox takes."""
+    try:
+        found = os.get_terminal_size(OUT)
+    except OSError:
+        found = os.terminal_size((80, 24))
+    return min(found.columns or 80, _LARGEST), min(found.lines or 24, _LARGEST)
+
+
+def variables() -> dict[str, str]:
+    """What programs inside need to know of the terminal: its kind, as far as that is a plain word."""
+    kinds = {"TERM": "xterm-256color", "COLORTERM": ""}
+    for name in kinds:
+        word = os.environ.get(name, "")
+        if word and len(word) <= 64 and word.replace("-", "").replace("+", "").replace(".", "").isalnum():
+            kinds[name] = word
+    return {name: word for name, word in kinds.items() if word}
+
+
+class Terminal:
+    """The caller's terminal, given to a guest within `with`. Whatever ends that, it is as it was before."""
+
+    def __init__(self, *, raw_output: bool) -> None:
+        self._raw_output = raw_output
+        self._filter = ScreenFilter()
+        self._saved = termios.tcgetattr(_IN)
+        self._handlers: dict[int, object] = {}
+        self._given = False
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def __enter__(self) -> Self:
+        for number, handler in (
+            (signal.SIGWINCH, self._on_resize),
+            (signal.SIGCONT, self._on_continue),
+            (signal.SIGTTOU, signal.SIG_IGN),  # to give it back from the background would stop us
+        ):
+            self._handlers[number] = signal.signal(number, handler)
+        self._given = True
+        self._set_raw()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        self.give_back()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself gave us
+
+    def _set_raw(self) -> None:
+        """As cfmakeraw: every key is the guest's, Ctrl-C, Ctrl-Z and Ctrl-S too."""
+        mode = termios.tcgetattr(_IN)
+        mode[_IFLAG] &= ~(
+            termios.IGNBRK | termios.BRKINT | termios.PARMRK | termios.ISTRIP
+            | termios.INLCR | termios.IGNCR | termios.ICRNL | termios.IXON
+        )  # fmt: skip
+        mode[_OFLAG] &= ~termios.OPOST
+        mode[_CFLAG] = mode[_CFLAG] & ~(termios.CSIZE | termios.PARENB) | termios.CS8
+        mode[_LFLAG] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN)
+        mode[_CC][termios.VMIN], mode[_CC][termios.VTIME] = 1, 0
+        termios.tcsetattr(_IN, termios.TCSADRAIN, mode)
+
+    def give_back(self) -> None:
+        """Undo what the guest switched, drop what was typed for it, restore the mode. Idempotent, and never raises."""
+        if not self._given:
+            return
+        self._given = False
+        try:
+            write(OUT, self._filter.finish())
+        except (OSError, Problem):
+            pass  # the screen is gone; the mode still matters to whoever has the terminal next
+        try:
+            termios.tcflush(_IN, termios.TCIFLUSH)
+            termios.tcsetattr(_IN, termios.TCSANOW, self._saved)
+        except (OSError, termios.error):
+            return
+
+    def hand_to(self, guest: Pty) -> Result:
+        """Pass what it draws, and keys and sizes to it, until it ends."""
+        import _thread
+
+        from ringfence.events import Stdout
+
+        _thread.start_new_thread(self._pump, (guest,))
+        for event in guest:
+            if isinstance(event, Stdout):
+                shown = self._filter.feed(event.data)
+                write(OUT, event.data if self._raw_output else shown)
+        return guest.wait()
+
+    # input
+
+    def _on_resize(self, _: int, __: FrameType | None) -> None:
+        os.write(self._woken, _SIZE)
+
+    def _on_continue(self, _: int, __: FrameType | None) -> None:
+        os.write(self._woken, _MODE)
+
+    def _pump(self, guest: Pty) -> None:
+        import select
+
+        from ringfence.errors import RingfenceError
+
+        try:
+            while self._given:
+                ready = select.select([_IN, self._wake], [], [])[0]
+                if self._wake in ready:
+                    self._news(os.read(self._wake, 64), guest)
+                if _IN in ready:
+                    keys = os.read(_IN, _PIECE)
+                    if not keys:
+                        break
+                    guest.write(keys)
+            guest.close_stdin()
+        except (OSError, RingfenceError):
+            return  # the guest or the terminal has gone; the main thread knows how
+
+    def _news(self, what: bytes, guest: Pty) -> None:
+        if _MODE in what and self._given:
+            self._set_raw()
+        cols, rows = size()
+        guest.resize(cols=cols, rows=rows)
