@@ -12,7 +12,7 @@ import os
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.attacks import Attack, arena, catalogue
+from ringfence.attacks import Attack, Row, arena, catalogue, harness, second
 from ringfence.attacks.case import BARE, OURS, READ, Seen, attack
 from ringfence.attacks.guestside import PRELUDE
 from ringfence.attacks.harness import run_one
@@ -104,3 +104,37 @@ def test_a_second_fence_that_does_not_hold_alone_is_inconclusive() -> None:
     case = attack("A01", "a made-up one", READ, off="pin", behind="protect")(lambda arm: Seen(arm.name != "on", "seen"))
     row = run_one(case)
     assert (row.verdict, row.succeeded) == ("inconclusive", ("off", "alone"))
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A few quick ones, as many as are worth a second process."""
+    found = [each.id for each in catalogue() if each.id.startswith(("E0", "A0"))][:16]
+    monkeypatch.setattr(harness, "_MANY", len(found))
+    return found
+
+
+def test_two_processes_give_the_rows_that_one_gives(names: list[str]) -> None:
+    """In the catalogue's order, whoever ran them; the cases that measure are run alone."""
+    told: list[tuple[int, int, str]] = []
+    whole = harness.run(names, progress=lambda *seen: told.append(seen))
+    assert [row.id for row in whole.rows] == names
+    assert [row for row in whole.rows if row.verdict not in ("held", "not applicable")] == []
+    assert {total for _, total, _ in told} == {len(names)}
+    assert 0 < len(told) < len(names)
+
+
+def test_what_a_second_process_owed_when_it_died_is_run_here(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed after its first answer."""
+    whole = second.Second.answer
+
+    def answer(self: second.Second) -> Row | None:
+        row = whole(self)
+        self._process.kill()
+        self._process.wait()
+        return row
+
+    monkeypatch.setattr(second.Second, "answer", answer)
+    found = harness.run(names)
+    assert [row.id for row in found.rows] == names
+    assert {row.verdict for row in found.rows} <= {"held", "not applicable"}

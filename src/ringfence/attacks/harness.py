@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 
 from ringfence.attacks.arena import Arm
 from ringfence.attacks.case import NotApplicable, Seen
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int, str], None]
 
 
+_MANY = 40  # attacks from which on a second process pays
+
+
 def catalogue() -> tuple[Attack, ...]:
     """Every attack there is for the process backend, by id."""
     return tuple(sorted(all_cases(), key=lambda each: each.id))
@@ -34,12 +38,34 @@ def run(ids: Iterable[str] = (), *, backend: str | None = None, progress: Progre
     if backend not in (None, "auto", "process"):
         raise UnsupportedError(f"there are no attacks for the {backend} backend yet", fix="--backend process")
     chosen = _chosen(list(ids))
-    rows: list[Row] = []
-    for done, attack in enumerate(chosen):
+    rows: dict[str, Row] = {}
+    for attack in _left_by_two(chosen, rows, progress) if len(chosen) >= _MANY else chosen:
         if progress is not None:
-            progress(done, len(chosen), attack.id)
-        rows.append(run_one(attack))
-    return Matrix("process", "root" if os.geteuid() == 0 else "user", os.uname().release, tuple(rows))
+            progress(len(rows), len(chosen), attack.id)
+        rows[attack.id] = run_one(attack)
+    in_order = tuple(rows[attack.id] for attack in chosen)
+    return Matrix("process", "root" if os.geteuid() == 0 else "user", os.uname().release, in_order)
+
+
+def _left_by_two(chosen: list[Attack], rows: dict[str, Row], progress: Progress | None) -> list[Attack]:
+    """Run what can run beside something else in two processes. Returns what has to be run alone."""
+    from ringfence.attacks.second import ALONE, Second
+
+    todo = deque(attack for attack in chosen if attack.id not in ALONE)
+    with Second() as second:
+        while todo:
+            while todo and second.has_room:
+                second.ask(todo.popleft())
+            if todo:
+                attack = todo.popleft()
+                if progress is not None:
+                    progress(len(rows), len(chosen), attack.id)
+                rows[attack.id] = run_one(attack)
+            while second.answered() and (row := second.answer()) is not None:
+                rows[row.id] = row
+        while second.owed and (row := second.answer()) is not None:
+            rows[row.id] = row
+    return [attack for attack in chosen if attack.id not in rows]
 
 
 def _chosen(ids: list[str]) -> list[Attack]:
