@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import pytest
 from network.desk import trusting
 from network.servers import Answer, Loop, Roots, Seen, Server, echo, serving
 from ringfence import Limits, Network, Policy, PolicyError, Rule, Sandbox, Secret
+from ringfence.cli import main
 from ringfence.network.gateway import service
 
 HOST, OTHER = "api.example.com", "other.example.com"
@@ -275,3 +277,46 @@ def test_rules_that_need_reading_cannot_be_added_to_a_sandbox_that_trusts_nobody
     with Sandbox(policy=outside.policy()) as box:
         with pytest.raises(PolicyError, match="nothing inside trusts its gateway"):
             box.network.set(network)
+
+
+def test_the_command_takes_a_variable_of_the_host_and_shows_it_nowhere(
+    outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOKEN", VALUE)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'version = 1\n[network]\nallow = ["{HOST}:{outside.server.port}"]\nprivate = ["127.0.0.0/8"]\n')
+    log, report = tmp_path / "net.jsonl", tmp_path / "report.json"
+    options = ["--policy", str(policy), "--secret", f"TOKEN@{HOST}", "--net-log", str(log), "--report", str(report)]
+    command = f'curl -sS -H "Authorization: $TOKEN" {outside.url}/echo?$TOKEN'
+    assert main(["exec", *options, "--", "sh", "-c", command]) == 0
+    assert outside.server.seen[0].header("authorization") == VALUE
+    out, err = capfd.readouterr()
+    assert "*" * len(VALUE) in out
+    assert json.loads(log.read_text())["path"] == "/echo"
+    assert VALUE not in out + err + log.read_text() + report.read_text()
+
+
+_WITHOUT_PACKAGES = """
+from ringfence import Network, Policy, Sandbox, Secret, UnsupportedError
+policy = Policy(network=Network(allow=["a.com"]), secrets=[Secret("T", "x" * 20, hosts=["a.com"])])
+try:
+    Sandbox(policy=policy)
+except UnsupportedError as error:
+    print(error.code, "|", error, "|", error.fix)
+"""
+
+
+def test_a_host_without_the_packages_says_so_before_anything_starts() -> None:
+    source = Path(__file__).resolve().parents[2] / "src"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", _WITHOUT_PACKAGES],
+        env={"PYTHONPATH": str(source), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    code, message, fix = done.stdout.strip().split(" | ")
+    assert code == "network-packages"
+    assert "cryptography, h11, h2" in message
+    assert fix == "pip install 'ringfence[network]'"
