@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from types import ModuleType
 
@@ -9,11 +11,12 @@ import pytest
 
 from backends_declared import DECLARED
 from ringfence import Sandbox
-from ringfence.testing import conformance
-from ringfence.testing.checks import code, commands, disk, files, isolation, lifecycle, limits, refusals, spawning
+from ringfence.testing import checks, conformance
 from ringfence.testing.conformance import CHECKS, Check, Outcome, Report, check
 
-MODULES = [code, commands, disk, files, isolation, lifecycle, limits, refusals, spawning]
+MODULES = [
+    importlib.import_module(f"{checks.__name__}.{found.name}") for found in pkgutil.iter_modules(checks.__path__)
+]
 
 
 def test_a_backend_conforms(backend_name: str, one: Check) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
 DESTROY_S = 10.0
+_PAUSE_S = 3.0  # for guestd's word that it stands still or goes on
 
 
 class AsyncSandbox:
@@ -459,11 +460,14 @@ class AsyncSandbox:
                 missing=[Missing(self.backend, "a cgroup with a freezer", "ringfence doctor")],
             )
         self._paused = True
+        await place.link.wait(lambda: place.link.paused, time.monotonic() + _PAUSE_S)
 
     async def resume(self) -> None:
         """Let a paused sandbox go on. Does nothing to one that runs."""
         self._paused = False
-        await self._running_place().link.say(op="resume")
+        place = self._running_place()
+        await place.link.say(op="resume")
+        await place.link.wait(lambda: not place.link.paused, time.monotonic() + _PAUSE_S)
 
     async def extend(self, lifetime_s: float) -> datetime:
         from datetime import UTC, datetime

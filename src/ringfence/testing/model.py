@@ -20,7 +20,16 @@ E = TypeVar("E", bound=BaseException)
 MakeSandbox: TypeAlias = Callable[..., Sandbox]
 
 Capability: TypeAlias = Literal[
-    "commands", "cpu-share", "cpu-time", "disk-quota", "memory-limit", "node", "open-files", "process-limit", "usage"
+    "commands",
+    "cpu-share",
+    "cpu-time",
+    "disk-quota",
+    "memory-limit",
+    "node",
+    "open-files",
+    "pause",
+    "process-limit",
+    "usage",
 ]
 CAPABILITIES: Mapping[Capability, str] = {
     "commands": "policy.commands decides which programs exist",
@@ -30,6 +39,7 @@ CAPABILITIES: Mapping[Capability, str] = {
     "memory-limit": "limits.memory holds for the whole tree, and its end is told as oom",
     "node": "the image has node",
     "open-files": "limits.open_files holds",
+    "pause": "a paused sandbox uses no CPU time",
     "process-limit": "limits.processes is exact, threads counted",
     "usage": "CPU time and memory are measured from outside",
 }
