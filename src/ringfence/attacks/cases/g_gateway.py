@@ -90,7 +90,14 @@ def _came(listener: Listener, told: str, *, with_: bytes = b"") -> Seen:
     return Seen(bool(came), f"{len(came)} connections; {told}")
 
 
-@attack("G08", "a name that leads to a private address is not dialled", ESCAPE, off=OURS, label="address check")
+@attack(
+    "G08",
+    "a name that leads to a private address is not dialled",
+    ESCAPE,
+    off=OURS,
+    needs="network",
+    label="address check",
+)
 def rebinding(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"rebind.test": _LOOPBACK})
@@ -155,7 +162,7 @@ def _permit_all(_: rules.Rules, name: str, port: int) -> rules.Verdict:
     return rules.Verdict(None, Target(name, port, None))
 
 
-@attack("G11", "a Host header for another host does not pass", ESCAPE, off=OURS, label="Host check")
+@attack("G11", "a Host header for another host does not pass", ESCAPE, off=OURS, needs="network", label="Host check")
 def other_host_header(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
@@ -168,7 +175,14 @@ def other_host_header(arm: Arm) -> Seen:
     return _came(listener, told.words(), with_=b"evil.test")
 
 
-@attack("G12", "a request that parsers read in two ways does not pass", ESCAPE, off=OURS, label="strict heads")
+@attack(
+    "G12",
+    "a request that parsers read in two ways does not pass",
+    ESCAPE,
+    off=OURS,
+    needs="network",
+    label="strict heads",
+)
 def smuggling(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
@@ -184,7 +198,12 @@ def smuggling(arm: Arm) -> Seen:
 
 
 @attack(
-    "G13", "a redirect to a host that is not permitted is not followed for the guest", ESCAPE, off=OURS, label="rules"
+    "G13",
+    "a redirect to a host that is not permitted is not followed for the guest",
+    ESCAPE,
+    off=OURS,
+    needs="network",
+    label="rules",
 )
 def redirect(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
@@ -198,7 +217,14 @@ def redirect(arm: Arm) -> Seen:
     return _came(listener, told.words())
 
 
-@attack("G14", "a name that only ends like a permitted one is another name", ESCAPE, off=OURS, label="name grammar")
+@attack(
+    "G14",
+    "a name that only ends like a permitted one is another name",
+    ESCAPE,
+    off=OURS,
+    needs="network",
+    label="name grammar",
+)
 def lookalike_names(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"evilweb.test": _LOOPBACK})
