@@ -7,6 +7,7 @@ refused, fails or is given up leaves nothing.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ringfence.files import places
@@ -114,7 +115,7 @@ class Landing:
         try:
             trees.remove_tree(self._target, self._stage_name)
             if self._made:
-                os.rmdir(self._name, dir_fd=self._parent)
+                _remove_empty(self._name, self._parent)
         finally:
             self._close()
 
@@ -123,3 +124,11 @@ class Landing:
             if fd >= 0:
                 os.close(fd)
         self._parent = self._target = self._top = -1
+
+
+def _remove_empty(name: str, parent: int) -> None:
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):  # somebody else put something there, or took it away
+            raise
