@@ -22,6 +22,7 @@ EVENTS = [
     {"ev": "took", "id": 1, "bytes": 3},
     {"ev": "stdin-closed", "id": 1},
     {"ev": "end", "why": "idle"},
+    {"ev": "crashed", "error": "KeyError: 5"},
     EXIT,
 ]
 

@@ -37,6 +37,7 @@ _known = st.sampled_from(
         message(ev="refused", id=1, errno=11, error=""),
         message(ev="ready", init=1),
         message(ev="end", why="idle"),
+        message(ev="crashed", error="KeyError: 5"),
         pack(STDOUT, 1, b"one"),
         pack(STDERR, 2, b"two"),
         pack(STDOUT, 3, b"nobody"),
@@ -55,6 +56,13 @@ def test_known_frames_in_any_order_end_each_thing_once_or_all_of_them(sent: list
             if inbox.end is not None:
                 assert ended.setdefault(inbox.id, inbox.end) is inbox.end
     assert switch.over is None or all(inbox.end is not None for inbox in inboxes)
+
+
+def test_a_monitor_that_crashed_ends_everything_with_its_last_words_made_harmless() -> None:
+    switch, inbox = opened()
+    switch.feed(message(ev="crashed", error="KeyError: \x1b[2J\n" + "x" * 9000))
+    assert switch.over == "its monitor crashed: KeyError: ?[2J?" + "x" * 185
+    assert inbox.end == {"ev": "over", "why": switch.over}
 
 
 def test_output_and_end_reach_their_inbox() -> None:
