@@ -10,6 +10,7 @@ from ringfence.plan.model import Plan, make_plan
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.backends import Backend
+    from ringfence.backends.base import Outlet
     from ringfence.backends.process.box import ProcessBox
     from ringfence.backends.process.pool import Pool
     from ringfence.files.usedimages import Used
@@ -57,6 +58,7 @@ class ProcessLauncher:
         self.fresh = fresh
         self._rejected = rejected
         self._plan: ProcessPlan | None = None
+        self.twin_of: Outlet | None = None  # a sandbox whose placeholders and authority this one shares
 
     def plan(self) -> Plan:
         made = self.process_plan()
@@ -83,7 +85,7 @@ class ProcessLauncher:
         box = self._launch(made)
         try:
             listeners, box.listeners = box.listeners, []
-            box.outlet = gateway.register(self.policy.network, self.policy.secrets, listeners)
+            box.outlet = gateway.register(self.policy.network, self.policy.secrets, listeners, self.twin_of)
             box.env = {**box.outlet.defaults, **box.env, **box.outlet.env}
         except BaseException:
             box.close()

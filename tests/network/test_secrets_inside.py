@@ -296,6 +296,21 @@ def test_the_command_takes_a_variable_of_the_host_and_shows_it_nowhere(
     assert VALUE not in out + err + log.read_text() + report.read_text()
 
 
+def test_a_live_copy_goes_on_with_the_placeholder_it_holds(outside: Outside) -> None:
+    ask = f"""
+request = urllib.request.Request("{outside.url}/copy", headers={{"Authorization": token}})
+print(urllib.request.urlopen(request, context=context).status)
+"""
+    with Sandbox(policy=outside.policy(_secret())) as box:
+        begin = "import os, ssl, urllib.request; token, context = os.environ['TOKEN'], ssl.create_default_context()"
+        box.run(begin).check()
+        with box.fork() as twin:
+            assert [one.run(ask).check().stdout for one in (box, twin)] == ["200\n"] * 2
+            told = twin.exec(["sh", "-c", "echo $TOKEN"]).stdout
+            assert told == box.exec(["sh", "-c", "echo $TOKEN"]).stdout
+    assert [seen.header("authorization") for seen in outside.server.seen] == [VALUE] * 2
+
+
 _WITHOUT_PACKAGES = """
 from ringfence import Network, Policy, Sandbox, Secret, UnsupportedError
 policy = Policy(network=Network(allow=["a.com"]), secrets=[Secret("T", "x" * 20, hosts=["a.com"])])

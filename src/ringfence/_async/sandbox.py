@@ -418,7 +418,7 @@ class AsyncSandbox:
         """Of the same backend, image, policy, workspace, tools and labels. Not started."""
         backend, workspace = self._made_with
         image = self._launcher.image
-        return AsyncSandbox(
+        twin = AsyncSandbox(
             backend=backend,
             image=image,
             policy=self.policy,
@@ -426,6 +426,9 @@ class AsyncSandbox:
             tools=self._tools,
             labels=self.labels,
         )
+        if self._box is not None:
+            twin._launcher.twin_of = self._box.outlet  # copied memory holds its placeholders and its trusted roots
+        return twin
 
     def _trees_kept(self) -> AsyncTrees:
         if self._trees is None:

@@ -57,11 +57,13 @@ class Service:
                 self._thread = threading.Thread(target=self._run, name="ringfence-gateway", daemon=True)
                 self._thread.start()
 
-    def register(self, network: Network, secrets: tuple[Secret, ...], listeners: list[int]) -> Registration:
+    def register(
+        self, network: Network, secrets: tuple[Secret, ...], listeners: list[int], twin_of: object = None
+    ) -> Registration:
         """Takes the descriptors over. From here on, what connects to them is served."""
         from ringfence.network.registration import Registration as Made
 
-        registration = Made(self, network, secrets, listeners)
+        registration = Made(self, network, secrets, listeners, twin_of if isinstance(twin_of, Made) else None)
         with self._lock:
             self._registrations.add(registration)
         self.start()

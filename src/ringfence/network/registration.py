@@ -66,11 +66,21 @@ class Open:
 class Registration:
     """Implements targets.Context for connections, and backends.base.Outlet for the sandbox's box."""
 
-    def __init__(self, service: Service, network: Network, secrets: tuple[Secret, ...], listeners: list[int]) -> None:
-        """Takes the descriptors over: resolver by UDP, resolver by TCP, proxy, then one for each port."""
+    def __init__(
+        self,
+        service: Service,
+        network: Network,
+        secrets: tuple[Secret, ...],
+        listeners: list[int],
+        twin_of: Registration | None = None,
+    ) -> None:
+        """Takes the descriptors over: resolver by UDP, resolver by TCP, proxy, then one for each port.
+
+        A live copy has the placeholders and the authority of its original: both are in the memory that was copied.
+        """
         self._service = service
         self._network = network
-        self.vault = Vault(secrets)
+        self.vault: Vault = Vault(secrets) if twin_of is None else twin_of.vault
         self.env: Mapping[str, str] = self.vault.environment
         self.defaults: Mapping[str, str] = {}
         self.files: Mapping[str, bytes] = {}
@@ -86,6 +96,8 @@ class Registration:
         self._ended = threading.Event()
         self._authority: Authority | None = None
         self._reads = trust.is_needed(network, secrets)
+        if self._reads and twin_of is not None:
+            self._authority = twin_of.authority
         if self._reads:
             self.defaults, self.files = trust.environment(), trust.files(self.authority)
         self._pid = os.getpid()
