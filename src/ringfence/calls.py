@@ -391,7 +391,7 @@ def result(
         usage=replace(usage, output_bytes=produced),
         denials=(*_denials(call, reason, policy, image), *_refused(box, transcript.mark)),
         enforcement=box.enforcement,
-        backend="process",
+        backend=box.backend,
         image=image,
         policy_digest=policy.digest,
     )

@@ -10,7 +10,7 @@ from ringfence.plan.model import Plan, make_plan
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.backends import Backend
-    from ringfence.backends.base import Outlet
+    from ringfence.backends.base import Launcher, Outlet
     from ringfence.backends.process.box import ProcessBox
     from ringfence.backends.process.pool import Pool
     from ringfence.files.usedimages import Used
@@ -40,6 +40,8 @@ def is_command() -> bool:
 
 class ProcessLauncher:
     """The process backend for one policy and image."""
+
+    name = "process"
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ def check_policy(policy: object) -> None:
 
 def prepare(
     backend: BackendName | Backend, image: str | Image, policy: Policy, *, workspace: Workspace = "auto"
-) -> ProcessLauncher:
+) -> Launcher:
     """Raises PolicyError for a wrong argument, UnsupportedError when no backend here keeps the policy."""
     chosen = _image(image)
     used = _used(chosen)
@@ -140,6 +142,8 @@ def prepare(
     if workspace not in ("auto", "memory", "disk"):
         raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
     _refuse_later(policy)
+    if name == "gvisor" or (name == "auto" and policy.isolation == "own-kernel"):
+        return _gvisor(backend, policy, chosen, used, workspace)
     if name not in ("auto", "process"):
         raise UnsupportedError(
             f"the {name} backend {_LATER}", missing=[Missing(name, f"the {name} backend", 'backend="process"')]
@@ -154,6 +158,19 @@ def prepare(
     return ProcessLauncher(
         policy, chosen, fresh=fresh, rejected=later if name == "auto" else {}, used=used, workspace=workspace
     )
+
+
+def _gvisor(
+    backend: BackendName | Backend, policy: Policy, image: Image, used: Used | None, workspace: Workspace
+) -> Launcher:
+    from ringfence.walls import GvisorLauncher
+
+    if workspace == "disk":
+        raise UnsupportedError(
+            "the gvisor backend has no workspace on disk", code="workspace", fix='workspace="memory"'
+        )
+    rejected = {"process": "it shares the host's kernel"} if backend == "auto" else {}
+    return GvisorLauncher(policy, image, used=used, platform=getattr(backend, "platform", None), rejected=rejected)
 
 
 _host_image: list[Image] = []  # the usual one, checked once
@@ -280,10 +297,10 @@ def _view(policy: Policy, root: Root | None) -> View:
     if root is None:
         from ringfence.plan.view import view
 
-        return view(policy, _interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
+        return view(policy, interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
     from ringfence.plan.imageview import image_view
 
-    return image_view(policy, root, _interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
+    return image_view(policy, root, interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
 
 
 def release_image(digest: str) -> bool:
@@ -324,11 +341,11 @@ def _state_directories(policy: Policy) -> tuple[str, ...]:
 _interpreters: list[Interpreter] = []  # of this process: it does not change
 
 
-def _interpreter() -> Interpreter:
+def interpreter() -> Interpreter:
     if not _interpreters:
-        from ringfence.plan.interpreter import interpreter
+        from ringfence.plan.interpreter import interpreter as found
 
-        _interpreters.append(interpreter())
+        _interpreters.append(found())
     return _interpreters[0]
 
 
@@ -339,7 +356,7 @@ def _pool(image: Image) -> Pool:
 def _pool_of(preload: tuple[str, ...]) -> Pool:
     from ringfence.backends.process.pool import pool
 
-    return pool(_interpreter(), preload)
+    return pool(interpreter(), preload)
 
 
 def _too_weak(made: ProcessPlan) -> UnsupportedError:

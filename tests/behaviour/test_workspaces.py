@@ -15,6 +15,7 @@ from behaviour import host
 from behaviour.host import Host
 from ringfence import DiskUsage, Limits, Mount, Policy, PolicyError, Sandbox, UnsupportedError
 from ringfence.backends.process import disk
+from ringfence.launching import ProcessLauncher
 
 MIB = 1 << 20
 POLICY = Policy(limits=Limits(disk="1M", disk_files=50))
@@ -92,8 +93,10 @@ def test_memory_is_not_shared_with_it() -> None:
         write = "with open('f', 'wb') as f:\n    for _ in range(200): f.write(bytes(1 << 20))"
         assert box.run(write).status == "ok"
         assert box.files.stat("f").size == 200 * MIB
-        in_memory = Sandbox(policy=policy)._launcher.process_plan()
-        assert in_memory.memory_bytes - box._launcher.process_plan().memory_bytes == 300 * MIB
+        in_memory, on_disk = Sandbox(policy=policy)._launcher, box._launcher
+        assert isinstance(in_memory, ProcessLauncher)
+        assert isinstance(on_disk, ProcessLauncher)
+        assert in_memory.process_plan().memory_bytes - on_disk.process_plan().memory_bytes == 300 * MIB
         assert str(box.enforcement.disk) == "ext4 in an image file: its blocks and inodes"
         assert "disk" not in box.enforcement.weaker
 

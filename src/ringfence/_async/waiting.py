@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
 
-    from ringfence.backends.process.box import ProcessBox
-    from ringfence.launching import ProcessLauncher
+    from ringfence.backends.base import Box, Launcher
     from ringfence.values import Tool
 
 T = TypeVar("T")
@@ -64,7 +63,7 @@ async def called(tool: Tool, given: tuple[list[object], dict[str, object]], with
         return False, f"it failed with {type(error).__name__}"
 
 
-async def launched(launcher: ProcessLauncher) -> ProcessBox:
+async def launched(launcher: Launcher) -> Box:
     """A box, made in a thread. When the caller is cancelled meanwhile, it is closed again."""
     task = asyncio.ensure_future(asyncio.to_thread(launcher.launch))
     try:

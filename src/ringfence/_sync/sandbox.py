@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ringfence._sync.exposing import Address
     from ringfence._sync.trees import Trees
     from ringfence.backends import Backend
-    from ringfence.backends.base import Box
-    from ringfence.launching import ProcessLauncher
+    from ringfence.backends.base import Box, Launcher
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
     from ringfence.results import Denial, Enforcement, Result, Usage
@@ -62,7 +61,7 @@ class Sandbox:
         self.labels = dict(labels or {})
         self.files = Files(self._running_place)
         self.network = Gateway(lambda: self._box)
-        self._launcher: ProcessLauncher = prepare(backend, image, policy, workspace=workspace)
+        self._launcher: Launcher = prepare(backend, image, policy, workspace=workspace)
         self._made_with = (backend, workspace)
         self._snapshot = snapshot
         self._trees: Trees | None = None
@@ -94,7 +93,7 @@ class Sandbox:
         """The one that was taken, never "auto". Raises SandboxClosedError before start."""
         if self._box is None:
             raise SandboxClosedError("the sandbox has not been started, so no backend was taken", fix="call start()")
-        return "process"
+        return self._box.backend
 
     @property
     def enforcement(self) -> Enforcement:
@@ -440,7 +439,7 @@ class Sandbox:
     def _bound(self) -> str:
         from ringfence.snapshots import bound_to
 
-        return bound_to("process", self._launcher.image, self.policy)
+        return bound_to(self._launcher.name, self._launcher.image, self.policy)
 
     def _check_snapshot(self, snapshot: Snapshot) -> None:
         from ringfence import snapshots

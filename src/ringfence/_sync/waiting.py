@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from ringfence.backends.process.box import ProcessBox
-    from ringfence.launching import ProcessLauncher
+    from ringfence.backends.base import Box, Launcher
     from ringfence.values import Tool
 
     T = TypeVar("T")
@@ -48,7 +47,7 @@ def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) -> tuple
     return True, value
 
 
-def launched(launcher: ProcessLauncher) -> ProcessBox:
+def launched(launcher: Launcher) -> Box:
     return launcher.launch()
 
 

@@ -124,9 +124,10 @@ class Arm:
         if self.bare:
             raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
         made = Sandbox(policy=policy, backend="process", workspace=workspace)
+        launcher = made._launcher  # noqa: SLF001  # no public way leads to a plan without a control
         if not whole and self._weakens:
-            # No public way leads to a plan without a control, hence the private name.
-            made._launcher = _Weakened(made._launcher, self)  # noqa: SLF001
+            assert isinstance(launcher, ProcessLauncher)
+            made._launcher = _Weakened(launcher, self)  # noqa: SLF001  # as above
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a weaker limit is for the matrix's reader, not for each of its rows
             return self._ends.enter_context(made)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from ringfence.events import HostSummary, Request
     from ringfence.plan.model import Plan
+    from ringfence.policy.image import Image
     from ringfence.policy.model import Network
     from ringfence.results import Denial, Enforcement, Usage
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     class Box(Protocol):
         """One sandbox that has been started and has run nothing yet."""
 
+        backend: str
         channel: socket.socket
         enforcement: Enforcement
         env: Mapping[str, str]
@@ -85,6 +87,11 @@ if TYPE_CHECKING:
 
     class Launcher(Protocol):
         """A backend that can be asked for a plan, and for a box that follows it."""
+
+        image: Image
+
+        @property
+        def name(self) -> str: ...
 
         def plan(self) -> Plan: ...
 

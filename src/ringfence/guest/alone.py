@@ -57,7 +57,7 @@ def _told(channel: _Streams) -> Fence:
 
 def _prepare_imports() -> None:
     """Before there is a guest: what jobs need is in this process's memory, and theirs."""
-    from . import filesearch, filestreams, filewatch, fileworker, fresh, pycode, session  # noqa: F401  # as the zygote
+    from . import filesearch, filestreams, filewatch, fileworker, fresh, pycode, session, stepwise  # noqa: F401  # as the zygote does  # noqa: F401  # the same
 
     fresh.prepare()
 

@@ -156,7 +156,14 @@ def pivot_root_here() -> None:
 
 def openat2(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    return syscall(_NR_OPENAT2, directory, _path(path), how, len(how), what=path)
+    try:
+        return syscall(_NR_OPENAT2, directory, _path(path), how, len(how), what=path)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    from .stepwise import open_below
+
+    return open_below(directory, path, flags, mode, resolve)
 
 
 def punch_hole(fd: int, offset: int, size: int) -> None:

@@ -44,6 +44,7 @@ class ProcessBox:
         retire: Callable[[ProcessBox], None],
         origin: tuple[Template, int],
     ) -> None:
+        self.backend = "process"
         self.plan = plan
         self.channel = channel
         self.python = python

@@ -1,0 +1,1 @@
+"""A user-space kernel: `runsc`, directly on an OCI bundle, without a daemon."""

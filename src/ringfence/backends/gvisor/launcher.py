@@ -1,0 +1,174 @@
+"""Starts sandboxes under runsc: a bundle, a cgroup of our own around the whole of gVisor, and guestd inside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+from ringfence.backends.gvisor import bundle, runsc
+from ringfence.backends.process import cgroup, owners, state
+from ringfence.backends.process.cgroup_base import GroupLimits
+from ringfence.backends.walled import runtime
+from ringfence.backends.walled.box import WalledBox
+from ringfence.backends.walled.skeleton import skeleton
+from ringfence.results import Usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence.backends.process.cgroup_base import Group
+    from ringfence.plan.model import ProcessPlan
+    from ringfence.policy.model import Limits
+    from ringfence.results import Enforcement
+
+_START_S = 30.0
+_END_S = 10.0
+_KERNEL_BYTES = 160 << 20  # what the sentry and its gofer take themselves, beside the guest
+_KERNEL_PROCESSES = 64
+_RLIMITS = ("CORE", "MEMLOCK", "NOFILE", "CPU", "DATA")  # that gVisor lets one set; its others are 0 or its own
+_JOIN = 'for fd in $JOIN; do echo 0 > "/proc/self/fd/$fd" || exit 125; done; unset JOIN; exec "$@"'
+
+
+class GvisorWall:
+    """One runsc container."""
+
+    def __init__(self, found: runsc.Runsc, folder: str, group: Group | None) -> None:
+        self._found = found
+        self._folder = folder
+        self._group = group
+        self._id = os.path.basename(folder)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by remove()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        joins = self._group.join_fds() if self._group is not None else []
+        command = [
+            *("/bin/sh", "-c", _JOIN, "sh", self._found.path, f"--root={self._folder}/state"),
+            *(f"--platform={self._found.platform}", "--network=none", "--ignore-cgroups", *runsc.rootless()),
+            *("run", f"--bundle={self._folder}", self._id),
+        ]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._errors,
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "JOIN": " ".join(map(str, joins))},
+                pass_fds=joins,
+                start_new_session=True,
+            )
+        for fd in joins:
+            os.close(fd)
+        return ours
+
+    def said(self) -> str:
+        self._errors.seek(0)
+        text = self._errors.read(1 << 14).decode("utf-8", "replace").strip()
+        return text.rpartition("\n")[2][:300]
+
+    def usage(self) -> tuple[Usage, int]:
+        if self._group is None:
+            return Usage(), 0
+        used = self._group.usage()
+        return Usage(cpu_s=used.cpu_s, memory_peak_bytes=used.memory_peak_bytes), used.oom_kills or 0
+
+    def freeze(self) -> bool:
+        return self._group is not None and self._group.can_freeze and self._group.freeze()
+
+    def kill(self) -> None:
+        """The sentry and the gofer die with `runsc run`; the cgroup takes what would not."""
+        if self._group is not None:
+            self._group.thaw()
+        if self._process is not None and self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, 9)
+            except ProcessLookupError:
+                return
+
+    def remove(self) -> None:
+        if self._process is not None:
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        if self._group is not None:
+            self._group.remove()
+        self._errors.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_lock = threading.Lock()
+_trees: list[cgroup.Tree | None] = []
+
+
+def _tree() -> cgroup.Tree | None:
+    with _lock:
+        if not _trees:
+            sweep()
+            _trees.append(cgroup.find())
+        return _trees[0]
+
+
+def _root() -> str:
+    return state.disk_directory("gvisor")
+
+
+def sweep() -> None:
+    """Bundles of processes that are gone. Their sandboxes ended with them."""
+    root = _root()
+    for name in os.listdir(root):
+        owner = name.partition("_")[0]
+        if owners.is_dead(owner):
+            shutil.rmtree(f"{root}/{name}", ignore_errors=True)
+
+
+def launch(
+    plan: ProcessPlan, limits: Limits, enforcement: Enforcement, *, platform: str | None, env: Mapping[str, str]
+) -> WalledBox:
+    """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
+    found = runsc.find(platform)
+    made = skeleton(plan, "gvisor")
+    tree = _tree()
+    name = f"{owners.name()}_{os.urandom(4).hex()}"
+    folder = f"{_root()}/{name}"
+    guestd = runtime.folder(state.disk_directory("runtime"))
+    group = None
+    wall: GvisorWall | None = None
+    box: WalledBox | None = None
+    try:
+        bundle.make(folder, made, limits, guestd=guestd, env={"PATH": "/usr/bin:/bin", "HOME": "/workspace"})
+        if tree is not None:
+            room = GroupLimits(plan.memory_bytes + _KERNEL_BYTES, plan.processes + _KERNEL_PROCESSES, plan.cpus)
+            group = tree.create(name.replace("_", "-"), room)
+        wall = GvisorWall(found, folder, group)
+        box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)
+        box.begin(fence(plan), time.monotonic() + _START_S)
+    except BaseException:
+        if box is not None:
+            box.close()
+            box.wait_destroyed(_END_S)
+        elif wall is not None:
+            wall.kill()
+            wall.remove()
+        else:
+            if group is not None:
+                group.remove()
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return box
+
+
+def fence(plan: ProcessPlan) -> dict[str, object]:
+    """What is left for guests to give up inside: the engine has dropped capabilities and made the namespaces."""
+    limits = plan.fence["rlimits"]
+    assert isinstance(limits, dict)
+    kept = {name: value for name, value in limits.items() if name in _RLIMITS}
+    own = {"capabilities": False, "namespace_limits": False, "cgroup_namespace": False, "affinity": []}
+    return {**plan.fence, **own, "rlimits": kept}

@@ -1,0 +1,124 @@
+"""What this host's `runsc` is and can do: where it is, its version, and which platform really runs something here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+from ringfence.errors import Missing, UnsupportedError
+from ringfence.values import Struct, final
+
+PLATFORMS = ("systrap", "kvm", "ptrace")  # fastest first; kvm only where it answers
+_PROBE_S = 6.0
+
+
+@final
+class Runsc(Struct):
+    """A runsc that works here."""
+
+    path: str
+    version: str
+    platform: str
+
+
+_found: dict[str | None, Runsc] = {}
+
+
+def find(platform: str | None = None) -> Runsc:
+    """Raises UnsupportedError, with what is missing, where none works. Tried once for each process."""
+    if platform not in _found:
+        _found[platform] = _find(platform)
+    return _found[platform]
+
+
+def _find(platform: str | None) -> Runsc:
+    path = shutil.which("runsc")
+    if path is None:
+        raise UnsupportedError(
+            "gVisor is not installed: there is no runsc on the PATH",
+            code="gvisor-missing",
+            missing=[Missing("gvisor", "runsc", "apt-get install runsc")],
+        )
+    version = _version(path)
+    known = _remembered(path, version)
+    tried = []
+    for name in PLATFORMS if platform is None else (platform,):
+        why = known[name] if name in known else _probe(path, name)
+        known[name] = why
+        _remember(path, version, known)
+        if why is None:
+            return Runsc(path, version, name)
+        tried.append(f"{name}: {why}")
+    raise UnsupportedError(
+        f"runsc runs nothing here ({'; '.join(tried)})",
+        code="gvisor-platform",
+        missing=[Missing("gvisor", "a platform that works", "another host, or a newer runsc")],
+    )
+
+
+def _note() -> str:
+    from ringfence.backends.process import state
+
+    return f"{state.directory('gvisor')}/platforms.json"
+
+
+def _boot(path: str, version: str) -> list[object]:
+    """What an answer is good for: this boot and this runsc."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return [file.read().strip(), path, version, os.stat(path).st_mtime_ns]
+
+
+def _remembered(path: str, version: str) -> dict[str, str | None]:
+    """A probe of kvm may take its whole deadline: each is made once in a boot."""
+    try:
+        with open(_note(), encoding="utf-8") as file:
+            noted = json.load(file)
+        return dict(noted["platforms"]) if noted["for"] == _boot(path, version) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _remember(path: str, version: str, known: dict[str, str | None]) -> None:
+    new = f"{_note()}.{os.getpid()}"
+    with open(new, "w", encoding="utf-8") as file:
+        json.dump({"for": _boot(path, version), "platforms": known}, file)
+    os.rename(new, _note())
+
+
+def _version(path: str) -> str:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.partition("\n")[0].removeprefix("runsc version").strip() or "unknown"
+
+
+def _probe(path: str, platform: str) -> str | None:
+    """None when `true` ran under it. kvm may hang, hence the deadline; what is left of it is killed with its group."""
+    command = [path, f"--platform={platform}", "--network=none", "--ignore-cgroups", *rootless(), "do", "true"]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return str(error.strerror)
+    try:
+        _, said = process.communicate(timeout=_PROBE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return f"no answer within {_PROBE_S:g} s"
+    if process.returncode == 0:
+        return None
+    return (said.strip().rpartition("\n")[2] or f"exit code {process.returncode}")[:200]
+
+
+def rootless() -> list[str]:
+    return [] if os.geteuid() == 0 else ["--rootless"]

@@ -1,0 +1,1 @@
+"""What boxes have in common whose wall is somebody else's: containers, gVisor, virtual machines."""

@@ -1,0 +1,130 @@
+"""A box whose wall is an engine's: guestd is inside, its channel is a socket, and the engine is asked to end it."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+
+from ringfence.errors import SandboxLostError, StartTimeoutError, UnsupportedError
+from ringfence.results import Usage
+from ringfence.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from socket import socket
+    from typing import Protocol
+
+    from ringfence.backends.base import Outlet
+    from ringfence.results import Denial, Enforcement
+
+    class Wall(Protocol):
+        """One box, as its engine holds it."""
+
+        def said(self) -> str:
+            """The last line of what it wrote to its own error stream."""
+
+        def usage(self) -> tuple[Usage, int]:
+            """From outside, and how often the memory limit killed."""
+
+        def freeze(self) -> bool: ...
+
+        def kill(self) -> None:
+            """Everything in it, without waiting. Idempotent."""
+
+        def remove(self) -> None:
+            """Wait for its end and leave nothing of it."""
+
+
+class WalledBox:
+    """Not safe from two threads at once; the layers above hold one lock for each sandbox."""
+
+    def __init__(
+        self, name: str, wall: Wall, channel: socket, *, enforcement: Enforcement, env: Mapping[str, str]
+    ) -> None:
+        self.backend = name
+        self.channel = channel
+        self.enforcement = enforcement
+        self.env: Mapping[str, str] = env
+        self.outlet: Outlet | None = None
+        self.python: Mapping[str, object] = {}
+        self._wall = wall
+        self._ooms = 0
+        self._closed = False
+        self._destroyed = threading.Event()
+
+    def begin(self, fence: Mapping[str, object], deadline: float) -> None:
+        """Tell guestd what guests give up, and wait until it is ready. Raises SandboxLostError or StartTimeoutError."""
+        try:
+            self.channel.sendall(frames.message(fence=dict(fence)))
+        except OSError:
+            raise self._lost() from None
+        reader = frames.Reader()
+        while True:
+            waiter = select.poll()
+            waiter.register(self.channel, select.POLLIN)
+            if not waiter.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise StartTimeoutError(f"the {self.backend} sandbox did not start in time", fix="try again")
+            data = self._received()
+            if not data:
+                raise self._lost()
+            try:
+                arrived = [frames.event(frame.payload) for frame in reader.feed(data)]
+            except frames.WireError as error:
+                raise SandboxLostError(f"guestd sent {error}", fix="try again") from None
+            if arrived:
+                if arrived[0]["ev"] != "ready":
+                    raise SandboxLostError(f"the sandbox could not be built: {arrived[0].get('error')}")
+                return
+
+    def _received(self) -> bytes:
+        try:
+            return self.channel.recv(1 << 12)
+        except ConnectionError:
+            return b""
+
+    def _lost(self) -> SandboxLostError:
+        said = self._wall.said()
+        why = f": {said}" if said else ""
+        return SandboxLostError(f"the {self.backend} sandbox ended while it was built{why}", fix="ringfence doctor")
+
+    @property
+    def generation(self) -> object:
+        return self  # no other box has its addresses
+
+    def give_image(self, fd: int) -> None:  # noqa: ARG002  # what a process box takes
+        raise UnsupportedError(f"the {self.backend} backend cannot copy memory", code="fork")
+
+    def freeze(self) -> bool:
+        return self._wall.freeze()
+
+    def usage(self) -> tuple[Usage, bool]:
+        used, ooms = (Usage(), self._ooms) if self._closed else self._wall.usage()
+        before, self._ooms = self._ooms, ooms
+        return used if self.outlet is None else self.outlet.add_to(used), ooms > before
+
+    def kill(self) -> None:
+        self._wall.kill()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wall.kill()
+        if self.outlet is not None:
+            self.outlet.close()
+        threading.Thread(target=self._destroy, name="ringfence-remove", daemon=True).start()
+
+    def _destroy(self) -> None:
+        try:
+            self.channel.close()
+            self._wall.remove()
+        finally:
+            self._destroyed.set()
+
+    def wait_destroyed(self, timeout_s: float) -> bool:
+        return self._destroyed.wait(timeout_s)
+
+    def findings(self) -> tuple[Denial, ...]:
+        return ()

@@ -1,0 +1,107 @@
+"""guestd's own interpreter, as a folder that is shown inside: images need not hold a Python, nor the same libc.
+
+It is a copy of the caller's Python with its standard library, its libraries and their loader, and of `ringfence.guest`.
+Made once for each version of either, below the user's data directory; about 60 MB.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+
+from ringfence.plan import elf
+
+INSIDE = "/.ringfence"
+_LEFT_OUT = frozenset(
+    ("site-packages", "dist-packages", "test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data")
+)
+
+
+def command() -> list[str]:
+    """What starts guestd inside. The loader is ours too, so nothing of the image is used."""
+    loader = f"{INSIDE}/lib/ld.so"
+    python = f"{INSIDE}/bin/python3"
+    guestd = f"{INSIDE}/ringfence/guest/within.py"
+    return [loader, "--library-path", f"{INSIDE}/lib", "--argv0", python, python, "-I", "-S", guestd]
+
+
+def folder(root: str) -> str:
+    """Its path on the host, below `root`; made when it is not there."""
+    made = f"{root}/guestd-{_key()}"
+    if os.path.isdir(made):
+        return made
+    os.makedirs(root, 0o755, exist_ok=True)
+    being_made = f"{made}.{os.getpid()}-{os.urandom(3).hex()}"
+    try:
+        _make(being_made)
+        os.rename(being_made, made)
+    except OSError:
+        if not os.path.isdir(made):  # another process was first
+            raise
+    finally:
+        shutil.rmtree(being_made, ignore_errors=True)
+    return made
+
+
+def _sources() -> str:
+    import ringfence.guest
+
+    return os.path.dirname(os.path.abspath(ringfence.guest.__file__))
+
+
+def _key() -> str:
+    import hashlib
+
+    digest = hashlib.sha256(f"{sys.version}{os.path.realpath(sys.executable)}".encode())
+    digest.update(str(os.stat(os.path.realpath(sys.executable)).st_mtime_ns).encode())
+    guest = _sources()
+    for name in sorted(os.listdir(guest)):
+        path = f"{guest}/{name}"
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                digest.update(name.encode() + file.read())
+    return digest.hexdigest()[:16]
+
+
+def _make(target: str) -> None:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    stdlib = sysconfig.get_path("stdlib")
+    os.makedirs(f"{target}/bin")
+    python = os.path.realpath(sys.executable)
+    shutil.copy2(python, f"{target}/bin/python3")
+    shutil.copytree(stdlib, f"{target}/lib/{version}", ignore=_ignored, symlinks=True)
+    dynload = sysconfig.get_config_var("DESTSHARED")
+    if dynload and os.path.isdir(dynload) and not os.path.isdir(f"{target}/lib/{version}/lib-dynload"):
+        shutil.copytree(dynload, f"{target}/lib/{version}/lib-dynload")
+    _copy_libraries(target, python, f"{target}/lib/{version}/lib-dynload")
+    shutil.copytree(_sources(), f"{target}/ringfence/guest", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(f"{target}/ringfence/__init__.py", "w", encoding="utf-8") as file:
+        file.write('"""The guest\'s half."""\n')
+    for directory, folders, _ in os.walk(target):
+        for name in ("", *folders):
+            os.chmod(f"{directory}/{name}", 0o755)
+
+
+def _ignored(_: str, names: list[str]) -> list[str]:
+    return [name for name in names if name in _LEFT_OUT or name.startswith("config-")]
+
+
+def _copy_libraries(target: str, python: str, dynload: str) -> None:
+    """Of the interpreter and its extension modules, with theirs; and the loader under a fixed name."""
+    cache = elf.linker_cache()
+    found: dict[str, str] = {}
+    waiting = [python, *(f"{dynload}/{name}" for name in os.listdir(dynload))]
+    while waiting:
+        needed = elf.needs(os.path.realpath(waiting.pop()))
+        if needed.interpreter is not None:
+            found["ld.so"] = needed.interpreter
+        for name in needed.libraries:
+            path = elf.find_library(name, needed.search, cache)
+            if path is not None and name not in found:
+                found[name] = path
+                waiting.append(path)
+    for name, path in found.items():
+        shutil.copy2(os.path.realpath(path), f"{target}/lib/{os.path.basename(name)}")
+        os.chmod(f"{target}/lib/{os.path.basename(name)}", 0o755)
