@@ -9,7 +9,7 @@ from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.backends.base import Box
+    from ringfence.backends.base import Box, Outlet
     from ringfence.files.usedimages import Used
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.image import Image
@@ -30,6 +30,7 @@ class GvisorLauncher:
         self._platform = platform
         self._rejected = rejected
         self._made: ProcessPlan | None = None
+        self.twin_of: Outlet | None = None
 
     def _plan(self) -> ProcessPlan:
         from ringfence.launching import process_plan

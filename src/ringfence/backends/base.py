@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         """A backend that can be asked for a plan, and for a box that follows it."""
 
         image: Image
+        twin_of: Outlet | None  # of a sandbox whose placeholders and authority the next box shares
 
         @property
         def name(self) -> str: ...
