@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -9,7 +10,9 @@ import time
 import pytest
 
 import ringfence
+from accounts import OrdinaryUser
 from ringfence import Display, Exit, Limits, Policy, PolicyError, Prompt, Result, Sandbox, Stdout
+from ringfence.backends import Backend
 
 
 def js(box: Sandbox, code: str, **given: object) -> Result:
@@ -410,3 +413,43 @@ def test_an_unknown_language_lists_the_known_ones(box: Sandbox) -> None:
         with pytest.raises(PolicyError, match="unknown language 'cobol'") as caught:
             call("x", language="cobol")
         assert re.fullmatch(known, caught.value.fix or "")
+
+
+# ── however it is started ────────────────────────────────────────────────────────────────────────
+
+
+def test_sessions_of_each_language_on_each_way_to_start(backend: Backend) -> None:
+    with Sandbox(backend=backend) as box:
+        js(box, "const x = 1").check()
+        sh(box, "x=2").check()
+        box.run("x = 3").check()
+        assert (js(box, "x").value, sh(box, "echo $x").stdout, box.run("x").value) == ("1", "2\n", "3")
+
+
+ORDINARY = """
+import json, warnings
+warnings.simplefilter("ignore")
+import ringfence
+from ringfence import Sandbox
+with Sandbox() as box:
+    for language, first, second in (("javascript", "const x = 1", "console.log(x, prompt())"),
+                                    ("bash", "x=1; cd /tmp", "read y; echo $x $y $PWD")):
+        box.run(first, language=language).check()
+        print(json.dumps(box.run(second, language=language, stdin="in\\n").stdout))
+        r = box.run("while (true) {}" if language == "javascript" else "sleep 60", language=language, timeout_s=0.5)
+        print(json.dumps([r.status, r.state_kept]))
+r = ringfence.run("int main(void) { return 6; }", language="c")
+print(json.dumps([r.status, r.exit_code]))
+"""
+
+
+def test_the_same_as_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
+    done = ordinary_user.run(ORDINARY)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(row) for row in done.stdout.splitlines()] == [
+        "1 in\n",
+        ["timeout", True],
+        "1 in /tmp\n",
+        ["timeout", True],
+        ["error", 6],
+    ]

@@ -1,0 +1,31 @@
+"""What the usual libraries show in a cell, without a screen and without support of their own for us."""
+
+from __future__ import annotations
+
+import json
+
+from ringfence import Limits, Policy, Sandbox
+
+ROOM = Policy(limits=Limits(memory="1G", timeout_s=60, processes=64))
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_pandas_tables_figures_and_plotly_in_one_session() -> None:
+    with Sandbox(policy=ROOM) as box:
+        box.run("import pandas as pd\ndf = pd.DataFrame({'k': ['a', 'b'], 'v': [1, 2]})").check()
+        (table,) = box.run("df").check().outputs
+        assert table.is_value
+        assert table.text == "   k  v\n0  a  1\n1  b  2"
+        assert "<table" in (table.html or "")
+
+        box.run("import matplotlib.pyplot as plt").check()
+        drawn = box.run("plt.plot([1, 4, 9]); plt.title('one')\nplt.figure(); plt.plot([1])\nNone").check()
+        assert [(o.is_value, (o.png or b"")[:8]) for o in drawn.outputs] == [(False, PNG), (False, PNG)]
+        assert box.run("1").check().outputs[0].text == "1", "a figure is shown once"
+        shown = box.run("fig, ax = plt.subplots(); ax.plot([1, 2]); plt.show(); print('after')").check()
+        assert ([(o.png or b"")[:8] for o in shown.outputs], shown.stdout) == ([PNG], "after\n")
+
+        box.run("import plotly.graph_objects as go").check()
+        (figure,) = box.run("display(go.Figure(go.Scatter(x=[1, 2], y=[3, 4])))").check().outputs
+        data = json.loads(figure.data["application/vnd.plotly.v1+json"])
+        assert (data["data"][0]["type"], "layout" in data) == ("scatter", True)
