@@ -333,3 +333,18 @@ def test_a_head_that_drips_is_cut(loop: Loop, server: Server, monkeypatch: pytes
                     pass
                 assert time.monotonic() - started < 3
     assert server.seen == []
+
+
+def test_a_fault_of_the_gateways_own_is_a_line_of_the_log_and_not_a_traceback(
+    loop: Loop, server: Server, bundle: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise ValueError(VALUE)
+
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        monkeypatch.setattr(desk.vault, "swap", breaks)
+        Curl(desk, bundle, "--http1.1")("/a")
+        Curl(desk, bundle, "--http2")("/a")
+        wait_until(lambda: len(desk.said) >= 2)
+    assert {code for _, _, _, code in desk.said} >= {"net.internal"}
+    assert VALUE not in "".join(capfd.readouterr()) + str([refusal for _, _, refusal in desk.lines])

@@ -246,7 +246,7 @@ class _Exchange:
                 return
             elif type(event) is h11.Response:
                 headers = requests.response_headers(_masked(forms, event))
-                if forms and asked.method != "HEAD":
+                if forms and asked.method != "HEAD" and event.status_code not in (204, 304):
                     requests.check_readable(headers, target)
                 reason = forms.mask(bytes(event.reason))
                 await self._answer(h11.Response(status_code=event.status_code, headers=headers, reason=reason))

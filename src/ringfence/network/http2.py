@@ -251,7 +251,7 @@ class _Connection:
         pair.status = int(headers[0][1])
         plain = [one for one in headers if not one[0].startswith(b":")]
         try:
-            if self._forms and pair.entry.method != "HEAD":
+            if self._forms and pair.entry.method != "HEAD" and pair.status not in (204, 304):
                 requests.check_readable(plain, self._target)
         except Refusal as refusal:
             self._forget(above)

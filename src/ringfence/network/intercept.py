@@ -34,6 +34,8 @@ async def intercept(client: Client, target: Target, context: Context) -> None:
         await _intercept(guest, client.received, target, context)
     except (OSError, TimeoutError):
         pass  # the guest is gone, or took nothing; what was asked for stands in the log
+    except Exception as error:  # noqa: BLE001  # ours: a traceback on the host's terminal could quote a value (I03)
+        context.finish(context.log(target), refusal=_ours(error))
     finally:
         guest.close()
 
@@ -121,6 +123,11 @@ class _First:
         if first is not None and first.alpn != "h2":
             return first
         return await open_tls(self._context, target, _H1)
+
+
+def _ours(error: Exception) -> Refusal:
+    """A fault of the gateway's own: its kind is told, its text is not."""
+    return Refusal("net.internal", f"the gateway failed with {type(error).__name__}", verdict="failed")
 
 
 def _distrusted(target: Target) -> Refusal:
