@@ -66,6 +66,21 @@ def test_a_guest_that_stops_workers_delays_a_caller_and_holds_nobody(tmp_path: P
         assert {info.path for info in box.files.list()} <= {"kept", "new"}
 
 
+@pytest.mark.usefixtures("impatient")
+def test_what_a_stopped_worker_had_begun_is_swept(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(20):
+        (tmp_path / "in" / str(number)).write_bytes(b"x" * 300_000)
+    once = HUNTER.replace("int(sys.argv[1]))", "19) or (print('stopped', flush=True), sys.exit(0))")
+    with Sandbox(policy=Policy(limits=Limits(disk="20M"))) as box, box.spawn(["python3", "-c", once]) as hunter:
+        next(iter(hunter))
+        with pytest.raises(TimeoutError, match="stood still"):
+            box.files.upload(tmp_path / "in", "tree", on_progress=_slow)
+        assert [info.path for info in box.files.list(recursive=True)] in ([], ["tree"])
+        box.files.upload(tmp_path / "in", "tree")
+        assert len(list(box.files.list("tree"))) == 20
+
+
 def test_a_guest_that_kills_workers_gets_a_clear_error_told() -> None:
     with Sandbox() as box:
         box.files.write("f", b"x" * 30_000_000)

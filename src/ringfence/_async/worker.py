@@ -39,6 +39,7 @@ class AsyncWorker:
         allowed = max(place.policy.limits.timeout_s, _SHORT_S)
         self._ends_at = time.monotonic() + allowed if total else None
         self._allowed = allowed
+        self._killed = False
 
     async def start(self) -> AsyncWorker:
         """Have it started. When the caller is interrupted here, it is killed first."""
@@ -154,14 +155,14 @@ class AsyncWorker:
                 await self._take()  # its end is told after its output
         except SandboxLostError:
             return True  # and everything inside with it
-        ended = inbox.end is not None
         await self.end()
-        return ended
+        return not self._killed
 
     async def end(self) -> None:
         """Kill it, if it still runs, and see that it is gone."""
         if self._inbox.end is not None:
             return
+        self._killed = True
         await self._place.link.say(op="kill", id=self._inbox.id, why="caller")
         inbox = self._inbox
         deadline = time.monotonic() + _KILL_S

@@ -40,6 +40,7 @@ class Worker:
         allowed = max(place.policy.limits.timeout_s, _SHORT_S)
         self._ends_at = time.monotonic() + allowed if total else None
         self._allowed = allowed
+        self._killed = False
 
     def start(self) -> Worker:
         """Have it started. When the caller is interrupted here, it is killed first."""
@@ -153,14 +154,14 @@ class Worker:
                 self._take()  # its end is told after its output
         except SandboxLostError:
             return True  # and everything inside with it
-        ended = inbox.end is not None
         self.end()
-        return ended
+        return not self._killed
 
     def end(self) -> None:
         """Kill it, if it still runs, and see that it is gone."""
         if self._inbox.end is not None:
             return
+        self._killed = True
         self._place.link.say(op="kill", id=self._inbox.id, why="caller")
         inbox = self._inbox
         deadline = time.monotonic() + _KILL_S
