@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from accounts import OrdinaryUser
 from behaviour.host import Host, belongings, wait_until_gone
 from ringfence import (
     AsyncSandboxManager,
@@ -282,11 +284,45 @@ def try_live_rules() -> str:
         return str(caught.value)
 
 
+ASK = "import socket\ntry: socket.getaddrinfo('b.example', 443)\nexcept OSError: pass"
+
+
+def try_asking() -> list[tuple[tuple[str, int, bool], ...]]:
+    """What an agent's requests are before, with one sandbox that asked and lives, and with another that ended."""
+    seen = []
+    with SandboxManager(policy=Policy(network=Network(allow=["a.example"]))) as manager:
+        agent = manager.environment("a")
+        asks: list[Callable[[], object]] = [
+            lambda: agent.exec(["true"]),
+            lambda: agent.exec(["python3", "-c", ASK]),
+            lambda: in_another(agent),
+        ]
+        for ask in asks:
+            ask()
+            seen.append(tuple((row.host, row.allowed, row.denied > 0) for row in agent.requests()))
+        assert manager.environment("b").requests() == ()
+    return seen
+
+
+def in_another(agent: Environment) -> None:
+    before = agent.requests()[0].denied
+    with agent.sandbox() as box:
+        box.exec(["python3", "-c", ASK]).check()
+    assert agent.requests()[0].denied == 2 * before
+
+
 @pytest.fixture(scope="module")
 def gateway_runs() -> None:
     """A process keeps a gateway and spares of a policy from their first uses on."""
     for _ in range(3):
         try_live_rules()
+        try_asking()
+
+
+@pytest.mark.usefixtures("gateway_runs")
+def test_requests_are_of_all_its_sandboxes_those_that_ended_too() -> None:
+    asked = (("b.example", 0, True),)
+    assert try_asking() == [(), asked, asked]
 
 
 @pytest.mark.usefixtures("gateway_runs")
@@ -538,3 +574,30 @@ def test_the_async_half_does_the_same(tmp_path: Path) -> None:
     first = ["0", "1", "2", "3", "4", "d", "d/f"]
     assert asyncio.run(work()) == [first, "quota-sandboxes", (), "0\nx", 6]
     assert os.listdir(tmp_path / "s" / "agent-a") == ["workspace.snapshot"]
+
+
+AS_USER = """
+import sys, warnings
+from ringfence import Quota, QuotaError, SandboxManager, WeakerLimitWarning
+warnings.simplefilter("ignore", WeakerLimitWarning)
+for turn in range(2):
+    with SandboxManager(state=sys.argv[1], quota=Quota(sandboxes=1), warm=1) as manager:
+        agent = manager.environment("a")
+        print(agent.run("open('f', 'a').write('x')\\nopen('f').read()").value)
+        try: agent.sandbox().start()
+        except QuotaError as error: print(error.code)
+manager = SandboxManager(state=sys.argv[1])
+manager.environment("a").remove()
+print(manager.environments())
+manager.close()
+"""
+
+
+def test_an_ordinary_user_has_managers_too(ordinary_user: OrdinaryUser) -> None:
+    state = ordinary_user.home / "state-of-a-test"
+    try:
+        done = ordinary_user.run(AS_USER, str(state))
+        lines = ["'x'", "quota-sandboxes", "'xx'", "quota-sandboxes", "()"]
+        assert (done.stdout.splitlines(), done.stderr) == (lines, "")
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
