@@ -8,7 +8,9 @@ PY := .venv/bin/python
 #   gcc, libc6-dev  attacks that need machine code: other ABIs, static programs; a language that is compiled
 #   g++             the same for C++
 #   nodejs          sessions of JavaScript
-SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs
+#   mmdebstrap      builds images; the tests build a small one once, into .cache
+#   zstd            unpacks layers of images that are compressed with it
+SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap zstd
 # bubblewrap is a peer in the benchmarks.
 BENCH_PACKAGES := bubblewrap
 

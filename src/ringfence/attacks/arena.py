@@ -21,6 +21,7 @@ from ringfence.attacks.guestside import PRELUDE
 from ringfence.attacks.trace import host_pid, pid_told
 from ringfence.launching import ProcessLauncher
 from ringfence.plan.mutate import without
+from ringfence.policy.image import Image
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from ringfence._sync.process import Process
     from ringfence.attacks.case import ArmName, Attack
+    from ringfence.files.usedimages import Used
     from ringfence.plan.model import ProcessPlan
     from ringfence.results import Result
     from ringfence.values import Argv, MountMode, Workspace
@@ -90,7 +92,9 @@ class _Weakened(ProcessLauncher):
     """The process backend with a plan that lacks something."""
 
     def __init__(self, whole: ProcessLauncher, arm: Arm) -> None:
-        super().__init__(whole.policy, whole.image, fresh=whole.fresh, rejected={}, workspace=whole.workspace)
+        super().__init__(
+            whole.policy, whole.image, fresh=whole.fresh, rejected={}, workspace=whole.workspace, used=whole.used
+        )
         self._arm = arm
 
     def process_plan(self) -> ProcessPlan:
@@ -119,12 +123,25 @@ class Arm:
 
     # sandboxes
 
-    def sandbox(self, policy: Policy = POLICY, *, whole: bool = False, workspace: Workspace = "auto") -> Sandbox:
-        """A started sandbox of this arm, closed with it. `whole`: with every control, whatever the arm."""
+    def sandbox(
+        self,
+        policy: Policy = POLICY,
+        *,
+        whole: bool = False,
+        workspace: Workspace = "auto",
+        used: Used | None = None,
+    ) -> Sandbox:
+        """A started sandbox of this arm, closed with it. `whole`: with every control, whatever the arm.
+
+        `used`: a root file system that is not the host's.
+        """
         if self.bare:
             raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
         made = Sandbox(policy=policy, backend="process", workspace=workspace)
         launcher = made._launcher  # noqa: SLF001  # no public way leads to a plan without a control
+        if used is not None:
+            launcher = ProcessLauncher(policy, Image("attack"), fresh=True, rejected={}, used=used)
+            made._launcher = launcher  # noqa: SLF001  # nor to a tree without a name
         if not whole and self._weakens:
             assert isinstance(launcher, ProcessLauncher)
             made._launcher = _Weakened(launcher, self)  # noqa: SLF001  # as above
