@@ -34,8 +34,22 @@ def examine_process() -> BackendReport:
         return BackendReport("process", False, tuple(system))
     answers = asking.trials()
     run = asking.whole()
-    found = [*system, *_tried(answers), _cgroup(asking.cgroup()), _whole(run), *_held(run)]
+    found = [*system, *_tried(answers), _cgroup(asking.cgroup()), _whole(run), *_held(run), _images()]
     return BackendReport("process", run.ok, tuple(found))
+
+
+def _images() -> Finding:
+    """Whether images can be built here; importing them needs nothing."""
+    from ringfence.errors import UnsupportedError
+    from ringfence.images.debian import check_host
+
+    try:
+        check_host()
+    except UnsupportedError as error:
+        install = fixes.install("mmdebstrap", "mmdebstrap") if error.code == "mmdebstrap" else error.fix
+        return Finding("image build", "weaker", f"images can be imported, not built: {error}", install)
+    mode = "as root" if os.geteuid() == 0 else "with the uids of /etc/subuid"
+    return Finding("image build", "ok", f"mmdebstrap, {mode}")
 
 
 def _kernel(release: str) -> Finding:
