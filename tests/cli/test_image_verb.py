@@ -56,9 +56,7 @@ def test_an_image_goes_in_is_listed_shown_exported_and_removed(
     assert images.list_images() == []
 
 
-def test_json_of_every_action_is_one_document(
-    archive: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_json_of_every_action_is_one_document(archive: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["image", "import", "one", str(archive), "--json"]) == 0
     made = json.loads(said(capfd)[0])
     assert made == images.inspect("one").to_dict()
@@ -113,9 +111,7 @@ def test_a_mistake_is_said_with_what_to_do(
 def test_a_recipes_mistake_names_its_line(archive: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.toml").write_text('base = "debian"\n\naptt = ["git"]\n')
     assert main(["image", "build", "x", str(tmp_path / "r.toml")]) == 2
-    assert said(capfd)[1] == (
-        "ringfence: line 3: unknown key 'aptt' in the recipe\nringfence: did you mean \"apt\"?\n"
-    )
+    assert said(capfd)[1] == ("ringfence: line 3: unknown key 'aptt' in the recipe\nringfence: did you mean \"apt\"?\n")
 
 
 def test_an_unknown_image_of_a_run_is_said_with_the_near_one(archive: Path, capfd: pytest.CaptureFixture[str]) -> None:

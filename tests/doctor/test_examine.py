@@ -36,7 +36,8 @@ def test_the_lines_are_what_was_tried_and_what_held(report: Report) -> None:
     root = ["idmapped mounts"] if os.geteuid() == 0 else []
     held = ["files", "network", "processes", "syscalls", "privileges", "time", "cpu", "memory", "disk", "output"]
     assert whats == [
-        *["kernel", "machine", "launcher"], *tried, *root, *["overlay", "cgroup", "a whole sandbox"], *held, "image build",
+        *["kernel", "machine", "launcher"], *tried, *root, *["overlay", "cgroup", "a whole sandbox"],
+        *held, "image build",
     ]  # fmt: skip
 
 

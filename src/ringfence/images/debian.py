@@ -53,17 +53,12 @@ def debootstrap(
     """Fill an empty tree with a Debian root and `packages`. Raises UnsupportedError, or ImageError with the reason."""
     check_host()
     command = _command(suite, packages)
-    progress(f"Debian {suite} with {len(packages)} packages")
-    environment = {**os.environ, "TMPDIR": scratch, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     os.chmod(scratch, 0o755)  # apt's own user and, in a user namespace, root go through it
-    running = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
+    if packages:
+        progress(f"looking for {len(packages)} packages")
+        _look_for_packages(command, suite, scratch)
+    progress(f"Debian {suite} with {len(packages)} packages")
+    running = _start(command, scratch)
     said: list[str] = []
     listener = threading.Thread(target=_listen, args=(running, said, progress), daemon=True)
     listener.start()
@@ -87,6 +82,30 @@ def debootstrap(
         raise refused
     for path in _NOT_IN_IMAGES:
         tree.remove(path)
+
+
+def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": scratch, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
+        start_new_session=True,
+    )
+
+
+def _look_for_packages(command: list[str], suite: str, scratch: str) -> None:
+    """A name that no package has would be found only when most of the work is done: ask first, in seconds."""
+    asking = _start([command[0], "--simulate", *command[1:]], scratch)
+    try:
+        _, told = asking.communicate()
+    except BaseException:
+        asking.terminate()
+        asking.communicate()
+        raise
+    if asking.returncode != 0:
+        raise _failed(told.decode("utf-8", "replace").splitlines(), suite)
 
 
 def check_host() -> None:
