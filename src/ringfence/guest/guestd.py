@@ -399,6 +399,7 @@ class Guestd:
 
     def _clear(self) -> None:
         """Kill everything but what makes processes. A job that is asked for from now on starts when that is done."""
+        self._resume()  # on cgroup v1 a frozen process takes no SIGKILL (D18)
         for job in self._jobs.values():
             if not job.exited:
                 job.why = job.why or "caller"

@@ -102,7 +102,7 @@ class _Keeper:
         self._out = bytearray()
         self._shut: list[tuple[str, int]] = []  # directories that had to be opened, and their mode
         self.left_out = 0
-        self._top = open_workspace()
+        self._chain = trees.Chain(open_workspace())
 
     def walk(self) -> None:
         """Depth first; names and no descriptors are kept, because a tree may be deeper than a process may open."""
@@ -111,12 +111,8 @@ class _Keeper:
             while pending:
                 prefix = pending.pop()
                 directory = self._enter(prefix)
-                if directory < 0:
-                    continue
-                try:
+                if directory >= 0:
                     pending += reversed(self._directory(directory, prefix))
-                finally:
-                    os.close(directory)
         finally:
             self._shut_again()
         self._tell_gone()
@@ -125,7 +121,7 @@ class _Keeper:
 
     def _enter(self, prefix: str) -> int:
         try:
-            return trees.below(self._top, prefix)
+            return self._chain.directory(prefix.rstrip("/"))
         except OSError as error:
             if error.errno not in _GONE:
                 raise
@@ -272,13 +268,9 @@ class _Keeper:
         """The deepest first: a directory without rights for its owner lets nobody through."""
         for path, mode in reversed(self._shut):
             try:
-                fd = trees.below(self._top, path)
+                os.fchmod(self._chain.directory(path), mode)
             except OSError:
                 continue  # gone meanwhile
-            try:
-                os.fchmod(fd, mode)
-            finally:
-                os.close(fd)
 
 
 def _open(directory: int, name: str) -> int:

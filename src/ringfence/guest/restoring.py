@@ -53,16 +53,13 @@ def _exactly(size: int) -> bytes:
 class _Restorer:
     def __init__(self) -> None:
         self._top = open_workspace()
-        self._parent = ""
-        self._directory = os.dup(self._top)
+        self._chain = trees.Chain(self._top)
+        self._directory = self._top
 
     def do(self, order: dict[str, Any]) -> None:
         path = str(order["path"])
         parent, _, name = path.rpartition("/")
-        if parent != self._parent:
-            directory = trees.below(self._top, parent)
-            os.close(self._directory)
-            self._parent, self._directory = parent, directory
+        self._directory = self._chain.directory(parent)
         getattr(self, f"_{order['do']}")(name, order)
 
     def _remove(self, name: str, _: dict[str, Any]) -> None:

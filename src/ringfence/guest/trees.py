@@ -11,6 +11,7 @@ import stat
 from . import kernel as k
 
 RESOLVE_BELOW = k.RESOLVE_BENEATH | k.RESOLVE_NO_SYMLINKS
+_KEPT = 100  # descriptors, of the 1024 or fewer that a process may have
 _STEP = 1000  # characters of a path, at most 4 bytes each: the kernel takes 4095
 
 
@@ -32,6 +33,38 @@ def _first_step(path: str) -> tuple[str, str]:
         return path, ""
     cut = path.rfind("/", 0, _STEP)
     return path[:cut], path[cut + 1 :]
+
+
+class Chain:
+    """Directories below one, each opened when it is asked for. What lies near the last one asked for is cheap.
+
+    Without it every directory would be looked up from the top: in a tree that is one long path, all of it each time.
+    """
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._open: list[tuple[str, int]] = []  # each below the one before it
+
+    def directory(self, path: str) -> int:
+        """The directory at `path`. It belongs to the chain: not to be closed, and good until the next call."""
+        while self._open and not f"{path}/".startswith(f"{self._open[-1][0]}/"):
+            os.close(self._open.pop()[1])
+        if not path:
+            return self._top
+        at, fd = self._open[-1] if self._open else ("", self._top)
+        parts = path[len(at) :].strip("/").split("/") if path != at else []
+        if len(parts) > _KEPT:
+            at = "/".join([at, *parts[:-_KEPT]]).strip("/")
+            parts = parts[-_KEPT:]
+            fd = below(self._top, at)
+            self._open.append((at, fd))
+        for part in parts:
+            fd = k.openat2(fd, part, os.O_RDONLY | os.O_DIRECTORY, 0, RESOLVE_BELOW)
+            at = f"{at}/{part}" if at else part
+            self._open.append((at, fd))
+        while len(self._open) > 2 * _KEPT:
+            os.close(self._open.pop(0)[1])
+        return fd
 
 
 def remove_tree(directory: int, name: str) -> None:
