@@ -166,7 +166,7 @@ def stock() -> Stock:
 def _of_the_gateway() -> list[int]:
     """Its event loop, which stays as long as the process."""
     gateway = sys.modules.get("ringfence.network.gateway")
-    loops = [one._loop for one in gateway._services] if gateway is not None else []
+    loops = [one._loop for one in gateway._services.values()] if gateway is not None else []
     return [part.fileno() for loop in loops if loop is not None for part in (loop._selector, loop._ssock, loop._csock)]
 
 

@@ -38,7 +38,6 @@ class Service:
         self._registrations: set[Registration] = set()
         self._resolver: Resolver | None = None
         self._last: asyncio.Task[None] | None = None
-        self.pid = os.getpid()
 
     @property
     def resolver(self) -> Resolver:
@@ -270,23 +269,17 @@ async def _serve_name(registration: Registration, one: Open, sock: socket.socket
     await serve_name(registration, one, sock, listener.getsockname()[1])
 
 
-_services: list[Service] = []
-_services_lock = threading.Lock()
+_services: dict[int, Service] = {}  # by process: a fork has its own, as threads do not come along
 
 
 def close_service() -> None:
     """Stop the thread; the next sandbox with a network starts one. At exit, and in tests that count what is left."""
-    with _services_lock:
-        found = list(_services)
-        _services.clear()
-    for one in found:
-        if one.pid == os.getpid():
-            one.stop()
+    found = _services.pop(os.getpid(), None)
+    if found is not None:
+        found.stop()
 
 
 def service() -> Service:
-    """The one of this process. A fork has its own: threads do not come along."""
-    with _services_lock:
-        if not _services or _services[0].pid != os.getpid():
-            _services[:] = [Service()]
-        return _services[0]
+    """The one of this process."""
+    pid = os.getpid()
+    return _services.get(pid) or _services.setdefault(pid, Service())
