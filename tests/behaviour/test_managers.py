@@ -432,6 +432,19 @@ def test_usage_is_of_all_its_sandboxes_those_that_ended_too(manager: SandboxMana
     assert manager.environment("b").usage().cpu_s is None
 
 
+def test_a_paused_sandbox_is_listed_counted_and_ended_with_the_others(manager: SandboxManager) -> None:
+    agent = manager.environment("a", quota=Quota(sandboxes=1))
+    box = agent.sandbox().start()
+    box.exec(["true"]).check()
+    box.pause()
+    assert [info.state for info in agent.sandboxes()] == ["paused"]
+    with pytest.raises(QuotaError):
+        agent.run("1")
+    assert agent.usage().cpu_s is not None
+    agent.remove()
+    assert box.state == "closed"
+
+
 def test_sandboxes_are_found_by_id_and_by_labels(manager: SandboxManager) -> None:
     agent = manager.environment("a")
     agent.run("1")

@@ -96,7 +96,7 @@ class AsyncEnvironment:
         """Of all its sandboxes together: sums, and of peaks the highest. The disk is what its workspace holds now."""
         total = self._owner.usage
         for sandbox in self._owner.live():
-            total = add_usage(total, await sandbox.usage())
+            total = add_usage(total, sandbox._used())
         total = replace(total, output_bytes=self._history.output_bytes)
         box = self._box
         if box is not None and box.state == "running":

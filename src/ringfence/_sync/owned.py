@@ -82,10 +82,14 @@ class OwnedSandbox(Sandbox):
     def _count_call(self) -> None:
         self._owner.count_call()
 
+    def _used(self) -> Usage:
+        """So far; of a paused one too."""
+        return Usage() if self._box is None else self._box.usage()[0]
+
     def _last_words(self) -> tuple[Usage, tuple[HostSummary, ...]]:
         if self._box is None or self._ended == "closed":
             return Usage(), ()
-        return self._box.usage()[0], self.network.summary()
+        return self._used(), self.network.summary()
 
     def _set_clocks(self, slack_s: float) -> None:
         """From now on. `slack_s` is added to idle_s."""
