@@ -106,6 +106,7 @@ class Answer(NamedTuple):
     headers: Headers = []
     parts: list[bytes] = []  # each sent by itself
     pause_s: float = 0.0  # before each part
+    trailers: Headers = []
 
 
 Handler = Callable[[Seen], Answer]
@@ -118,6 +119,8 @@ def echo(seen: Seen) -> Answer:
     authorization = (seen.header("authorization") or "").encode()
     if path == "/in-header":
         return Answer(headers=[(b"x-echo", authorization), (b"content-length", b"0")])
+    if path == "/in-trailer":
+        return Answer(parts=[b"body"], trailers=[(b"x-echo", authorization)])
     if path == "/in-pieces":
         return Answer(parts=[bytes([byte]) for byte in authorization])
     if path == "/gzip":
@@ -188,7 +191,7 @@ class Server:
             await asyncio.sleep(answer.pause_s)
             writer.write(http.send(h11.Data(data=part)) or b"")
             await writer.drain()
-        writer.write(http.send(h11.EndOfMessage()) or b"")
+        writer.write(http.send(h11.EndOfMessage(headers=answer.trailers)) or b"")
         await writer.drain()
 
     async def _websocket(
@@ -252,7 +255,10 @@ class Server:
                 part = part[room:]
             writer.write(http.data_to_send())
             await writer.drain()
-        http.end_stream(stream)
+        if answer.trailers:
+            http.send_headers(stream, answer.trailers, end_stream=True)
+        else:
+            http.end_stream(stream)
         writer.write(http.data_to_send())
 
 

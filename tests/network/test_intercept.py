@@ -110,7 +110,7 @@ def test_the_value_never_goes_into_path_body_or_headers_that_servers_show(
     assert seen.header("x-api-key") == VALUE
 
 
-@pytest.mark.parametrize("path", ["/in-header", "/in-pieces", "/echo"])
+@pytest.mark.parametrize("path", ["/in-header", "/in-pieces", "/in-trailer", "/echo"])
 def test_a_response_that_echoes_the_value_is_scrubbed(
     loop: Loop, server: Server, bundle: Path, protocol: str, path: str
 ) -> None:
