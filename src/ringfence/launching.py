@@ -142,35 +142,48 @@ def prepare(
     if workspace not in ("auto", "memory", "disk"):
         raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
     _refuse_later(policy)
-    if name == "gvisor" or (name == "auto" and policy.isolation == "own-kernel"):
-        return _gvisor(backend, policy, chosen, used, workspace)
+    if name == "auto" and policy.isolation == "own-kernel":
+        name = "gvisor"
+    if name in ("gvisor", "container"):
+        return _walled(name, backend, policy, chosen, used, workspace)
     if name not in ("auto", "process"):
         raise UnsupportedError(
             f"the {name} backend {_LATER}", missing=[Missing(name, f"the {name} backend", 'backend="process"')]
         )
     if policy.isolation == "own-kernel":
-        raise UnsupportedError(
-            "the policy asks for a kernel of its own (isolation = own-kernel); the process backend shares the host's",
-            code="isolation",
-            missing=[Missing("process", "a kernel of its own", 'isolation = "kernel"')],
-        )
+        raise _shared_kernel(name)
     later = dict.fromkeys(("container", "gvisor", "vm", "wasm"), _LATER)
     return ProcessLauncher(
         policy, chosen, fresh=fresh, rejected=later if name == "auto" else {}, used=used, workspace=workspace
     )
 
 
-def _gvisor(
-    backend: BackendName | Backend, policy: Policy, image: Image, used: Used | None, workspace: Workspace
+def _walled(
+    name: str, backend: BackendName | Backend, policy: Policy, image: Image, used: Used | None, workspace: Workspace
 ) -> Launcher:
-    from ringfence.walls import GvisorLauncher
+    from ringfence import walls
 
     if workspace == "disk":
-        raise UnsupportedError(
-            "the gvisor backend has no workspace on disk", code="workspace", fix='workspace="memory"'
-        )
+        raise UnsupportedError(f"{name} has no workspace on disk", code="workspace", fix='workspace="memory"')
+    if name == "container" and policy.isolation == "own-kernel":
+        raise _shared_kernel(name)
     rejected = {"process": "it shares the host's kernel"} if backend == "auto" else {}
-    return GvisorLauncher(policy, image, used=used, platform=getattr(backend, "platform", None), rejected=rejected)
+    if name == "gvisor":
+        under = walls.GvisorLauncher(policy, image, used=used, rejected=rejected)
+        under.platform = getattr(backend, "platform", None)
+        return under
+    contained = walls.ContainerLauncher(policy, image, used=used, rejected=rejected)
+    for part in ("engine", "socket", "runtime"):
+        setattr(contained, part, getattr(backend, part, None))
+    return contained
+
+
+def _shared_kernel(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the policy asks for a kernel of its own (isolation = own-kernel); the {name} backend shares the host's",
+        code="isolation",
+        missing=[Missing(name, "a kernel of its own", 'isolation = "kernel"')],
+    )
 
 
 _host_image: list[Image] = []  # the usual one, checked once

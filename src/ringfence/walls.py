@@ -10,27 +10,25 @@ from ringfence.values import replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.backends.base import Box, Outlet
+    from ringfence.backends.walled.box import WalledBox
     from ringfence.files.usedimages import Used
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
 
 
-class GvisorLauncher:
-    """The gvisor backend for one policy and image."""
+class WalledLauncher:
+    """One backend for one policy and image. What differs is in the two methods that raise here."""
 
-    name = "gvisor"
+    name = ""
 
-    def __init__(
-        self, policy: Policy, image: Image, *, used: Used | None, platform: str | None, rejected: dict[str, str]
-    ) -> None:
+    def __init__(self, policy: Policy, image: Image, *, used: Used | None, rejected: dict[str, str]) -> None:
         self.policy = policy
         self.image = image
         self.used = used
-        self._platform = platform
+        self.twin_of: Outlet | None = None
         self._rejected = rejected
         self._made: ProcessPlan | None = None
-        self.twin_of: Outlet | None = None
 
     def _plan(self) -> ProcessPlan:
         from ringfence.launching import process_plan
@@ -40,42 +38,52 @@ class GvisorLauncher:
         return self._made
 
     def plan(self) -> Plan:
-        from ringfence.backends.gvisor import runsc
         from ringfence.plan.process import explain_lines
 
-        runsc.find(self._platform)
         made = self._plan()
-        return make_plan(self.name, self._enforcement(made), self._rejected, explain_lines(made, self.policy))
+        return make_plan(self.name, self._checked(made), self._rejected, explain_lines(made, self.policy))
 
     def launch(self) -> Box:
         """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
-        from ringfence.backends.gvisor.launcher import launch
-
         if self.policy.network.allow or self.policy.network.rules:
             raise UnsupportedError(
-                "the gvisor backend has no way out to a network yet",
+                f"the {self.name} backend has no way out to a network yet",
                 code="network",
-                missing=[Missing("gvisor", "egress through the gateway", 'backend="process"')],
+                missing=[Missing(self.name, "egress through the gateway", 'backend="process"')],
             )
         made = self._plan()
+        box = self._launch(made, self._checked(made))
+        box.python = python_of(made)
+        return box
+
+    def _checked(self, made: ProcessPlan) -> Enforcement:
         enforcement = self._enforcement(made)
         if self.policy.strict and enforcement.weaker:
+            parts = "; ".join(f"{name}: {getattr(enforcement, name).note}" for name in enforcement.weaker)
             raise UnsupportedError(
-                f"the policy is strict, and under gvisor a weaker mechanism would hold {', '.join(enforcement.weaker)}",
+                f"the policy is strict, and under {self.name} a weaker mechanism would hold {parts}",
                 code="strict",
                 fix="strict = false",
             )
-        box = launch(made, self.policy.limits, enforcement, platform=self._platform, env=made.env)
-        box.python = python_of(made)
-        return box
+        return enforcement
+
+    def _enforcement(self, made: ProcessPlan) -> Enforcement:
+        raise NotImplementedError
+
+    def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
+        raise NotImplementedError
+
+
+class GvisorLauncher(WalledLauncher):
+    name = "gvisor"
+    platform: str | None = None
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
         from ringfence.backends.gvisor import runsc
 
-        kernel = f"gVisor {runsc.find(self._platform).version}"
-        by = made.enforcement
+        kernel = f"gVisor {runsc.find(self.platform).version}"
         return replace(
-            by,
+            made.enforcement,
             files=Control(f"{kernel}: gofer limited to the image, read-only root", "full"),
             network=Control(f"{kernel}: no network stack but loopback", "full"),
             processes=Control(f"{kernel}: RLIMIT_NPROC, pids of the whole sandbox outside", "full"),
@@ -84,6 +92,43 @@ class GvisorLauncher:
             time=Control("clock of guestd inside, and of the host behind it", "full"),
             disk=Control(f"{kernel}: size of the memory file systems", "weaker", "bytes; files are not counted"),
         )
+
+    def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
+        from ringfence.backends.gvisor.launcher import launch
+
+        return launch(made, self.policy.limits, enforcement, platform=self.platform, env=made.env)
+
+
+class ContainerLauncher(WalledLauncher):
+    name = "container"
+    engine: str | None = None
+    socket: str | None = None
+    runtime: str | None = None
+
+    def _enforcement(self, made: ProcessPlan) -> Enforcement:
+        from ringfence.backends.container.engine import find
+
+        found = find(self.engine, self.socket)
+        by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
+        return replace(
+            made.enforcement,
+            files=Control(f"{by}: read-only root, binds read-only", "full"),
+            network=Control(f"{by}: network none", "full"),
+            processes=Control(f"{by}: pids limit, RLIMIT_NPROC", "full"),
+            syscalls=Control(f"{by}: its seccomp profile, and our allow-list inside", "full"),
+            privileges=Control(f"{by}: uid 1000, all capabilities dropped, no-new-privileges", "full"),
+            time=Control("clock of guestd inside, and of the host behind it", "full"),
+            cpu=Control(f"{by}: CPU quota", "full"),
+            memory=Control(f"{by}: memory limit, no swap", "full"),
+            disk=Control(f"{by}: tmpfs size and inodes", "full"),
+        )
+
+    def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
+        from ringfence.backends.container.engine import find
+        from ringfence.backends.container.launcher import launch
+
+        found = find(self.engine, self.socket)
+        return launch(found, made, self.policy.limits, enforcement, oci_runtime=self.runtime)
 
 
 def python_of(made: ProcessPlan) -> dict[str, object]:

@@ -262,8 +262,8 @@ def _can_make_siblings() -> bool:
             os._exit(1)
         os._exit(0 if sibling else 2)
     made = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    if made:
-        os.wait()  # the sibling, the only other child there is yet
+    for sibling in init.living_children(os.getpid()):
+        os.waitpid(sibling, 0)
     return made
 
 

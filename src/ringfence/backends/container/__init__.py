@@ -1,0 +1,1 @@
+"""Docker or Podman through the Engine API, hardened by default."""

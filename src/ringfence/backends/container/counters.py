@@ -1,0 +1,65 @@
+"""What a container used, from the cgroup its engine made for it. The engine's own statistics take a second to ask."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.results import Usage
+
+_MOUNT = "/sys/fs/cgroup"
+
+
+class Counters:
+    """Found by a process of the container's; None everywhere where the cgroup cannot be read from here."""
+
+    def __init__(self, pid: int) -> None:
+        self._at = _directories(pid)
+
+    def read(self) -> tuple[Usage, int]:
+        """And how often the memory limit killed."""
+        if "" in self._at:
+            here = self._at[""]
+            cpu = _field(f"{here}/cpu.stat", "usage_usec")
+            usage = Usage(cpu_s=None if cpu is None else cpu / 1e6, memory_peak_bytes=_number(f"{here}/memory.peak"))
+            return usage, _field(f"{here}/memory.events", "oom_kill") or 0
+        cpu = _number(f"{self._at.get('cpuacct', '')}/cpuacct.usage")
+        memory = self._at.get("memory", "")
+        peak = _number(f"{memory}/memory.max_usage_in_bytes")
+        usage = Usage(cpu_s=None if cpu is None else cpu / 1e9, memory_peak_bytes=peak)
+        return usage, _field(f"{memory}/memory.oom_control", "oom_kill") or 0
+
+
+def _directories(pid: int) -> dict[str, str]:
+    """Controller → directory; the empty name is cgroup v2's."""
+    found: dict[str, str] = {}
+    unified = os.path.exists(f"{_MOUNT}/cgroup.controllers")
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+            rows = [row.rstrip("\n").split(":", 2) for row in file]
+    except OSError:
+        return found
+    for _, names, path in rows:
+        if unified and not names:
+            return {"": f"{_MOUNT}{path}"}
+        for name in names.split(",") if names and not unified else ():
+            found[name] = f"{_MOUNT}/{name}{path}"
+    return found
+
+
+def _number(path: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _field(path: str, name: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            for row in file:
+                if row.startswith(f"{name} "):
+                    return int(row.split()[1])
+    except (OSError, ValueError):
+        return None
+    return None

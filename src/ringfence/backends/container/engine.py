@@ -1,0 +1,155 @@
+"""Finds a container engine on this host and talks to it. Nothing here makes a sandbox."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+
+from ringfence.errors import Missing, UnsupportedError
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_TIMEOUT_S = 60
+_SERVICE_S = 10.0
+
+
+@final
+class Engine(Struct):
+    """One that answered."""
+
+    name: str  # docker or podman
+    socket: str
+    version: str
+    api: Any  # docker.APIClient: the package has no types
+
+
+_lock = threading.Lock()
+_found: dict[tuple[str | None, str | None], Engine] = {}
+
+
+def find(name: str | None = None, socket: str | None = None) -> Engine:
+    """Raises UnsupportedError, with what is missing and how to get it. The answer is kept."""
+    with _lock:
+        key = (name, socket)
+        if key not in _found:
+            _found[key] = _find(name, socket)
+        return _found[key]
+
+
+def forget(engine: Engine) -> None:
+    """After it was lost: look again the next time."""
+    with _lock:
+        for key in [key for key, found in _found.items() if found is engine]:
+            del _found[key]
+
+
+def _find(name: str | None, socket: str | None) -> Engine:
+    problems = []
+    for kind, path in _candidates(name, socket):
+        if not os.path.exists(path):
+            continue
+        if not os.access(path, os.R_OK | os.W_OK):
+            problems.append(_no_permission(kind, path))
+            continue
+        try:
+            return _connect(kind, path)
+        except _NoAnswerError as error:
+            problems.append(Missing("container", f"an engine that answers at {path} ({error})", f"start {kind}"))
+    if name in (None, "podman") and socket is None:
+        started = _start_podman()
+        if started is not None:
+            return started
+    if not problems:
+        problems.append(Missing("container", "a running Docker or Podman", "apt-get install podman"))
+    raise UnsupportedError(f"no container engine: {problems[0].what}", code="engine-missing", missing=problems)
+
+
+def _no_permission(kind: str, path: str) -> Missing:
+    fix = "use rootless Podman, or join the group docker, whose members are root in all but name"
+    return Missing("container", f"the right to use {kind} at {path}", fix)
+
+
+def _candidates(name: str | None, socket: str | None) -> list[tuple[str, str]]:
+    if socket is not None:
+        return [(name or ("podman" if "podman" in socket else "docker"), socket.removeprefix("unix://"))]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    given = os.environ.get("DOCKER_HOST", "")
+    found = [("docker", given.removeprefix("unix://"))] if given.startswith("unix://") else []
+    if runtime:
+        found += [("docker", f"{runtime}/docker.sock"), ("podman", f"{runtime}/podman/podman.sock")]
+    found += [("docker", "/var/run/docker.sock"), ("podman", "/run/podman/podman.sock")]
+    return [(kind, path) for kind, path in found if name in (None, kind)]
+
+
+class _NoAnswerError(Exception):
+    pass
+
+
+def _connect(kind: str, path: str) -> Engine:
+    docker = _package()
+    try:
+        api = docker.APIClient(base_url=f"unix://{path}", version="auto", timeout=_TIMEOUT_S)
+        version = api.version()
+    except docker.errors.DockerException as error:
+        raise _NoAnswerError(str(error)[:200]) from None
+    parts = " ".join(str(part.get("Name", "")) for part in version.get("Components", ()))
+    name = "podman" if "podman" in parts.lower() else kind
+    return Engine(name, path, str(version.get("Version", "unknown")), api)
+
+
+def _package() -> Any:
+    try:
+        import docker
+        import docker.errors
+        import docker.types
+    except ImportError:
+        raise UnsupportedError(
+            "the container backend needs the Engine SDK, which is not installed",
+            code="extra-missing",
+            missing=[Missing("container", "the package docker", "pip install 'ringfence[docker]'")],
+        ) from None
+    return docker
+
+
+def _start_podman() -> Engine | None:
+    """Podman has no daemon: its service is started by us, and ends with us."""
+    path = shutil.which("podman")
+    if path is None:
+        return None
+    from ringfence.backends.process import state
+
+    socket = f"{state.directory('podman')}/{os.getpid()}.sock"
+    command = ["/bin/sh", "-c", 'exec "$@"', "sh", path, "system", "service", "--time=0", f"unix://{socket}"]
+    service = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    import atexit
+
+    atexit.register(_end, service, socket, os.getpid())
+    deadline = time.monotonic() + _SERVICE_S
+    while time.monotonic() < deadline and service.poll() is None:
+        if os.path.exists(socket):
+            try:
+                return _connect("podman", socket)
+            except _NoAnswerError:
+                pass  # it listens before it answers
+        time.sleep(0.05)
+    _end(service, socket, os.getpid())
+    return None
+
+
+def _end(service: subprocess.Popen[bytes], socket: str, owner: int) -> None:
+    if os.getpid() == owner and service.poll() is None:
+        service.terminate()
+        try:
+            service.wait(5)
+        except subprocess.TimeoutExpired:
+            service.kill()
+    if os.path.exists(socket):
+        os.unlink(socket)
