@@ -176,6 +176,14 @@ def test_env_is_for_one_javascript_cell(box: Sandbox) -> None:
     assert [js(box, "process.env.A", env={"A": "1"}).value, js(box, "process.env.A").value] == ["'1'", None]
 
 
+def test_tools_are_functions_of_javascript_too() -> None:
+    with Sandbox(tools={"add": lambda a, b: {"sum": a + b}}) as box:
+        assert js(box, "add(1, 2).sum").value == "3"
+        failed = js(box, "add('x', 2)")
+        assert failed.exception is not None
+        assert failed.exception.message == "add: it failed with TypeError"
+
+
 def test_a_forked_node_is_a_plain_node(box: Sandbox) -> None:
     box.files.write("child.cjs", "process.send(process.argv.length)")
     code = "const c = require('child_process').fork('./child.cjs'); await new Promise((done) => c.on('message', done))"
@@ -257,6 +265,22 @@ def test_a_spawned_bash_cell_is_written_to(box: Sandbox) -> None:
         cell.write("two\n")
         cell.close_stdin()
         assert cell.wait().stdout == "got one\ntwo\n"
+
+
+def test_more_input_than_a_bash_cell_takes_holds_nobody_up(box: Sandbox) -> None:
+    session = box.session(language="bash")
+    with session.spawn("read a; echo $a; sleep 0.3") as cell:
+        for _ in range(8):
+            cell.write("x" * 65535 + "\n")
+        assert cell.wait().stdout == "x" * 65535 + "\n"
+    before = box.usage().cpu_s or 0
+    time.sleep(0.5)
+    assert (box.usage().cpu_s or 0) - before < 0.2, "the driver spins"
+    with session.spawn("cat | wc -c") as cell:
+        for _ in range(8):
+            cell.write("x" * 65536)
+        cell.close_stdin()
+        assert cell.wait().stdout.strip() == "524288"
 
 
 def test_env_is_for_one_bash_cell(box: Sandbox) -> None:

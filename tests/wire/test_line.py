@@ -82,12 +82,12 @@ def reference(message: object, data: bytes) -> bool:
 def _sizes_fit(sizes: list[object], count: int) -> bool:
     for entry in sizes:
         match entry:
-            case [str(mime), size] if is_int(size) and size >= 0:
+            case [str(mime), int(size)] if is_int(size) and size >= 0:
                 if not 0 < len(mime) <= 100 or not all(" " <= char <= "~" for char in mime):
                     return False
             case _:
                 return False
-    return sum(entry[1] for entry in sizes if isinstance(entry, list)) == count
+    return bool(sum(entry[1] for entry in sizes if isinstance(entry, list)) == count)
 
 
 @pytest.mark.parametrize(("message", "data"), GOOD)

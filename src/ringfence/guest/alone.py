@@ -57,9 +57,11 @@ def _told(channel: _Streams) -> Fence:
 
 def _prepare_imports() -> None:
     """Before there is a guest: what jobs need is in this process's memory, and theirs."""
-    from . import filesearch, filestreams, filewatch, fileworker, fresh, pycode, session, stepwise  # noqa: F401  # as the zygote does  # noqa: F401  # the same
+    # As the zygote does.
+    from . import filesearch, filestreams, filewatch, fileworker, fresh, node, pycode, session, shell, stepwise  # noqa: F401  # for the forks
 
     fresh.prepare()
+    node.prepare()
 
 
 class _Streams:

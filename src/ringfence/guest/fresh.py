@@ -30,14 +30,15 @@ os = module.os
 file.close()
 os.set_inheritable({report}, False)
 job = module.pycode.lean.loads({job!r})
-os._exit(module.serve(job, {report}) if job["kind"] == "session" else module.pycode.run(job, {report}))
+begin = {{"python": module.serve, "bash": sys.modules["ringfence.guest.shell"].serve}}
+os._exit(begin[job["language"]](job, {report}) if job["kind"] == "session" else module.pycode.run(job, {report}))
 """
 
 
 def prepare() -> None:
     """Read our own text, before there is a root without it."""
     folder = os.path.dirname(__file__)
-    for name in ("lean", "line", "display", "cells", "pycode", "session"):
+    for name in ("lean", "line", "display", "cells", "pycode", "shell", "session"):
         with open(f"{folder}/{name}.py", encoding="utf-8") as file:
             _sources.append((name, file.read()))
 

@@ -59,9 +59,11 @@ class Driver:
         script, self._script = os.pipe2(os.O_CLOEXEC)
         self._status, self._status_theirs = os.pipe2(os.O_CLOEXEC)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._children, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # not a pidfd: not every kernel we meet has them
+        _signal.signal(_signal.SIGCHLD, _nothing)
         self._bash = self._start(program, env, script)
         os.close(script)
-        self._pidfd = os.pidfd_open(self._bash)
         self._number: int | None = None  # of the cell that runs
         self._opened: list[int] = []  # what bash reads in this cell
         self._input = -1  # our end of the cell's standard input, when the host answers what it asks
@@ -86,19 +88,23 @@ class Driver:
         _signal.signal(_signal.SIGINT, self._on_interrupt)
         self._say(_BEGIN)
         poll = select.poll()
-        for fd in (self._line_fd, self._status, self._pidfd):
+        for fd in (self._line_fd, self._status, self._children):
             poll.register(fd, select.POLLIN)
         while True:
-            if self._pending:
-                poll.register(self._input, select.POLLOUT)
+            full = self._input if self._pending else -1
+            if full >= 0:
+                poll.register(full, select.POLLOUT)
             ready = [fd for fd, _ in poll.poll()]
-            if self._input in ready:
-                poll.unregister(self._input)
+            if full >= 0:
+                poll.unregister(full)
                 self._push_input()
             if self._status in ready:
                 self._done(os.read(self._status, 64))
-            elif self._pidfd in ready:
-                return self._as_bash_ended()
+            elif self._children in ready:
+                os.read(self._children, 64)
+                ended, status = os.waitpid(self._bash, os.WNOHANG)
+                if ended:
+                    return _as_ended(status)
             if self._line_fd in ready and not self._heard():
                 return 0
 
@@ -176,11 +182,16 @@ class Driver:
         status = int(words[-1]) & 0xFF if words and words[-1].isdigit() else 1
         self._line.send({"m": "done", "n": number, "exit": status, "exception": None})
 
-    def _as_bash_ended(self) -> int:
-        status = os.waitpid(self._bash, 0)[1]
-        if os.WIFSIGNALED(status):
-            _die_of(os.WTERMSIG(status))
-        return os.WEXITSTATUS(status)
+
+def _as_ended(status: int) -> int:
+    """As bash did."""
+    if os.WIFSIGNALED(status):
+        _die_of(os.WTERMSIG(status))
+    return os.WEXITSTATUS(status)
+
+
+def _nothing(_: int, __: FrameType | None) -> None:
+    return
 
 
 def _quoted(value: str) -> str:

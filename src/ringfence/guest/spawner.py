@@ -169,7 +169,7 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
         return _exec(job)
     if "javascript" in (job["kind"], job.get("language")):
         return _exec({**job, "argv": node.argv(job, REPORT_FD)})
-    if job.get("language") == "bash":
+    if job.get("language") == "bash" and not job.get("fresh"):
         return shell.serve(job, REPORT_FD)
     if job["kind"] == "fresh" or job.get("fresh"):
         return _exec({**job, "argv": fresh.argv(job, REPORT_FD)})
@@ -181,7 +181,7 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
 def _stays(job: Work) -> bool:
     """Whether guest code runs in this very process, without an exec; of bash, what tells it what to run."""
     if job["kind"] == "session" and job["language"] != "python":
-        return job["language"] == "bash"
+        return job["language"] == "bash" and not job.get("fresh")
     return job["kind"] in ("python", "session") and not job.get("fresh")
 
 
