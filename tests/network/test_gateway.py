@@ -207,6 +207,8 @@ for extra in ("Host: web.test\\r\\n", "Content-Length: 3\\r\\nTransfer-Encoding:
             result = box.run(code.replace("port)", f"{server.port})").replace("% port", f"% {server.port}"))
             told = [line.strip() for line in result.stdout.splitlines()]
             assert told == ["200 200 403", "200 403", "403", "403", "400", "400", *["400"] * 7], result.stderr
+            told_by_us = {denial.code for denial in result.denials}
+            assert told_by_us == {"net.other-host", "net.not-allowed", "net.malformed"}
         assert {seen.header("host") for seen in server.seen} == {f"web.test:{server.port}"}
         assert len(server.seen) == 3
 

@@ -14,7 +14,7 @@ import h11
 from ringfence.network import requests
 from ringfence.network.requests import LARGEST_HEAD, Asked, refusal_body, refusal_headers, status_of
 from ringfence.network.streams import STALL_S
-from ringfence.network.targets import Refusal
+from ringfence.network.targets import Refusal, Target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ringfence.network.scrubbing import Forms, Scrubber
     from ringfence.network.streams import Stream
     from ringfence.network.swapping import Headers
-    from ringfence.network.targets import Context, Entry, Target
+    from ringfence.network.targets import Context, Entry
 
 IDLE_S = 120.0  # between two requests
 HEAD_S = 30.0  # for a whole head, however slowly it drips
@@ -32,6 +32,9 @@ _LAST_WORD_S = 5.0
 _LINGER_S = 1.0
 _FIRST = asyncio.FIRST_COMPLETED
 _MOST_DRAINED = 1 << 18  # of the body of a refused request, so that the connection stays usable
+
+
+_UNREADABLE = Target("(malformed request)", 0, None)
 
 
 class Route:
@@ -311,6 +314,8 @@ class _Exchange:
 
     def _finish(self, refusal: Refusal | None) -> None:
         entry, self._entry = self._entry, None
+        if entry is None and refusal is not None and refusal.code == "net.malformed":
+            entry = self._context.log(_UNREADABLE)  # nobody can say where it was to go
         if entry is not None:
             status = status_of(refusal) if refusal is not None and not self._answered else self._status
             self._context.finish(entry, status=status or None, refusal=refusal)
