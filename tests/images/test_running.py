@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import ringfence
+from accounts import OrdinaryUser
 from images.packing import E, directory, symlink, tar
 from ringfence import Limits, Mount, Policy, Sandbox, images
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
@@ -123,6 +126,27 @@ def test_an_image_without_python_runs_its_programs_and_says_so_for_code(
         ringfence.run("1", image="bare")
 
 
+def test_every_file_operation_works_in_a_root_that_holds_one_program(
+    store: Store, tmp_path: Path, static_program: bytes
+) -> None:
+    with Sandbox(image=bare(store, tmp_path, static_program)) as box:
+        box.files.write("a/x.txt", "one\ntwo\n")
+        assert [(match.path, match.line) for match in box.files.search("t.o", regex=True)] == [("a/x.txt", 2)]
+        for form in ("tar", "zip"):
+            packed = b"".join(box.files.pack("a", format=form))  # type: ignore[arg-type]
+            box.files.unpack(packed, form, format=form)  # type: ignore[arg-type]
+            assert box.files.read(f"{form}/x.txt") == b"one\ntwo\n"
+        box.files.download("a", tmp_path / "out")
+        box.files.upload(tmp_path / "out", "back")
+        assert [info.path for info in box.files.list("back", recursive=True)] != []
+        box.files.rename("a", "b")
+        box.files.remove("b", recursive=True)
+        with box.files.watch(".") as watch:
+            box.files.write("seen", "1")
+            assert next(iter(watch)) is not None
+        assert box.files.usage().files > 0
+
+
 def test_nothing_of_a_root_is_imported_by_our_own_processes(
     store: Store, tmp_path: Path, static_program: bytes
 ) -> None:
@@ -173,6 +197,36 @@ def test_an_image_cannot_hide_what_every_sandbox_has(store: Store, tmp_path: Pat
         box.files.write("/tmp/x", "1")
         assert box.files.read("/proc/self/comm") != b""
         assert box.files.stat("/dev/null").kind != "directory"
+
+
+_AS_USER = """
+import os, sys
+import ringfence
+from ringfence import Mount, Policy, Sandbox, images
+images.import_image("debian", sys.argv[1])
+print(ringfence.run("import os; print(os.getuid(), os.environ['GREETING'])", image="debian").stdout, end="")
+with Sandbox(image="debian", policy=Policy(mounts=[Mount(sys.argv[2], mode="rw")])) as box:
+    print(box.exec(["sh", "-c", f"echo hi > {sys.argv[2]}/f; touch /etc/x 2>&1; id -un"]).stdout, end="")
+print(open(f"{sys.argv[2]}/f").read(), end="")
+images.remove("debian")
+print(images.gc().trees, os.listdir(images.directory() + "/trees"), os.listdir(images.directory() + "/work"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")
+def test_an_ordinary_user_imports_and_runs_an_image(ordinary_user: OrdinaryUser, debian_archive: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="rf-tests-") as folder:
+        shared = Path(folder, "debian.tar")
+        shutil.copy(debian_archive, shared)
+        work = Path(folder, "work")
+        work.mkdir()
+        os.chown(work, ordinary_user.uid, ordinary_user.gid)
+        os.chmod(folder, 0o755)
+        done = ordinary_user.run(_AS_USER, str(shared), str(work), timeout_s=120)
+    assert (done.returncode, done.stdout) == (
+        0,
+        "1000 hello\ntouch: cannot touch '/etc/x': Read-only file system\nuser\nhi\n0 [] []\n",
+    ), done.stderr
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────

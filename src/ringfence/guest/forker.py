@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 _MAX_PACKET = 1 << 17
 _MAX_FDS = 16
+_LATE = (
+    *("fnmatch", "re", "zipfile", "zlib"),
+    *(f"ringfence.guest.{name}" for name in ("filesearch", "filestreams", "filewatch", "keeping", "packing")),
+    *(f"ringfence.guest.{name}" for name in ("planting", "restoring", "stepwise", "zipstream")),
+)
 
 
 def run(monitor: socket, request: Template) -> NoReturn:
@@ -40,7 +45,7 @@ def run(monitor: socket, request: Template) -> NoReturn:
         if request["foreign"]:
             _import_no_more()
         box.build_template(request["ops"], keep_outer_proc=not as_root)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         monitor.send(lean.dumps(failure(error)))
         os._exit(1)
     monitor.send(b'{"ok":true}')
@@ -52,8 +57,8 @@ def _import_no_more() -> None:
 
     What file workers import late is imported now.
     """
-    import fnmatch  # noqa: F401
-
+    for name in _LATE:
+        __import__(name)
     for found in (sys.meta_path, sys.path_hooks, sys.path):
         found.clear()
     sys.path_importer_cache.clear()
