@@ -10,7 +10,9 @@ PY := .venv/bin/python
 #   nodejs          sessions of JavaScript
 #   mmdebstrap      builds images; the tests build a small one once, into .cache
 #   zstd            unpacks layers of images that are compressed with it
-SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap zstd
+#   e2fsprogs       mkfs.ext4, for workspaces on disk
+#   patch           the judge of our diffs
+SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap zstd e2fsprogs patch
 # bubblewrap is a peer in the benchmarks.
 BENCH_PACKAGES := bubblewrap
 

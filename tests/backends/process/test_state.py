@@ -271,3 +271,24 @@ def test_a_frozen_guest_of_a_killed_process_is_swept(own_state: Path) -> None:
     assert [path for path in report.cgroups if path.endswith(f"/ringfence/{name}")] != []
     assert state_of(guest) in ("gone", "Z")
     assert not any(os.path.isdir(path) for path in report.cgroups)
+
+
+def test_a_tree_that_a_killed_process_noted_goes_with_all_that_a_guest_put_there(
+    own_state: Path, no_groups: None, tmp_path: Path
+) -> None:
+    """No link is followed, and neither depth nor missing rights stop it (A27)."""
+    kept_in = tmp_path / "ringfence" / "workspaces"
+    kept_in.mkdir(0o700, parents=True)
+    os.chmod(kept_in.parent, 0o700)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "host").write_text("host")
+    tree = kept_in / "one"
+    (tree / "shut").mkdir(parents=True)
+    (tree / "out").symlink_to(outside)
+    (tree / "shut" / "in").write_text("x")
+    os.chmod(tree / "shut", 0)
+    for path in (tree, outside):
+        assert state._remove_noted_tree({"path": str(path)}) == (path == tree)
+    assert (list(kept_in.iterdir()), (outside / "host").read_text()) == ([], "host")
+    assert not state.remove_tree(str(tree)), "it was gone already"

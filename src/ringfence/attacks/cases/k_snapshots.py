@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from ringfence import Policy, Sandbox, Snapshot, SnapshotError
+from ringfence import Policy, Sandbox, Snapshot, SnapshotError, UnsupportedError
 from ringfence.attacks.arena import LIMITS, POLICY
-from ringfence.attacks.case import DOS, ESCAPE, OURS, READ, SPOOF, WRITE, Seen, attack, cases, not_applicable
+from ringfence.attacks.case import DOS, ESCAPE, OURS, READ, SPOOF, WRITE, NotApplicable, Seen, attack, cases
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -182,13 +182,28 @@ def fill_image(arm: Arm) -> Seen:
     return Seen(size > 8 * _MB or len(found) > 2000, f"{size // _MB} MB of 8, {len(found)} of 2000; {told.words()}")
 
 
-ELSEWHERE = [
-    not_applicable(
-        "K05",
-        "two copies of a snapshot have different randomness",
-        SPOOF,
-        "a snapshot holds files and no process; of what is forked from a zygote: H11",
-    ),
-]
+_RANDOM = "(random.random(), os.urandom(8), uuid.uuid4(), ssl.RAND_bytes(8), sequence.random())"
+
+
+@attack("K05", "two copies of one session have different randomness", SPOOF, off=OURS, label="new seeds")
+def shared_randomness(arm: Arm) -> Seen:
+    """Two sandboxes from one snapshot of memory. Off: a generator of the guest's own, which nobody seeds anew."""
+    box = arm.sandbox(whole=True)
+    box.run("import os, random, ssl, uuid\nsequence = random.Random(5)").check()
+    try:
+        made = box.snapshot(memory=True)
+    except UnsupportedError as error:
+        raise NotApplicable(f"memory cannot be copied here: {error}") from None
+    told = []
+    try:
+        for _ in range(2):
+            with Sandbox(policy=box.policy, snapshot=made, backend="process") as copy:
+                told.append((copy.run(_RANDOM).value or "").strip("()").split(", "))
+    finally:
+        made.delete()
+    shared = [one for one in told[0] if one in told[1]]
+    found = shared if arm.off else [one for one in told[0][:-1] if one in told[1]]
+    return Seen(bool(found), f"{len(found)} of {len(told[0])} the same")
+
 
 CASES = cases(globals())
