@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import h11
 import pytest
 
+from accounts import OrdinaryUser
 from network.desk import trusting
 from network.servers import Answer, Loop, Roots, Seen, Server, echo, serving
 from ringfence import Limits, Network, Policy, PolicyError, Rule, Sandbox, Secret
@@ -335,3 +339,39 @@ def test_a_host_without_the_packages_says_so_before_anything_starts() -> None:
     assert code == "network-packages"
     assert "cryptography, h11, h2" in message
     assert fix == "pip install 'ringfence[network]'"
+
+
+_PACKAGES = ("cryptography", "_cffi_backend*", "cffi", "h11", "h2", "hpack", "hyperframe", "pycparser")
+_AS_USER = """
+import contextlib, os, sys, warnings
+sys.path.insert(0, sys.argv[1])
+warnings.simplefilter("ignore")
+from ringfence import Sandbox, Secret
+from ringfence.attacks import web
+from ringfence.network.authority import Authority
+
+authority, value = Authority(), "sk-" + os.urandom(12).hex()
+with web._known(authority), contextlib.closing(web.Echo(authority)) as server:
+    policy = web.policy(server, Secret("TOKEN", value, hosts=[web.HOST]))
+    with Sandbox(policy=policy) as box:
+        command = f'curl -sS -H "Authorization: $TOKEN" https://{web.HOST}:{server.port}/'
+        result = box.exec(["sh", "-c", command])
+    print(os.geteuid() != 0, result.status, value.encode() in server.heard, value in result.stdout, result.stderr)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")
+def test_it_is_the_same_for_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
+    """With the packages copied where that user can read them."""
+    installed = Path(h11.__file__).parents[1]
+    with tempfile.TemporaryDirectory(prefix="rf-tests-") as folder:
+        for pattern in _PACKAGES:
+            for found in installed.glob(pattern):
+                copy = shutil.copytree if found.is_dir() else shutil.copy
+                copy(found, Path(folder) / found.name)
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        script = Path(folder) / "script.py"
+        script.write_text(_AS_USER)
+        script.chmod(0o644)
+        done = ordinary_user.run(script, folder)
+    assert done.stdout.split() == ["True", "ok", "True", "False"], done.stderr
