@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from benchmarks import inside, memory, starting, throughput
+from benchmarks import inside, memory, sessions, starting, throughput
 from benchmarks.as_user import run_as_user
 from benchmarks.measuring import Row
 from ringfence import WeakerLimitWarning
@@ -30,6 +30,11 @@ def groups(scale: float) -> dict[str, Callable[[], list[Row]]]:
         "exec": lambda: [starting.from_the_shell(times(100))],
         "throughput": lambda: [throughput.at_once(times(8), times(200, 8))],
         "memory": lambda: [memory.idle(times(10))],
+        "cells": lambda: sessions.cells(times(300)),
+        "copies": lambda: sessions.copies(times(10)),
+        "snapshots": lambda: sessions.snapshots(times(5)),
+        "transfers": lambda: sessions.transfers(times(1000, 100)),
+        "sessions": lambda: sessions.idle(times(200, 20)),
         "inside": lambda: inside.slowdown(times(30), times(200_000, 1000)),
     }
 

@@ -54,7 +54,7 @@ async def _image(session: AsyncSession) -> SessionImage | None:
 
         pid = await _pid(session)
         try:
-            memory = await blocking(take_memory, pid, place.box.generation)
+            memory = await blocking(take_memory, pid, place.box.owns, place.box.generation)
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
         return SessionImage(session.name, session._count, memory)
@@ -96,6 +96,6 @@ async def _put(image: SessionImage, session: AsyncSession) -> None:
         await session._start(image=True)
         await session._ask({"m": "ping"})  # it waits for its first cell: every right is gone
         pid = await _pid(session)
-        await blocking(put_memory, image.memory, pid)
+        await blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
         await session._ask({"m": "copied"})

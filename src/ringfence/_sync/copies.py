@@ -55,7 +55,7 @@ def _image(session: Session) -> SessionImage | None:
 
         pid = _pid(session)
         try:
-            memory = blocking(take_memory, pid, place.box.generation)
+            memory = blocking(take_memory, pid, place.box.owns, place.box.generation)
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
         return SessionImage(session.name, session._count, memory)
@@ -94,6 +94,6 @@ def _put(image: SessionImage, session: Session) -> None:
         session._start(image=True)
         session._ask({"m": "ping"})  # it waits for its first cell: every right is gone
         pid = _pid(session)
-        blocking(put_memory, image.memory, pid)
+        blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
         session._ask({"m": "copied"})

@@ -64,6 +64,9 @@ if TYPE_CHECKING:
         def generation(self) -> object:
             """Sandboxes of the same one have the same addresses, so that memory can be copied between them."""
 
+        def owns(self, pid: int) -> bool:
+            """Whether that process of the host's, which stands still, is one of this sandbox's."""
+
         def give_image(self, fd: int) -> None:
             """Memory for its next session that asks for one. Raises UnsupportedError where that cannot be."""
 

@@ -30,6 +30,11 @@ MOST_LISTENERS = 250  # descriptors in one packet: the kernel's own limit is 253
 _END_S = 5.0
 
 
+def _status(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        return {name: value.strip() for name, _, value in (row.partition(":") for row in file)}
+
+
 class ProcessBox:
     """Not safe from two threads at once; the layers above hold one lock for each sandbox."""
 
@@ -145,6 +150,16 @@ class ProcessBox:
     def give_image(self, fd: int) -> None:
         """Memory for its next session that asks for one."""
         self._template.give(self._number, fd)
+
+    def owns(self, pid: int) -> bool:
+        """Whether that is a process of this sandbox's. Ask while it stands still: a number may be given out again."""
+        try:
+            status = _status(pid)
+            made_by_us = _status(int(status["PPid"]))["PPid"] == str(self._template.zygote.pid)
+        except (OSError, KeyError, ValueError):
+            return False
+        inside = len(status["NSpid"].split()) > 1
+        return made_by_us and inside and (self._uid is None or status["Uid"].split()[0] == str(self._uid.uid))
 
     def freeze(self) -> bool:
         """Whether everything inside stands still. False also where there is no freezer."""

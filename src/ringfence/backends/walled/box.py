@@ -93,6 +93,9 @@ class WalledBox:
     def generation(self) -> object:
         return self  # no other box has its addresses
 
+    def owns(self, pid: int) -> bool:  # noqa: ARG002  # what a process box is asked
+        return False  # its processes are the engine's
+
     def give_image(self, fd: int) -> None:  # noqa: ARG002  # what a process box takes
         raise UnsupportedError(f"the {self.backend} backend cannot copy memory", code="fork")
 

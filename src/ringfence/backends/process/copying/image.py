@@ -17,6 +17,10 @@ from ringfence.backends.process.copying.tracee import State, Tracee, TraceError
 from ringfence.errors import UnsupportedError
 from ringfence.values import Struct, final
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _SEAL = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
 _ADD_SEALS = 1033
 _CHUNK = 1 << 18
@@ -78,11 +82,12 @@ class MemoryImage:
             self.fd = -1
 
 
-def take(pid: int, generation: object) -> MemoryImage:
+def take(pid: int, owns: Callable[[int], bool], generation: object) -> MemoryImage:
     """Raises UnsupportedError, with the reason, for what a copy could not have."""
     image = MemoryImage(generation)
     try:
         with Tracee(pid) as tracee:
+            check_owner(pid, owns)
             _refuse_threads(pid)
             image.ranges = ranges(pid)
             _refuse_shared(image.ranges)
@@ -116,6 +121,12 @@ def explain(error: Exception) -> UnsupportedError:
     if isinstance(error, ProcessLookupError):
         return refuse("it has ended")
     return refuse(f"the kernel refused a step: {error}")
+
+
+def check_owner(pid: int, owns: Callable[[int], bool]) -> None:
+    """A session may have ended, and its number be another's by now: it is looked at while it stands still (C08)."""
+    if not owns(pid):
+        raise refuse("it has ended")
 
 
 def _refuse_threads(pid: int) -> None:

@@ -6,9 +6,13 @@ its own filter, and writes to its memory. Big runs are mapped copy-on-write from
 
 from __future__ import annotations
 
-from ringfence.backends.process.copying.image import MemoryImage, Run, action, explain, handled, refuse
+from ringfence.backends.process.copying.image import MemoryImage, Run, action, check_owner, explain, handled, refuse
 from ringfence.backends.process.copying.layout import Range, ranges
 from ringfence.backends.process.copying.tracee import Tracee, TraceError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 IMAGE_FD = 4  # where the target has the image open
 _NR_OPEN, _NR_CLOSE, _NR_LSEEK, _NR_MMAP, _NR_MUNMAP, _NR_BRK, _NR_SIGACTION = 2, 3, 8, 9, 11, 12, 13
@@ -19,11 +23,12 @@ _NOWHERE = (1 << 64) - 1
 _PIECE = 1 << 16
 
 
-def put(image: MemoryImage, pid: int) -> None:
+def put(image: MemoryImage, pid: int, owns: Callable[[int], bool]) -> None:
     """Raises UnsupportedError when it cannot be done; the target is then of no use."""
     assert image.state is not None
     try:
         with Tracee(pid) as tracee:
+            check_owner(pid, owns)
             tracee.keep_clear_of(image.state.registers)
             _make_layout_equal(image, tracee)
             _put_pages(image, tracee)
