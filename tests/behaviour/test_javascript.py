@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ringfence import Display, Exit, Prompt, Result, Sandbox, Stdout
+from ringfence import Display, Exit, Limits, Policy, Prompt, Result, Sandbox, Stdout
 
 
 def js(box: Sandbox, code: str, **given: object) -> Result:
@@ -81,6 +81,14 @@ def test_javascript_output_comes_before_the_end_and_belongs_to_its_cell(box: San
     for i in range(20):
         result = js(box, f"console.log('x'.repeat(9000), {i}); console.error('e', {i}); {i}")
         assert (result.stdout, result.stderr, result.value) == (f"{'x' * 9000} {i}\n", f"e {i}\n", str(i))
+
+
+def test_much_output_is_all_there_at_the_end_of_its_cell_and_at_exit() -> None:
+    printed = "console.log('x'.repeat(3_000_000)); for (let i = 0; i < 5000; i++) console.error(i); "
+    with Sandbox(policy=Policy(limits=Limits(output="16M"))) as box:
+        for end in ("7", "8", "process.exit(0)"):
+            result = js(box, printed + end)
+            assert (len(result.stdout), result.stderr.count("\n")) == (3_000_001, 5000)
 
 
 @pytest.mark.parametrize("code", ["while (true) {}", "await null; while (true) {}", "await new Promise(() => {})"])

@@ -397,6 +397,8 @@
     send({ m: "done", n: 0, exit: null, exception });
   };
 
+  // What was printed has left this process when the end of the cell is told: node would queue what a pipe does not take.
+  for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
   session.connect();
   process.argv.splice(1, Infinity, ...(job.args ?? []));
   process.execArgv.length = 0;
