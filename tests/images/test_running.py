@@ -133,8 +133,8 @@ def test_every_file_operation_works_in_a_root_that_holds_one_program(
         box.files.write("a/x.txt", "one\ntwo\n")
         assert [(match.path, match.line) for match in box.files.search("t.o", regex=True)] == [("a/x.txt", 2)]
         for form in ("tar", "zip"):
-            packed = b"".join(box.files.pack("a", format=form))  # type: ignore[arg-type]
-            box.files.unpack(packed, form, format=form)  # type: ignore[arg-type]
+            packed = b"".join(box.files.pack("a", format=form))
+            box.files.unpack(packed, form, format=form)
             assert box.files.read(f"{form}/x.txt") == b"one\ntwo\n"
         box.files.download("a", tmp_path / "out")
         box.files.upload(tmp_path / "out", "back")

@@ -93,6 +93,8 @@ def missing_program(name: str, settings: Settings) -> list[str]:
     """Why a program is not there inside, and what would put it there."""
     if "/" in name:
         return [_missing_path(name, settings)]
+    if settings.image != "host":  # a program of this machine would not find its libraries there
+        return [f"no program {name} in image {settings.image}: build one with it, or use another image"]
     host = which(name)
     if host is None:
         return [f"no program {name} inside, and none on this machine either: check the name, or install it"]

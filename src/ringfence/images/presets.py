@@ -6,7 +6,7 @@ from ringfence.errors import PolicyError
 from ringfence.images.recipe import Recipe
 
 _TOOLS = ("ca-certificates", "curl", "git", "less", "procps", "ripgrep")
-_PYTHON = ("python3", "python3-pip", "python3-venv")
+_PYTHON = ("libstdc++6", "python3", "python3-pip", "python3-venv")  # the library: most wheels with C++ need it
 _DATA = ("matplotlib", "numpy", "pandas", "requests")
 _NPM = ("npm@10",)  # of the Node that Debian has
 
