@@ -17,7 +17,6 @@ from ringfence.backends.walled import runtime
 from ringfence.backends.walled.box import WalledBox
 from ringfence.backends.walled.skeleton import skeleton
 from ringfence.errors import SandboxLostError
-from ringfence.results import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ringfence.backends.walled.skeleton import Skeleton
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.model import Limits
-    from ringfence.results import Enforcement
+    from ringfence.results import Enforcement, Usage
 
 _START_S = 60.0
 _END_S = 20.0
