@@ -464,8 +464,8 @@ def _not_in_image(name: str, image: str) -> tuple[Denial, ...]:
     """For the tools of the languages we know it can be said where they are."""
     from ringfence.languages import image_with
 
-    preset = image_with(name)
-    if preset is None:
+    other = image_with(name)
+    if other is None:
         return ()
-    message = f"the image {image!r} has no program {name}; one built from the preset {preset!r} has it"
+    message = f"the image {image!r} has no program {name}; one {other} has it"
     return (Denial("command", name, "exec.not-in-image", message, allow=None),)

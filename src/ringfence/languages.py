@@ -13,13 +13,14 @@ SESSIONS = ("python", "javascript", "bash")  # these keep state in a sandbox; al
 
 @final
 class Language(Struct):
-    """One language. `image`: the preset whose images have its tools."""
+    """One language. Its tools are in Debian's `package`, which images of the preset `image` have, if one is named."""
 
     name: str
     file: str
     run: tuple[str, ...]
     compile: tuple[str, ...] = ()
-    image: str = "polyglot"
+    package: str = ""
+    image: str = ""
     env: tuple[tuple[str, str], ...] = ()
 
     def named_for(self, code: str) -> str:
@@ -38,21 +39,29 @@ class Commands(Struct):
 
 
 _TABLE = (
-    Language("python", "main.py", ("python3", "{file}"), image="python"),
-    Language("javascript", "main.js", ("node", "{file}"), image="node"),
-    Language("bash", "main.sh", ("bash", "{file}"), image="python"),
+    Language("python", "main.py", ("python3", "{file}"), package="python3", image="python"),
+    Language("javascript", "main.js", ("node", "{file}"), package="nodejs", image="node"),
+    Language("bash", "main.sh", ("bash", "{file}"), package="bash"),
     Language(
         "go",
         "main.go",
         ("{out}",),
         ("go", "build", "-o", "{out}", "{file}"),
+        package="golang-go",
+        image="polyglot",
         env=(("GOCACHE", "{folder}/cache"), ("GOPATH", "{folder}/go"), ("GOFLAGS", "-buildvcs=false")),
     ),
-    Language("ruby", "main.rb", ("ruby", "{file}")),
-    Language("java", "Main.java", ("java", "-cp", "{folder}", "{name}"), ("javac", "-d", "{folder}", "{file}")),
-    Language("c", "main.c", ("{out}",), ("gcc", "-O1", "-o", "{out}", "{file}", "-lm")),
-    Language("c++", "main.cpp", ("{out}",), ("g++", "-O1", "-o", "{out}", "{file}")),
-    Language("r", "main.R", ("Rscript", "{file}")),
+    Language("ruby", "main.rb", ("ruby", "{file}"), package="ruby", image="polyglot"),
+    Language(
+        "java",
+        "Main.java",
+        ("java", "-cp", "{folder}", "{name}"),
+        ("javac", "-d", "{folder}", "{file}"),
+        package="default-jdk-headless",
+    ),
+    Language("c", "main.c", ("{out}",), ("gcc", "-O1", "-o", "{out}", "{file}", "-lm"), "gcc", "polyglot"),
+    Language("c++", "main.cpp", ("{out}",), ("g++", "-O1", "-o", "{out}", "{file}"), "g++", "polyglot"),
+    Language("r", "main.R", ("Rscript", "{file}"), package="r-base-core"),
 )
 TABLE = {language.name: language for language in _TABLE}
 
@@ -79,10 +88,11 @@ def commands(language: Language, code: str, folder: str, path: str | None = None
 
 
 def image_with(program: str) -> str | None:
-    """The preset whose images have a language's tool. None for any other program."""
+    """Which image has a language's tool, in words. None for any other program."""
     for language in _TABLE:
         if program in (*language.compile[:1], *language.run[:1]):
-            return language.image
+            preset = f"built from the preset {language.image!r}"
+            return preset if language.image else f"with the Debian package {language.package!r}"
     return None
 
 

@@ -12,6 +12,8 @@ import ringfence
 from accounts import OrdinaryUser
 from ringfence import Limits, Policy, PolicyError, Result, Sandbox
 from ringfence.backends import Backend
+from ringfence.images.presets import preset
+from ringfence.languages import TABLE
 
 
 def js(box: Sandbox, code: str, **given: object) -> Result:
@@ -109,9 +111,15 @@ def test_a_tool_that_is_not_there_is_named_with_the_image_that_has_it(language: 
         return
     result = ringfence.run(code, language=language)
     assert (result.status, result.reason, result.exit_code) == ("error", "not-found", 127)
-    assert [d.message for d in result.denials] == [
-        f"the image 'host' has no program {tool}; one built from the preset 'polyglot' has it"
-    ]
+    where = "with the Debian package 'r-base-core'" if language == "r" else "built from the preset 'polyglot'"
+    assert [d.message for d in result.denials] == [f"the image 'host' has no program {tool}; one {where} has it"]
+
+
+def test_the_presets_that_are_named_have_the_tools() -> None:
+    for language in TABLE.values():
+        assert language.package
+        if language.image:
+            assert language.package in preset(language.image).apt, language.name
 
 
 @pytest.mark.parametrize(
