@@ -39,6 +39,7 @@ def test_plain_http_is_read_and_logged_by_request(internet: World) -> None:
         result = curl(box, f"{url}/body", "-d", "x" * 100_000, *DIRECT)
         assert result.stdout == "x" * 100_000 + "\n200"
         assert curl(box, f"{url}/gone", "-I").stdout.endswith("200")
+        until(lambda: len(box.network.log()) == 2)
         told = [(r.method, r.path, r.status, r.rule) for r in box.network.log()]
         assert told == [
             ("POST", "/body", 200, f"web.test:{server.port}"),
