@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -253,3 +254,32 @@ def test_a_terminal_can_be_resized_and_interrupted(box: Sandbox) -> None:
         shown = "".join(event.text for event in terminal if isinstance(event, Stdout))
     assert "50 132\r\n" in shown
     assert "\r\nafter\r\n" in shown
+
+
+def test_a_flood_of_small_messages_is_not_listened_to_for_ever(box: Sandbox) -> None:
+    result = box.run("for i in range(100_000): display(i)")
+    assert (result.status, result.reason, result.state_kept) == ("lost", "guest-lost", False)
+    assert len(result.outputs) <= 20_000
+    assert box.run("1 + 1").value == "2"
+
+
+HOG = """
+import os, time
+for _ in range(40):
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+    except OSError:
+        pass
+print('full', flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_session_that_could_not_start_starts_later() -> None:
+    with Sandbox(policy=Policy(limits=Limits(processes=8))) as box:
+        with box.spawn(["python3", "-c", HOG]) as filling:
+            next(iter(filling))
+            with contextlib.suppress(OSError):
+                box.session("late").run("1", timeout_s=3)
+        assert box.session("late").run("1 + 1").value == "2"

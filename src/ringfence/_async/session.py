@@ -293,7 +293,11 @@ class AsyncSession:
 
     async def _ended(self, cell: AsyncCell) -> Result:
         """Its result. A session that talks nonsense is not kept, and one between cells does not count as in use."""
-        result = await cell.wait()
+        try:
+            result = await cell.wait()
+        except OSError:  # its interpreter could not be started; the next cell tries anew
+            self._cell = self._inbox = None
+            raise
         if self._cell is cell:
             self._cell = None
             if cell._nonsense:

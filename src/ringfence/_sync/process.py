@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 16
 _KILL_S = 3.0
+_MOST_MESSAGES = 20_000  # of one run or cell, on its line
 _PAUSED_S = 3600.0
 _LATE_S = 5.0  # for a caller who comes back after the deadline: what happened meanwhile still counts
 
@@ -66,6 +67,7 @@ class Process:
         self._denied_after = mark  # of the gateway's denials, those that were not events yet
         self._keep_events = keep_events
         self._line: line.Reader | None = line.Reader()
+        self._messages = 0
         self._hung_up = False  # nobody reads its line any more
         self._log = EventLog(max(place.policy.limits.output, 1 << 20))
         self._result: Result | None = None
@@ -185,6 +187,11 @@ class Process:
         try:
             said = self._line.feed(data)
         except frames.WireError:
+            self._line = None
+            self._on_nonsense()
+            return
+        self._messages += len(said)
+        if self._messages > _MOST_MESSAGES:  # each costs the host more than its bytes (F16)
             self._line = None
             self._on_nonsense()
             return

@@ -293,7 +293,11 @@ class Session:
 
     def _ended(self, cell: Cell) -> Result:
         """Its result. A session that talks nonsense is not kept, and one between cells does not count as in use."""
-        result = cell.wait()
+        try:
+            result = cell.wait()
+        except OSError:  # its interpreter could not be started; the next cell tries anew
+            self._cell = self._inbox = None
+            raise
         if self._cell is cell:
             self._cell = None
             if cell._nonsense:
