@@ -8,6 +8,8 @@ into the caller's shell; keyboard protocols; a full reset; the scroll-back's rem
 
 from __future__ import annotations
 
+import re
+
 from ringfence.cli.escapes import GROUND, INTERMEDIATE, REORDER, EscapeFilter
 
 _CONTROLS = frozenset("\a\b\t\n\v\f\r\x0e\x0f")
@@ -15,6 +17,8 @@ _FINALS = frozenset("@ABCDEFGHIJKLMPSTXZ`abdefghlmrsu")
 _LONE = frozenset("78DEHM=>")
 _CHARSETS = frozenset("0AB")
 _MOST = 64
+# Text that needs no look at each character, because most of what a guest draws is that.
+_PLAIN = re.compile(f"[^\\x00-\\x06\\x0e-\\x1f\\x7f-\\x9f{''.join(sorted(REORDER))}]+")
 # Private modes, and whether a terminal has them on by itself.
 _MODES = {
     **dict.fromkeys(("1", "6", "12", "47", "1047", "1048", "1049"), False),  # keys, origin, blinking, other screen
@@ -51,6 +55,20 @@ class ScreenFilter(EscapeFilter):
         self._switched.clear()
         self._changed.clear()
         return left + "".join(undo).encode()
+
+    def feed(self, data: bytes) -> bytes:
+        text = self._decode(data)
+        kept: list[str] = []
+        at = 0
+        while at < len(text):
+            run = _PLAIN.match(text, at) if self._state == GROUND else None
+            if run is not None:
+                kept.append(run[0])
+                at = run.end()
+            else:
+                self._step(text[at], kept)
+                at += 1
+        return "".join(kept).encode()
 
     def _ground(self, char: str, kept: list[str]) -> None:
         if char in _CONTROLS:
