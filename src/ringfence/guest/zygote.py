@@ -68,11 +68,9 @@ def _preload(hello: Hello) -> dict[str, object]:
     sys.path[:] = hello["sys_path"]
     for name in ("_ast", "_sitebuiltins", "atexit"):
         __import__(name)
-    # Before the fork, not after each; a sandbox does not show where they lie.
-    from . import fileworker, fresh, keeping, node, pycode, restoring, session, shell  # noqa: F401  # for the forks
+    from . import fileworker, fresh, pycode, session  # noqa: F401  # before the fork, not after each
 
     fresh.prepare()
-    node.prepare()
 
     for name in hello["preload"]:
         try:
@@ -85,8 +83,10 @@ def _preload(hello: Hello) -> dict[str, object]:
 
 
 def _load_rest() -> None:
-    """What some file operations need, while the library makes its plan: a sandbox does not show where it lies."""
-    from . import filesearch, filestreams, filewatch, keeping, restoring  # noqa: F401
+    """What some jobs need, while the library makes its plan: a sandbox does not show where it lies."""
+    from . import filesearch, filestreams, filewatch, keeping, node, restoring, shell  # noqa: F401  # for the forks
+
+    node.prepare()
 
 
 def _warm_up() -> None:
