@@ -7,6 +7,10 @@ import ensurepip
 import hashlib
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -125,6 +129,51 @@ def test_a_debian_package_that_does_not_exist_is_said_and_nothing_is_kept(store:
     assert caught.value.code == "package-unknown"
     assert "no-such-package-at-all" in str(caught.value)
     assert (os.listdir(f"{store.directory}/work"), store.names()) == ([], [])
+
+
+_BUILD = """
+from ringfence import images
+from ringfence.images.recipe import Recipe
+images.build("mine", Recipe(), progress=lambda message: print(message, flush=True))
+"""
+
+
+def builders(store: Store) -> list[str]:
+    """Processes that work below the store: their TMPDIR is there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"TMPDIR={store.directory}".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without uids to map an ordinary user cannot build")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_build_that_is_stopped_ends_with_all_it_started(number: signal.Signals, store: Store) -> None:
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    running = subprocess.Popen(
+        [sys.executable, "-c", _BUILD],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+    assert running.stdout is not None
+    while "apt-get update" not in running.stdout.readline():
+        pass
+    assert builders(store) != []
+    running.send_signal(number)
+    assert running.wait(timeout=20) == -number
+    running.stdout.close()
+    deadline = time.monotonic() + 10
+    while builders(store) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert builders(store) == []
+    assert (store.sweep(), os.listdir(f"{store.directory}/work")) == (int(number == signal.SIGKILL), [])
+    assert store.names() == []
 
 
 def test_an_image_without_python_takes_no_pip_packages(cached: str, index: Path, tmp_path: Path) -> None:

@@ -233,11 +233,16 @@ class Store:
                 continue
             path = f"{self.directory}/work/{name}"
             fd = lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if fd is not None:
+            if fd is None:
+                continue
+            try:
                 remove_tree(path.removesuffix(".lock"))
                 os.unlink(path)
-                os.close(fd)
                 swept += 1
+            except OSError:
+                pass  # something that its maker started still writes there: for the next time
+            finally:
+                os.close(fd)
         return swept
 
     def keep(self, tree: Tree) -> str:

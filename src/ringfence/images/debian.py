@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from ringfence.files.layers import Tree
 
 _LAST_LINES = 200
-_DIE_WITH_US = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,15);os.execvp(sys.argv[1],sys.argv[1:])"
+_DIE_WITH_US = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,int(sys.argv[1]));os.execvp(sys.argv[2],sys.argv[2:])"
+# As root in a pid namespace of its own: one SIGKILL ends it and all that it started, maintainers' scripts too. As an
+# ordinary user it must end by itself, because only it can remove files of the uids that it mapped.
+_ALONE = ("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
+_SIGKILL, _SIGTERM = 9, 15
 _LEAN = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 _KEPT = ("/usr/share/doc/*/copyright",)
 _NOT_IN_IMAGES = (("etc", "apt", "sources.list"), ("etc", "apt", "sources.list.d"), ("etc", "apt", "auth.conf.d"))
@@ -72,7 +76,7 @@ def debootstrap(
     finally:
         running.stdout.close()
         if sys.exc_info()[0] is not None:
-            running.terminate()
+            running.send_signal(_SIGKILL if os.geteuid() == 0 else _SIGTERM)
         status = running.wait()
         listener.join(5)
         running.stderr.close()
@@ -85,8 +89,10 @@ def debootstrap(
 
 
 def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
+    root = os.geteuid() == 0
+    how = [str(_SIGKILL), *_ALONE] if root else [str(_SIGTERM)]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, *command],
+        [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, *how, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -101,7 +107,7 @@ def _look_for_packages(command: list[str], suite: str, scratch: str) -> None:
     try:
         _, told = asking.communicate()
     except BaseException:
-        asking.terminate()
+        asking.send_signal(_SIGKILL if os.geteuid() == 0 else _SIGTERM)
         asking.communicate()
         raise
     if asking.returncode != 0:
