@@ -283,3 +283,4 @@ def test_an_image_that_is_imported_again_is_the_new_one_for_the_next_sandbox(
             assert new.files.read("/version") == b"2"
         assert old.files.read("/version") == b"1"
         assert images.gc().trees == 0
+    assert images.gc().trees == 1

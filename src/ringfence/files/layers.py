@@ -17,6 +17,7 @@ from ringfence.files.tarstream import Caps, TarError, TarStream, TooLargeError, 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import ThreadPoolExecutor
     from typing import Literal, TypeAlias
 
     from ringfence.files.tarstream import Entry
@@ -28,6 +29,7 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LARGE = 256 << 10  # bytes of a piece that is worth a second thread
 _EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
@@ -61,6 +63,7 @@ class Tree:
         self.size = 0
         self._layer = 0
         self._root_fd = os.open(directory, _DIRECTORY)
+        self._beside: ThreadPoolExecutor | None = None  # a thread for digests of large pieces
         self._open: list[tuple[str, int]] = []  # the directories on the way to the one that was used last
 
     # layers
@@ -200,7 +203,7 @@ class Tree:
         mode = entry.mode & 0o777 | 0o400
         fd = os.open(path[-1], _NEW, 0o600, dir_fd=self._parent_fd(path))
         try:
-            content, size = _write(fd, data) if entry.size else (_EMPTY, 0)
+            content, size = self._write(fd, data) if entry.size else (_EMPTY, 0)
             os.fchmod(fd, mode)
             os.utime(fd, (entry.mtime, entry.mtime))
         except BaseException:
@@ -212,6 +215,27 @@ class Tree:
         if self.size > self.caps.size:
             raise TooLargeError(f"the files are larger than {self.caps.size:,} bytes together")
         self._put(home, path, Node("file", mode=mode, mtime=entry.mtime, layer=self._layer, content=content, size=size))
+
+    def _write(self, fd: int, data: Iterable[bytes | memoryview]) -> tuple[str, int]:
+        """All of `data`; its SHA-256 and size. Large pieces are digested while they are written."""
+        import hashlib
+
+        digest = hashlib.sha256()
+        size = 0
+        for piece in data:
+            size += len(piece)
+            if len(piece) < _LARGE:
+                digest.update(piece)
+                _write_all(fd, piece)
+                continue
+            if self._beside is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._beside = ThreadPoolExecutor(1, "ringfence-digest")
+            digested = self._beside.submit(digest.update, piece)
+            _write_all(fd, piece)
+            digested.result()
+        return digest.hexdigest(), size
 
     def _add_symlink(self, path: Path, entry: Entry) -> None:
         """Any text: inside the sandbox a link leads to the sandbox's own root, and here nobody follows it."""
@@ -343,6 +367,9 @@ class Tree:
 
     def close(self) -> None:
         self._let_go(0)
+        if self._beside is not None:
+            self._beside.shutdown()
+            self._beside = None
         if self._root_fd >= 0:
             os.close(self._root_fd)
             self._root_fd = -1
@@ -355,13 +382,13 @@ class Tree:
 
 
 def walk(root: Node) -> Iterator[tuple[Path, Node]]:
-    """Every node with its path, parents first, names in the order of their bytes."""
+    """Every node with its path, parents first, names sorted."""
     waiting: list[tuple[Path, Node]] = [((), root)]
     while waiting:
         path, node = waiting.pop()
         yield path, node
-        names = sorted(node.children, key=lambda name: name.encode("utf-8", "surrogateescape"), reverse=True)
-        waiting += [((*path, name), node.children[name]) for name in names]
+        if node.children:
+            waiting += [((*path, name), node.children[name]) for name in sorted(node.children, reverse=True)]
 
 
 def tree_digest(root: Node) -> str:
@@ -418,18 +445,10 @@ def _scanned(name: str, found: os.stat_result, fd: int) -> Node:
     return Node("file", mode=mode, mtime=mtime, layer=0, content=content, size=found.st_size)
 
 
-def _write(fd: int, data: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    import hashlib
-
-    digest = hashlib.sha256()
-    size = 0
-    for piece in data:
-        digest.update(piece)
-        rest = memoryview(piece)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-        size += len(piece)
-    return digest.hexdigest(), size
+def _write_all(fd: int, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
 
 
 def _directory_mode(mode: int) -> int:

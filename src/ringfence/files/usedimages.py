@@ -55,6 +55,11 @@ def release(digest: str) -> None:
         held.close()
 
 
+def held() -> list[str]:
+    """Digests of the trees that this process holds."""
+    return [digest for pid, digest in _held if pid == os.getpid()]
+
+
 def stored_name(image: Image) -> str:
     """The name in the store: of an image with packages added, that of its own build."""
     added = (image.pip, image.apt, image.npm)

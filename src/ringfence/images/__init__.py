@@ -140,6 +140,14 @@ def _let_go(store: Store, name: str) -> None:
 
 def gc() -> Collected:
     """Remove what no image uses: trees of images that were replaced or removed, and steps of builds."""
+    import sys
+
+    if "ringfence.launching" in sys.modules:  # what this process keeps ready is no use
+        from ringfence.files.usedimages import held
+        from ringfence.launching import release_image
+
+        for digest in held():
+            release_image(digest)
     return Collected(*Store().collect())
 
 
