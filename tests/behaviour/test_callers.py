@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 import leftovers
-from behaviour.host import Host, belongings, wait_until_gone
+from behaviour.host import SOURCE, Host, belongings, wait_until_gone
 
 
 def answers(code: str, *, timeout_s: float = 40) -> list[str]:
@@ -245,3 +247,31 @@ p.wait()
         host.process.terminate()
         host.process.wait()
     assert wait_until_gone(mine) == []
+
+
+_FORK_UNDER_A_LOCK = """
+import os, time, ringfence
+from ringfence.backends.process import pool
+ringfence.run("1")
+one = next(iter(pool._pools.values()))
+with next(iter(one._templates.values()))._lock:  # as the thread that makes spares does
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    for _ in range(300):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            print("ended")
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(pid, 9)
+        print("hung")
+"""
+
+
+def test_a_fork_of_the_caller_waits_for_no_lock_of_a_thread_it_has_not() -> None:
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK_UNDER_A_LOCK], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "ended\n"

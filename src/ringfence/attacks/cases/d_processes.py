@@ -478,7 +478,8 @@ def _orphans(arm: Arm, code: str, mark: str | None = None) -> Seen:
         start_new_session=True,
     ) as supervisor:
         pid = waiting_process(arm.canary, 8)
-        while mark is not None and pid is not None and not os.path.exists(mark) and supervisor.poll() is None:
+        deadline = time.monotonic() + 8
+        while mark is not None and not os.path.exists(mark) and time.monotonic() < deadline:
             time.sleep(0.01)
         supervisor.kill()
         supervisor.wait()

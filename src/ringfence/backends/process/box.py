@@ -256,7 +256,7 @@ class ProcessBox:
             self.outlet = None
         self._drop_outlet()
         if self._own_template:
-            self._template.close()
+            self._template.forget()
         if self._init_pidfd >= 0:
             os.close(self._init_pidfd)
             self._init_pidfd = -1

@@ -396,7 +396,7 @@ class Pool:
     def forget(self) -> None:
         """In a forked child: nothing of this is ours; the parent goes on with it."""
         for template in self._templates.values():
-            template.close()
+            template.forget()
         for box in self._boxes:
             box.forget()
         if self._zygote is not None:

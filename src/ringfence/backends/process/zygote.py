@@ -169,6 +169,10 @@ class Template:
         with self._lock:
             self._control.close()
 
+    def forget(self) -> None:
+        """In a forked child of the library. Without the lock: a thread that is not here may have held it (D17)."""
+        self._control.close()
+
     def abandon(self) -> None:
         self._control.detach()
 
