@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence.errors import Missing, UnsupportedError
+from ringfence.errors import UnsupportedError
 from ringfence.plan.model import Plan, make_plan
 from ringfence.results import Control, Enforcement
 from ringfence.values import replace
@@ -45,16 +45,29 @@ class WalledLauncher:
 
     def launch(self) -> Box:
         """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
-        if self.policy.network.allow or self.policy.network.rules:
-            raise UnsupportedError(
-                f"the {self.name} backend has no way out to a network yet",
-                code="network",
-                missing=[Missing(self.name, "egress through the gateway", 'backend="process"')],
-            )
         made = self._plan()
+        if made.box["outlets"] is not None:
+            from ringfence.network.gateway import service
+
+            service().start()  # its thread imports what it needs while the sandbox is built
         box = self._launch(made, self._checked(made))
         box.python = python_of(made)
+        if made.box["outlets"] is not None:
+            self._let_out(box)
         return box
+
+    def _let_out(self, box: WalledBox) -> None:
+        """guestd listens inside already; no guest code exists."""
+        from ringfence.network.gateway import service
+
+        network, secrets = self.policy.network, self.policy.secrets
+        try:
+            outlet, box.channel = service().register_relayed(network, secrets, box.channel, box.kill, self.twin_of)
+            box.outlet = outlet
+            box.env = {**outlet.defaults, **box.env, **outlet.env}
+        except BaseException:
+            box.close()
+            raise
 
     def _checked(self, made: ProcessPlan) -> Enforcement:
         enforcement = self._enforcement(made)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from .job import Job
-    from .shapes import Fence, Handed
+    from .shapes import Fence, Handed, Outlets
 
 _READ = 1 << 16
 _NUMBER = 1  # there is one sandbox
@@ -34,25 +34,29 @@ def main() -> NoReturn:
     """Never returns. The end of the channel is the end of everything here."""
     k.set_name("rf-guestd")
     channel = _Streams()
-    fence = _told(channel)
+    fence, outlets = _told(channel)
     _prepare_imports()
     k.set_dumpable(0)
-    alone = Alone(channel, fence)
+    alone = Alone(channel, fence, outlets)
     alone.serve()
     os._exit(0)
 
 
-def _told(channel: _Streams) -> Fence:
-    """The first frame: what guests are to give up here. What this kernel does not know is left out; the host asked."""
+def _told(channel: _Streams) -> tuple[Fence, Outlets | None]:
+    """The first frame: what guests are to give up here, and what to listen on for the gateway.
+
+    What this kernel does not know is left out; the host asked.
+    """
     reader = frames.Reader()
     while True:
         data = channel.recv(_READ)
         if not data:
             os._exit(0)
         for _, _, payload in reader.feed(data):
-            fence: Fence = lean.loads(payload)["fence"]
+            told = lean.loads(payload)
+            fence: Fence = told["fence"]
             fence["landlock_abi"] = min(fence["landlock_abi"], k.landlock_abi())
-            return fence
+            return fence, told["outlets"]
 
 
 def _prepare_imports() -> None:
@@ -110,7 +114,7 @@ class _Streams:
 class Alone(Loop):
     """What a monitor is to its sandboxes, to the one there is."""
 
-    def __init__(self, channel: _Streams, fence: Fence) -> None:
+    def __init__(self, channel: _Streams, fence: Fence, outlets: Outlets | None) -> None:
         super().__init__()
         self._channel = channel
         self._fence = fence
@@ -122,6 +126,10 @@ class Alone(Loop):
         self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
         siblings = _can_make_siblings()
         self._box = guestd.Guestd(self, _NUMBER, channel, {}, owner=None, inside=_Within if siblings else _Forking)
+        if outlets is not None:
+            from .relaying import Relaying
+
+            self._box.relaying = Relaying(self, self._box, outlets)
         self._box.built(self._spawner() if siblings else [])
 
     def serve(self) -> None:

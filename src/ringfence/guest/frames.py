@@ -8,6 +8,8 @@ from .lean import dumps
 
 HEADER = struct.Struct("<IBI")  # payload length, type, stream
 JSON, STDIN, STDOUT, STDERR, LINE = 0, 1, 2, 3, 4
+# Of connections that are relayed to the gateway: where one is for, its bytes, room for more, its end; a DNS message.
+OPEN, DATA, CREDIT, END, PACKET = 16, 17, 18, 19, 20
 
 
 def pack(kind: int, stream: int, payload: bytes) -> bytes:

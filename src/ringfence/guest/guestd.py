@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .keeper import Channel, Keeper
+    from .relaying import Relaying
     from .shapes import Request
 
 _READ = 1 << 18
@@ -50,6 +51,7 @@ class Guestd:
         self._cpu_fd = named.get("cpu", -1)
         self._kept = [named[name] for name in ("cpu", "uid") if name in named]  # closed at the end; `uid` is a lock
         self._inside = inside(monitor, number, named.get("freezer", -1), self._finish_dying)
+        self.relaying: Relaying | None = None  # where connections go by this channel too
         self.image = -1  # memory of another session, for one that is to become a copy of it
         self._wants_image: Job | None = None
         self._reader = frames.Reader()
@@ -144,6 +146,10 @@ class Guestd:
             if kind == frames.JSON:
                 self._request(lean.loads(payload))
                 continue
+            if kind >= frames.OPEN:
+                if self.relaying is not None:
+                    self.relaying.take(kind, stream, payload)
+                continue
             job = self._jobs.get(stream)
             if job is not None:
                 job.write(payload) if kind == frames.STDIN else job.tell(payload)
@@ -161,6 +167,8 @@ class Guestd:
             self._monitor.change(self._channel.fileno(), select.EPOLLIN)
             for job in list(self._jobs.values()):
                 job.resume()
+            if self.relaying is not None:
+                self.relaying.resume()
 
     @property
     def congested(self) -> bool:

@@ -34,3 +34,6 @@ class Loop:
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
             self._dropped.add(fd)
+
+    def close(self) -> None:
+        self._epoll.close()

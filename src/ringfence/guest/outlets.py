@@ -29,14 +29,20 @@ _EXTRA_ADDRESS = bytes([198, 18, 0, 1])
 
 def make(outlets: Outlets, channel: int) -> None:
     """Listen on every port and send the sockets by `channel`: resolver (UDP, TCP), proxy, then the ports in order."""
-    _add_address()
-    sockets = [_bound(_socket.SOCK_DGRAM, _RESOLVER, 53), _listening(_RESOLVER, 53)]
-    sockets.append(_listening("127.0.0.1", outlets["proxy"]))
-    sockets += [_listening("0.0.0.0", port) for port in outlets["ports"]]  # noqa: S104  # in a namespace without a card
+    add_address()
+    sockets = listeners(outlets)
     packet = lean.from_fd(channel, lean.SOCK_SEQPACKET)
     lean.send_fds(packet, b"listeners", [sock.fileno() for sock in sockets])
     for sock in (*sockets, packet):
         sock.close()
+
+
+def listeners(outlets: Outlets) -> list[socket]:
+    """Resolver (UDP, TCP), proxy, then the ports in order; non-blocking."""
+    sockets = [_bound(_socket.SOCK_DGRAM, _RESOLVER, 53), _listening(_RESOLVER, 53)]
+    sockets.append(_listening("127.0.0.1", outlets["proxy"]))
+    sockets += [_listening("0.0.0.0", port) for port in outlets["ports"]]  # noqa: S104  # in a namespace without a card
+    return sockets
 
 
 def _bound(kind: int, address: str, port: int) -> socket:
@@ -51,7 +57,8 @@ def _listening(address: str, port: int) -> socket:
     return sock
 
 
-def _add_address() -> None:
+def add_address() -> None:
+    """To loopback. Raises OSError, for one where we have no right to."""
     attributes = b"".join(struct.pack("HH4s", 8, kind, _EXTRA_ADDRESS) for kind in (_IFA_LOCAL, _IFA_ADDRESS))
     body = struct.pack("BBBBI", _socket.AF_INET, 32, 0, 0, _LOOPBACK_INDEX) + attributes
     header = struct.pack("IHHII", 16 + len(body), _RTM_NEWADDR, _REQUEST_ACK_CREATE_EXCLUSIVE, 1, 0)

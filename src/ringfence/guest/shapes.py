@@ -30,6 +30,7 @@ class Outlets(TypedDict):
 
     ports: list[int]
     proxy: int
+    streams: int  # connections at once where guestd relays them; more wait
 
 
 class Plan(TypedDict):

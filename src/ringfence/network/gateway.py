@@ -10,6 +10,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from ringfence.policy.reach import RESOLVER_PORT, relayed_streams
+
 if TYPE_CHECKING:
     import asyncio
     import socket
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from ringfence.network.dialling import Resolver
     from ringfence.network.registration import Open, Registration
+    from ringfence.network.relayed import Relayed
     from ringfence.policy.model import Network
     from ringfence.policy.secrets import Secret
 
@@ -62,7 +65,30 @@ class Service:
         """Takes the descriptors over. From here on, what connects to them is served."""
         from ringfence.network.registration import Registration as Made
 
-        registration = Made(self, network, secrets, listeners, twin_of if isinstance(twin_of, Made) else None)
+        return self._known(Made(self, network, secrets, listeners, twin_of if isinstance(twin_of, Made) else None))
+
+    def register_relayed(
+        self,
+        network: Network,
+        secrets: tuple[Secret, ...],
+        channel: socket.socket,
+        broken: Callable[[], None],
+        twin_of: object = None,
+    ) -> tuple[Registration, socket.socket]:
+        """Takes the channel to guestd over, and gives another for all that is not the gateway's."""
+        from ringfence.network.registration import Registration as Made
+        from ringfence.network.relaying import Relay
+
+        def enter(sock: Relayed) -> None:
+            self._soon(lambda: self._enter(registration, sock))
+
+        relay = Relay(channel, relayed_streams(network), enter=enter, broken=broken)
+        twin = twin_of if isinstance(twin_of, Made) else None
+        registration = self._known(Made(self, network, secrets, [], twin, relay=relay))
+        relay.start()
+        return registration, relay.link
+
+    def _known(self, registration: Registration) -> Registration:
         with self._lock:
             self._registrations.add(registration)
         self.start()
@@ -152,6 +178,10 @@ class Service:
 
         if registration.closed or self._loop is None:
             return
+        if registration.is_relayed:
+            (relayed,) = registration.sockets
+            self._loop.add_reader(relayed.fileno(), resolving.on_relayed, registration, relayed)
+            return
         datagrams, streams, proxy, *ports = registration.sockets
         self._loop.add_reader(datagrams.fileno(), resolving.on_datagrams, registration, datagrams)
         self._loop.add_reader(streams.fileno(), self._accept, registration, streams, _serve_resolver)
@@ -189,7 +219,21 @@ class Service:
                 return
             sock.setblocking(False)
             sock.setsockopt(_TCP, _NODELAY, 1)
-            self._begin(registration, sock, listener, serve)
+            self._begin(registration, sock, serve)
+
+    def _enter(self, registration: Registration, sock: Relayed) -> None:
+        """In the loop: a connection by a relay. Its port says what is wanted, as a listener would."""
+        assert self._loop is not None
+        port = sock.getsockname()[1]
+        serve = (
+            _serve_resolver if port == RESOLVER_PORT else _serve_proxy if port == registration.proxy else _serve_name
+        )
+        if registration.closed or (serve is _serve_name and port not in registration.ports):
+            sock.close()
+        elif registration.connections_rate.take():
+            self._begin(registration, sock, serve)
+        else:
+            self._loop.call_later(_PAUSE_S, self._enter, registration, sock)
 
     def _pause(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
         """Nobody is refused: they wait in the kernel's queue."""
@@ -203,7 +247,7 @@ class Service:
 
         loop.call_later(_PAUSE_S, again)
 
-    def _begin(self, registration: Registration, sock: socket.socket, listener: socket.socket, serve: _Serve) -> None:
+    def _begin(self, registration: Registration, sock: socket.socket, serve: _Serve) -> None:
         from ringfence.network.registration import Open
         from ringfence.network.splicing import reset
         from ringfence.network.targets import Refusal
@@ -221,7 +265,7 @@ class Service:
         starting: list[Open] = []
 
         async def run() -> None:
-            await _guarded(serve, registration, starting[0], sock, listener)
+            await _guarded(serve, registration, starting[0], sock)
 
         one = Open(self._loop.create_task(run()))
         starting.append(one)
@@ -230,18 +274,16 @@ class Service:
 
 
 if TYPE_CHECKING:
-    _Serve = Callable[["Registration", "Open", socket.socket, socket.socket], Coroutine[None, None, None]]
+    _Serve = Callable[["Registration", "Open", socket.socket], Coroutine[None, None, None]]
 
 
-async def _guarded(
-    serve: _Serve, registration: Registration, one: Open, sock: socket.socket, listener: socket.socket
-) -> None:
+async def _guarded(serve: _Serve, registration: Registration, one: Open, sock: socket.socket) -> None:
     """Whatever goes wrong with one connection ends that connection."""
     from ringfence.network.splicing import reset
     from ringfence.network.targets import Refusal
 
     try:
-        await serve(registration, one, sock, listener)
+        await serve(registration, one, sock)
     except OSError:
         return  # a peer that went away in the middle of a word
     except Exception as error:  # noqa: BLE001  # a fault of ours ends this connection, closed, and is in the log
@@ -251,22 +293,22 @@ async def _guarded(
         reset(sock)
 
 
-async def _serve_resolver(registration: Registration, _one: Open, sock: socket.socket, _: socket.socket) -> None:
+async def _serve_resolver(registration: Registration, _one: Open, sock: socket.socket) -> None:
     from ringfence.network.resolving import serve_stream
 
     await serve_stream(registration, sock)
 
 
-async def _serve_proxy(registration: Registration, one: Open, sock: socket.socket, _: socket.socket) -> None:
+async def _serve_proxy(registration: Registration, one: Open, sock: socket.socket) -> None:
     from ringfence.network.proxy import serve_proxy
 
     await serve_proxy(registration, one, sock)
 
 
-async def _serve_name(registration: Registration, one: Open, sock: socket.socket, listener: socket.socket) -> None:
+async def _serve_name(registration: Registration, one: Open, sock: socket.socket) -> None:
     from ringfence.network.serving import serve_name
 
-    await serve_name(registration, one, sock, listener.getsockname()[1])
+    await serve_name(registration, one, sock)
 
 
 _services: dict[int, Service] = {}  # by process: a fork has its own, as threads do not come along

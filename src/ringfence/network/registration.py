@@ -1,4 +1,4 @@
-"""One sandbox at the gateway: its rules, names, budgets, log and open connections. Identity is its listeners.
+"""One sandbox at the gateway: its rules, names, budgets, log and open connections. Identity is its listeners or relay.
 
 All but the methods that say so run in the gateway's loop.
 """
@@ -18,7 +18,7 @@ from ringfence.network.logbook import Logbook
 from ringfence.network.names import Names
 from ringfence.network.swapping import Vault
 from ringfence.network.targets import OverBudget, Refusal
-from ringfence.policy.reach import listening_ports
+from ringfence.policy.reach import listening_ports, proxy_port
 from ringfence.values import replace
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ringfence.events import HostSummary, Request
     from ringfence.network.authority import Authority
     from ringfence.network.gateway import Service
+    from ringfence.network.relaying import Relay
     from ringfence.network.targets import Entry, Target
     from ringfence.policy.model import Network
     from ringfence.policy.secrets import Secret
@@ -73,9 +74,12 @@ class Registration:
         secrets: tuple[Secret, ...],
         listeners: list[int],
         twin_of: Registration | None = None,
+        *,
+        relay: Relay | None = None,
     ) -> None:
         """Takes the descriptors over: resolver by UDP, resolver by TCP, proxy, then one for each port.
 
+        With a relay there are none: it listens inside.
         A live copy has the placeholders and the authority of its original: both are in the memory that was copied.
         """
         self._service = service
@@ -88,7 +92,13 @@ class Registration:
         self.names = Names()
         self.book = Logbook()
         self.sockets = [socket.socket(fileno=fd) for fd in listeners]
-        self.ports = tuple(sock.getsockname()[1] for sock in self.sockets[3:])
+        if relay is None:
+            self.ports = tuple(sock.getsockname()[1] for sock in self.sockets[3:])
+        else:
+            self.sockets.append(relay.datagrams)
+            self.ports = listening_ports(network)
+        self.is_relayed = relay is not None
+        self.proxy = proxy_port(network)
         self.open: set[Open] = set()
         self.connections_rate = Bucket()
         self.queries_rate = Bucket()

@@ -20,6 +20,7 @@ _AT_ONCE = 64  # datagrams before others have their turn
 _STREAM_S = 10.0
 _STREAM_QUERIES = 100
 _LONGEST_SHOWN = 255
+NUMBER_BYTES = 4  # before a message that a relay passes on
 
 
 def on_datagrams(registration: Registration, sock: socket.socket) -> None:
@@ -33,6 +34,22 @@ def on_datagrams(registration: Registration, sock: socket.socket) -> None:
         if reply is not None:
             with contextlib.suppress(OSError):  # it does not wait for it any more
                 sock.sendto(reply, peer)
+
+
+def on_relayed(registration: Registration, sock: socket.socket) -> None:
+    """The same for messages that a relay has numbered; an answer has the number of its query."""
+    for _ in range(_AT_ONCE):
+        try:
+            data = sock.recv(NUMBER_BYTES + dns.LONGEST + 1)
+        except OSError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(sock.fileno())  # the sandbox has ended
+            return
+        reply = reply_to(registration, data[NUMBER_BYTES:])
+        if reply is not None:
+            with contextlib.suppress(OSError):
+                sock.send(data[:NUMBER_BYTES] + reply)
 
 
 def reply_to(registration: Registration, data: bytes) -> bytes | None:

@@ -26,9 +26,9 @@ _READ = 1 << 14
 _SILENT_S = 1.0  # a client that is refused anyway: how long we wait to hear in which protocol
 
 
-async def serve_name(registration: Registration, one: Open, sock: socket.socket, port: int) -> None:
+async def serve_name(registration: Registration, one: Open, sock: socket.socket) -> None:
     """A connection to a port of the sandbox's own loopback."""
-    address = sock.getsockname()[0]
+    address, port = sock.getsockname()
     name = registration.names.name_of(address)
     if name is None:
         words = f"{address}:{port} stands for no host: connect by name"

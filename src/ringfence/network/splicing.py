@@ -14,6 +14,7 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
+from ringfence.network.relayed import Relayed
 from ringfence.network.targets import OverBudget
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ class _Flow:
         except BlockingIOError:
             return False
         if size == 0:
+            if isinstance(self._source, Relayed):
+                self._source.check_end()
             self._finish()
             return False
         self._moved += size

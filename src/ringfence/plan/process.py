@@ -147,9 +147,10 @@ def has_network(policy: Policy) -> bool:
 def _outlets(policy: Policy) -> dict[str, object] | None:
     if not has_network(policy):
         return None
-    from ringfence.policy.reach import listening_ports, proxy_port
+    from ringfence.policy.reach import listening_ports, proxy_port, relayed_streams
 
-    return {"ports": list(listening_ports(policy.network)), "proxy": proxy_port(policy.network)}
+    ports = list(listening_ports(policy.network))
+    return {"ports": ports, "proxy": proxy_port(policy.network), "streams": relayed_streams(policy.network)}
 
 
 def _proxies(policy: Policy) -> dict[str, str]:

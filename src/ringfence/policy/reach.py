@@ -41,6 +41,15 @@ def proxy_port(network: Network) -> int:
     return next(port for port in range(PROXY_PORT, 65536) if port not in taken)
 
 
+_MOST_STREAMS = 1024  # each may hold a window of bytes on both sides
+_SPARE_STREAMS = 32  # for the resolver, and for those that are refused with a reason
+
+
+def relayed_streams(network: Network) -> int:
+    """Connections at once where guestd relays them; more wait inside."""
+    return min(network.connections + _SPARE_STREAMS, _MOST_STREAMS)
+
+
 def check_secrets(policy: Policy) -> None:
     """Each secret is named once, is not also a plain variable, and goes only where TLS carries it."""
     seen = set()

@@ -34,6 +34,7 @@ _END_S = 20.0
 _OURS = 12  # processes of ours inside, beside the guest's
 _GUESTD_BYTES = 48 << 20  # what guestd itself takes
 LABEL = "ringfence.owner"
+_RESOLVER = "etc/resolv.conf"
 _OWN = ("proc", "dev", "tmp", "workspace", "sys", ".ringfence")
 
 
@@ -111,7 +112,7 @@ def launch(
         ) from None
     box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
     try:
-        box.begin(fence(plan), time.monotonic() + _START_S)
+        box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
     except BaseException:
         box.close()
         box.wait_destroyed(_END_S)
@@ -167,7 +168,7 @@ def _host_config(
             "/tmp": _tmpfs(limits, "1777"),  # inside
             "/workspace": _tmpfs(limits, "0755"),
         },
-        mounts=_mounts(made, guestd),
+        mounts=[*_mounts(made, guestd), *_resolver(made, plan)],
         shm_size=shm,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
@@ -197,6 +198,22 @@ def _mounts(made: Skeleton, guestd: str) -> list[Any]:
     hidden = [Mount(target, _empty(made, target), type="bind", read_only=True) for target in made.hidden]
     shown = [Mount(bind.target, bind.source, type="bind", read_only=not bind.writable) for bind in made.binds]
     return [*shown, *hidden, Mount(runtime.INSIDE, guestd, type="bind", read_only=True)]
+
+
+def _resolver(made: Skeleton, plan: ProcessPlan) -> list[Any]:
+    """Engines put a file of their own over the image's, and it names no resolver."""
+    from docker.types import Mount
+
+    if plan.box["outlets"] is None:
+        return []
+    text = made.files[_RESOLVER]
+    path = f"{state.disk_directory('resolver')}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if not os.path.exists(path):
+        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(file.name, 0o644)
+        os.rename(file.name, path)
+    return [Mount(f"/{_RESOLVER}", path, type="bind", read_only=True)]
 
 
 def _empty(made: Skeleton, target: str) -> str:

@@ -149,7 +149,7 @@ def launch(
             group = tree.create(name.replace("_", "-"), room)
         wall = GvisorWall(found, folder, group)
         box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)
-        box.begin(fence(plan), time.monotonic() + _START_S)
+        box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
     except BaseException:
         if box is not None:
             box.close()

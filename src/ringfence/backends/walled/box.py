@@ -54,10 +54,13 @@ class WalledBox:
         self._closed = False
         self._destroyed = threading.Event()
 
-    def begin(self, fence: Mapping[str, object], deadline: float) -> None:
-        """Tell guestd what guests give up, and wait until it is ready. Raises SandboxLostError or StartTimeoutError."""
+    def begin(self, fence: Mapping[str, object], deadline: float, *, outlets: object) -> None:
+        """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
+
+        Raises SandboxLostError or StartTimeoutError.
+        """
         try:
-            self.channel.sendall(frames.message(fence=dict(fence)))
+            self.channel.sendall(frames.message(fence=dict(fence), outlets=outlets))
         except OSError:
             raise self._lost() from None
         reader = frames.Reader()
