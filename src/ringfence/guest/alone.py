@@ -130,6 +130,7 @@ class Alone(Loop):
             from .relaying import Relaying
 
             self._box.relaying = Relaying(self, self._box, outlets)
+            k.drop_capabilities()  # where there was one to give loopback its address
         self._box.built(self._spawner() if siblings else [])
 
     def serve(self) -> None:

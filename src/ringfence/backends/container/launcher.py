@@ -10,6 +10,7 @@ import threading
 import time
 
 from ringfence.backends.container import engine as engines
+from ringfence.backends.container import loopback
 from ringfence.backends.container.counters import Counters
 from ringfence.backends.container.stream import Stream
 from ringfence.backends.process import owners, state
@@ -46,7 +47,8 @@ class ContainerWall:
         self._id = identity
         self._stream = stream
         self.channel = stream.ours
-        self._counters = Counters(int(engine.api.inspect_container(identity)["State"].get("Pid") or 0))
+        self.pid = int(engine.api.inspect_container(identity)["State"].get("Pid") or 0)
+        self._counters = Counters(self.pid)
         self._ended = threading.Lock()
 
     def said(self) -> str:
@@ -113,6 +115,8 @@ def launch(
     box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
     try:
         box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
+        if plan.box["outlets"] is not None:
+            loopback.give_address(wall.pid, guestd)
     except BaseException:
         box.close()
         box.wait_destroyed(_END_S)

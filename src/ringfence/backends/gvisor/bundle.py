@@ -18,13 +18,23 @@ if TYPE_CHECKING:
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 
 
-def make(path: str, made: Skeleton, limits: Limits, *, guestd: str, env: Mapping[str, str]) -> None:
+# For guestd's first moments: an address for loopback; and to give both up before there is a guest.
+_NETWORK_CAPABILITIES = ("CAP_NET_ADMIN", "CAP_SETPCAP")
+
+
+def make(
+    path: str, made: Skeleton, limits: Limits, *, guestd: str, env: Mapping[str, str], network: bool = False
+) -> None:
     os.makedirs(path, 0o755)
     write(made, f"{path}/root")
     os.mkdir(f"{path}/empty", 0o555)
     with open(f"{path}/nothing", "wb"):
         pass
     config = _config(path, made, limits, guestd=guestd, env=env)
+    if network:
+        process = config["process"]
+        assert isinstance(process, dict)
+        process["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), _NETWORK_CAPABILITIES)
     with open(f"{path}/config.json", "w", encoding="utf-8") as file:
         json.dump(config, file)
 

@@ -143,7 +143,8 @@ def launch(
     wall: GvisorWall | None = None
     box: WalledBox | None = None
     try:
-        bundle.make(folder, made, limits, guestd=guestd, env={"PATH": "/usr/bin:/bin", "HOME": "/workspace"})
+        own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace"}
+        bundle.make(folder, made, limits, guestd=guestd, env=own, network=plan.box["outlets"] is not None)
         if tree is not None:
             room = GroupLimits(plan.memory_bytes + _KERNEL_BYTES, plan.processes + _KERNEL_PROCESSES, plan.cpus)
             group = tree.create(name.replace("_", "-"), room)
