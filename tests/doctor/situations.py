@@ -27,7 +27,7 @@ def refuse(*calls: int, error: int) -> None:
     program += struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
     program += struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | error)
     k.no_new_privileges()
-    k.install_seccomp(program)
+    k.Filter(program).install()
 
 
 def own_namespaces() -> None:

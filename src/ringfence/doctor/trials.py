@@ -57,7 +57,7 @@ def fresh_proc() -> str:
 
 
 def landlock() -> str:
-    abi = k.syscall(444, None, 0, 1, what="landlock_create_ruleset")
+    abi = k.syscall(444, 0, 0, 1, what="landlock_create_ruleset")
     k.no_new_privileges()
     k.restrict_with_landlock(abi, scopes=True, files=True)
     return f"ABI {abi}"
@@ -68,7 +68,7 @@ def seccomp() -> str:
 
     program = guest_filter()
     k.no_new_privileges()
-    k.install_seccomp(program)
+    k.Filter(program).install()
     _expect(os.getppid() > 0, "a permitted call works under the filter")
     try:
         k.unshare(k.CLONE_NEWUTS)

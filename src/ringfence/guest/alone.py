@@ -268,7 +268,7 @@ def _can_make_siblings() -> bool:
     pid = os.fork()
     if pid == 0:
         try:
-            sibling = k.clone(k.CLONE_PARENT)[0]
+            sibling = k.clone(k.CLONE_PARENT, hooks=False)[0]
         except OSError:
             os._exit(1)
         os._exit(0 if sibling else 2)

@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from .shapes import Fence
 
 
+_filters: dict[str, k.Filter] = {}
+
+
+def prepare(fence: Fence) -> None:
+    """What every process of this plan would do again, done before they are forked."""
+    for program in (fence["seccomp"], fence["last_layer"]):
+        if program:
+            _filter(program)
+
+
+def _filter(program: str) -> k.Filter:
+    if program not in _filters:
+        _filters[program] = k.Filter(binascii.a2b_base64(program))
+    return _filters[program]
+
+
 def limit_kernel_objects(sys_directory: int, fence: Fence) -> None:
     """Per user namespace: no further user namespaces (E01), few inotify objects (F33). Needs its capabilities."""
     if not fence["namespace_limits"]:
@@ -66,11 +82,11 @@ def give_up_rights(fence: Fence, *, landlock: bool) -> None:
             files=fence["landlock_files"],
         )
     if fence["seccomp"] and not fence["no_new_privileges"]:
-        k.install_seccomp(binascii.a2b_base64(fence["seccomp"]))
+        _filter(fence["seccomp"]).install()
     if fence["capabilities"]:
         k.drop_capabilities()
     if fence["seccomp"] and fence["no_new_privileges"]:
-        k.install_seccomp(binascii.a2b_base64(fence["seccomp"]))
+        _filter(fence["seccomp"]).install()
     k.set_dumpable(0 if fence["not_dumpable"] else 1)  # a change of uid has cleared it: the other case is said too
 
 
@@ -84,6 +100,6 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
     if "NOFILE" in fence["rlimits"]:
         _lower(resource.RLIMIT_NOFILE, fence["rlimits"]["NOFILE"])
     if fence["last_layer"]:
-        k.install_seccomp(binascii.a2b_base64(fence["last_layer"]))
+        _filter(fence["last_layer"]).install()
     if dumpable:
         k.set_dumpable(1)

@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from . import box, init, lean, spawner
+from . import box, fence, init, lean, spawner
 from . import kernel as k
 
 TYPE_CHECKING = False
@@ -29,6 +29,7 @@ _LATE = (
     *(f"ringfence.guest.{name}" for name in ("filesearch", "filestreams", "filewatch", "keeping", "packing")),
     *(f"ringfence.guest.{name}" for name in ("planting", "restoring", "stepwise", "zipstream")),
 )
+preloaded = False  # whether modules were imported for the policy's sake, which may have asked to be told of a fork
 
 
 def run(monitor: socket, request: Template) -> NoReturn:
@@ -134,9 +135,10 @@ class Forker:
     def _begin(self, order: Order, fds: list[int], building: dict[int, Making]) -> None:
         if order["plan"] is not None:
             self._plans[order["plan_id"]] = order["plan"]
+            fence.prepare(order["plan"]["fence"])
         shared = self._plans[order["plan_id"]]
-        fence: Fence = {**shared["fence"], "affinity": order["affinity"]}
-        plan: Plan = {**shared, "owner": order["owner"], "fence": fence}
+        fenced: Fence = {**shared["fence"], "affinity": order["affinity"]}
+        plan: Plan = {**shared, "owner": order["owner"], "fence": fenced}
         listeners = fds.pop() if order["listeners"] else -1
         disk = fds.pop() if order["disk"] else -1
         making = Making(order["box"], plan, fds)
@@ -158,7 +160,7 @@ class Forker:
 
     def _make_init(self, making: Making, listeners: int, disk: int) -> None:
         ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        making.init_pid, making.init_pidfd = k.clone(making.plan["namespaces"] | k.CLONE_PARENT)
+        making.init_pid, making.init_pidfd = k.clone(making.plan["namespaces"] | k.CLONE_PARENT, hooks=False)
         if making.init_pid == 0:
             _child(lambda: init.run(theirs, making.plan, self._proc, listeners, disk), theirs)
         theirs.close()
@@ -182,7 +184,7 @@ class Forker:
         if making.plan["as_root"]:
             k.setns(making.init_pidfd, k.CLONE_NEWPID)
             try:
-                pid, pidfd = k.clone(k.CLONE_PARENT)
+                pid, pidfd = k.clone(k.CLONE_PARENT, hooks=preloaded)
                 if pid == 0:
                     _child(work, theirs)
             finally:
@@ -190,7 +192,7 @@ class Forker:
             return [pidfd]
         # An ordinary user may enter a pid namespace of his but not come back: a helper enters it, and clones.
         answers, answer = lean.pair(lean.SOCK_SEQPACKET)
-        helper, helper_pidfd = k.clone(k.CLONE_PARENT)
+        helper, helper_pidfd = k.clone(k.CLONE_PARENT, hooks=False)
         if helper == 0:
             _child(lambda: _help(making.doors.get("pid"), answer, work, theirs), answer)
         answer.close()
@@ -282,7 +284,7 @@ def _child(work: Callable[[], object], report: socket) -> NoReturn:
 def _help(door: int | None, answer: socket, work: Callable[[], object], report: socket) -> NoReturn:
     if door is not None:
         k.setns(door, k.CLONE_NEWPID)
-    pid, pidfd = k.clone(k.CLONE_PARENT)
+    pid, pidfd = k.clone(k.CLONE_PARENT, hooks=preloaded)
     if pid == 0:
         answer.close()
         _child(work, report)

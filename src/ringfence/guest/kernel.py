@@ -1,15 +1,18 @@
-"""Owns the system calls Python lacks, by ctypes: namespaces, mounts, capabilities, Landlock, seccomp, raw clone.
+"""Owns the system calls Python lacks: namespaces, mounts, capabilities, Landlock, seccomp, raw clone.
 
-Every integer goes as a 64-bit word: a bare Python int would be passed as a 32-bit C int with rubbish above it.
+By the C module below `ctypes`, which itself is 4 ms of every cold start. All go through libc's `syscall`, and every
+argument as a 64-bit word: a bare Python int would be passed as a 32-bit C int with rubbish above it.
 x86-64 numbers; the planner refuses other machines before this module is used.
 """
 
 from __future__ import annotations
 
-import ctypes
+import _ctypes
 import errno
 import os
 import struct
+
+TYPE_CHECKING = False
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -49,6 +52,11 @@ RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 _NR_CLONE = 56
+_NR_PRCTL = 157
+_NR_MOUNT = 165
+_NR_UMOUNT2 = 166
+_NR_UNSHARE = 272
+_NR_SETNS = 308
 _NR_FALLOCATE = 285
 _NR_CAPSET = 126
 _NR_PIVOT_ROOT = 155
@@ -76,34 +84,78 @@ _PR_GET_TID_ADDRESS = 40
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-_with_gil = ctypes.PyDLL(None, use_errno=True)  # keeps the GIL over the call: a clone must not happen without it
-_with_gil.syscall.restype = ctypes.c_long
-_after_fork_in_child = ctypes.pythonapi.PyOS_AfterFork_Child
+_WORDS = 6
 
 
-def _words(args: tuple[object, ...]) -> list[object]:
-    return [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
+if TYPE_CHECKING:
+    _Integer = _ctypes._SimpleCData[int]  # noqa: SLF001  # as below
+    _Bytes = _ctypes._SimpleCData[bytes]  # noqa: SLF001  # as below
+else:
+    _Integer = _Bytes = _ctypes._SimpleCData  # noqa: SLF001  # what the types of ctypes derive from
 
 
-def _checked(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{os.strerror(number)} [{what}]")
-    return result
+class _Long(_Integer):
+    _type_ = "l"
+
+
+class _Int(_Integer):
+    _type_ = "i"
+
+
+class _Pointer(_Integer):  # as an argument also bytes and None
+    _type_ = "P"
+
+
+class _Text(_Bytes):  # the address of bytes
+    _type_ = "z"
+
+
+class _Call(_ctypes.CFuncPtr):
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = _Long
+
+
+class _CallWithGil(_ctypes.CFuncPtr):
+    """Keeps the GIL over the call: a clone must not happen without it."""
+
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO | _ctypes.FUNCFLAG_PYTHONAPI
+    _restype_ = _Long
+
+
+class _Notice(_ctypes.CFuncPtr):
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI
+    _restype_ = None
+
+
+_process = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None: what is loaded already
+_syscall = _Call(_ctypes.dlsym(_process, "syscall"))
+_syscall.argtypes = [_Long, *[_Pointer] * _WORDS]
+_syscall_with_gil = _CallWithGil(_ctypes.dlsym(_process, "syscall"))
+_syscall_with_gil.argtypes = _syscall.argtypes
+_after_fork_in_child = _Notice(_ctypes.dlsym(_process, "PyOS_AfterFork_Child"))
+
+
+def _failed(what: str) -> OSError:
+    number = _ctypes.get_errno()
+    return OSError(number, f"{os.strerror(number)} [{what}]")
 
 
 def syscall(number: int, *args: object, what: str) -> int:
-    return _checked(int(_libc.syscall(ctypes.c_long(number), *_words(args))), what)
+    """`args`: integers, bytes (their address goes) and None."""
+    result: int = _syscall(number, *args, *(0,) * (_WORDS - len(args)))
+    if result < 0:
+        raise _failed(what)
+    return result
 
 
 def unshare(flags: int) -> None:
-    _checked(_libc.unshare(ctypes.c_int(flags)), f"unshare {flags:#x}")
+    if _syscall(_NR_UNSHARE, flags, 0, 0, 0, 0, 0) < 0:
+        raise _failed(f"unshare {flags:#x}")
 
 
 def setns(fd: int, flags: int) -> None:
-    _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(flags)), f"setns {flags:#x}")
+    if _syscall(_NR_SETNS, fd, flags, 0, 0, 0, 0) < 0:
+        raise _failed(f"setns {flags:#x}")
 
 
 def _path(value: str | None) -> bytes | None:
@@ -111,12 +163,12 @@ def _path(value: str | None) -> bytes | None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    result = _libc.mount(_path(source), _path(target), _path(kind), ctypes.c_ulong(flags), _path(options))
-    _checked(result, f"mount {kind or 'bind'} {source or ''} on {target} {options or ''}".rstrip())
+    if _syscall(_NR_MOUNT, _path(source), _path(target), _path(kind), flags, _path(options), 0) < 0:
+        raise _failed(f"mount {kind or 'bind'} {source or ''} on {target} {options or ''}".rstrip())
 
 
 def umount(target: str) -> None:
-    _checked(_libc.umount2(_path(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+    syscall(_NR_UMOUNT2, _path(target), MNT_DETACH, what=f"umount {target}")
 
 
 def mount_setattr(fd: int, path: str, flags: int, *, add: int, idmap_fd: int = 0) -> None:
@@ -185,13 +237,13 @@ def close_from(first: int) -> None:
     syscall(_NR_CLOSE_RANGE, first, 0x7FFFFFFF, 0, what="close_range")  # gVisor takes it for signed
 
 
-def prctl(option: int, *args: int) -> int:
-    padded = (*args, 0, 0, 0, 0)[:4]
-    return _checked(_libc.prctl(option, *[ctypes.c_ulong(a) for a in padded]), f"prctl {option}")
+def prctl(option: int, value: int) -> None:
+    if _syscall(_NR_PRCTL, option, value, 0, 0, 0, 0) < 0:
+        raise _failed(f"prctl {option}")
 
 
 def set_name(name: str) -> None:
-    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    syscall(_NR_PRCTL, _PR_SET_NAME, name.encode()[:15], what="prctl PR_SET_NAME")
 
 
 def set_dumpable(value: int) -> None:
@@ -216,9 +268,9 @@ def new_session_keyring() -> None:
 
 def drop_capabilities() -> None:
     for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+        if _syscall(_NR_PRCTL, _PR_CAPBSET_DROP, capability, 0, 0, 0, 0) < 0:
             break  # EINVAL: past the last capability of this kernel
-    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    _syscall(_NR_PRCTL, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
     syscall(_NR_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24), what="capset")
 
 
@@ -230,7 +282,7 @@ def keep_monitor_capabilities() -> None:
     for capability in range(64):
         if capability in _MONITOR_KEEPS:
             continue
-        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+        if _syscall(_NR_PRCTL, _PR_CAPBSET_DROP, capability, 0, 0, 0, 0) < 0:
             break
     bits = sum(1 << capability for capability in _MONITOR_KEEPS)
     kept = struct.pack("III", bits, bits, 0) + bytes(12)
@@ -241,10 +293,16 @@ def no_new_privileges() -> None:
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
-def install_seccomp(program: bytes) -> None:
-    buffer = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
-    syscall(_NR_SECCOMP, 1, 0, header, what="seccomp")
+class Filter:
+    """A seccomp program as the kernel takes it. Made before a fork, so that the children only hand it over."""
+
+    def __init__(self, program: bytes) -> None:
+        self._program = program  # lives as long as its address is in use
+        address = int.from_bytes(memoryview(_Text(program)), "little")
+        self._header = struct.pack("HxxxxxxQ", len(program) // 8, address)
+
+    def install(self) -> None:
+        syscall(_NR_SECCOMP, 1, 0, self._header, what="seccomp")
 
 
 _LANDLOCK_FS_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # number of file rights by ABI; later ones have 16
@@ -284,37 +342,28 @@ def restrict_with_landlock(abi: int, *, scopes: bool, files: bool) -> None:
 
 
 def _thread_id_address() -> int:
-    address = ctypes.c_ulong()
-    _checked(_libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0), "prctl PR_GET_TID_ADDRESS")
+    address = _Pointer()
+    syscall(_NR_PRCTL, _PR_GET_TID_ADDRESS, _ctypes.byref(address), what="prctl PR_GET_TID_ADDRESS")
     return address.value
 
 
-def _raw_clone(flags: int, pidfd: ctypes.c_int) -> int:
-    return int(
-        _with_gil.syscall(
-            ctypes.c_long(_NR_CLONE),
-            ctypes.c_long(flags),
-            ctypes.c_long(0),
-            ctypes.byref(pidfd),
-            ctypes.c_ulong(_thread_id_address()),
-            ctypes.c_long(0),
-        )
-    )
-
-
-def clone(flags: int) -> tuple[int, int]:
+def clone(flags: int, *, hooks: bool) -> tuple[int, int]:
     """fork() with clone flags. Returns (pid as we see it, pidfd) here and (0, -1) in the child.
 
-    Raw clone skips glibc's fork: the thread id that glibc keeps is set by the kernel at its address, and Python's own
-    part of a fork is called by hand. The caller has one thread.
+    Raw clone skips glibc's fork: the thread id that glibc keeps is set by the kernel at its address. The caller has one
+    thread, so of Python's own part of a fork only `hooks` are left, what modules asked to be told: `threading`,
+    `random`. That touches a hundred pages; it is for children in which a guest's code may run.
     """
-    pidfd = ctypes.c_int(-1)
+    pidfd = _Int(-1)
     flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | 17
-    pid = _raw_clone(flags | CLONE_PIDFD, pidfd)
-    if pid < 0 and ctypes.get_errno() == errno.EINVAL:
-        pid = _raw_clone(flags, pidfd)  # gVisor of 2022 knows no pidfd
-    _checked(pid, "clone")
+    address = _thread_id_address()
+    pid: int = _syscall_with_gil(_NR_CLONE, flags | CLONE_PIDFD, 0, _ctypes.byref(pidfd), address, 0, 0)
+    if pid < 0 and _ctypes.get_errno() == errno.EINVAL:
+        pid = _syscall_with_gil(_NR_CLONE, flags, 0, 0, address, 0, 0)  # gVisor of 2022 knows no pidfd
+    if pid < 0:
+        raise _failed("clone")
     if pid == 0:
-        _after_fork_in_child()
+        if hooks:
+            _after_fork_in_child()
         return 0, -1
     return pid, pidfd.value

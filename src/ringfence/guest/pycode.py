@@ -67,6 +67,8 @@ def prepare(job: Work) -> None:
     sys.path[:] = ["", *(sys.path if job["sys_path"] is None else job["sys_path"])]
     if job.get("executable"):
         sys.executable = str(job["executable"])
+    if "threading" in sys.modules:
+        sys.modules["threading"].main_thread()._set_native_id()  # noqa: SLF001  # what it does in a new thread
     _forget_ours()
     new_randomness()
     _site_builtins()

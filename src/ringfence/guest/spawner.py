@@ -119,7 +119,7 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
     try:
         if job["pty"] is not None:
             ends += terminal.make(job["pty"]["cols"], job["pty"]["rows"])
-        pid, pidfd = k.clone(k.CLONE_PARENT)
+        pid, pidfd = k.clone(k.CLONE_PARENT, hooks=True)
     except OSError as error:
         sock.send(lean.dumps({"errno": error.errno}))
     else:

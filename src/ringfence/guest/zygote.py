@@ -12,7 +12,7 @@ import resource
 import select
 import sys
 
-from . import after, lean, monitor
+from . import after, forker, lean, monitor
 from . import kernel as k
 
 TYPE_CHECKING = False
@@ -72,6 +72,7 @@ def _preload(hello: Hello) -> dict[str, object]:
 
     fresh.prepare()
 
+    forker.preloaded = bool(hello["preload"])
     for name in hello["preload"]:
         try:
             __import__(name)
@@ -91,7 +92,7 @@ def _load_rest() -> None:
 
 def _warm_up() -> None:
     """What most programs import anyway, while the library still makes its first plan."""
-    for name in ("threading", "traceback", "linecache", "json"):
+    for name in ("threading", "traceback", "linecache", "json", "ctypes"):
         __import__(name)
     gc.collect()
     gc.freeze()

@@ -191,8 +191,17 @@ def read(path: str) -> str | None:
 
 def number(path: str) -> int | None:
     """A kernel file that holds one number; None when it is not there or says "max"."""
-    text = read(path)
-    return int(text) if text is not None and text.strip().isdigit() else None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 64).strip()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return int(text) if text.isdigit() else None
 
 
 def counter(path: str, key: str) -> int | None:

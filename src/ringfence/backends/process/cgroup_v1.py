@@ -237,11 +237,10 @@ class Group(base.Group):
 
     def remove(self, timeout_s: float = 2.0) -> bool:
         deadline = time.monotonic() + timeout_s
-        if not any(os.path.isdir(directory) for directory in self._directories):
-            self._tree.forget(self.box_id)
-            return True
-        self.kill(timeout_s)
-        gone = base.rmdir_until(self._directories, deadline)
+        gone = base.rmdir_until(self._directories, 0)  # mostly all have ended already: nobody is looked for
+        if not gone:
+            self.kill(timeout_s)
+            gone = base.rmdir_until(self._directories, deadline)
         if gone:
             self._tree.forget(self.box_id)
         return gone
@@ -250,9 +249,8 @@ class Group(base.Group):
 def _make(root: str, owner: str, box_id: str) -> None:
     for _ in range(10):
         try:
-            parent = base.make_dirs(root, base.BASE, owner)
-            os.mkdir(f"{parent}/{box_id}", 0o755)
+            os.mkdir(f"{root}/{base.BASE}/{owner}/{box_id}", 0o755)
             return
-        except FileNotFoundError:
-            continue  # another process removed the empty base between our two steps
+        except FileNotFoundError:  # the first of this process, or another removed the empty base between our two steps
+            base.make_dirs(root, base.BASE, owner)
     raise OSError(errno.EBUSY, "the cgroup base directory vanishes as fast as it is made", f"{root}/{base.BASE}")

@@ -128,7 +128,23 @@ def _is_file(path: str, fd: int) -> bool:
     return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
 
+_known: dict[str, tuple[object, list[tuple[int, int]]]] = {}
+
+
 def _given_out(path: str) -> list[tuple[int, int]]:
+    """As `_ranges_in`, read again when the file is not the one that was read."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return []
+    version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    known = _known.get(path)
+    if known is None or known[0] != version:
+        known = _known[path] = (version, _ranges_in(path))
+    return known[1]
+
+
+def _ranges_in(path: str) -> list[tuple[int, int]]:
     """The ranges of a file of `name:first:count` lines. A line that is none is somebody else's trouble."""
     try:
         with open(path, "rb") as file:
