@@ -62,7 +62,11 @@ class WalledLauncher:
 
         network, secrets = self.policy.network, self.policy.secrets
         try:
-            outlet, box.channel = service().register_relayed(network, secrets, box.channel, box.kill, self.twin_of)
+            if box.listeners:
+                listeners, box.listeners = box.listeners, []
+                outlet = service().register(network, secrets, listeners, self.twin_of)
+            else:
+                outlet, box.channel = service().register_relayed(network, secrets, box.channel, box.kill, self.twin_of)
             box.outlet = outlet
             box.env = {**outlet.defaults, **box.env, **outlet.env}
         except BaseException:
@@ -79,6 +83,11 @@ class WalledLauncher:
                 fix="strict = false",
             )
         return enforcement
+
+    def _network(self, mechanism: str, made: ProcessPlan) -> Control:
+        if made.box["outlets"] is None:
+            return Control(mechanism, "full")
+        return Control(f"{mechanism} + gateway by name", "full", reports=True)
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
         raise NotImplementedError
@@ -98,7 +107,7 @@ class GvisorLauncher(WalledLauncher):
         return replace(
             made.enforcement,
             files=Control(f"{kernel}: gofer limited to the image, read-only root", "full"),
-            network=Control(f"{kernel}: no network stack but loopback", "full"),
+            network=self._network(f"{kernel}: no network stack but loopback", made),
             processes=Control(f"{kernel}: RLIMIT_NPROC, pids of the whole sandbox outside", "full"),
             syscalls=Control(f"{kernel}: a kernel of its own in user space", "full"),
             privileges=Control(f"{kernel}: uid 1000, no capabilities, no_new_privs", "full"),
@@ -126,7 +135,7 @@ class ContainerLauncher(WalledLauncher):
         return replace(
             made.enforcement,
             files=Control(f"{by}: read-only root, binds read-only", "full"),
-            network=Control(f"{by}: network none", "full"),
+            network=self._network(f"{by}: network none", made),
             processes=Control(f"{by}: pids limit, RLIMIT_NPROC", "full"),
             syscalls=Control(f"{by}: its seccomp profile, and our allow-list inside", "full"),
             privileges=Control(f"{by}: uid 1000, all capabilities dropped, no-new-privileges", "full"),

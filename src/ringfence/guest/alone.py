@@ -12,7 +12,7 @@ import errno
 import os
 import select
 
-from . import children, frames, guestd, init, lean, spawner, terminal
+from . import children, frames, guestd, init, lean, outlets, spawner, terminal
 from . import kernel as k
 from .inside import Inside
 from .loop import Loop
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from .job import Job
-    from .shapes import Fence, Handed, Outlets
+    from .shapes import Fence, Handed, Told
 
 _READ = 1 << 16
+_BUFFER = 1 << 18
 _NUMBER = 1  # there is one sandbox
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -34,15 +35,15 @@ def main() -> NoReturn:
     """Never returns. The end of the channel is the end of everything here."""
     k.set_name("rf-guestd")
     channel = _Streams()
-    fence, outlets = _told(channel)
+    told = _told(channel)
     _prepare_imports()
     k.set_dumpable(0)
-    alone = Alone(channel, fence, outlets)
+    alone = Alone(channel, told)
     alone.serve()
     os._exit(0)
 
 
-def _told(channel: _Streams) -> tuple[Fence, Outlets | None]:
+def _told(channel: _Streams) -> Told:
     """The first frame: what guests are to give up here, and what to listen on for the gateway.
 
     What this kernel does not know is left out; the host asked.
@@ -53,10 +54,10 @@ def _told(channel: _Streams) -> tuple[Fence, Outlets | None]:
         if not data:
             os._exit(0)
         for _, _, payload in reader.feed(data):
-            told = lean.loads(payload)
-            fence: Fence = told["fence"]
+            told: Told = lean.loads(payload)
+            fence = told["fence"]
             fence["landlock_abi"] = min(fence["landlock_abi"], k.landlock_abi())
-            return fence, told["outlets"]
+            return told
 
 
 def _prepare_imports() -> None:
@@ -77,6 +78,7 @@ class _Streams:
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         os.dup2(null, 0)
         os.dup2(null, 1)
+        self._buffer = memoryview(bytearray(_BUFFER))  # one for all: a new one for each read is most of what it costs
 
     def fileno(self) -> int:
         return self._in
@@ -92,13 +94,14 @@ class _Streams:
     def settimeout(self, _: float) -> None:
         self.setblocking(True)
 
-    def recv(self, size: int) -> bytes:
-        return os.read(self._in, size)
+    def recv(self, _: int) -> memoryview:
+        """To be used up before the next."""
+        return self._buffer[: os.readv(self._in, [self._buffer])]
 
-    def send(self, data: bytes | bytearray) -> int:
+    def send(self, data: bytes | bytearray | memoryview) -> int:
         return os.write(self._out, data)
 
-    def sendmsg(self, parts: list[bytes]) -> int:
+    def sendmsg(self, parts: list[bytes | memoryview]) -> int:
         return os.writev(self._out, parts)
 
     def sendall(self, data: bytes | bytearray) -> None:
@@ -114,10 +117,10 @@ class _Streams:
 class Alone(Loop):
     """What a monitor is to its sandboxes, to the one there is."""
 
-    def __init__(self, channel: _Streams, fence: Fence, outlets: Outlets | None) -> None:
+    def __init__(self, channel: _Streams, told: Told) -> None:
         super().__init__()
         self._channel = channel
-        self._fence = fence
+        self._fence = told["fence"]
         self._ended = False
         self._orders: list[Callable[[], None]] = []
         woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -126,12 +129,18 @@ class Alone(Loop):
         self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
         siblings = _can_make_siblings()
         self._box = guestd.Guestd(self, _NUMBER, channel, {}, owner=None, inside=_Within if siblings else _Forking)
-        if outlets is not None:
+        self._let_out(told)
+        self._box.built(self._spawner() if siblings else [])
+
+    def _let_out(self, told: Told) -> None:
+        """What listens for the gateway, before there is a guest."""
+        if told["outlets"] is None:
+            return
+        if told["door"] is None or not outlets.hand_over(told["outlets"], told["door"]):
             from .relaying import Relaying
 
-            self._box.relaying = Relaying(self, self._box, outlets)
-            k.drop_capabilities()  # where there was one to give loopback its address
-        self._box.built(self._spawner() if siblings else [])
+            self._box.relaying = Relaying(self, self._box, told["outlets"])
+        k.drop_capabilities()  # where there was one to give loopback its address
 
     def serve(self) -> None:
         while not self._ended:

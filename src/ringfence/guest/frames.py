@@ -6,13 +6,17 @@ import struct
 
 from .lean import dumps
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 HEADER = struct.Struct("<IBI")  # payload length, type, stream
 JSON, STDIN, STDOUT, STDERR, LINE = 0, 1, 2, 3, 4
 # Of connections that are relayed to the gateway: where one is for, its bytes, room for more, its end; a DNS message.
 OPEN, DATA, CREDIT, END, PACKET = 16, 17, 18, 19, 20
 
 
-def pack(kind: int, stream: int, payload: bytes) -> bytes:
+def pack(kind: int, stream: int, payload: bytes | memoryview) -> bytes:
     return HEADER.pack(len(payload), kind, stream) + payload
 
 
@@ -21,23 +25,40 @@ def message(**data: object) -> bytes:
 
 
 class Reader:
-    """Cuts a byte stream into frames."""
+    """Cuts a byte stream into frames. The payload of DATA comes in pieces as it arrives, uncopied: for now only."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._rest = 0  # of a DATA frame
+        self._stream = 0  # its
 
-    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        held = self._buffer
-        held += data
-        frames = []
-        start = 0
-        with memoryview(held) as buffer:
-            while len(buffer) - start >= HEADER.size:
-                length, kind, stream = HEADER.unpack_from(buffer, start)
-                end = start + HEADER.size + length
-                if len(buffer) < end:
-                    break
-                frames.append((kind, stream, bytes(buffer[start + HEADER.size : end])))
-                start = end
-        del held[:start]
-        return frames
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
+        """To be used up before `data` changes."""
+        fresh = memoryview(data)
+        while fresh:
+            if self._rest:
+                piece = fresh[: self._rest]
+                self._rest -= len(piece)
+                fresh = fresh[len(piece) :]
+                yield DATA, self._stream, piece  # type: ignore[misc]  # a view, which is sent as bytes are
+                continue
+            held = self._buffer
+            if len(held) < HEADER.size:
+                missing = HEADER.size - len(held)
+                held += fresh[:missing]
+                fresh = fresh[missing:]
+                if len(held) < HEADER.size:
+                    return
+            length, kind, stream = HEADER.unpack_from(held)
+            if kind == DATA:
+                self._rest, self._stream = length, stream
+                held.clear()
+                continue
+            missing = HEADER.size + length - len(held)
+            held += fresh[:missing]
+            fresh = fresh[missing:]
+            if len(held) < HEADER.size + length:
+                return
+            payload = bytes(memoryview(held)[HEADER.size :])
+            self._buffer = bytearray()
+            yield kind, stream, payload

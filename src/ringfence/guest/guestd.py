@@ -113,7 +113,7 @@ class Guestd:
     def say(self, **data: object) -> None:
         self._send(frames.message(**data))
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes | memoryview) -> None:
         if not self._out:
             try:
                 sent = self._channel.send(data)
@@ -182,7 +182,7 @@ class Guestd:
     def unwatch(self, fd: int) -> None:
         self._monitor.unwatch(fd)
 
-    def relay(self, kind: int, stream: int, data: bytes) -> None:
+    def relay(self, kind: int, stream: int, data: bytes | memoryview) -> None:
         if self._out or len(data) < _WORTH_PARTS:
             self._send(frames.pack(kind, stream, data))
             return

@@ -30,8 +30,22 @@ _EXTRA_ADDRESS = bytes([198, 18, 0, 1])
 def make(outlets: Outlets, channel: int) -> None:
     """Listen on every port and send the sockets by `channel`: resolver (UDP, TCP), proxy, then the ports in order."""
     add_address()
-    sockets = listeners(outlets)
-    packet = lean.from_fd(channel, lean.SOCK_SEQPACKET)
+    _send(lean.from_fd(channel, lean.SOCK_SEQPACKET), listeners(outlets))
+
+
+def hand_over(outlets: Outlets, door: str) -> bool:
+    """The same by a socket of the host's that is seen inside; whether there is one that can be reached."""
+    packet = _socket.socket(_socket.AF_UNIX, lean.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    try:
+        packet.connect(door)
+    except OSError:
+        packet.close()
+        return False
+    _send(packet, listeners(outlets))  # type: ignore[arg-type]  # the C class has every method that is used here
+    return True
+
+
+def _send(packet: socket, sockets: list[socket]) -> None:
     lean.send_fds(packet, b"listeners", [sock.fileno() for sock in sockets])
     for sock in (*sockets, packet):
         sock.close()

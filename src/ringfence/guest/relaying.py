@@ -11,6 +11,7 @@ import select
 import struct
 
 from . import frames, outlets
+from .window import FIRST, Shared, Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from .keeper import Keeper
     from .shapes import Outlets
 
-WINDOW = 1 << 17  # bytes of one stream that are under way in one direction; the host has the same number
-_PIECE = 1 << 16
-_GIVE_BACK = WINDOW // 4
+_PIECE = 1 << 17
 _ACCEPTS = 16  # before others have their turn
 _QUERIES = 256  # DNS messages that wait for their answer
 _LONGEST_QUERY = 4096
@@ -56,6 +55,8 @@ class Relaying:
         self._queries: dict[int, tuple[str, int]] = {}  # number → who asked
         self._last_query = 0
         self._full = False
+        self.shared = Shared()
+        self.buffer = memoryview(bytearray(_PIECE))  # one for all: a new one for each read is most of what it costs
         self._waiting: set[_Stream] = set()  # for the channel
         monitor.watch(self._datagrams.fileno(), select.EPOLLIN, lambda _: self._on_query())
         self._accepting(on=True)
@@ -162,9 +163,9 @@ class _Stream:
         self.number = number
         self._relaying = relaying
         self._sock = sock
-        self._credit = WINDOW  # that the host takes
+        self._credit = FIRST  # that the host takes
         self._held = bytearray()  # of the host's, for the client
-        self._passed = 0  # to the client, and not yet given back as credit
+        self._window = Window(relaying.shared)
         self._said_all = False  # the client has
         self._last_word: bytes | None = None  # of the host's
         self._shut = False  # the client knows that the host has
@@ -199,16 +200,17 @@ class _Stream:
             self._read()
 
     def _read(self) -> None:
+        buffer = self._relaying.buffer
         try:
-            data = self._sock.recv(min(self._credit, _PIECE))
+            count = self._sock.recv_into(buffer, min(self._credit, _PIECE))
         except BlockingIOError:
             return
         except OSError:
             self._break()
             return
-        if data:
-            self._credit -= len(data)
-            self._relaying.guestd.relay(frames.DATA, self.number, data)
+        if count:
+            self._credit -= count
+            self._relaying.guestd.relay(frames.DATA, self.number, buffer[:count])
         else:
             self._said_all = True
             self._relaying.guestd.relay(frames.END, self.number, END)
@@ -217,10 +219,13 @@ class _Stream:
     # of the host's
 
     def give(self, data: bytes) -> None:
-        held = bool(self._held)
-        self._held += data
-        if not held:
-            self._flush()
+        if self._held:
+            self._held += data
+            return
+        sent = self._sent(data)
+        if sent >= 0:
+            self._held += data[sent:]
+            self._passed(sent)
 
     def grant(self, count: int) -> None:
         self._credit += count
@@ -234,18 +239,25 @@ class _Stream:
         self._settle()
 
     def _flush(self) -> None:
+        sent = self._sent(self._held)
+        if sent >= 0:
+            del self._held[:sent]
+            self._passed(sent)
+
+    def _sent(self, data: bytes | bytearray) -> int:
+        """How much the client took; -1 when it is gone."""
         try:
-            sent = self._sock.send(self._held)
+            return self._sock.send(data)
         except BlockingIOError:
-            sent = 0
+            return 0
         except OSError:
             self._break()
-            return
-        del self._held[:sent]
-        self._passed += sent
-        if self._passed >= _GIVE_BACK and self._last_word is None:
-            self._relaying.guestd.relay(frames.CREDIT, self.number, _CREDIT.pack(self._passed))
-            self._passed = 0
+            return -1
+
+    def _passed(self, count: int) -> None:
+        credit = self._window.passed(count, at_once=not self._held)
+        if credit and self._last_word is None:
+            self._relaying.guestd.relay(frames.CREDIT, self.number, _CREDIT.pack(credit))
         self._settle()
 
     def _settle(self) -> None:
@@ -280,4 +292,5 @@ class _Stream:
         if reset:
             self._sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._sock.close()
+        self._window.close()
         self._relaying.forget(self)

@@ -33,6 +33,14 @@ class Outlets(TypedDict):
     streams: int  # connections at once where guestd relays them; more wait
 
 
+class Told(TypedDict):
+    """The first frame to a guestd that is alone in its box."""
+
+    fence: Fence
+    outlets: Outlets | None
+    door: str | None  # a socket of the host's that takes the listeners; None: guestd relays
+
+
 class Plan(TypedDict):
     """One sandbox. `owner` and the fence's `affinity` come with each."""
 

@@ -6,6 +6,7 @@ import select
 import socket
 from typing import TYPE_CHECKING
 
+from ringfence.guest import window
 from ringfence.wire import relayed as wire
 from ringfence.wire.frames import WireError
 
@@ -13,9 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ringfence.network.relaying import Relay
-    from ringfence.wire.frames import Frame
-
-_GIVE_BACK = wire.WINDOW // 4
 
 
 class Relayed(socket.socket):
@@ -58,10 +56,10 @@ class Stream:
         self._relay = relay
         self._sock = sock
         self._connection = connection
-        self._credit = wire.WINDOW  # that guestd takes
-        self._granted = wire.WINDOW  # that guestd may send
+        self._credit = window.FIRST  # that guestd takes
+        self._granted = window.FIRST  # that guestd may send
         self._held = bytearray()  # of the guest's, for the gateway
-        self._passed = 0  # to the gateway, and not yet given back as credit
+        self._window = window.Window(relay.shared)
         self._guest_said_all = self._gateway_said_all = self._deaf = False
         self._watched: int | None = None
         self.rewatch()
@@ -105,18 +103,20 @@ class Stream:
             self._read(hung_up=hung_up)
 
     def _read(self, *, hung_up: bool) -> None:
+        if not self._credit:
+            self.rewatch()
+            return
+        piece = self._relay.piece
         try:
-            data = self._sock.recv(min(self._credit, wire.MOST_DATA)) if self._credit else None
+            count = self._sock.recv_into(piece, min(self._credit, len(piece)))
         except BlockingIOError:
             return
         except OSError:  # it closed without reading all: what a reset is on a network
             self._connection.broken_by_gateway = True
-            data = b""
-        if data is None:
-            self.rewatch()
-        elif data:
-            self._credit -= len(data)
-            self._relay.send(wire.DATA, self.number, data)
+            count = 0
+        if count:
+            self._credit -= count
+            self._relay.send(wire.DATA, self.number, piece[:count])
             self.rewatch()
         elif self._connection.broken_by_gateway or hung_up:
             self._gone()
@@ -133,16 +133,16 @@ class Stream:
 
     # the guest
 
-    def take(self, frame: Frame) -> None:
+    def take(self, kind: int, payload: bytes) -> None:
         """Raises WireError."""
-        if frame.kind == wire.DATA:
-            self._give(frame.payload)
-        elif frame.kind == wire.CREDIT:
-            self._credit += wire.credit(frame.payload)
-            if self._credit > wire.WINDOW:
-                raise WireError("more credit than was used")
+        if kind == wire.DATA:
+            self._give(payload)
+        elif kind == wire.CREDIT:
+            self._credit += wire.credit(payload)
+            if self._credit > window.MOST:
+                raise WireError("more credit than there can be")
             self.rewatch()
-        elif wire.is_end(frame.payload):
+        elif wire.is_end(payload):
             if self._guest_said_all:
                 raise WireError("a second end")
             self._guest_said_all = True
@@ -154,25 +154,34 @@ class Stream:
         self._granted -= len(data)
         if self._granted < 0 or self._guest_said_all:
             raise WireError("more than was granted, or more after the end")
-        held = bool(self._held)
-        self._held += data
-        if not held:
-            self._flush()
+        if self._held:
+            self._held += data
+            return
+        sent = self._sent(data)
+        self._held += data[sent:]
+        self._passed(sent)
 
     def _flush(self) -> None:
-        try:
-            sent = len(self._held) if self._deaf else self._sock.send(self._held)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._deaf = True  # the gateway reads no more; it may have said something before
-            sent = len(self._held)
+        sent = self._sent(self._held)
         del self._held[:sent]
-        self._passed += sent
-        if self._passed >= _GIVE_BACK and not self._guest_said_all:
-            self._relay.send(wire.CREDIT, self.number, wire.pack_credit(self._passed))
-            self._granted += self._passed
-            self._passed = 0
+        self._passed(sent)
+
+    def _sent(self, data: bytes | bytearray) -> int:
+        """How much the gateway took. One that reads no more takes all; it may have said something before."""
+        if not self._deaf:
+            try:
+                return self._sock.send(data)
+            except BlockingIOError:
+                return 0
+            except OSError:
+                self._deaf = True
+        return len(data)
+
+    def _passed(self, count: int) -> None:
+        credit = self._window.passed(count, at_once=not self._held)
+        if credit and not self._guest_said_all:
+            self._relay.send(wire.CREDIT, self.number, wire.pack_credit(credit))
+            self._granted += credit
         self._settle()
 
     def _settle(self) -> None:
@@ -197,4 +206,5 @@ class Stream:
     def _drop(self) -> None:
         self._watch(None)
         self._sock.close()
+        self._window.close()
         self._relay.forget(self)

@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ringfence.guest.loop import Loop
+from ringfence.guest.window import Shared
 from ringfence.network.relayed import Relayed, Stream
 from ringfence.network.resolving import NUMBER_BYTES
 from ringfence.wire import relayed as wire
@@ -22,10 +23,8 @@ from ringfence.wire.frames import HEADER, WireError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.wire.frames import Frame
-
 _READ = 1 << 18
-_MOST_OUT = 1 << 20  # to guestd: then streams wait
+_MOST_OUT = 1 << 16  # to guestd: then streams and the library wait
 _MOST_HELD = 1 << 26  # for a caller that does not read; jobs have credit of their own, so only hostile bytes come here
 
 
@@ -47,7 +46,10 @@ class Relay:
         self._channel = channel
         for sock in (channel, self._library, self.datagrams, self._queries):
             sock.setblocking(False)
+        self._buffer = memoryview(bytearray(_READ))
+        self.piece = memoryview(bytearray(wire.MOST_DATA))  # what streams read into, one after the other
         self._sorter = wire.Sorter()
+        self.shared = Shared()
         self._cutter = wire.Cutter()
         self._out = bytearray()  # whole frames for guestd
         self._in = bytearray()  # for the library
@@ -108,7 +110,7 @@ class Relay:
 
     # guestd
 
-    def send(self, kind: int, number: int, payload: bytes) -> None:
+    def send(self, kind: int, number: int, payload: bytes | memoryview) -> None:
         head = HEADER.pack(len(payload), kind, number)
         if self._out:
             self._out += head
@@ -137,23 +139,23 @@ class Relay:
         if not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
         try:
-            data = self._channel.recv(_READ)
+            count = self._channel.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            count = 0
+        if not count:
             self._heard_all = True  # the library hears the rest, then the end
             for stream in list(self._streams.values()):
                 stream.abort()
             return
-        ours, others = self._sorter.feed(data)
-        for other in others:
-            self._in += other
-        if others:
+        for kind, number, payload in self._sorter.feed(self._buffer[:count]):
+            if kind == wire.OTHER:
+                self._in += payload
+            else:
+                self._take(kind, number, payload)
+        if self._in:
             self._flush_in()
-        for frame in ours:
-            self._take(frame)
 
     def _flush_out(self) -> None:
         try:
@@ -196,34 +198,34 @@ class Relay:
 
     # frames from inside
 
-    def _take(self, frame: Frame) -> None:
-        if frame.kind == wire.PACKET:
-            self._ask(frame)
-        elif frame.kind == wire.OPEN:
-            self._open(frame)
-        elif frame.stream > self._last:
+    def _take(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == wire.PACKET:
+            self._ask(number, payload)
+        elif kind == wire.OPEN:
+            self._open(number, wire.place(payload))
+        elif number > self._last:
             raise WireError("a frame of a stream that was never opened")
         else:
-            stream = self._streams.get(frame.stream)
+            stream = self._streams.get(number)
             if stream is not None:  # else it ended here, and guestd did not know yet
-                stream.take(frame)
+                stream.take(kind, payload)
 
-    def _open(self, frame: Frame) -> None:
-        if frame.stream <= self._last:
+    def _open(self, number: int, place: tuple[str, int]) -> None:
+        if number <= self._last:
             raise WireError("a stream that was opened before")
-        self._last = frame.stream
+        self._last = number
         if len(self._streams) >= self._most:
-            self.send(wire.END, frame.stream, wire.BROKEN)
+            self.send(wire.END, number, wire.BROKEN)
             return
         try:
             ours, theirs = socket.socketpair()
         except OSError:  # out of descriptors
-            self.send(wire.END, frame.stream, wire.BROKEN)
+            self.send(wire.END, number, wire.BROKEN)
             return
         ours.setblocking(False)
-        connection = Relayed(wire.place(frame.payload), fileno=theirs.detach())
+        connection = Relayed(place, fileno=theirs.detach())
         connection.setblocking(False)
-        self._streams[frame.stream] = Stream(self, frame.stream, ours, connection)
+        self._streams[number] = Stream(self, number, ours, connection)
         self._enter(connection)
 
     def forget(self, stream: Stream) -> None:
@@ -232,9 +234,9 @@ class Relay:
 
     # DNS messages: numbered, so that an answer finds who asked
 
-    def _ask(self, frame: Frame) -> None:
+    def _ask(self, number: int, payload: bytes) -> None:
         with contextlib.suppress(OSError):  # more than the gateway answers now: they ask again
-            self._queries.send(frame.stream.to_bytes(NUMBER_BYTES, "little") + frame.payload)
+            self._queries.send(number.to_bytes(NUMBER_BYTES, "little") + payload)
 
     def _on_answers(self) -> None:
         try:

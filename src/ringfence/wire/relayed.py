@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import struct
 
-from ringfence.wire.frames import HEADER, MAX_PAYLOAD, Frame, WireError
+from ringfence.guest import window
+from ringfence.wire.frames import HEADER, MAX_PAYLOAD, WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Final
 
 OPEN, DATA, CREDIT, END, PACKET = 16, 17, 18, 19, 20
-WINDOW = 1 << 17  # bytes of one stream that are under way in one direction; guestd has the same number
-MOST_DATA = 1 << 16
+OTHER = -1
+MOST_DATA = 1 << 17
 LONGEST_QUERY = 4096
 ENDED, BROKEN, GONE = (
     b"\0",
@@ -28,35 +30,49 @@ _SIZES: Final = {OPEN: (6, 6), DATA: (1, MOST_DATA), CREDIT: (4, 4), END: (1, 1)
 
 
 class Sorter:
-    """Cuts a byte stream. Holds at most one frame that is not complete."""
+    """Cuts a byte stream. Holds at most one frame that is not complete, and of DATA none."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._rest = 0  # of a DATA frame
+        self._stream = 0  # its
 
-    def feed(self, data: bytes) -> tuple[list[Frame], list[bytes]]:
-        """The relay's frames that are complete now, and all others as they came. Raises WireError.
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
+        """Kind, stream and payload of each of the relay's frames; kind OTHER: any other frame, whole, as it came.
 
-        Of the others only the length is checked here: whoever reads them does the rest.
+        DATA comes in pieces as it arrives, uncopied. Raises WireError. Of the others only the length is checked here:
+        whoever reads them does the rest.
         """
-        held = self._buffer
-        held += data
-        ours: list[Frame] = []
-        others: list[bytes] = []
-        start = 0
-        with memoryview(held) as buffer:
-            while len(buffer) - start >= HEADER.size:
-                length, kind, stream = HEADER.unpack_from(buffer, start)
-                _check_header(length, kind, stream)
-                end = start + HEADER.size + length
-                if len(buffer) < end:
-                    break
-                if kind < OPEN:
-                    others.append(bytes(buffer[start:end]))
-                else:
-                    ours.append(Frame(kind, stream, bytes(buffer[start + HEADER.size : end])))
-                start = end
-        del held[:start]
-        return ours, others
+        fresh = memoryview(data)
+        while fresh:
+            if self._rest:
+                piece = fresh[: self._rest]
+                self._rest -= len(piece)
+                fresh = fresh[len(piece) :]
+                yield DATA, self._stream, piece  # type: ignore[misc]  # a view, which is sent as bytes are
+                continue
+            fresh = self._fill(fresh, HEADER.size)
+            if len(self._buffer) < HEADER.size:
+                return
+            length, kind, stream = HEADER.unpack_from(self._buffer)
+            _check_header(length, kind, stream)
+            if kind == DATA:
+                self._rest, self._stream = length, stream
+                self._buffer.clear()
+                continue
+            fresh = self._fill(fresh, HEADER.size + length)
+            if len(self._buffer) < HEADER.size + length:
+                return
+            whole, self._buffer = bytes(self._buffer), bytearray()
+            if kind < OPEN:
+                yield OTHER, 0, whole
+            else:
+                yield kind, stream, whole[HEADER.size :]
+
+    def _fill(self, fresh: memoryview, wanted: int) -> memoryview:
+        missing = max(0, wanted - len(self._buffer))
+        self._buffer += fresh[:missing]
+        return fresh[missing:]
 
 
 class Cutter:
@@ -101,7 +117,7 @@ def place(payload: bytes) -> tuple[str, int]:
 def credit(payload: bytes) -> int:
     """Raises WireError for more than there can be."""
     (count,) = _CREDIT.unpack(payload)
-    if not 0 < count <= WINDOW:
+    if not 0 < count <= window.MOST:
         raise WireError(f"credit for {count} bytes")
     return int(count)
 

@@ -10,8 +10,8 @@ import threading
 import time
 
 from ringfence.backends.container import engine as engines
-from ringfence.backends.container import loopback
 from ringfence.backends.container.counters import Counters
+from ringfence.backends.container.egress import RESOLVER, Egress
 from ringfence.backends.container.stream import Stream
 from ringfence.backends.process import owners, state
 from ringfence.backends.walled import runtime
@@ -35,7 +35,6 @@ _END_S = 20.0
 _OURS = 12  # processes of ours inside, beside the guest's
 _GUESTD_BYTES = 48 << 20  # what guestd itself takes
 LABEL = "ringfence.owner"
-_RESOLVER = "etc/resolv.conf"
 _OWN = ("proc", "dev", "tmp", "workspace", "sys", ".ringfence")
 
 
@@ -98,15 +97,33 @@ def launch(
     engine: Engine, plan: ProcessPlan, limits: Limits, enforcement: Enforcement, *, oci_runtime: str | None
 ) -> WalledBox:
     """A sandbox that has run nothing. Raises SandboxLostError when the engine fails, UnsupportedError, …"""
+    made = skeleton(plan, "container")
+    egress = Egress(plan, made.files.get(RESOLVER))
+    try:
+        return _launch(engine, made, plan, limits, enforcement, egress, oci_runtime=oci_runtime)
+    finally:
+        egress.close()
+
+
+def _launch(
+    engine: Engine,
+    made: Skeleton,
+    plan: ProcessPlan,
+    limits: Limits,
+    enforcement: Enforcement,
+    egress: Egress,
+    *,
+    oci_runtime: str | None,
+) -> WalledBox:
     import docker.errors
     import requests.exceptions
 
     try:
         sweep(engine)
-        made = skeleton(plan, "container")
         image = _image(engine, made)
         guestd = runtime.folder(state.disk_directory("runtime"))
-        wall = _start(engine, image, made, plan, limits, guestd=guestd, oci_runtime=oci_runtime)
+        config = _host_config(engine.api, _mounts(made, guestd) + egress.mounts(), plan, limits, oci_runtime)
+        wall = _start(engine, image, config)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         engines.forget(engine)
         raise SandboxLostError(
@@ -114,9 +131,8 @@ def launch(
         ) from None
     box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
     try:
-        box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
-        if plan.box["outlets"] is not None:
-            loopback.give_address(wall.pid, guestd)
+        box.begin(fence(plan), time.monotonic() + _START_S, outlets=egress.outlets, door=egress.door)
+        box.listeners = egress.listeners(wall.pid, guestd)
     except BaseException:
         box.close()
         box.wait_destroyed(_END_S)
@@ -124,16 +140,7 @@ def launch(
     return box
 
 
-def _start(
-    engine: Engine,
-    image: str,
-    made: Skeleton,
-    plan: ProcessPlan,
-    limits: Limits,
-    *,
-    guestd: str,
-    oci_runtime: str | None,
-) -> ContainerWall:
+def _start(engine: Engine, image: str, config: Any) -> ContainerWall:
     api = engine.api
     identity = api.create_container(
         image,
@@ -147,7 +154,7 @@ def _start(
         hostname="ringfence",
         network_disabled=True,
         labels={LABEL: owners.name()},
-        host_config=_host_config(api, made, plan, limits, guestd, oci_runtime),
+        host_config=config,
         name=f"ringfence-{os.getpid()}-{os.urandom(4).hex()}",
     )["Id"]
     try:
@@ -160,9 +167,7 @@ def _start(
     return ContainerWall(engine, identity, stream)
 
 
-def _host_config(
-    api: Any, made: Skeleton, plan: ProcessPlan, limits: Limits, guestd: str, oci_runtime: str | None
-) -> Any:
+def _host_config(api: Any, mounts: list[Any], plan: ProcessPlan, limits: Limits, oci_runtime: str | None) -> Any:
     memory = plan.memory_bytes + _GUESTD_BYTES
     shm = min(64 << 20, limits.memory // 2)
     return api.create_host_config(
@@ -172,7 +177,7 @@ def _host_config(
             "/tmp": _tmpfs(limits, "1777"),  # inside
             "/workspace": _tmpfs(limits, "0755"),
         },
-        mounts=[*_mounts(made, guestd), *_resolver(made, plan)],
+        mounts=mounts,
         shm_size=shm,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
@@ -202,22 +207,6 @@ def _mounts(made: Skeleton, guestd: str) -> list[Any]:
     hidden = [Mount(target, _empty(made, target), type="bind", read_only=True) for target in made.hidden]
     shown = [Mount(bind.target, bind.source, type="bind", read_only=not bind.writable) for bind in made.binds]
     return [*shown, *hidden, Mount(runtime.INSIDE, guestd, type="bind", read_only=True)]
-
-
-def _resolver(made: Skeleton, plan: ProcessPlan) -> list[Any]:
-    """Engines put a file of their own over the image's, and it names no resolver."""
-    from docker.types import Mount
-
-    if plan.box["outlets"] is None:
-        return []
-    text = made.files[_RESOLVER]
-    path = f"{state.disk_directory('resolver')}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    if not os.path.exists(path):
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.rename(file.name, path)
-    return [Mount(f"/{_RESOLVER}", path, type="bind", read_only=True)]
 
 
 def _empty(made: Skeleton, target: str) -> str:

@@ -48,19 +48,21 @@ class WalledBox:
         self.enforcement = enforcement
         self.env: Mapping[str, str] = env
         self.outlet: Outlet | None = None
+        self.listeners: list[int] = []  # that guestd handed over for the gateway; none: it relays
         self.python: Mapping[str, object] = {}
         self._wall = wall
         self._ooms = 0
         self._closed = False
         self._destroyed = threading.Event()
 
-    def begin(self, fence: Mapping[str, object], deadline: float, *, outlets: object) -> None:
+    def begin(self, fence: Mapping[str, object], deadline: float, *, outlets: object, door: str | None = None) -> None:
         """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
 
+        By `door` it hands its listeners over, where it can; else it relays.
         Raises SandboxLostError or StartTimeoutError.
         """
         try:
-            self.channel.sendall(frames.message(fence=dict(fence), outlets=outlets))
+            self.channel.sendall(frames.message(fence=dict(fence), outlets=outlets, door=door))
         except OSError:
             raise self._lost() from None
         reader = frames.Reader()
