@@ -366,7 +366,8 @@ def result(
     state_kept: bool = False,
 ) -> Result:
     """How it ended. `end` is guestd's event, {"ev": "over"} when guestd itself is gone, or a cell's {"ev": "done"}."""
-    from datetime import UTC, datetime
+    # What `datetime` re-exports, without its second half in Python: 5 ms.
+    from _datetime import datetime, timezone  # type: ignore[import-not-found]  # a C module without a stub
 
     usage, oom = box.usage()
     status, reason = _verdict(call, end, oom=oom, raised=transcript.exception is not None)
@@ -387,7 +388,7 @@ def result(
         exception=_exception(transcript.exception),
         state_kept=state_kept,
         duration_s=time.monotonic() - transcript.started,
-        started_at=datetime.fromtimestamp(transcript.started_at, UTC),
+        started_at=datetime.fromtimestamp(transcript.started_at, timezone.utc),
         usage=replace(usage, output_bytes=produced),
         denials=(*_denials(call, reason, policy, image), *_refused(box, transcript.mark)),
         enforcement=box.enforcement,

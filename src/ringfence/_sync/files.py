@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 
 from ringfence import calls
 from ringfence._sync.waiting import blocking, opening
@@ -41,6 +40,8 @@ class Watch:
     def __init__(self, worker: Worker, path: GuestPath) -> None:
         self._worker = worker
         self._path = path
+        from collections import deque
+
         self._lines = answers.Lines()
         self._events: deque[FileEvent] = deque()
         self._closed = False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
     from typing import TypeVar
 
@@ -21,11 +22,13 @@ def opening(made: T) -> T:
 
 def lock() -> threading.Lock:
     """One caller at a time."""
-    return threading.Lock()
+    return _thread.allocate_lock()
 
 
 def called(tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float) -> tuple[bool, object]:
     """(True, its value), or (False, how it failed). One that takes too long goes on without us."""
+    import threading
+
     found: list[tuple[bool, object]] = []
     thread = threading.Thread(target=lambda: found.append(_outcome(tool, given)), name="ringfence-tool", daemon=True)
     thread.start()
@@ -59,6 +62,8 @@ class Every:
     """Does `work` again and again, in a thread of its own."""
 
     def __init__(self, seconds: float, work: Callable[[], None]) -> None:
+        import threading
+
         self._seconds = seconds
         self._work = work
         self._now = threading.Event()
@@ -87,7 +92,7 @@ class Every:
         """A turn that has begun is waited for."""
         self._stopped = True
         self._now.set()
-        if self._thread is not threading.current_thread():
+        if self._thread.ident != _thread.get_ident():
             self._thread.join()
 
 

@@ -5,6 +5,7 @@ Start-up time is a feature: nothing is imported here that `ringfence exec` does 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     if argv is not None:
         return _main(argv)
+    gc.disable()  # until a guest runs: a start makes much and throws nothing away
     _fill_closed_descriptors()
     _begin(sys.argv[1:])
     try:

@@ -5,6 +5,7 @@ The sandbox is closed on every way out; a signal ends the guest first and us aft
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 
@@ -92,6 +93,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
             if handler is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
                 signal.signal(number, stop)
         if job.python is not None:
+            gc.enable()
             result, tail = _run_code(job.python, settings), b""
         else:
             result, tail = _run(box, job, settings, console, stop)
@@ -139,6 +141,7 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Sto
     try:
         _start(box)
         began = time.monotonic()
+        gc.enable()
         refused = None if job.prepare is None else job.prepare(box)
         if refused is not None:
             return refused, _show(refused, settings, console)

@@ -53,6 +53,8 @@ def main() -> None:
     _load_rest()
     if hello["warm"]:
         _warm_up()
+    gc.freeze()  # a collection in a fork would otherwise copy every page
+    gc.enable()
     said_goodbye = _serve(control, _zygote_request)
     if warming:
         after.stop(warming)
@@ -95,7 +97,6 @@ def _warm_up() -> None:
     for name in ("threading", "traceback", "linecache", "json", "ctypes"):
         __import__(name)
     gc.collect()
-    gc.freeze()
 
 
 def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None]) -> bool:

@@ -6,8 +6,6 @@ import os
 
 from ringfence.plan.model import HostFacts
 
-_NR_LANDLOCK_CREATE = 444
-
 
 def host_facts(*, memory_by: str | None, cpu_by: str | None, pids_by: str | None) -> HostFacts:
     """`*_by` name the cgroup file that holds each limit, as the backend found them."""
@@ -35,9 +33,6 @@ def landlock_abi() -> int:
 
 
 def _ask_landlock() -> int:
-    import ctypes
+    from ringfence.guest import kernel
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    version = libc.syscall(ctypes.c_long(_NR_LANDLOCK_CREATE), None, ctypes.c_long(0), ctypes.c_long(1))
-    return max(0, int(version))
+    return kernel.landlock_abi()

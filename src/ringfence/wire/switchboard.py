@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from ringfence.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections import deque
+else:
+    from _collections import deque  # the same without its module: 2 ms of a command's start
 
 WINDOW = 1 << 20  # output bytes a guest may be ahead of its reader, and what an inbox holds at most
 PIECE = 64  # what each piece of output is charged beyond its bytes: a byte in a frame of its own is not free (F16)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
-import threading
 import time
 
 from ringfence.backends.process.zygote import explain_refusal
@@ -63,7 +63,9 @@ class ProcessBox:
         self._init_pidfd = -1
         self._ooms = 0
         self._closed = False
-        self._destroyed = threading.Event()
+        self._until_destroyed = _thread.allocate_lock()
+        self._until_destroyed.acquire()
+        self._gone = False
         self._findings: tuple[Denial, ...] = ()
         self.on_destroyed: list[Callable[[], None]] = []
         self.outlet_channel: socket | None = None  # with a network: what PID 1 sends the listeners by
@@ -210,7 +212,9 @@ class ProcessBox:
                 self._template.close()
             for done in self.on_destroyed:
                 done()
-            self._destroyed.set()
+            if not self._gone:
+                self._gone = True
+                self._until_destroyed.release()
 
     def _see_the_end(self, deadline: float) -> None:
         """The monitor closes its end when everything inside is gone."""
@@ -226,7 +230,10 @@ class ProcessBox:
 
     def wait_destroyed(self, timeout_s: float) -> bool:
         """After close(): whether nothing is left."""
-        return self._destroyed.wait(timeout_s)
+        gone = self._until_destroyed.acquire(timeout=max(0.0, timeout_s))
+        if gone:
+            self._until_destroyed.release()  # for whoever else waits
+        return gone
 
     def abandon(self) -> None:
         """The caller closed our descriptors. Their numbers may be others' by now, so none is closed again."""

@@ -7,10 +7,10 @@ for policies that name no host files, because what such a policy shows may chang
 from __future__ import annotations
 
 import _queue
+import _thread
 import atexit
 import os
 import sys
-import threading
 import time
 
 from ringfence.backends.process import cgroup, spawn, uids
@@ -23,6 +23,8 @@ from ringfence.guest.counts import OURS, RESERVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
+
     from ringfence.backends.process.cgroup import Group, Tree
     from ringfence.backends.process.uids import HeldUid
     from ringfence.plan.interpreter import Interpreter
@@ -53,7 +55,7 @@ class Pool:
         self._interpreter = interpreter
         self._preload = preload
         self._python = {"sys_path": interpreter.sys_path, "executable": interpreter.command}
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._zygote: Zygote | None = None
         self._templates: dict[int, Template] = {}
         self._shelves: dict[int, Shelf] = {}
@@ -295,6 +297,8 @@ class Pool:
         self._work.put(work)
 
     def _start_thread(self) -> None:
+        import threading  # 5 ms, which a command never needs
+
         with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._keep_house, name="ringfence", daemon=True)
@@ -391,7 +395,7 @@ class Pool:
             for box in boxes:
                 box.remove_group()
 
-        threading.Thread(target=remove, name="ringfence-abandoned", daemon=True).start()
+        _thread.start_new_thread(remove, ())
 
     def forget(self) -> None:
         """In a forked child: nothing of this is ours; the parent goes on with it."""
@@ -419,7 +423,7 @@ def _choose_cpus(cpus: float) -> list[int]:
 
 # Zygotes and spares belong to the process, like its heap: two sandboxes of one program share them.
 _pools: dict[tuple[str, tuple[str, ...]], Pool] = {}
-_pools_lock = threading.Lock()
+_pools_lock = _thread.allocate_lock()
 
 
 def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
@@ -487,7 +491,7 @@ _registered: list[bool] = []
 
 def _forget_all() -> None:
     global _pools_lock
-    _pools_lock = threading.Lock()
+    _pools_lock = _thread.allocate_lock()
     for one in _pools.values():
         one.forget()
     _pools.clear()

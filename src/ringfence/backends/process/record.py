@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
 
 from ringfence.backends.process import state
 
 _owners: dict[int, state.Owner] = {}
-_lock = threading.Lock()
+_lock = _thread.allocate_lock()
 
 
 def owner() -> state.Owner:

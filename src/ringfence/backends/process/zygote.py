@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
-import threading
 
 from ringfence.backends.process import spawn, state
 from ringfence.errors import Missing, SandboxLostError, StartTimeoutError, UnsupportedError
@@ -30,7 +30,7 @@ class Zygote:
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...], tree: Tree | None) -> None:
         """Returns at once; the first template waits until it is ready."""
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         prefix = tree.launch_prefix() if tree is not None else []
         begun = _start(interpreter.executable, prefix)
         self.pid, self._control, self._errors = begun.pid, begun.control, begun.errors
@@ -149,7 +149,7 @@ class Template:
     def __init__(self, control: socket, zygote: Zygote) -> None:
         self.zygote = zygote  # all forks of one lie at the same addresses
         self._control = control
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._plans: dict[int, ProcessPlan] = {}  # that the forker has; held, so that their numbers stay their own
 
     def launch(self, plan: ProcessPlan, request: Mapping[str, object], fds: list[int]) -> None:
