@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .shapes import Fence, Handed, Told
 
 _READ = 1 << 16
-_BUFFER = 1 << 18
+_BUFFER = 1 << 19
 _NUMBER = 1  # there is one sandbox
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .keeper import Keeper
     from .shapes import Outlets
 
-_PIECE = 1 << 17
+_PIECE = 1 << 18
 _ACCEPTS = 16  # before others have their turn
 _QUERIES = 256  # DNS messages that wait for their answer
 _LONGEST_QUERY = 4096

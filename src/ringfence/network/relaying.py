@@ -13,6 +13,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from ringfence.guest import lean
 from ringfence.guest.loop import Loop
 from ringfence.guest.window import Shared
 from ringfence.network.relayed import Relayed, Stream
@@ -23,8 +24,8 @@ from ringfence.wire.frames import HEADER, WireError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_READ = 1 << 18
-_MOST_OUT = 1 << 16  # to guestd: then streams and the library wait
+_READ = 1 << 19
+_MOST_OUT = 1 << 18  # to guestd: then streams and the library wait
 _MOST_HELD = 1 << 26  # for a caller that does not read; jobs have credit of their own, so only hostile bytes come here
 
 
@@ -219,6 +220,7 @@ class Relay:
             return
         try:
             ours, theirs = socket.socketpair()
+            lean.widen(ours, theirs)
         except OSError:  # out of descriptors
             self.send(wire.END, number, wire.BROKEN)
             return

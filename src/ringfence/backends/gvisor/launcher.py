@@ -16,6 +16,7 @@ from ringfence.backends.process.cgroup_base import GroupLimits
 from ringfence.backends.walled import runtime
 from ringfence.backends.walled.box import WalledBox
 from ringfence.backends.walled.skeleton import skeleton
+from ringfence.guest import lean
 from ringfence.results import Usage
 
 TYPE_CHECKING = False
@@ -48,6 +49,7 @@ class GvisorWall:
 
     def start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
+        lean.widen(ours, theirs)
         joins = self._group.join_fds() if self._group is not None else []
         command = [
             *("/bin/sh", "-c", _JOIN, "sh", self._found.path, f"--root={self._folder}/state"),
