@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from backends_declared import DECLARED
 from network.servers import Loop, Roots
 from network.world import World, world
 
@@ -23,6 +24,9 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def internet(loop: Loop, roots: Roots) -> Iterator[World]:
+def internet(loop: Loop, roots: Roots, request: pytest.FixtureRequest) -> Iterator[World]:
+    """With --backend NAME, its sandboxes are of that backend."""
     with world(loop, roots) as made:
+        for name in request.config.getoption("--backend"):
+            made.backend = DECLARED[name].backend
         yield made

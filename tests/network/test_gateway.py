@@ -267,7 +267,7 @@ print(ask("1.0.0.127.in-addr.arpa", 12))
 for server in ("8.8.8.8", "198.18.0.1"):
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try: sock.connect((server, 53)); sock.send(b"x"); sock.settimeout(1); print(sock.recv(1))
-    except OSError as error: print(error.errno)
+    except OSError as error: print("unreachable" if error.errno in (101, 113) else error.errno)
 print(socket.getaddrinfo("web.test", 443, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)[0][4])
 """
     with internet.sandbox(internet.policy("web.test")) as box:
@@ -276,7 +276,7 @@ print(socket.getaddrinfo("web.test", 443, 0, socket.SOCK_STREAM, 0, socket.AI_AD
             "[(0, 1), (0, 1), (0, 0), (0, 0), (0, 0)]",
             "[(3, 0), (3, 0), (3, 0)]",
             "(3, 0)",
-            "101",
+            "unreachable",
             "111",
             "('127.77.0.1', 443)",
         ], result.stderr
@@ -344,7 +344,9 @@ def test_budgets_cut_what_goes_beyond_them(internet: World) -> None:
 
     code = """
 import socket
-socks = [socket.create_connection(("up.test", port)) for _ in range(3)]
+socks = [socket.create_connection(("up.test", port)) for _ in range(2)]
+try: socks.append(socket.create_connection(("up.test", port)))
+except OSError: pass  # a reset may come while it connects
 try:
     while True: socks[0].sendall(b"x" * 65536)
 except OSError as error: print(error.__class__.__name__)

@@ -6,12 +6,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from network.servers import Handler, Loop, Roots, Server, echo, serving
 from ringfence import Limits, Network, Policy, Rule, Sandbox
+from ringfence.backends import Process
 from ringfence.network.gateway import service
 from ringfence.results import Result
 from ringfence.values import replace
+
+if TYPE_CHECKING:
+    from ringfence.backends import Backend
 
 LIMITS = Limits(timeout_s=20, memory="512M", processes=64)
 
@@ -24,6 +29,7 @@ class World:
         self.roots = roots
         self.names: dict[str, list[str]] = {}
         self.lookups: list[str] = []
+        self.backend: Backend = Process()
 
     def lookup(self, name: str, port: int) -> list[str]:
         del port
@@ -52,7 +58,7 @@ class World:
 
     @contextmanager
     def sandbox(self, policy: Policy) -> Iterator[Sandbox]:
-        with Sandbox(policy=policy) as box:
+        with Sandbox(policy=policy, backend=self.backend) as box:
             box.files.write("roots.pem", self.roots.path.read_bytes())
             yield box
 

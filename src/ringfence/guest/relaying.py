@@ -191,12 +191,10 @@ class _Stream:
         self._events = events
 
     def _on_event(self, events: int) -> None:
-        if events & select.EPOLLERR:
-            self._break()
-            return
+        """An error is met where it is read or written: gVisor tells one for a connection that has just ended."""
         if self._held:
             self._flush()
-        if self._events & select.EPOLLIN and events & (select.EPOLLIN | select.EPOLLHUP):
+        if self._events & select.EPOLLIN and events & ~select.EPOLLOUT:
             self._read()
 
     def _read(self) -> None:
