@@ -453,21 +453,24 @@ class AsyncSandbox:
         if self.state == "paused" and self._paused:
             return
         place = self._running_place()
-        await place.link.say(op="pause")
-        if not await blocking(place.box.freeze):
+        if place.box.can_freeze:
+            await place.link.say(op="pause")  # its clocks stop first: it may be frozen with the others
+            await place.link.wait(lambda: place.link.paused, time.monotonic() + _PAUSE_S)
+            self._paused = await blocking(place.box.freeze)
+            if self._paused:
+                return
             await place.link.say(op="resume")
-            raise UnsupportedError(
-                f"sandbox {self.id} cannot be paused: it has no freezer of its own",
-                code="pause",
-                missing=[Missing(self.backend, "a cgroup with a freezer", "ringfence doctor")],
-            )
-        self._paused = True
-        await place.link.wait(lambda: place.link.paused, time.monotonic() + _PAUSE_S)
+        raise UnsupportedError(
+            f"sandbox {self.id} cannot be paused: it has no freezer of its own",
+            code="pause",
+            missing=[Missing(self.backend, "a cgroup with a freezer", "ringfence doctor")],
+        )
 
     async def resume(self) -> None:
         """Let a paused sandbox go on. Does nothing to one that runs."""
         self._paused = False
         place = self._running_place()
+        await blocking(place.box.thaw)
         await place.link.say(op="resume")
         await place.link.wait(lambda: not place.link.paused, time.monotonic() + _PAUSE_S)
 

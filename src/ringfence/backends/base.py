@@ -70,8 +70,14 @@ if TYPE_CHECKING:
         def give_image(self, fd: int) -> None:
             """Memory for its next session that asks for one. Raises UnsupportedError where that cannot be."""
 
+        @property
+        def can_freeze(self) -> bool: ...
+
         def freeze(self) -> bool:
             """Whether everything inside stands still now. False where there is no freezer."""
+
+        def thaw(self) -> None:
+            """What must be done before guestd hears that it is to go on. Does nothing to one that runs."""
 
         def usage(self) -> tuple[Usage, bool]:
             """As measured from outside so far, and whether the memory limit killed a process since the last call."""

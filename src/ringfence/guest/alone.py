@@ -213,6 +213,8 @@ class Alone(Loop):
 class _Within(Inside):
     """Here this process itself is PID 1."""
 
+    _stopped = False
+
     def built(self, fds: list[int], on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]) -> None:
         self._awaited -= 1
         self.init_pid = os.getpid()
@@ -221,8 +223,11 @@ class _Within(Inside):
 
     def kill(self) -> None:
         """Everything but this process."""
+        self._signal_all(lean.SIGKILL)
+
+    def _signal_all(self, number: int) -> None:
         try:
-            os.kill(-1, lean.SIGKILL)
+            os.kill(-1, number)
         except ProcessLookupError:
             return
 
@@ -231,6 +236,18 @@ class _Within(Inside):
             self._kills.append(lambda: self.kill_all_but(kept, since=since, on_stuck=on_stuck))
         elif init.kill_all_but({"alone": [self._spawner_inner], "trees": kept(), "since": int(since * _TICKS)}):
             on_stuck()
+
+    def freeze(self, *, asked: bool) -> bool:
+        """Whoever asks has the wall freeze everything, this process too. When nobody does, guests are stopped here."""
+        self._stopped = not asked
+        if self._stopped:
+            self._signal_all(lean.SIGSTOP)
+        return True
+
+    def thaw(self) -> None:
+        if self._stopped:
+            self._stopped = False
+            self._signal_all(lean.SIGCONT)
 
     def has_children(self) -> bool:
         return False  # the whole box ends with its last job

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 
+from . import kernel as k
+from . import stepwise
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +20,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def enter(directory: int, parts: list[bytes], index: int) -> int:
     """The next directory on a way, open."""
+    if not k.has_openat2():
+        stepwise.refuse_link(directory, parts[index])
     return os.open(parts[index], _DIRECTORY, dir_fd=directory)
 
 

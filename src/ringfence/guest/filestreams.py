@@ -133,9 +133,21 @@ def _unpack_below(target: int, args: Args) -> None:
 
 def _spool() -> int:
     """All of standard input in a file without a name: a zip is read from its end."""
-    fd = os.open("/tmp", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    fd = _nameless()
     while chunk := os.read(0, _CHUNK):
         write_all(fd, chunk)
+    return fd
+
+
+def _nameless() -> int:
+    try:
+        return os.open("/tmp", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+    name = f"/tmp/.{os.urandom(8).hex()}"
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.unlink(name)
     return fd
 
 

@@ -95,10 +95,10 @@ def _copy_in(fd: int) -> None:
     try:
         while os.splice(0, fd, _SPLICE):
             pass
-        return
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+    # After a splice of nothing too: gVisor's is nothing when the pipe is empty just then.
     while chunk := os.read(0, _CHUNK):
         write_all(fd, chunk)
 
@@ -225,11 +225,12 @@ def _list(args: Args) -> dict[str, object]:
     path, recursive, pattern = str(args["path"]), bool(args["recursive"]), args["pattern"]
     top = open_path(path, os.O_RDONLY | os.O_DIRECTORY)
     pending = [""]  # names and no descriptors: a directory may hold more of them than a process may open
+    chain = trees.Chain(top)
     lines: list[bytes] = []
     while pending:
         prefix = pending.pop()
         try:
-            directory = trees.below(top, prefix)
+            directory = chain.directory(prefix.rstrip("/"))
         except OSError as error:
             if prefix and error.errno in GONE:
                 continue
@@ -247,7 +248,6 @@ def _list(args: Args) -> dict[str, object]:
             if len(lines) >= _PAGE:
                 flush(lines)
         pending += reversed(inner)
-        os.close(directory)
     flush(lines)
     return {}
 

@@ -227,7 +227,7 @@ class Guestd:
         elif op == "close":
             self.destroy()
         elif op == "pause":
-            self._pause()
+            self._pause(asked=True)
         elif op == "resume":
             self._resume()
         elif op == "clear":
@@ -293,9 +293,9 @@ class Guestd:
         self._pauses_when_idle = request["on_idle"] == "pause"
         self._idle_since = time.monotonic()
 
-    def _pause(self) -> None:
-        """Freeze, and stop the clocks. CPU time stands still by itself."""
-        if self._paused_at is None and self._inside.freeze():
+    def _pause(self, *, asked: bool) -> None:
+        """Freeze, and stop the clocks. CPU time stands still by itself. Not `asked`: it was idle for long."""
+        if self._paused_at is None and self._inside.freeze(asked=asked):
             self._paused_at = time.monotonic()
             self.say(ev="paused")
 
@@ -364,7 +364,7 @@ class Guestd:
         if self._lifetime_at is not None and now >= self._lifetime_at:
             self._end("lifetime")
         elif self._idle_s is not None and not self._in_use and now >= self._idle_since + self._idle_s:
-            self._pause() if self._pauses_when_idle else self._end("idle")
+            self._pause(asked=False) if self._pauses_when_idle else self._end("idle")
 
     def _time_is_up(self, job: Job, why: str) -> None:
         """A cell is interrupted first, so that its session may live on; whatever does not end then is killed."""

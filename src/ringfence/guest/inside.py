@@ -357,7 +357,7 @@ class Inside:
 
     # pausing
 
-    def freeze(self) -> bool:
+    def freeze(self, *, asked: bool) -> bool:  # noqa: ARG002  # who asks makes no difference here
         """Stop every process inside that is not ours. False where there is no freezer."""
         if self._freezer < 0:
             return False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOCK_STREAM: int = _socket.SOCK_STREAM
 SOCK_SEQPACKET: int = _socket.SOCK_SEQPACKET
-SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGSTOP, SIGXFSZ = 2, 9, 13, 15, 17, 19, 25
+SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGSTOP, SIGXFSZ = 2, 9, 13, 15, 17, 18, 19, 25
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────

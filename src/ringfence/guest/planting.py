@@ -131,7 +131,7 @@ class Planter:
         try:
             os.mkdir(parts[index], (mode | 0o700) & 0o777, dir_fd=fd)
             made = True
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # the second is gVisor's word for a link that leads nowhere
             made = False
         try:
             below = cursor.enter(fd, parts, index)

@@ -13,46 +13,75 @@ RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x04, 0x08
 _MOST_LINKS = 40
 
 
+def refuse_link(directory: int, name: bytes) -> None:
+    """Before it is opened with O_DIRECTORY | O_NOFOLLOW, which follow a link there all the same."""
+    if _link(directory, os.fsdecode(name)) is not None:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+
+
 def open_below(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:
     """As openat2 with RESOLVE_IN_ROOT or RESOLVE_BENEATH: `directory` is the root of the walk."""
-    waiting = [part for part in path.split("/") if part not in ("", ".")][::-1]
-    opened = [os.dup(directory)]
-    links = 0
+    walk = _Walk(directory, path, resolve)
     try:
-        while waiting:
-            name = waiting.pop()
-            if name == "..":
-                _up(opened, resolve, path)
-                continue
-            last = not waiting
-            wanted = flags if last else os.O_PATH | os.O_DIRECTORY
-            link = _link(opened[-1], name) if not (last and flags & os.O_NOFOLLOW) else None
-            if link is None:
-                fd = os.open(name, wanted | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=opened[-1])
-                if last:
-                    return fd
-                opened.append(fd)
-                continue
-            links += 1
-            if resolve & RESOLVE_NO_SYMLINKS or links > _MOST_LINKS or _in_proc(opened[-1]):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if link.startswith("/"):
-                if resolve & RESOLVE_BENEATH:
-                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-                while len(opened) > 1:
-                    os.close(opened.pop())
-            waiting += [part for part in link.split("/") if part not in ("", ".")][::-1]
-        return os.open(".", flags | os.O_CLOEXEC, mode, dir_fd=opened[-1])
+        return walk.open(flags, mode)
     finally:
-        for fd in opened:
-            os.close(fd)
+        os.close(walk.at)
 
 
-def _up(opened: list[int], resolve: int, path: str) -> None:
-    if len(opened) > 1:
-        os.close(opened.pop())
-    elif resolve & RESOLVE_BENEATH:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+class _Walk:
+    """Holds one directory open, however long the path is."""
+
+    def __init__(self, root: int, path: str, resolve: int) -> None:
+        self._root = root
+        self._path = path
+        self._resolve = resolve
+        self._waiting = _parts(path)
+        self._depth = 0
+        self._links = 0
+        self.at = os.dup(root)
+
+    def open(self, flags: int, mode: int) -> int:
+        while self._waiting:
+            name = self._waiting.pop()
+            if name == "..":
+                self._up()
+                continue
+            last = not self._waiting
+            link = None if last and flags & os.O_NOFOLLOW else _link(self.at, name)
+            if link is not None:
+                self._follow(link)
+                continue
+            wanted = flags if last else os.O_PATH | os.O_DIRECTORY
+            fd = os.open(name, wanted | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.at)
+            if last:
+                return fd
+            self._go(fd, self._depth + 1)
+        return os.open(".", flags | os.O_CLOEXEC, mode, dir_fd=self.at)
+
+    def _go(self, fd: int, depth: int) -> None:
+        os.close(self.at)
+        self.at, self._depth = fd, depth
+
+    def _up(self) -> None:
+        if self._depth:
+            self._go(os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.at), self._depth - 1)
+        elif self._resolve & RESOLVE_BENEATH:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), self._path)
+
+    def _follow(self, link: str) -> None:
+        self._links += 1
+        if self._resolve & RESOLVE_NO_SYMLINKS or self._links > _MOST_LINKS or _in_proc(self.at):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._path)
+        if link.startswith("/"):
+            if self._resolve & RESOLVE_BENEATH:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), self._path)
+            self._go(os.dup(self._root), 0)
+        self._waiting += _parts(link)
+
+
+def _parts(path: str) -> list[str]:
+    """Its names, the first one last."""
+    return [part for part in path.split("/") if part not in ("", ".")][::-1]
 
 
 def _link(directory: int, name: str) -> str | None:

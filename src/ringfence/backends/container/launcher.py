@@ -56,12 +56,17 @@ class ContainerWall:
     def usage(self) -> tuple[Usage, int]:
         return self._counters.read()
 
+    can_freeze = True
+
     def freeze(self) -> bool:
         try:
             self._engine.api.pause(self._id)
         except Exception as error:  # noqa: BLE001  # the SDK's errors are many; each means the same here
             return "already paused" in str(error).lower()
         return True
+
+    def thaw(self) -> None:
+        _quietly(self._engine.api.unpause, self._id)
 
     def kill(self) -> None:
         self._stream.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import threading
@@ -26,7 +25,11 @@ class Stream:
         self._engine.settimeout(None)
         self.ours, self._theirs = socket.socketpair()
         self._said = bytearray()
-        threading.Thread(target=self._pass, name="ringfence-container", daemon=True).start()
+        self._lock = threading.Lock()
+        self._running = 2
+        # A thread each way: neither waits for the other, as guestd never lets its input wait for its output.
+        for each in (self._pass_in, self._pass_out):
+            threading.Thread(target=each, name="ringfence-container", daemon=True).start()
 
     @property
     def said(self) -> str:
@@ -41,31 +44,35 @@ class Stream:
             except OSError:
                 continue
 
-    def _pass(self) -> None:
-        poll = select.poll()
-        poll.register(self._engine, select.POLLIN)
-        poll.register(self._theirs, select.POLLIN)
-        held = bytearray()
+    def _pass_in(self) -> None:
         try:
-            while True:
-                for fd, _ in poll.poll():
-                    if fd == self._theirs.fileno():
-                        data = self._theirs.recv(_READ)
-                        if not data:
-                            return
-                        self._engine.sendall(data)
-                    else:
-                        data = self._engine.recv(_READ)
-                        if not data:
-                            return
-                        held += data
-                        self._take(held)
-        except (OSError, ValueError):
+            while data := self._theirs.recv(_READ):
+                self._engine.sendall(data)
+        except OSError:
             return  # one side is gone
         finally:
-            self.close()
-            self._theirs.close()
-            self._attached.close()
+            self._over()
+
+    def _pass_out(self) -> None:
+        held = bytearray()
+        try:
+            while data := self._engine.recv(_READ):
+                held += data
+                self._take(held)
+        except OSError:
+            return  # one side is gone
+        finally:
+            self._over()
+
+    def _over(self) -> None:
+        """Called by each thread at its end; the second one closes."""
+        self.close()
+        with self._lock:
+            self._running -= 1
+            if self._running == 0:
+                self._theirs.close()
+                self._attached.close()
+                self._engine.close()
 
     def _take(self, held: bytearray) -> None:
         start = 0

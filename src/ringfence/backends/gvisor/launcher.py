@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 _START_S = 30.0
 _END_S = 10.0
 _KERNEL_BYTES = 160 << 20  # what the sentry and its gofer take themselves, beside the guest
-_KERNEL_PROCESSES = 64
+# gVisor's own threads, and its stand-ins on the host: a process for each address space inside and a thread of it for
+# each thread of the sentry that ran it. One too few is a panic of the whole sandbox.
+_KERNEL_PROCESSES = 512
+_STAND_INS = 4
 _RLIMITS = ("CORE", "MEMLOCK", "NOFILE", "CPU", "DATA")  # that gVisor lets one set; its others are 0 or its own
 _JOIN = 'for fd in $JOIN; do echo 0 > "/proc/self/fd/$fd" || exit 125; done; unset JOIN; exec "$@"'
 
@@ -81,8 +84,16 @@ class GvisorWall:
         used = self._group.usage()
         return Usage(cpu_s=used.cpu_s, memory_peak_bytes=used.memory_peak_bytes), used.oom_kills or 0
 
+    @property
+    def can_freeze(self) -> bool:
+        return self._group is not None and self._group.can_freeze
+
     def freeze(self) -> bool:
-        return self._group is not None and self._group.can_freeze and self._group.freeze()
+        return self._group is not None and self._group.freeze()
+
+    def thaw(self) -> None:
+        if self._group is not None:
+            self._group.thaw()
 
     def kill(self) -> None:
         """The sentry and the gofer die with `runsc run`; the cgroup takes what would not."""
@@ -148,7 +159,7 @@ def launch(
         own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace"}
         bundle.make(folder, made, limits, guestd=guestd, env=own, network=plan.box["outlets"] is not None)
         if tree is not None:
-            room = GroupLimits(plan.memory_bytes + _KERNEL_BYTES, plan.processes + _KERNEL_PROCESSES, plan.cpus)
+            room = GroupLimits(plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus)
             group = tree.create(name.replace("_", "-"), room)
         wall = GvisorWall(found, folder, group)
         box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)

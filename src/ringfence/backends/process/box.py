@@ -165,7 +165,14 @@ class ProcessBox:
 
     def freeze(self) -> bool:
         """Whether everything inside stands still. False also where there is no freezer."""
-        return self._group is not None and self._group.can_freeze and self._group.freeze()
+        return self.can_freeze and self._group is not None and self._group.freeze()
+
+    @property
+    def can_freeze(self) -> bool:
+        return self._group is not None and self._group.can_freeze
+
+    def thaw(self) -> None:
+        """guestd does it: it stands outside."""
 
     def kill(self) -> None:
         """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
         def usage(self) -> tuple[Usage, int]:
             """From outside, and how often the memory limit killed."""
 
+        @property
+        def can_freeze(self) -> bool: ...
+
         def freeze(self) -> bool: ...
+
+        def thaw(self) -> None: ...
 
         def kill(self) -> None:
             """Everything in it, without waiting. Idempotent."""
@@ -104,8 +109,15 @@ class WalledBox:
     def give_image(self, fd: int) -> None:  # noqa: ARG002  # what a process box takes
         raise UnsupportedError(f"the {self.backend} backend cannot copy memory", code="fork")
 
+    @property
+    def can_freeze(self) -> bool:
+        return self._wall.can_freeze
+
     def freeze(self) -> bool:
         return self._wall.freeze()
+
+    def thaw(self) -> None:
+        self._wall.thaw()
 
     def usage(self) -> tuple[Usage, bool]:
         used, ooms = (Usage(), self._ooms) if self._closed else self._wall.usage()

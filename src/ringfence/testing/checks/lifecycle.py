@@ -76,7 +76,7 @@ def several_at_once_do_not_meet(make: MakeSandbox) -> None:
     def work(number: int) -> tuple[str, list[str]]:
         with make() as box:
             box.files.write("mine", str(number))
-            seen = box.exec(["sh", "-c", "sleep 0.05; cat mine; ls /workspace"]).stdout
+            seen = box.exec(["sh", "-c", "sleep 0.05; cat mine; cd /workspace; echo *"]).stdout
             return seen, [info.path for info in box.files.list()]
 
     with ThreadPoolExecutor(4) as pool:
