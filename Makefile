@@ -12,7 +12,10 @@ PY := .venv/bin/python
 #   zstd            unpacks layers of images that are compressed with it
 #   e2fsprogs       mkfs.ext4, for workspaces on disk
 #   patch           the judge of our diffs
-SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap zstd e2fsprogs patch
+#   docker.io       the container backend; the tests start a daemon of their own, in a temporary folder
+#   podman, crun    the same through Podman
+#   runsc           the gVisor backend
+SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap zstd e2fsprogs patch docker.io podman crun runsc
 # bubblewrap is a peer in the benchmarks.
 BENCH_PACKAGES := bubblewrap
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import engines
 from ringfence import Sandbox, UnsupportedError
 from ringfence.backends import Container, Gvisor, Process
 
@@ -16,19 +17,36 @@ if TYPE_CHECKING:
 class Declared(NamedTuple):
     """One way to isolate, and what of the conformance table it declares not applicable."""
 
-    backend: Backend
+    backend: Callable[[], Backend]  # raises UnsupportedError where there is none
     without: dict[str, str]  # capability → why
     only: tuple[str, ...] = ("",)  # what checks start with that differ from another row of the same backend
 
     def make(self) -> Callable[..., Sandbox]:
-        return lambda **kwargs: Sandbox(backend=self.backend, **kwargs)
+        backend = self.backend()
+        return lambda **kwargs: Sandbox(backend=backend, **kwargs)
+
+
+def _contained(name: Literal["docker", "podman"]) -> Backend:
+    """In an engine of the tests' own."""
+    engine = engines.running(name)
+    if isinstance(engine, str):
+        raise UnsupportedError(engine)
+    return Container(engine=name, socket=engine.socket)
 
 
 DECLARED: dict[str, Declared] = {
-    "process": Declared(Process(), {}),
-    "fresh": Declared(Process(fresh=True), {}, only=("code.",)),
-    "container": Declared(Container(), {}),
-    "gvisor": Declared(Gvisor(), {}),
+    "process": Declared(Process, {}),
+    "fresh": Declared(lambda: Process(fresh=True), {}, only=("code.",)),
+    "container": Declared(lambda: _contained("docker"), {}),
+    "podman": Declared(lambda: _contained("podman"), {}),
+    "gvisor": Declared(
+        Gvisor,
+        {
+            "disk-quota": "its file systems in memory count bytes, not files",
+            "process-limit": "its kernel sets no RLIMIT_NPROC: what it makes on the host is limited, as a whole",
+            "terminal-signals": "its terminals make no signals of Ctrl-C",
+        },
+    ),
 }
 
 
@@ -36,7 +54,7 @@ DECLARED: dict[str, Declared] = {
 def missing(name: str) -> str | None:
     """Why this host cannot run it; None when it can."""
     try:
-        Sandbox(backend=DECLARED[name].backend).plan()
+        Sandbox(backend=DECLARED[name].backend()).plan()
     except UnsupportedError as error:
         return str(error)
     return None

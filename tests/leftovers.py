@@ -159,7 +159,7 @@ def stock() -> Stock:
         for spare in kept:
             held += [spare.channel.fileno(), spare._init_pidfd, spare._uid.fileno() if spare._uid is not None else -1]
             held += [spare.outlet_channel.fileno()] if spare.outlet_channel is not None else []
-    held += _of_the_gateway()
+    held += _of_the_gateway() + _of_the_engines()
     return Stock(zygotes, templates, spares, frozenset(fd for fd in held if fd >= 0))
 
 
@@ -168,6 +168,16 @@ def _of_the_gateway() -> list[int]:
     gateway = sys.modules.get("ringfence.network.gateway")
     loops = [one._loop for one in gateway._services.values()] if gateway is not None else []
     return [part.fileno() for loop in loops if loop is not None for part in (loop._selector, loop._ssock, loop._csock)]
+
+
+def _of_the_engines() -> list[int]:
+    """Connections that a client of an engine keeps for its next requests."""
+    module = sys.modules.get("ringfence.backends.container.engine")
+    clients = [found.api for found in module._found.values()] if module is not None else []
+    adapters = [adapter for api in clients for adapter in api.adapters.values() if hasattr(adapter, "pools")]
+    pools = [adapter.pools[key] for adapter in adapters for key in adapter.pools.keys()]  # noqa: SIM118  # no mapping
+    kept = [connection for pool in pools for connection in list(pool.pool.queue) if connection is not None]
+    return [one.sock.fileno() for one in kept if getattr(one, "sock", None) is not None]
 
 
 def count() -> Leftovers:

@@ -128,6 +128,7 @@ class ContainerLauncher(WalledLauncher):
     runtime: str | None = None
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
+        from ringfence.backends.container.disks import counts_files
         from ringfence.backends.container.engine import find
 
         found = find(self.engine, self.socket)
@@ -138,11 +139,13 @@ class ContainerLauncher(WalledLauncher):
             network=self._network(f"{by}: network none", made),
             processes=Control(f"{by}: pids limit, RLIMIT_NPROC", "full"),
             syscalls=Control(f"{by}: its seccomp profile, and our allow-list inside", "full"),
-            privileges=Control(f"{by}: uid 1000, all capabilities dropped, no-new-privileges", "full"),
+            privileges=Control(f"{by}: a uid of its own, all capabilities dropped, no-new-privileges", "full"),
             time=Control("clock of guestd inside, and of the host behind it", "full"),
             cpu=Control(f"{by}: CPU quota", "full"),
             memory=Control(f"{by}: memory limit, no swap", "full"),
-            disk=Control(f"{by}: tmpfs size and inodes", "full"),
+            disk=Control(f"{by}: tmpfs size and inodes", "full")
+            if counts_files(found)
+            else Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted"),
         )
 
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:

@@ -178,7 +178,9 @@ class AsyncSandbox:
             return self._place
         if over in _ENDS:
             raise SandboxClosedError(f"sandbox {self.id} {_ENDS[over]}", fix="make a new Sandbox")
-        raise SandboxLostError(f"sandbox {self.id} is lost: {_LOSSES.get(over, over)}", fix="make a new Sandbox")
+        known = self._place.box.how_it_ended() if over == "lost" else None
+        why = known or _LOSSES.get(over, over)
+        raise SandboxLostError(f"sandbox {self.id} is lost: {why}", fix="make a new Sandbox")
 
     # code and commands
 

@@ -79,6 +79,9 @@ if TYPE_CHECKING:
         def thaw(self) -> None:
             """What must be done before guestd hears that it is to go on. Does nothing to one that runs."""
 
+        def how_it_ended(self) -> str | None:
+            """When its channel is gone without a word: what the backend knows of why. May take a moment."""
+
         def usage(self) -> tuple[Usage, bool]:
             """As measured from outside so far, and whether the memory limit killed a process since the last call."""
 

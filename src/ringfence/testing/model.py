@@ -29,6 +29,7 @@ Capability: TypeAlias = Literal[
     "open-files",
     "pause",
     "process-limit",
+    "terminal-signals",
     "usage",
 ]
 CAPABILITIES: Mapping[Capability, str] = {
@@ -41,6 +42,7 @@ CAPABILITIES: Mapping[Capability, str] = {
     "open-files": "limits.open_files holds",
     "pause": "a paused sandbox uses no CPU time",
     "process-limit": "limits.processes is exact, threads counted",
+    "terminal-signals": "Ctrl-C on a terminal is a signal",
     "usage": "CPU time and memory are measured from outside",
 }
 assert set(CAPABILITIES) == set(get_args(Capability))

@@ -27,6 +27,8 @@ class Engine(Struct):
     socket: str
     version: str
     api: Any  # docker.APIClient: the package has no types
+    rootless: bool
+    mapped: bool  # its containers have a user namespace, of 65536 users
 
 
 _lock = threading.Lock()
@@ -100,7 +102,10 @@ def _connect(kind: str, path: str) -> Engine:
         raise _NoAnswerError(str(error)[:200]) from None
     parts = " ".join(str(part.get("Name", "")) for part in version.get("Components", ()))
     name = "podman" if "podman" in parts.lower() else kind
-    return Engine(name, path, str(version.get("Version", "unknown")), api)
+    options = [str(option) for option in api.info().get("SecurityOptions") or ()]
+    rootless = any(option.startswith("name=rootless") for option in options)
+    mapped = rootless or any(option.startswith("name=userns") for option in options)
+    return Engine(name, path, str(version.get("Version", "unknown")), api, rootless, mapped)
 
 
 def _package() -> Any:

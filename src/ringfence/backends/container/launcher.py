@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
+import contextlib
 import os
-import tarfile
 import threading
 import time
 
+from ringfence.backends.container import account, disks, hardening, skeletons
 from ringfence.backends.container import engine as engines
 from ringfence.backends.container.counters import Counters
 from ringfence.backends.container.egress import RESOLVER, Egress
@@ -18,6 +17,7 @@ from ringfence.backends.walled import runtime
 from ringfence.backends.walled.box import WalledBox
 from ringfence.backends.walled.skeleton import skeleton
 from ringfence.errors import SandboxLostError
+from ringfence.results import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,32 +28,57 @@ if TYPE_CHECKING:
     from ringfence.backends.walled.skeleton import Skeleton
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.model import Limits
-    from ringfence.results import Enforcement, Usage
+    from ringfence.results import Enforcement
 
 _START_S = 60.0
 _END_S = 20.0
-_OURS = 12  # processes of ours inside, beside the guest's
-_GUESTD_BYTES = 48 << 20  # what guestd itself takes
-LABEL = "ringfence.owner"
-_OWN = ("proc", "dev", "tmp", "workspace", "sys", ".ringfence")
 
 
 class ContainerWall:
     """One container."""
 
-    def __init__(self, engine: Engine, identity: str, stream: Stream) -> None:
+    def __init__(self, engine: Engine, identity: str, stream: Stream, undo: contextlib.ExitStack) -> None:
+        self._undo = undo
         self._engine = engine
         self._id = identity
         self._stream = stream
         self.channel = stream.ours
-        self.pid = int(engine.api.inspect_container(identity)["State"].get("Pid") or 0)
-        self._counters = Counters(self.pid)
+        self._pid = 0
+        self._counters: Counters | None = None
         self._ended = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """guestd's, as this host counts. Asked for once, when it is needed: it costs a request."""
+        if not self._pid:
+            self._pid = int(self._state().get("Pid") or 0)
+        return self._pid
+
+    def _state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._engine.api.inspect_container(self._id)["State"]
+        return found
 
     def said(self) -> str:
         return self._stream.said.rpartition("\n")[2][:300]
 
+    def how_it_ended(self) -> str:
+        """Asked for when the channel is gone."""
+        try:
+            state = self._state()
+        except Exception:  # noqa: BLE001  # as in `freeze`
+            return f"{self._engine.name} does not answer any more, or has forgotten the container"
+        if state.get("OOMKilled"):
+            return f"{self._engine.name} says that its memory limit ended it"
+        if state.get("Running"):
+            return f"{self._engine.name} cut the stream to it"
+        return f"{self._engine.name} says that it ended with status {int(state.get('ExitCode') or 0)}"
+
     def usage(self) -> tuple[Usage, int]:
+        if self._counters is None:
+            try:
+                self._counters = Counters(self.pid)
+            except Exception:  # noqa: BLE001  # as in `freeze`
+                return Usage(), 0
         return self._counters.read()
 
     can_freeze = True
@@ -74,7 +99,7 @@ class ContainerWall:
 
     def remove(self) -> None:
         with self._ended:
-            _quietly(self._engine.api.remove_container, self._id, force=True, v=True)
+            self._undo.close()
 
 
 def _quietly(call: Any, *args: object, **kwargs: object) -> None:
@@ -93,9 +118,12 @@ def sweep(engine: Engine) -> None:
     if engine.socket in _swept:
         return
     _swept.add(engine.socket)
-    for found in engine.api.containers(all=True, filters={"label": LABEL}):
-        if owners.is_dead(found.get("Labels", {}).get(LABEL, "")):
+    for found in engine.api.containers(all=True, filters={"label": disks.LABEL}):
+        if owners.is_dead(found.get("Labels", {}).get(disks.LABEL, "")):
             _quietly(engine.api.remove_container, found["Id"], force=True, v=True)
+    account.sweep()
+    disks.sweep(engine)
+    skeletons.sweep(engine)
 
 
 def launch(
@@ -125,12 +153,12 @@ def _launch(
 
     try:
         sweep(engine)
-        image = _image(engine, made)
+        image = skeletons.of(engine, made)
         guestd = runtime.folder(state.disk_directory("runtime"))
-        config = _host_config(engine.api, _mounts(made, guestd) + egress.mounts(), plan, limits, oci_runtime)
-        wall = _start(engine, image, config)
+        wall = _start(engine, image, made, plan, limits, hardening.mounts(made, guestd) + egress.mounts(), oci_runtime)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         engines.forget(engine)
+        skeletons.forget(engine)
         raise SandboxLostError(
             f"{engine.name} failed: {str(error)[:300]}", code="engine", fix=f"is {engine.name} running?"
         ) from None
@@ -145,133 +173,47 @@ def _launch(
     return box
 
 
-def _start(engine: Engine, image: str, config: Any) -> ContainerWall:
-    api = engine.api
-    identity = api.create_container(
+def _start(
+    engine: Engine,
+    image: str,
+    made: Skeleton,
+    plan: ProcessPlan,
+    limits: Limits,
+    shown: list[Any],
+    oci_runtime: str | None,
+) -> ContainerWall:
+    with contextlib.ExitStack() as undo:
+        user = account.Account(engine, made.files)
+        undo.callback(user.remove)
+        room = disks.Disks(engine, limits, user.uid)
+        undo.callback(room.remove)
+        config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime)
+        identity = _create(engine.api, image, config, user.uid)
+        undo.callback(_quietly, engine.api.remove_container, identity, force=True, v=True)
+        attached = engine.api.attach_socket(identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+        stream = Stream(attached)
+        undo.callback(stream.close)
+        engine.api.start(identity)
+        return ContainerWall(engine, identity, stream, undo.pop_all())
+
+
+def _create(api: Any, image: str, config: Any, uid: int) -> str:
+    made = api.create_container(
         image,
         command=None,
         entrypoint=runtime.command(),
-        user="1000:1000",
+        user=f"{uid}:{uid}",
         working_dir="/",
         environment={"PATH": "/usr/bin:/bin", "HOME": "/workspace"},
         stdin_open=True,
         tty=False,
         hostname="ringfence",
         network_disabled=True,
-        labels={LABEL: owners.name()},
+        labels={disks.LABEL: owners.name()},
         host_config=config,
         name=f"ringfence-{os.getpid()}-{os.urandom(4).hex()}",
-    )["Id"]
-    try:
-        attached = api.attach_socket(identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-        stream = Stream(attached)
-        api.start(identity)
-    except BaseException:
-        _quietly(api.remove_container, identity, force=True, v=True)
-        raise
-    return ContainerWall(engine, identity, stream)
-
-
-def _host_config(api: Any, mounts: list[Any], plan: ProcessPlan, limits: Limits, oci_runtime: str | None) -> Any:
-    memory = plan.memory_bytes + _GUESTD_BYTES
-    shm = min(64 << 20, limits.memory // 2)
-    return api.create_host_config(
-        network_mode="none",
-        read_only=True,
-        tmpfs={
-            "/tmp": _tmpfs(limits, "1777"),  # inside
-            "/workspace": _tmpfs(limits, "0755"),
-        },
-        mounts=mounts,
-        shm_size=shm,
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
-        mem_limit=memory,
-        memswap_limit=memory,
-        pids_limit=plan.processes + _OURS,
-        nano_cpus=int(plan.cpus * 1_000_000_000),
-        ulimits=[{"Name": "core", "Soft": 0, "Hard": 0}],
-        log_config={"Type": "none", "Config": {}},
-        ipc_mode="private",
-        privileged=False,
-        init=False,
-        auto_remove=False,
-        oom_kill_disable=False,
-        **({"runtime": oci_runtime} if oci_runtime else {}),
     )
-
-
-def _tmpfs(limits: Limits, mode: str) -> str:
-    inodes = limits.disk_files + 1
-    return f"rw,exec,nosuid,nodev,size={limits.disk},nr_inodes={inodes},mode={mode},uid=1000,gid=1000"
-
-
-def _mounts(made: Skeleton, guestd: str) -> list[Any]:
-    from docker.types import Mount
-
-    hidden = [Mount(target, _empty(made, target), type="bind", read_only=True) for target in made.hidden]
-    shown = [Mount(bind.target, bind.source, type="bind", read_only=not bind.writable) for bind in made.binds]
-    return [*shown, *hidden, Mount(runtime.INSIDE, guestd, type="bind", read_only=True)]
-
-
-def _empty(made: Skeleton, target: str) -> str:
-    """An empty folder or file of ours that hides it."""
-    folder = state.disk_directory("empty")
-    for bind in reversed(made.binds):
-        if target.startswith(f"{bind.target}/") and not os.path.isdir(bind.source + target[len(bind.target) :]):
-            path = f"{folder}/file"
-            with open(path, "ab"):
-                return path
-    os.makedirs(f"{folder}/folder", 0o555, exist_ok=True)
-    return f"{folder}/folder"
-
-
-def _image(engine: Engine, made: Skeleton) -> str:
-    """The skeleton as an image of the engine's own; made once."""
-    data = _tar(made)
-    tag = hashlib.sha256(data).hexdigest()[:24]
-    name = f"ringfence-skeleton:{tag}"
-    import docker.errors
-
-    try:
-        engine.api.inspect_image(name)
-    except docker.errors.ImageNotFound:
-        engine.api.import_image_from_data(data, repository="ringfence-skeleton", tag=tag)
-    return name if engine.name == "docker" else f"localhost/{name}" if _is_local(engine, name) else name
-
-
-def _is_local(engine: Engine, name: str) -> bool:
-    import docker.errors
-
-    try:
-        engine.api.inspect_image(f"localhost/{name}")
-    except docker.errors.ImageNotFound:
-        return False
-    return True
-
-
-def _tar(made: Skeleton) -> bytes:
-    """The same skeleton gives the same bytes."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        folders = set(_OWN) | set(made.folders)
-        for path in (*made.folders, *made.files, *made.links):
-            parts = path.split("/")[:-1]
-            folders |= {"/".join(parts[: n + 1]) for n in range(len(parts))}
-        for path in sorted(folders):
-            entry = tarfile.TarInfo(path)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
-        for path, text in sorted(made.files.items()):
-            entry = tarfile.TarInfo(path)
-            content = text.encode()
-            entry.size, entry.mode = len(content), 0o644
-            tar.addfile(entry, io.BytesIO(content))
-        for path, target in sorted(made.links.items()):
-            entry = tarfile.TarInfo(path)
-            entry.type, entry.linkname = tarfile.SYMTYPE, target
-            tar.addfile(entry)
-    return file.getvalue()
+    return str(made["Id"])
 
 
 def fence(plan: ProcessPlan) -> Mapping[str, object]:

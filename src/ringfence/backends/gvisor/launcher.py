@@ -78,6 +78,10 @@ class GvisorWall:
         text = self._errors.read(1 << 14).decode("utf-8", "replace").strip()
         return text.rpartition("\n")[2][:300]
 
+    def how_it_ended(self) -> str:
+        status = self._process.poll() if self._process is not None else None
+        return "runsc runs on, and its stream is cut" if status is None else f"runsc ended with status {status}"
+
     def usage(self) -> tuple[Usage, int]:
         if self._group is None:
             return Usage(), 0
@@ -159,7 +163,9 @@ def launch(
         own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace"}
         bundle.make(folder, made, limits, guestd=guestd, env=own, network=plan.box["outlets"] is not None)
         if tree is not None:
-            room = GroupLimits(plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus)
+            room = GroupLimits(
+                plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus
+            )
             group = tree.create(name.replace("_", "-"), room)
         wall = GvisorWall(found, folder, group)
         box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)

@@ -133,6 +133,9 @@ class ProcessBox:
         waiter.register(self.channel, select.POLLIN)
         return bool(waiter.poll(within_s * 1000))
 
+    def how_it_ended(self) -> str | None:
+        return None
+
     def usage(self) -> tuple[Usage, bool]:
         if self._group is None:
             return self._with_traffic(Usage()), False

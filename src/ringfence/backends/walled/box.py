@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         def said(self) -> str:
             """The last line of what it wrote to its own error stream."""
 
+        def how_it_ended(self) -> str | None: ...
+
         def usage(self) -> tuple[Usage, int]:
             """From outside, and how often the memory limit killed."""
 
@@ -118,6 +120,9 @@ class WalledBox:
 
     def thaw(self) -> None:
         self._wall.thaw()
+
+    def how_it_ended(self) -> str | None:
+        return self._wall.how_it_ended()
 
     def usage(self) -> tuple[Usage, bool]:
         used, ooms = (Usage(), self._ooms) if self._closed else self._wall.usage()

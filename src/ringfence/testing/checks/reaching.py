@@ -92,7 +92,7 @@ def a_paused_sandbox_does_nothing_until_it_goes_on(box: Sandbox) -> None:
 
 CHECKS = (
     in_box(a_terminal_has_a_size_and_can_be_resized),
-    in_box(control_c_in_a_terminal_interrupts_what_runs_there),
+    in_box(control_c_in_a_terminal_interrupts_what_runs_there, "terminal-signals"),
     in_box(a_size_that_is_none_is_refused),
     in_box(a_server_inside_is_reached_at_its_address_and_no_other),
     in_box(a_paused_sandbox_does_nothing_until_it_goes_on, "pause"),

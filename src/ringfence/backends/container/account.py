@@ -1,0 +1,71 @@
+"""The user that a container's processes are: a number of its own for each, under the name `user`.
+
+A container shares the host's kernel, which counts processes by user: with one number for all, a sandbox would meet the
+limits of another, and of whoever has that number on the host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from ringfence.backends.process import owners, state
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from ringfence.backends.container.engine import Engine
+
+_FIRST, _MANY = 1 << 30, 1 << 28  # past what hosts give to people and to their containers
+_FIRST_MAPPED, _MANY_MAPPED = 20_000, 40_000  # inside a user namespace that holds 65536
+_INSIDE = 1000  # in the plan's files
+_NAMES = ("etc/passwd", "etc/group")
+
+
+class Account:
+    """Of one container. Its two files lie below our state directory until `remove`."""
+
+    def __init__(self, engine: Engine, files: Mapping[str, str]) -> None:
+        first, many = (_FIRST_MAPPED, _MANY_MAPPED) if engine.mapped else (_FIRST, _MANY)
+        self.uid = first + int.from_bytes(os.urandom(4), "little") % many
+        self._folder = f"{state.disk_directory('accounts')}/{owners.name()}_{os.urandom(4).hex()}"
+        self._texts = {name: _with_uid(files[name], self.uid) for name in _NAMES if name in files}
+        os.mkdir(self._folder, 0o755)
+        os.chmod(self._folder, 0o755)
+        for name, text in self._texts.items():
+            path = f"{self._folder}/{os.path.basename(name)}"
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(path, 0o644)
+
+    def mounts(self) -> list[Any]:
+        from docker.types import Mount
+
+        return [
+            Mount(f"/{name}", f"{self._folder}/{os.path.basename(name)}", type="bind", read_only=True)
+            for name in self._texts
+        ]
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _with_uid(text: str, uid: int) -> str:
+    """The line of `user` with another number."""
+    rows = []
+    for row in text.splitlines():
+        fields = row.split(":")
+        if fields[0] == "user":
+            fields = [str(uid) if field == str(_INSIDE) else field for field in fields]
+        rows.append(":".join(fields))
+    return "\n".join(rows) + "\n"
+
+
+def sweep() -> None:
+    """Folders of processes that are gone."""
+    root = state.disk_directory("accounts")
+    for name in os.listdir(root):
+        if owners.is_dead(name.partition("_")[0]):
+            shutil.rmtree(f"{root}/{name}", ignore_errors=True)

@@ -1,0 +1,74 @@
+"""Owns what a container is created with: all that an engine can close is closed, always. No option opens any of it."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.backends.process import state
+from ringfence.backends.walled import runtime
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ringfence.backends.container.disks import Disks
+    from ringfence.backends.container.engine import Engine
+    from ringfence.backends.walled.skeleton import Skeleton
+    from ringfence.plan.model import ProcessPlan
+    from ringfence.policy.model import Limits
+
+_FILES = 4096
+_OURS = 12  # processes of ours inside, beside the guest's
+_GUESTD_BYTES = 48 << 20  # what guestd itself takes
+
+
+def host_config(
+    engine: Engine, shown: list[Any], disks: Disks, plan: ProcessPlan, limits: Limits, oci_runtime: str | None
+) -> Any:
+    memory = plan.memory_bytes + _GUESTD_BYTES
+    shm = min(64 << 20, limits.memory // 2)
+    return engine.api.create_host_config(
+        network_mode="none",
+        read_only=True,
+        tmpfs=disks.tmpfs,
+        mounts=[*shown, *disks.mounts],
+        shm_size=shm,
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        mem_limit=memory,
+        memswap_limit=memory,
+        pids_limit=plan.processes + _OURS,
+        nano_cpus=int(plan.cpus * 1_000_000_000),
+        ulimits=[
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "nofile", "Soft": _FILES, "Hard": _FILES},  # guestd's; guests have limits.open_files
+            {"Name": "nproc", "Soft": plan.processes + _OURS, "Hard": plan.processes + _OURS},
+        ],
+        log_config={"Type": "none", "Config": {}},
+        ipc_mode="private",
+        privileged=False,
+        init=False,
+        auto_remove=False,
+        oom_kill_disable=False,
+        **({"runtime": oci_runtime} if oci_runtime else {}),
+    )
+
+
+def mounts(made: Skeleton, guestd: str) -> list[Any]:
+    from docker.types import Mount
+
+    hidden = [Mount(target, _empty(made, target), type="bind", read_only=True) for target in made.hidden]
+    shown = [Mount(bind.target, bind.source, type="bind", read_only=not bind.writable) for bind in made.binds]
+    return [*shown, *hidden, Mount(runtime.INSIDE, guestd, type="bind", read_only=True)]
+
+
+def _empty(made: Skeleton, target: str) -> str:
+    """An empty folder or file of ours that hides it."""
+    folder = state.disk_directory("empty")
+    for bind in reversed(made.binds):
+        if target.startswith(f"{bind.target}/") and not os.path.isdir(bind.source + target[len(bind.target) :]):
+            path = f"{folder}/file"
+            with open(path, "ab"):
+                return path
+    os.makedirs(f"{folder}/folder", 0o555, exist_ok=True)
+    return f"{folder}/folder"

@@ -1,0 +1,140 @@
+"""Container engines of the tests' own: started when first asked for, in folders of their own, ended with the tests."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+_ANSWER_S = 30.0
+_END_S = 15.0
+
+
+class Started:
+    """One engine. `socket` is where it answers."""
+
+    def __init__(self, name: str, folder: Path, command: list[str], at: Path) -> None:
+        self.name = name
+        self.socket = str(at)
+        self._folder = folder
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> str | None:
+        """None when it answers; else its last words."""
+        log = self._folder / "log"
+        with open(log, "ab") as out:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, "PATH": _path(), "TMPDIR": str(self._folder)},  # Podman leaves files there
+            )
+        deadline = time.monotonic() + _ANSWER_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(self.socket) == 0:
+                    return None
+            time.sleep(0.05)
+        self.kill()
+        return log.read_text(errors="replace").strip().rpartition("\n")[2][:300] or "no answer"
+
+    def kill(self, *, hard: bool = False) -> None:
+        """End the engine's process and what it started; its containers too, as an engine that goes takes them along."""
+        if self._process is None:
+            return
+        if self._process.poll() is None and not hard:
+            self._process.terminate()
+        elif self._process.poll() is None:
+            self._process.kill()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def end(self) -> None:
+        self.kill()
+        for pid in _using(str(self._folder)):
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.1)
+        for point in reversed(_mounts_below(str(self._folder))):
+            subprocess.run(["umount", "-l", point], check=False, capture_output=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _using(folder: str) -> list[int]:
+    """Processes that were started with a path in this folder: shims and what holds containers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != str(os.getpid()):
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if f"{folder}/" in words:
+                found.append(int(entry.name))
+    return found
+
+
+def _mounts_below(folder: str) -> list[str]:
+    rows = [row.split()[4] for row in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in rows if point.startswith(f"{folder}/")]
+
+
+def _folder(name: str) -> Path:
+    made = Path(tempfile.mkdtemp(prefix=f"rf-tests-{name}-", dir="/var/tmp"))
+    made.chmod(0o755)
+    return made
+
+
+def missing(name: str) -> str | None:
+    """Why this host cannot start that engine; None when it may try."""
+    program = {"docker": "dockerd", "podman": "podman"}[name]
+    if shutil.which(program, path=_path()) is None:
+        return f"{program} is not installed"
+    return None if os.geteuid() == 0 else f"only root can start {program} with folders of its own"
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def make(name: str) -> Started:
+    """Another engine, not started. The caller ends it."""
+    folder = _folder(name)
+    at = folder / "engine.sock"
+    if name == "docker":
+        places = {"data-root": "data", "exec-root": "exec", "pidfile": "pid"}
+        options = [f"--{option}={folder}/{place}" for option, place in places.items()]
+        quiet = ["--bridge=none", "--iptables=false", "--ip-masq=false", "--log-level=error"]
+        return Started(name, folder, ["dockerd", *options, *quiet, f"--host=unix://{at}"], at)
+    places = {"root": "data", "runroot": "run", "tmpdir": "tmp"}
+    options = [f"--{option}={folder}/{place}" for option, place in places.items()]
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()  # crun runs nothing where both versions are mounted
+    quiet = ["--cgroup-manager=cgroupfs", "--events-backend=none", f"--runtime={'crun' if unified else 'runc'}"]
+    return Started(name, folder, ["podman", *options, *quiet, "system", "service", "--time=0", f"unix://{at}"], at)
+
+
+@cache
+def running(name: str) -> Started | str:
+    """The engine that all tests share, or why there is none."""
+    reason = missing(name)
+    if reason is not None:
+        return reason
+    engine = make(name)
+    atexit.register(engine.end)
+    failure = engine.start()
+    return engine if failure is None else f"{name} does not start: {failure}"
