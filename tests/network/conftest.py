@@ -28,5 +28,5 @@ def internet(loop: Loop, roots: Roots, request: pytest.FixtureRequest) -> Iterat
     """With --backend NAME, its sandboxes are of that backend."""
     with world(loop, roots) as made:
         for name in request.config.getoption("--backend"):
-            made.backend = DECLARED[name].backend
+            made.backend = DECLARED[name].backend()
         yield made
