@@ -32,4 +32,24 @@ with Sandbox() as box:
     box.files.write("a.txt", "hello")
     check("a command", box.exec(["cat", "a.txt"]).stdout, "hello")
     check("a command that fails", box.exec(["false"]).exit_code, 1)
+    box.run("x = 41").check()
+    check("a session", box.run("x + 1").value, "42")
+    with box.fork() as copy:
+        copy.run("x = 0").check()
+        both = copy.run("x").value, box.run("x").value, copy.files.read("a.txt")
+        check("a copy with memory", both, ("0", "41", b"hello"))
+    snapshot = box.snapshot()
+    box.files.write("a.txt", "changed")
+    box.rollback(snapshot)
+    check("a rollback", box.files.read_text("a.txt"), "hello")
+    try:
+        box.pause()
+        paused = box.state
+        box.resume()
+        check("a pause", (paused, box.run("1").value), ("paused", "1"))
+    except ringfence.UnsupportedError as error:
+        print("    ", error, flush=True)
+with Sandbox(policy=Policy(network=ringfence.Network(allow=["nowhere.invalid"]))) as box:
+    refused = box.exec(["python3", "-c", "import socket; socket.getaddrinfo('example.org', 443)"])
+    check("a name that is not allowed", (refused.exit_code, [d.target for d in box.denials()]), (1, ["example.org"]))
 sys.exit(bool(failed))
