@@ -63,7 +63,19 @@ def _told(channel: _Streams) -> Told:
 def _prepare_imports() -> None:
     """Before there is a guest: what jobs need is in this process's memory, and theirs."""
     # As the zygote does.
-    from . import filesearch, filestreams, filewatch, fileworker, fresh, node, pycode, session, shell, stepwise  # noqa: F401  # for the forks
+    from . import (  # noqa: F401  # for the forks
+        connector,
+        filesearch,
+        filestreams,
+        filewatch,
+        fileworker,
+        fresh,
+        node,
+        pycode,
+        session,
+        shell,
+        stepwise,
+    )
 
     fresh.prepare()
     node.prepare()

@@ -26,8 +26,9 @@ _MAX_PACKET = 1 << 17
 _MAX_FDS = 16
 _LATE = (
     *("fnmatch", "re", "zipfile", "zlib"),
-    *(f"ringfence.guest.{name}" for name in ("filesearch", "filestreams", "filewatch", "keeping", "packing")),
-    *(f"ringfence.guest.{name}" for name in ("planting", "restoring", "stepwise", "zipstream")),
+    *(f"ringfence.guest.{name}" for name in ("connector", "filesearch", "filestreams", "filewatch", "fileworker")),
+    *(f"ringfence.guest.{name}" for name in ("keeping", "packing", "planting", "pycode", "restoring")),
+    *(f"ringfence.guest.{name}" for name in ("session", "shell", "stepwise", "zipstream")),
 )
 preloaded = False  # whether modules were imported for the policy's sake, which may have asked to be told of a fork
 

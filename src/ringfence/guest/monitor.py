@@ -10,7 +10,7 @@ import os
 import select
 import sys
 
-from . import children, forker, guestd, lean
+from . import children, forker, lean
 from . import kernel as k
 from .loop import Loop
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import NoReturn
 
+    from .guestd import Guestd
     from .shapes import Given, Launch, Template
 
 _MAX_PACKET = 1 << 18
@@ -38,6 +39,8 @@ def run(control: socket, request: Template, library: int) -> NoReturn:
         ours.close()
         forker.run(theirs, request)
     theirs.close()
+    from . import guestd  # noqa: F401  # needed later: a command's forker builds the view meanwhile
+
     answer = ours.recv(_MAX_PACKET) or b'{"error":"the forker ended","errno":null}'
     control.send(answer)
     if "error" in lean.loads(answer):
@@ -61,7 +64,7 @@ class Monitor(Loop):
         self._control: socket | None = control
         self._maker = maker
         self._maker_pid = maker_pid
-        self._boxes: dict[int, guestd.Guestd] = {}
+        self._boxes: dict[int, Guestd] = {}
         self._ending = False
         self.watch(control.fileno(), select.EPOLLIN, self._on_control)
         self.watch(maker.fileno(), select.EPOLLIN, self._on_maker)
@@ -156,7 +159,9 @@ class Monitor(Loop):
         number = request["box"]
         channel = lean.from_fd(dict(named)["channel"], lean.SOCK_STREAM)
         owner = request["owner"] if os.geteuid() == 0 else None
-        self._boxes[number] = guestd.Guestd(self, number, channel, dict(named), owner=owner)
+        from .guestd import Guestd
+
+        self._boxes[number] = Guestd(self, number, channel, dict(named), owner=owner)
         order = {
             "op": "build",
             "box": number,

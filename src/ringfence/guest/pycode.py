@@ -78,6 +78,7 @@ def _forget_ours() -> None:
     """Our modules are no part of the guest's interpreter: an import of that name finds the image's, or nothing."""
     for name in [n for n in sys.modules if n == "ringfence" or n.startswith("ringfence.")]:
         del sys.modules[name]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("ringfence.")]
 
 
 def _site_builtins() -> None:

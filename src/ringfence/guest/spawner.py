@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import connector, counts, fresh, lean, node, pycode, session, shell, terminal
+from . import counts, fresh, lean, node, terminal
 from . import fence as fencing
 from . import kernel as k
 from .init import become
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
+
+rehearses = False  # whether sandboxes wait here for their first job
 
 
 def run(sock: socket, plan: Plan, join: list[int], doors: list[int]) -> NoReturn:
@@ -101,7 +103,9 @@ def _keep_only(wire: int) -> None:
 
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
     sock.send(lean.dumps({"pid": os.getpid()}))
-    if sys.path and not lean.readable(sock, counts.QUIET_S):  # none: guests have an interpreter of their own
+    if rehearses and sys.path and not lean.readable(sock, counts.QUIET_S):  # no path: guests have an own interpreter
+        from . import pycode
+
         pycode.rehearse()
     while True:
         data, fds = lean.recv_fds(sock, MAX_PACKET, 6)
@@ -159,6 +163,8 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
 
         return fileworker.work(job, REPORT_FD)
     if job["kind"] == "connect":
+        from . import connector
+
         return connector.work(job, REPORT_FD)
     os.setsid() if os.getsid(0) != os.getpid() else None
     if handed["pty"] is not None:
@@ -170,11 +176,17 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
     if "javascript" in (job["kind"], job.get("language")):
         return _exec({**job, "argv": node.argv(job, REPORT_FD)})
     if job.get("language") == "bash" and not job.get("fresh"):
+        from . import shell
+
         return shell.serve(job, REPORT_FD)
     if job["kind"] == "fresh" or job.get("fresh"):
         return _exec({**job, "argv": fresh.argv(job, REPORT_FD)})
     if job["kind"] == "session":
+        from . import session
+
         return session.serve(job, REPORT_FD)
+    from . import pycode
+
     return pycode.run(job, REPORT_FD)
 
 

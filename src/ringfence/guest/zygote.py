@@ -12,7 +12,7 @@ import resource
 import select
 import sys
 
-from . import after, forker, lean, monitor
+from . import after, forker, fresh, held, lean, monitor, node, spawner
 from . import kernel as k
 
 TYPE_CHECKING = False
@@ -50,8 +50,8 @@ def main() -> None:
         control.send(answer)
     except OSError:
         pass  # the library went while we imported: what follows sees it, and cleans up
-    _load_rest()
     if hello["warm"]:
+        _load_rest()
         _warm_up()
     gc.freeze()  # a collection in a fork would otherwise copy every page
     gc.enable()
@@ -70,10 +70,13 @@ def _preload(hello: Hello) -> dict[str, object]:
     sys.path[:] = hello["sys_path"]
     for name in ("_ast", "_sitebuiltins", "atexit"):
         __import__(name)
-    from . import fileworker, fresh, pycode, session  # noqa: F401  # before the fork, not after each
-
+    if hello["warm"]:
+        from . import fileworker, guestd, pycode, session  # noqa: F401  # before the fork, not after each
+    else:
+        held.Held().hold()
+        node.prepare()
     fresh.prepare()
-
+    spawner.rehearses = hello["warm"]
     forker.preloaded = bool(hello["preload"])
     for name in hello["preload"]:
         try:
@@ -87,7 +90,7 @@ def _preload(hello: Hello) -> dict[str, object]:
 
 def _load_rest() -> None:
     """What some jobs need, while the library makes its plan: a sandbox does not show where it lies."""
-    from . import filesearch, filestreams, filewatch, keeping, node, restoring, shell  # noqa: F401  # for the forks
+    from . import connector, filesearch, filestreams, filewatch, keeping, restoring, shell  # noqa: F401  # for the forks
 
     node.prepare()
 
