@@ -12,11 +12,11 @@ from backends_declared import DECLARED, missing
 from network.desk import trusting, wait_until
 from network.world import LIMITS, World, codes, curl, listening
 from ringfence import Network, Policy, Rule, Sandbox, Secret
-from ringfence.backends.container import egress
+from ringfence.backends.container import door
 from ringfence.events import Denied
 from ringfence.values import replace
 
-WAYS = ("gvisor", "container", "relayed container")
+WAYS = ("gvisor", "container", "relayed container", "podman")
 DIRECT = ("--noproxy", "*")
 SOCKS = ("-x", "socks5h://127.0.0.1:3128")
 
@@ -28,6 +28,15 @@ class NoDoor:
         raise OSError("path too long")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _engines() -> None:
+    """Started, and used once, before a test counts what is there."""
+    for name in ("gvisor", "container", "podman"):
+        if missing(name) is None:
+            with Sandbox(backend=DECLARED[name].backend()):
+                pass
+
+
 @pytest.fixture(params=WAYS)
 def walled(internet: World, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
     """Its sandboxes are behind a wall. What is missing for one is said."""
@@ -35,9 +44,9 @@ def walled(internet: World, request: pytest.FixtureRequest, monkeypatch: pytest.
     reason = missing(name)
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
-    internet.backend = DECLARED[name].backend
+    internet.backend = DECLARED[name].backend()
     if request.param == "relayed container":
-        monkeypatch.setattr(egress.door, "Door", NoDoor)
+        monkeypatch.setattr(door, "Door", NoDoor)
     return internet
 
 

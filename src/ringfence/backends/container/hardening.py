@@ -50,6 +50,8 @@ def host_config(
         init=False,
         auto_remove=False,
         oom_kill_disable=False,
+        # guestd listens for the gateway on ports of hosts; in a namespace without a card, that is nobody else's right.
+        **({"sysctls": {"net.ipv4.ip_unprivileged_port_start": "0"}} if plan.box["outlets"] is not None else {}),
         **({"runtime": oci_runtime} if oci_runtime else {}),
     )
 
