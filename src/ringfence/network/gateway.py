@@ -80,7 +80,11 @@ class Service:
         from ringfence.network.relaying import Relay
 
         def enter(sock: Relayed) -> None:
-            self._soon(lambda: self._enter(registration, sock))
+            registration.entering.add(sock)
+            if registration.closed:
+                registration.drop_entering()
+            else:
+                self._soon(lambda: self._enter(registration, sock))
 
         relay = Relay(channel, relayed_streams(network), enter=enter, broken=broken)
         twin = twin_of if isinstance(twin_of, Made) else None
@@ -229,8 +233,10 @@ class Service:
             _serve_resolver if port == RESOLVER_PORT else _serve_proxy if port == registration.proxy else _serve_name
         )
         if registration.closed or (serve is _serve_name and port not in registration.ports):
+            registration.entering.discard(sock)
             sock.close()
         elif registration.connections_rate.take():
+            registration.entering.discard(sock)
             self._begin(registration, sock, serve)
         else:
             self._loop.call_later(_PAUSE_S, self._enter, registration, sock)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ringfence.events import HostSummary, Request
     from ringfence.network.authority import Authority
     from ringfence.network.gateway import Service
+    from ringfence.network.relayed import Relayed
     from ringfence.network.relaying import Relay
     from ringfence.network.targets import Entry, Target
     from ringfence.policy.model import Network
@@ -100,6 +101,7 @@ class Registration:
         self.is_relayed = relay is not None
         self.proxy = proxy_port(network)
         self.open: set[Open] = set()
+        self.entering: set[Relayed] = set()  # by the relay, and not yet served
         self.connections_rate = Bucket()
         self.queries_rate = Bucket()
         self.closed = False
@@ -219,7 +221,13 @@ class Registration:
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.close()
+        self.drop_entering()
         return tasks
+
+    def drop_entering(self) -> None:
+        """Of a registration that is closed; from any thread."""
+        while self.entering:
+            self.entering.pop().close()
 
     def ended(self) -> None:
         self._ended.set()
