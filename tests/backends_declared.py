@@ -44,6 +44,7 @@ DECLARED: dict[str, Declared] = {
         {
             "disk-quota": "its file systems in memory count bytes, not files",
             "process-limit": "its kernel sets no RLIMIT_NPROC: what it makes on the host is limited, as a whole",
+            "watch-overflow": "its inotify has no bound but the memory limit",
             "terminal-signals": "its terminals make no signals of Ctrl-C",
         },
     ),

@@ -31,6 +31,7 @@ Capability: TypeAlias = Literal[
     "process-limit",
     "terminal-signals",
     "usage",
+    "watch-overflow",
 ]
 CAPABILITIES: Mapping[Capability, str] = {
     "commands": "policy.commands decides which programs exist",
@@ -44,6 +45,7 @@ CAPABILITIES: Mapping[Capability, str] = {
     "process-limit": "limits.processes is exact, threads counted",
     "terminal-signals": "Ctrl-C on a terminal is a signal",
     "usage": "CPU time and memory are measured from outside",
+    "watch-overflow": "a watch that nobody reads says that it lost something, instead of growing",
 }
 assert set(CAPABILITIES) == set(get_args(Capability))
 

@@ -188,7 +188,7 @@ CHECKS = (
     in_box(without_recursive_only_the_folder_itself_is_watched),
     in_box(new_folders_are_watched_and_what_was_in_them_before_is_told),
     in_box(a_folder_that_moves_keeps_its_watch),
-    in_box(a_flood_that_nobody_reads_is_told_as_an_overflow),
+    in_box(a_flood_that_nobody_reads_is_told_as_an_overflow, "watch-overflow"),
     in_box(a_watch_ends_with_its_folder_and_with_close),
     in_box(sixteen_watches_are_too_many_and_that_is_said),
 )
