@@ -417,6 +417,8 @@ _SIGXCPU, _SIGKILL = 24, 9
 def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) -> tuple[Status, Reason]:
     why = end.get("why")
     if end["ev"] == "over":
+        if oom and why == "lost":
+            return "oom", "memory"  # under gVisor the limit ends the guest's whole kernel
         return _BY_WHY.get(str(why), ("lost", "guest-lost"))
     if isinstance(why, str) and why in _BY_WHY:
         return _BY_WHY[why]

@@ -119,9 +119,8 @@ class ProcessLauncher:
 
     def _launch_with_mounts(self, made: ProcessPlan) -> ProcessBox:
         from ringfence.backends.process.guard import launch_guarded
-        from ringfence.policy.model import mount_path
 
-        writable = tuple(os.path.realpath(mount_path(m)) for m in self.policy.mounts if m.mode == "rw")
+        writable = tuple(os.path.realpath(mount.source) for mount in self.policy.mounts if mount.mode == "rw")
         return launch_guarded(_pool(self.image), made, writable)
 
 

@@ -50,11 +50,31 @@ class WalledLauncher:
             from ringfence.network.gateway import service
 
             service().start()  # its thread imports what it needs while the sandbox is built
-        box = self._launch(made, self._checked(made))
+        box = self._guarded(made) if self.policy.mounts else self._launch(made, self._checked(made))
         box.python = python_of(made)
         if made.box["outlets"] is not None:
             self._let_out(box)
         return box
+
+    def _guarded(self, made: ProcessPlan) -> WalledBox:
+        """Placeholders stand for protected paths that are not there, from before the start until after the end."""
+        from ringfence.backends.process.guard import Guard
+
+        enforcement = self._checked(made)
+        guard = Guard(made, self._writable())
+        try:
+            box = self._launch(made, enforcement)
+        except BaseException:
+            guard.end()
+            raise
+        guard.begin(box)
+        return box
+
+    def _writable(self) -> tuple[str, ...]:
+        """Sources of mounts that the guest may write to."""
+        import os
+
+        return tuple(os.path.realpath(mount.source) for mount in self.policy.mounts if mount.mode == "rw")
 
     def _let_out(self, box: WalledBox) -> None:
         """guestd listens inside already; no guest code exists."""
@@ -145,7 +165,7 @@ class ContainerLauncher(WalledLauncher):
             memory=Control(f"{by}: memory limit, no swap", "full"),
             disk=Control(f"{by}: tmpfs size and inodes", "full")
             if counts_files(found)
-            else Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted"),
+            else Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted everywhere"),
         )
 
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
@@ -153,7 +173,8 @@ class ContainerLauncher(WalledLauncher):
         from ringfence.backends.container.launcher import launch
 
         found = find(self.engine, self.socket)
-        return launch(found, made, self.policy.limits, enforcement, oci_runtime=self.runtime)
+        writable = self._writable()
+        return launch(found, made, self.policy.limits, enforcement, oci_runtime=self.runtime, writable=writable)
 
 
 def python_of(made: ProcessPlan) -> dict[str, object]:

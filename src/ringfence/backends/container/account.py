@@ -27,9 +27,8 @@ _NAMES = ("etc/passwd", "etc/group")
 class Account:
     """Of one container. Its two files lie below our state directory until `remove`."""
 
-    def __init__(self, engine: Engine, files: Mapping[str, str]) -> None:
-        first, many = (_FIRST_MAPPED, _MANY_MAPPED) if engine.mapped else (_FIRST, _MANY)
-        self.uid = first + int.from_bytes(os.urandom(4), "little") % many
+    def __init__(self, engine: Engine, files: Mapping[str, str], writable: tuple[str, ...]) -> None:
+        self.uid = _owner(writable) or _number(engine)
         self._folder = f"{state.disk_directory('accounts')}/{owners.name()}_{os.urandom(4).hex()}"
         self._texts = {name: _with_uid(files[name], self.uid) for name in _NAMES if name in files}
         os.mkdir(self._folder, 0o755)
@@ -50,6 +49,16 @@ class Account:
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _owner(writable: tuple[str, ...]) -> int:
+    """Whose the host's folders are that it may write to; 0 when they are root's, as whom no guest runs."""
+    return os.stat(writable[0]).st_uid if writable else 0
+
+
+def _number(engine: Engine) -> int:
+    first, many = (_FIRST_MAPPED, _MANY_MAPPED) if engine.mapped else (_FIRST, _MANY)
+    return first + int.from_bytes(os.urandom(4), "little") % many
 
 
 def _with_uid(text: str, uid: int) -> str:

@@ -1,7 +1,8 @@
 """The two places inside that can be written to: /workspace and /tmp, in memory, with a size and a number of files.
 
 Docker takes the options of a tmpfs as they are. Podman takes no number of files there; as root it mounts a volume with
-them instead, which is ours to remove.
+them for /workspace instead, which is ours to remove. Where nothing else is mounted it puts file systems without any
+limit on /tmp, /var/tmp and /run, so something is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _FLAGS = "nosuid,nodev"
 
 
 def counts_files(engine: Engine) -> bool:
-    return engine.name == "docker" or not engine.rootless
+    """Everywhere that a guest can write."""
+    return engine.name == "docker"
 
 
 class Disks:
@@ -38,10 +40,13 @@ class Disks:
         self.mounts: list[Any] = []
         if engine.name == "docker":
             self.tmpfs = {path: f"rw,exec,{_FLAGS},{self._room(mode)}" for path, mode in _MODES.items()}
-        elif engine.rootless:
-            self.tmpfs = dict.fromkeys(_MODES, f"rw,exec,{_FLAGS},size={limits.disk},mode=1777")
+            return
+        bytes_alone = f"rw,exec,{_FLAGS},notmpcopyup,size={limits.disk},mode=1777"
+        self.tmpfs = {"/tmp": bytes_alone, "/var/tmp": bytes_alone, "/run": f"rw,noexec,{_FLAGS},notmpcopyup,size=64k"}
+        if engine.rootless:
+            self.tmpfs["/workspace"] = bytes_alone
         else:
-            self._make_volumes()
+            self._make_volume("/workspace")
 
     def _room(self, mode: str) -> str:
         whose = f"uid={self._uid},gid={self._uid}"
@@ -50,21 +55,16 @@ class Disks:
     def _pages(self) -> int:
         return -(-self._limits.disk // os.sysconf("SC_PAGE_SIZE"))
 
-    def _make_volumes(self) -> None:
+    def _make_volume(self, path: str) -> None:
         from docker.types import Mount
 
-        try:
-            for path, mode in _MODES.items():
-                name = f"ringfence-{os.getpid()}-{os.urandom(6).hex()}"
-                # In pages: Podman takes `size` for a quota of the file system below.
-                room = self._room(mode).replace(f"size={self._limits.disk},", f"nr_blocks={self._pages()},")
-                options = {"type": "tmpfs", "device": "tmpfs", "o": f"{_FLAGS},{room}"}
-                self._api.create_volume(name, driver="local", driver_opts=options, labels={LABEL: owners.name()})
-                self._names.append(name)
-                self.mounts.append(Mount(path, name, type="volume", no_copy=True))
-        except BaseException:
-            self.remove()
-            raise
+        name = f"ringfence-{os.getpid()}-{os.urandom(6).hex()}"
+        # In pages: Podman takes `size` for a quota of the file system below.
+        room = self._room(_MODES[path]).replace(f"size={self._limits.disk},", f"nr_blocks={self._pages()},")
+        options = {"type": "tmpfs", "device": "tmpfs", "o": f"{_FLAGS},{room}"}
+        self._api.create_volume(name, driver="local", driver_opts=options, labels={LABEL: owners.name()})
+        self._names.append(name)
+        self.mounts.append(Mount(path, name, type="volume", no_copy=True))
 
     def remove(self) -> None:
         """After the container. Raises nothing for one that is gone."""

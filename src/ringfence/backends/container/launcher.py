@@ -127,13 +127,22 @@ def sweep(engine: Engine) -> None:
 
 
 def launch(
-    engine: Engine, plan: ProcessPlan, limits: Limits, enforcement: Enforcement, *, oci_runtime: str | None
+    engine: Engine,
+    plan: ProcessPlan,
+    limits: Limits,
+    enforcement: Enforcement,
+    *,
+    oci_runtime: str | None,
+    writable: tuple[str, ...] = (),
 ) -> WalledBox:
-    """A sandbox that has run nothing. Raises SandboxLostError when the engine fails, UnsupportedError, …"""
+    """A sandbox that has run nothing. `writable`: host paths that the guest may write to.
+
+    Raises SandboxLostError when the engine fails, UnsupportedError, …
+    """
     made = skeleton(plan, "container")
     egress = Egress(plan, made.files.get(RESOLVER))
     try:
-        return _launch(engine, made, plan, limits, enforcement, egress, oci_runtime=oci_runtime)
+        return _launch(engine, made, plan, limits, enforcement, egress, oci_runtime=oci_runtime, writable=writable)
     finally:
         egress.close()
 
@@ -147,6 +156,7 @@ def _launch(
     egress: Egress,
     *,
     oci_runtime: str | None,
+    writable: tuple[str, ...],
 ) -> WalledBox:
     import docker.errors
     import requests.exceptions
@@ -155,7 +165,8 @@ def _launch(
         sweep(engine)
         image = skeletons.of(engine, made)
         guestd = runtime.folder(state.disk_directory("runtime"))
-        wall = _start(engine, image, made, plan, limits, hardening.mounts(made, guestd) + egress.mounts(), oci_runtime)
+        shown = hardening.mounts(made, guestd) + egress.mounts()
+        wall = _start(engine, image, made, plan, limits, shown, oci_runtime, writable)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         engines.forget(engine)
         skeletons.forget(engine)
@@ -181,9 +192,10 @@ def _start(
     limits: Limits,
     shown: list[Any],
     oci_runtime: str | None,
+    writable: tuple[str, ...],
 ) -> ContainerWall:
     with contextlib.ExitStack() as undo:
-        user = account.Account(engine, made.files)
+        user = account.Account(engine, made.files, writable)
         undo.callback(user.remove)
         room = disks.Disks(engine, limits, user.uid)
         undo.callback(room.remove)

@@ -80,7 +80,8 @@ def _tar(made: Skeleton) -> bytes:
             folders |= {"/".join(parts[: n + 1]) for n in range(len(parts))}
         for path in sorted(folders):
             entry = tarfile.TarInfo(path)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            # Podman's tmpfs takes the mode of what it covers.
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if path == "tmp" else 0o755
             tar.addfile(entry)
         for path, text in sorted(made.files.items()):
             entry = tarfile.TarInfo(path)

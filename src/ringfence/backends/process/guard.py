@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ringfence.backends.process.box import ProcessBox
     from ringfence.backends.process.endscan import Before
     from ringfence.backends.process.pool import Pool
+    from ringfence.backends.walled.box import WalledBox
     from ringfence.plan.model import ProcessPlan
 
 
@@ -46,13 +47,13 @@ class Guard:
         self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
 
-    def begin(self, box: ProcessBox) -> None:
+    def begin(self, box: ProcessBox | WalledBox) -> None:
         box.on_destroyed.append(lambda: box.add_findings(self.end()))
         if self._watch is not None:
             self._thread = threading.Thread(target=self._keep_watch, args=(box,), name="ringfence-watch", daemon=True)
             self._thread.start()
 
-    def _keep_watch(self, box: ProcessBox) -> None:
+    def _keep_watch(self, box: ProcessBox | WalledBox) -> None:
         """A protected file that the host replaced is no longer held (A33): the sandbox is stopped at once."""
         watch = self._watch
         assert watch is not None

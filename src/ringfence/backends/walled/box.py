@@ -12,7 +12,7 @@ from ringfence.wire import frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from socket import socket
     from typing import Protocol
 
@@ -61,6 +61,8 @@ class WalledBox:
         self._ooms = 0
         self._closed = False
         self._destroyed = threading.Event()
+        self.on_destroyed: list[Callable[[], None]] = []  # after its last process
+        self._findings: list[Denial] = []
 
     def begin(self, fence: Mapping[str, object], deadline: float, *, outlets: object, door: str | None = None) -> None:
         """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
@@ -145,6 +147,8 @@ class WalledBox:
         try:
             self.channel.close()
             self._wall.remove()
+            for act in self.on_destroyed:
+                act()
         finally:
             self._destroyed.set()
 
@@ -152,4 +156,7 @@ class WalledBox:
         return self._destroyed.wait(timeout_s)
 
     def findings(self) -> tuple[Denial, ...]:
-        return ()
+        return tuple(self._findings)
+
+    def add_findings(self, found: tuple[Denial, ...]) -> None:
+        self._findings.extend(found)

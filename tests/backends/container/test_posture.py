@@ -1,0 +1,133 @@
+"""What a container is made with, by the engine's own word and from inside. All of it always; no option opens any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfence import Limits, Mount, Policy, PolicyError, Sandbox, SandboxManager
+from ringfence.backends import Container
+from ringfence.backends.container import engine as engines
+
+POLICY = Policy(limits=Limits(memory="256M", processes=32, cpus=0.5, disk="8M", disk_files=500))
+
+
+def inspected(backend: Container) -> dict[str, Any]:
+    api = engines.find(backend.engine, backend.socket).api
+    (mine,) = [one for one in api.containers(all=True) if "ringfence.owner" in (one.get("Labels") or {})]
+    found: dict[str, Any] = api.inspect_container(mine["Id"])
+    return found
+
+
+def test_the_engine_says_that_everything_is_closed(contained: Container) -> None:
+    with Sandbox(backend=contained, policy=POLICY):
+        found = inspected(contained)
+    host, config = found["HostConfig"], found["Config"]
+    assert {
+        "network": host["NetworkMode"],
+        "read-only root": host["ReadonlyRootfs"],
+        "privileged": host["Privileged"],
+        "capabilities added": host["CapAdd"] or [],
+        "pids": host["PidsLimit"],
+        "swap": host["MemorySwap"] - host["Memory"],
+        "pid namespace": host["PidMode"] in ("", "private"),
+        "ipc namespace": host["IpcMode"] in ("private", "shareable"),  # the second is Podman's: its own all the same
+        "uts namespace": host["UTSMode"] in ("", "private"),
+        "devices": host["Devices"] or [],
+        "ports": host["PortBindings"] or {},
+        "log driver": host["LogConfig"]["Type"],
+        "restart": host["RestartPolicy"]["Name"] in ("", "no"),
+        "no-new-privileges": any(option.startswith("no-new-privileges") for option in host["SecurityOpt"]),
+        "unconfined": [option for option in host["SecurityOpt"] if "unconfined" in option],
+        "terminal": config["Tty"],
+    } == {
+        "network": "none",
+        "read-only root": True,
+        "privileged": False,
+        "capabilities added": [],
+        "pids": 32 + 12,
+        "swap": 0,
+        "pid namespace": True,
+        "ipc namespace": True,
+        "uts namespace": True,
+        "devices": [],
+        "ports": {},
+        "log driver": "none",
+        "restart": True,
+        "no-new-privileges": True,
+        "unconfined": [],
+        "terminal": False,
+    }
+    assert not config["User"].startswith(("0", "root"))
+    assert {mount["Destination"] for mount in found["Mounts"] if mount["RW"]} <= {"/tmp", "/workspace"}
+    assert not any("sock" in mount["Source"] for mount in found["Mounts"])
+
+
+INSIDE = r"""
+import os, socket
+status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
+print(status["CapEff"], status["CapBnd"], status["NoNewPrivs"], status["Seccomp"])
+print(os.getuid() >= 1000, os.getpid() > 1, sorted(name for _, name in socket.if_nameindex()))
+print(sorted(set(os.listdir("/dev")) - {"core", "console", "mqueue"}))
+for path in ("/etc/passwd", "/usr/x", "/.ringfence/x", "/proc/sys/kernel/hostname", "/sys/x"):
+    try:
+        open(path, "a")
+        print("written", path)
+    except OSError:
+        pass
+import pwd
+print(pwd.getpwuid(os.getuid()).pw_name, os.stat("/workspace").st_uid == os.getuid())
+"""
+
+
+DEVICES = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero".split()  # noqa: SIM905  # shorter
+
+
+def test_inside_nothing_is_left_to_give_up(contained: Container) -> None:
+    with Sandbox(backend=contained) as box:
+        seen = box.exec(["python3", "-c", INSIDE]).check().stdout.splitlines()
+    assert seen == [
+        f"{0:016x} {0:016x} 1 2",
+        "True True ['lo']",
+        str(DEVICES),
+        "user True",
+    ]
+
+
+def test_two_sandboxes_are_two_users_so_that_neither_meets_the_others_limits(contained: Container) -> None:
+    with Sandbox(backend=contained, policy=POLICY) as one, Sandbox(backend=contained, policy=POLICY) as other:
+        with one.spawn(["sh", "-c", "for i in $(seq 25); do sleep 60 & done; echo up; wait"]) as busy:
+            next(iter(busy))
+            assert other.exec(["sh", "-c", "for i in $(seq 25); do sleep 1 & done; wait; echo ok"]).stdout == "ok\n"
+        assert len({box.exec(["id", "-u"]).stdout for box in (one, other)}) == 2
+
+
+def test_the_engines_socket_is_no_mount(contained: Container) -> None:
+    assert contained.socket is not None
+    with pytest.raises(PolicyError, match="a socket"):
+        Sandbox(backend=contained, policy=Policy(mounts=[Mount(contained.socket, target="/run/engine.sock")])).start()
+
+
+def test_a_warm_sandbox_is_taken_and_nothing_stays_in_the_engine(contained: Container) -> None:
+    api = engines.find(contained.engine, contained.socket).api
+    with SandboxManager(backend=contained, policy=POLICY, warm=2) as manager:
+        manager.environment("a")  # the first thing asked of it fills the shelf
+        waiting = {one["Id"] for one in api.containers()}
+        with manager.sandbox() as box:
+            assert box.run("6 * 7").value == "42"
+    assert (len(waiting) >= 2, api.containers(all=True)) == (True, [])
+
+
+def test_mounts_are_shown_read_only_or_writable(contained: Container, tmp_path: Path) -> None:
+    for name in ("ro", "rw"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o777)
+        (tmp_path / name / "f").write_text(name)
+    mounts = [Mount(tmp_path / "ro", target="/ro"), Mount(tmp_path / "rw", target="/rw", mode="rw")]
+    with Sandbox(backend=contained, policy=Policy(mounts=mounts)) as box:
+        assert box.exec(["cat", "/ro/f", "/rw/f"]).stdout == "rorw"
+        assert "Read-only" in box.exec(["touch", "/ro/new"]).stderr
+        box.exec(["sh", "-c", "echo new > /rw/new"]).check()
+    assert (tmp_path / "rw" / "new").read_text() == "new\n"
