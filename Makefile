@@ -17,7 +17,7 @@ PY := .venv/bin/python
 #   runsc           the gVisor backend
 SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap zstd e2fsprogs patch docker.io podman crun runsc
 # bubblewrap is a peer in the benchmarks.
-BENCH_PACKAGES := bubblewrap
+BENCH_PACKAGES := bubblewrap tinyproxy
 
 .PHONY: help setup system demo test lint format typecheck pytest attack bench lock clean
 

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from benchmarks import inside, memory, sessions, starting, throughput
+from benchmarks import gateway, inside, memory, sessions, starting, throughput
 from benchmarks.as_user import run_as_user
 from benchmarks.measuring import Row
 from ringfence import WeakerLimitWarning
@@ -35,6 +35,10 @@ def groups(scale: float) -> dict[str, Callable[[], list[Row]]]:
         "snapshots": lambda: sessions.snapshots(times(5)),
         "transfers": lambda: sessions.transfers(times(1000, 100)),
         "sessions": lambda: sessions.idle(times(200, 20)),
+        "egress": lambda: gateway.many_bytes(times(1024, 64)),
+        "requests": lambda: gateway.small_requests(times(2000, 200)),
+        "latency": lambda: gateway.latency(times(100, 10)),
+        "network": lambda: gateway.starting(times(100)),
         "inside": lambda: inside.slowdown(times(30), times(200_000, 1000)),
     }
 
