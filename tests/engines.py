@@ -40,12 +40,21 @@ class Started:
             )
         deadline = time.monotonic() + _ANSWER_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            with socket.socket(socket.AF_UNIX) as probe:
-                if probe.connect_ex(self.socket) == 0:
-                    return None
+            if self._answers():
+                return None
             time.sleep(0.05)
         self.kill()
         return log.read_text(errors="replace").strip().rpartition("\n")[2][:300] or "no answer"
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(5)
+            try:
+                probe.connect(self.socket)
+                probe.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+                return b" 200 " in probe.recv(64)
+            except OSError:
+                return False
 
     def kill(self, *, hard: bool = False) -> None:
         """End the engine's process and what it started; its containers too, as an engine that goes takes them along."""
@@ -61,6 +70,11 @@ class Started:
             self._process.kill()
             self._process.wait()
         self._process = None
+        if hard:
+            for pid in _using(str(self._folder), "containerd"):
+                os.kill(pid, 9)
+            # Who is not reaped yet passes for alive.
+            (self._folder / "exec" / "containerd" / "containerd.pid").unlink(missing_ok=True)
 
     def end(self) -> None:
         self.kill()
@@ -75,7 +89,7 @@ class Started:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _using(folder: str) -> list[int]:
+def _using(folder: str, name: str = "") -> list[int]:
     """Processes that were started with a path in this folder: shims and what holds containers."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -84,7 +98,8 @@ def _using(folder: str) -> list[int]:
                 words = (entry / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if f"{folder}/" in words:
+            program = words.partition("\0")[0].rpartition("/")[2]
+            if f"{folder}/" in words and name in ("", program):
                 found.append(int(entry.name))
     return found
 

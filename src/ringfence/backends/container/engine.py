@@ -49,6 +49,7 @@ def forget(engine: Engine) -> None:
     with _lock:
         for key in [key for key, found in _found.items() if found is engine]:
             del _found[key]
+    engine.api.close()
 
 
 def _find(name: str | None, socket: str | None) -> Engine:

@@ -44,6 +44,7 @@ class ContainerWall:
         self._stream = stream
         self.channel = stream.ours
         self._pid = 0
+        self._paused = False
         self._counters: Counters | None = None
         self._ended = threading.Lock()
 
@@ -87,14 +88,19 @@ class ContainerWall:
         try:
             self._engine.api.pause(self._id)
         except Exception as error:  # noqa: BLE001  # the SDK's errors are many; each means the same here
-            return "already paused" in str(error).lower()
+            self._paused = "already paused" in str(error).lower()
+            return self._paused
+        self._paused = True
         return True
 
     def thaw(self) -> None:
+        self._paused = False
         _quietly(self._engine.api.unpause, self._id)
 
     def kill(self) -> None:
         self._stream.close()
+        if self._paused:
+            self.thaw()  # Podman kills none that stands still
         _quietly(self._engine.api.kill, self._id)
 
     def remove(self) -> None:
@@ -111,15 +117,31 @@ def _quietly(call: Any, *args: object, **kwargs: object) -> None:
 
 
 _swept: set[str] = set()
+_owed: dict[str, list[str]] = {}  # by engine: containers of ours that it could not remove, as it was gone
+
+
+def _remove(engine: Engine, identity: str) -> None:
+    import docker.errors
+
+    try:
+        engine.api.remove_container(identity, force=True, v=True)
+    except docker.errors.NotFound:
+        return
+    except Exception:  # noqa: BLE001  # as in `freeze`
+        _owed.setdefault(engine.socket, []).append(identity)
 
 
 def sweep(engine: Engine) -> None:
-    """Containers of processes that are gone."""
+    """Containers of processes that are gone, and those of ours that a lost engine could not remove."""
+    for identity in _owed.pop(engine.socket, ()):
+        _remove(engine, identity)
     if engine.socket in _swept:
         return
     _swept.add(engine.socket)
     for found in engine.api.containers(all=True, filters={"label": disks.LABEL}):
         if owners.is_dead(found.get("Labels", {}).get(disks.LABEL, "")):
+            if found.get("State") == "paused":
+                _quietly(engine.api.unpause, found["Id"])  # Podman removes none that stands still
             _quietly(engine.api.remove_container, found["Id"], force=True, v=True)
     account.sweep()
     disks.sweep(engine)
@@ -201,7 +223,7 @@ def _start(
         undo.callback(room.remove)
         config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime)
         identity = _create(engine.api, image, config, user.uid)
-        undo.callback(_quietly, engine.api.remove_container, identity, force=True, v=True)
+        undo.callback(_remove, engine, identity)
         attached = engine.api.attach_socket(identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
         stream = Stream(attached)
         undo.callback(stream.close)
