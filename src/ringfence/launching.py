@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 _NAMES = ("auto", "process", "container", "gvisor", "vm", "wasm", "remote")
 _LATER = "is not in this version"
+# Why "auto" takes the process backend where that keeps the policy.
+NOT_CHOSEN = {
+    "container": "it shares the host's kernel too, and starts more slowly",
+    "gvisor": "the policy asks for no kernel of its own, and this one starts more slowly",
+    "vm": _LATER,
+    "wasm": _LATER,
+}
 # Plans of policies that name no host files, by policy and what else decides them: the same policy gives the same plan
 # object, and with it the same template and spares.
 _plans: dict[object, ProcessPlan] = {}
@@ -151,9 +158,8 @@ def prepare(
         )
     if policy.isolation == "own-kernel":
         raise _shared_kernel(name)
-    later = dict.fromkeys(("container", "gvisor", "vm", "wasm"), _LATER)
     return ProcessLauncher(
-        policy, chosen, fresh=fresh, rejected=later if name == "auto" else {}, used=used, workspace=workspace
+        policy, chosen, fresh=fresh, rejected=dict(NOT_CHOSEN) if name == "auto" else {}, used=used, workspace=workspace
     )
 
 
@@ -166,7 +172,8 @@ def _walled(
         raise UnsupportedError(f"{name} has no workspace on disk", code="workspace", fix='workspace="memory"')
     if name == "container" and policy.isolation == "own-kernel":
         raise _shared_kernel(name)
-    rejected = {"process": "it shares the host's kernel"} if backend == "auto" else {}
+    shared = "it shares the host's kernel"
+    rejected = {"process": shared, "container": shared, "vm": _LATER, "wasm": _LATER} if backend == "auto" else {}
     if name == "gvisor":
         under = walls.GvisorLauncher(policy, image, used=used, rejected=rejected)
         under.platform = getattr(backend, "platform", None)

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
+import engines
 import leftovers
 from ringfence.backends.process import refusals
-from ringfence.doctor import BackendReport, Finding, Report, asking, examine, fixes, process
+from ringfence.doctor import BackendReport, Finding, Report, asking, escapes, examine, fixes, process
 from ringfence.errors import PolicyError
 from ringfence.policy import Policy
 from ringfence.values import frozen_map
@@ -22,12 +23,46 @@ def report() -> Report:
     return examine()
 
 
-def test_every_backend_is_reported_and_only_the_process_backend_can_work(report: Report) -> None:
+def test_every_backend_is_reported_and_those_of_later_versions_say_so(report: Report) -> None:
     assert [each.name for each in report.backends] == ["process", "container", "gvisor", "vm", "wasm", "remote"]
-    others = report.backends[1:]
-    assert [(each.works, each.lines[0]) for each in others] == [
+    assert [(each.works, each.lines[0]) for each in report.backends[3:]] == [
         (False, ("backend", "missing", "not in this version", None))
-    ] * 5
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("program", "version", "expected"),
+    [
+        ("runc", "1.0.0-rc6", {"CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}),
+        ("runc", "0.1.1", {"CVE-2019-5736", "CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}),
+        ("runc", "1.1.12", {"CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}),
+        ("runc", "1.3.3", set()),
+        ("docker", "18.09.1", {"CVE-2019-5736", "CVE-2019-14271"}),
+        ("docker", "20.10.24+dfsg1", set()),
+        ("podman", "4.3.1", {"CVE-2024-1753"}),
+        ("runc", "unknown", set()),
+    ],
+)
+def test_versions_with_a_known_escape_are_named(program: str, version: str, expected: set[str]) -> None:
+    assert {each.cve for each in escapes.known(program, version)} == expected
+
+
+@pytest.fixture(scope="module")
+def docker() -> str:
+    engine = engines.running("docker")
+    if isinstance(engine, str):
+        pytest.skip(engine)
+    return engine.socket
+
+
+def test_a_running_engine_is_found_its_versions_judged_and_a_sandbox_started(
+    docker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{docker}")
+    (found,) = examine(backends=["container"]).backends
+    lines = {(what, state) for what, state, _, _ in found.lines}
+    assert (found.works, ("engine", "ok") in lines, ("a whole sandbox", "ok") in lines) == (True, True, True)
+    assert any("containerd" in detail for _, _, detail, _ in found.lines)
 
 
 def test_the_lines_are_what_was_tried_and_what_held(report: Report) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ringfence.doctor.others import OTHERS, examine_other
 from ringfence.doctor.process import examine_process
 from ringfence.doctor.report import Report
+from ringfence.doctor.walls import examine_container, examine_gvisor
 from ringfence.errors import UnsupportedError
 from ringfence.values import frozen_map
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 
     from ringfence.doctor.report import BackendReport
     from ringfence.policy.model import Policy
+
+
+NAMES = ("process", "container", "gvisor", *OTHERS)
+
+
+def _examine(name: str) -> BackendReport:
+    if name == "container":
+        return examine_container()
+    return examine_gvisor() if name == "gvisor" else examine_other(name)
 
 
 def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Report:
@@ -26,24 +36,24 @@ def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Repor
     from ringfence.policy.model import Policy as PolicyValue
 
     for name in backends:
-        if name != "process" and name not in OTHERS:
-            raise PolicyError(f"unknown backend {name!r}", key="backend", fix=f"process, {', '.join(OTHERS)}")
+        if name not in NAMES:
+            raise PolicyError(f"unknown backend {name!r}", key="backend", fix=", ".join(NAMES))
     process = examine_process()
     auto, rejected = _choose(policy if policy is not None else PolicyValue(), process)
-    wanted = list(backends) or ["process", *OTHERS]
-    reports = [process if name == "process" else examine_other(name) for name in wanted]
+    reports = [process if name == "process" else _examine(name) for name in list(backends) or NAMES]
     return Report(tuple(reports), auto, frozen_map(rejected))
 
 
 def _choose(policy: Policy, process: BackendReport) -> tuple[str | None, dict[str, str]]:
-    from ringfence.launching import prepare
+    from ringfence.launching import NOT_CHOSEN, prepare
 
-    rejected = {name: "is not in this version" for name in OTHERS if name != "remote"}
-    if not process.works:
+    rejected = dict(NOT_CHOSEN)
+    if not process.works and policy.isolation != "own-kernel":
         why = next((each.detail for each in process.findings if each.state == "missing"), "does not work here")
         return None, {"process": why, **rejected}
     try:
         plan = prepare("auto", "host", policy).plan()
     except UnsupportedError as error:
-        return None, {"process": str(error), **rejected}
+        where = "gvisor" if policy.isolation == "own-kernel" else "process"
+        return None, {**rejected, where: str(error)}
     return plan.backend, dict(plan.rejected)

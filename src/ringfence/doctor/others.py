@@ -1,11 +1,10 @@
-"""Which parts of the other backends this host has. Their code is not in this version, so none of them works yet."""
+"""Which parts of the backends this host has whose code is not in this version. None of them works yet."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -20,22 +19,6 @@ _ANSWER_S = 3.0
 _KVM_GET_API_VERSION = 0xAE00
 _KVM_CREATE_VM = 0xAE01
 _NOT_HERE = Finding("backend", "missing", "not in this version")
-
-
-def container() -> list[Finding]:
-    runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
-    docker = fixes.install("docker.io", "moby-engine")
-    podman = fixes.install("podman", "podman")
-    return [
-        _program("docker", ["docker", "--version"], docker),
-        _engine("docker's socket", "/var/run/docker.sock", "sudo systemctl start docker"),
-        _program("podman", ["podman", "--version"], podman),
-        _engine("podman's socket", f"{runtime}/podman/podman.sock", "systemctl --user start podman.socket"),
-    ]
-
-
-def gvisor() -> list[Finding]:
-    return [_program("runsc", ["runsc", "--version"], fixes.install("runsc", "runsc (from gvisor.dev)"))]
 
 
 def vm() -> list[Finding]:
@@ -53,8 +36,6 @@ def remote() -> list[Finding]:
 
 
 OTHERS: dict[str, Callable[[], list[Finding]]] = {
-    "container": container,
-    "gvisor": gvisor,
     "vm": vm,
     "wasm": wasm,
     "remote": remote,
@@ -80,23 +61,6 @@ def _program(what: str, argv: list[str], fix: str) -> Finding:
     if done.returncode != 0:
         return Finding(what, "missing", said[-1], fix)
     return Finding(what, "ok", said[0])
-
-
-def _engine(what: str, path: str, fix: str) -> Finding:
-    """Whether an engine answers behind its socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_ANSWER_S)
-        try:
-            connection.connect(path)
-            connection.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
-            status = connection.recv(64).partition(b"\r\n")[0].decode("ascii", "replace")
-        except PermissionError:
-            return Finding(what, "missing", f"{path}: this user may not use it", "sudo usermod -aG docker $USER")
-        except OSError as error:
-            return Finding(what, "missing", f"{path}: {error.strerror or 'no answer'}", fix)
-    if " 200" not in status:
-        return Finding(what, "missing", f"{path}: {status or 'no answer'}", fix)
-    return Finding(what, "ok", path)
 
 
 def _kvm() -> Finding:

@@ -35,12 +35,15 @@ _lock = threading.Lock()
 _found: dict[tuple[str | None, str | None], Engine] = {}
 
 
-def find(name: str | None = None, socket: str | None = None) -> Engine:
-    """Raises UnsupportedError, with what is missing and how to get it. The answer is kept."""
+def find(name: str | None = None, socket: str | None = None, *, start: bool = True) -> Engine:
+    """Raises UnsupportedError, with what is missing and how to get it. The answer is kept.
+
+    `start`: Podman's service may be started, when nothing answers.
+    """
     with _lock:
         key = (name, socket)
         if key not in _found:
-            _found[key] = _find(name, socket)
+            _found[key] = _find(name, socket, start=start)
         return _found[key]
 
 
@@ -52,7 +55,7 @@ def forget(engine: Engine) -> None:
     engine.api.close()
 
 
-def _find(name: str | None, socket: str | None) -> Engine:
+def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
     problems = []
     for kind, path in _candidates(name, socket):
         if not os.path.exists(path):
@@ -64,7 +67,7 @@ def _find(name: str | None, socket: str | None) -> Engine:
             return _connect(kind, path)
         except _NoAnswerError as error:
             problems.append(Missing("container", f"an engine that answers at {path} ({error})", f"start {kind}"))
-    if name in (None, "podman") and socket is None:
+    if name in (None, "podman") and socket is None and start:
         started = _start_podman()
         if started is not None:
             return started
