@@ -70,6 +70,18 @@ def test_whatever_sandboxes_are_forked_from_is_replaced_when_killed() -> None:
     assert [ringfence.run("1").value for _ in range(8)] == ["1"] * 8
 
 
+def test_a_spare_whose_maker_died_while_it_was_built_is_no_refusal_of_the_host() -> None:
+    for milliseconds in range(1, 13):
+        ringfence.run("1")
+        time.sleep(milliseconds / 1000)  # in some of these moments the next spare is under way
+        for maker in host.named("rf-forker"):
+            try:
+                os.kill(maker, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        assert ringfence.run("1").value == "1"
+
+
 def test_all_our_processes_killed_at_once_and_the_next_run_works() -> None:
     ringfence.run("1")
     time.sleep(0.2)

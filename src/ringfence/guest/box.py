@@ -242,6 +242,8 @@ def mount_private(
         k.mount("tmpfs", "workspace", "tmpfs", _TMPFS_FLAGS, f"{sizes['disk']},mode=755{own}")
     terminal = "newinstance,ptmxmode=0666,mode=620" + (own if os.geteuid() == 0 and owner else "")
     k.mount("devpts", "dev/pts", "devpts", k.MS_NOSUID | k.MS_NOEXEC, terminal)
+    if not ops and disk < 0:
+        return
     Applier(idmap, owner).apply(ops)
     for directory in (DISK, SOURCES):
         if os.path.isdir(directory) and os.listdir(directory):

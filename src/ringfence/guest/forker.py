@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from . import box, fence, init, lean, spawner
+from . import box, counts, fence, init, lean, spawner
 from . import kernel as k
 
 TYPE_CHECKING = False
@@ -30,6 +30,8 @@ _LATE = (
     *(f"ringfence.guest.{name}" for name in ("keeping", "packing", "planting", "pycode", "restoring")),
     *(f"ringfence.guest.{name}" for name in ("session", "shell", "stepwise", "zipstream")),
 )
+_REHEARSALS = 10  # until the interpreter has specialised its instructions
+
 preloaded = False  # whether modules were imported for the policy's sake, which may have asked to be told of a fork
 
 
@@ -52,6 +54,15 @@ def run(monitor: socket, request: Template) -> NoReturn:
         os._exit(1)
     monitor.send(b'{"ok":true}')
     Forker(monitor, proc).serve()
+
+
+def _warm_up() -> None:
+    """In a quiet moment, what every run would do first: the interpreter's caches are then warm in every fork."""
+    from . import pycode
+
+    for _ in range(_REHEARSALS):
+        pycode.rehearse()
+    pycode.forget_early()
 
 
 def _import_no_more() -> None:
@@ -113,8 +124,13 @@ class Forker:
     def serve(self) -> NoReturn:
         self._poll.register(self._monitor, select.POLLIN)
         building: dict[int, Making] = {}
+        cold = spawner.rehearses and bool(sys.path)
         while True:
-            for fd, _ in self._poll.poll():
+            ready = self._poll.poll(counts.QUIET_S * 1000 if cold else None)
+            if not ready:
+                cold = False
+                _warm_up()
+            for fd, _ in ready:
                 if fd == self._monitor.fileno():
                     self._take_order(building)
                 elif fd in building:
@@ -145,9 +161,10 @@ class Forker:
         making = Making(order["box"], plan, fds)
         self._made[making.number] = making
         try:
-            self._make_init(making, listeners, disk)
             if plan["as_root"]:
-                self._make_spawner(making)  # now, so that it joins its cgroup while PID 1 builds
+                self._make_both(making, listeners, disk)
+            else:
+                self._make_init(making, listeners, disk)
         except OSError as error:
             self._say_failed(making, failure(error))
             return
@@ -166,6 +183,18 @@ class Forker:
             _child(lambda: init.run(theirs, making.plan, self._proc, listeners, disk), theirs)
         theirs.close()
         making.init = ours
+
+    def _make_both(self, making: Making, listeners: int, disk: int) -> None:
+        """The spawner right after PID 1, so that it joins its cgroup while that builds.
+
+        What we touch between two forks is copied twice: all that can be is done before the first.
+        """
+        making.spawner, theirs = lean.pair(lean.SOCK_SEQPACKET)
+        try:
+            self._make_init(making, listeners, disk)
+            making.spawner_fds = self._clone_into(making, theirs)
+        finally:
+            theirs.close()
 
     def _make_spawner(self, making: Making) -> None:
         """In PID 1's pid namespace, with the monitor as its parent. It goes into the other namespaces by itself."""

@@ -85,8 +85,7 @@ class Guestd:
     def maker_gone(self) -> None:
         self._inside.maker_gone()
         if not self._inside.ready:
-            self._send(frames.message(ev="failed", error="the forker is gone", errno=None))
-            self.destroy()
+            self.destroy()  # without a word: the host refused nothing, and another can be made
         self._finish_dying()
 
     def failed(self, error: str, number: int | None, fds: list[int]) -> None:

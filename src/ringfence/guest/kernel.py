@@ -213,9 +213,9 @@ def openat2(directory: int, path: str, flags: int, mode: int, resolve: int) -> i
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-    from .stepwise import open_below
+    from . import stepwise
 
-    return open_below(directory, path, flags, mode, resolve)
+    return stepwise.open_below(directory, path, flags, mode, resolve)
 
 
 _asked: list[bool] = []

@@ -175,8 +175,8 @@ class Monitor(Loop):
         theirs = [fd for wanted in ("join", "disk", "listeners") for name, fd in named if name == wanted]
         try:
             lean.send_fds(self._maker, lean.dumps(order), theirs)
-        except OSError as error:
-            self._boxes[number].failed(f"the forker is gone: {error}", None, [])
+        except OSError:
+            self._boxes[number].maker_gone()
         for fd in theirs:
             os.close(fd)
 

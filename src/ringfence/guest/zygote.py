@@ -90,7 +90,7 @@ def _preload(hello: Hello) -> dict[str, object]:
 
 def _load_rest() -> None:
     """What some jobs need, while the library makes its plan: a sandbox does not show where it lies."""
-    from . import connector, filesearch, filestreams, filewatch, keeping, restoring, shell  # noqa: F401  # for the forks
+    from . import connector, filesearch, filestreams, filewatch, keeping, restoring, shell, stepwise  # noqa: F401  # for the forks
 
     node.prepare()
 
