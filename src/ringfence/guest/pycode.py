@@ -47,6 +47,8 @@ def rehearse() -> None:
     cells.install()
     cells.execute("x = [str(i) for i in range(100)]\nlen(x)\n", "<run>")
     os.close(null)
+    _settle([], list(sys.path))
+    flush()
     lean.loads(lean.dumps({"names": [f"{i}" for i in range(50)]}))
     os.environ.update({"PATH": "", "HOME": "", "TMPDIR": "", "USER": "", "LANG": ""})
     os.environ.clear()
@@ -63,14 +65,19 @@ def prepare(job: Work) -> None:
     os.environ.update(env)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
-    sys.argv = ["-c", *job.get("args", [])]
-    sys.path[:] = ["", *(sys.path if job["sys_path"] is None else job["sys_path"])]
     if job.get("executable"):
         sys.executable = str(job["executable"])
-    if "threading" in sys.modules:
-        sys.modules["threading"].main_thread()._set_native_id()  # noqa: SLF001  # what it does in a new thread
     _forget_ours()
     new_randomness()
+    _settle(job.get("args", []), ["", *(sys.path if job["sys_path"] is None else job["sys_path"])])
+
+
+def _settle(args: list[str], path: list[str]) -> None:
+    """What a new interpreter does before it runs anything."""
+    sys.argv = ["-c", *args]
+    sys.path[:] = path
+    if "threading" in sys.modules:
+        sys.modules["threading"].main_thread()._set_native_id()  # noqa: SLF001  # what it does in a new thread
     _site_builtins()
 
 
