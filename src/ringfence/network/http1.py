@@ -116,6 +116,7 @@ class _Exchange:
         self._status = 0
         self._is_chunked = False
         self._came = 0
+        self._held = b""  # the head of the answer, not yet sent
 
     async def run(self, rest: bytes) -> bytes:
         """Returns what was read of the next request. Raises Closed when there will be none."""
@@ -220,6 +221,10 @@ class _Exchange:
 
     async def _both_ways(self, stream: Stream, target: Target, asked: Asked) -> None:
         self._pumps = True
+        if not asked.has_body:
+            await self._request_body(stream)  # its end alone
+            await self._only_answer(stream, target, asked)
+            return
         body = asyncio.create_task(self._request_body(stream))
         answer = asyncio.create_task(self._response(stream, target, asked))
         try:
@@ -234,6 +239,18 @@ class _Exchange:
             for task in (body, answer):
                 task.cancel()
             await asyncio.gather(body, answer, return_exceptions=True)
+
+    async def _only_answer(self, stream: Stream, target: Target, asked: Asked) -> None:
+        answer = asyncio.create_task(self._response(stream, target, asked))
+        try:
+            while not answer.done():
+                await asyncio.wait((answer,), timeout=_WATCH_S)
+                if self._guest.is_gone():
+                    raise ConnectionResetError
+            await answer
+        finally:
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
 
     # the response
 
@@ -257,7 +274,8 @@ class _Exchange:
             elif type(event) is h11.Data:
                 await self._answer(h11.Data(data=scrubber.feed(bytes(event.data))))
             elif type(event) is h11.EndOfMessage:
-                await self._answer(h11.Data(data=scrubber.end()))
+                if tail := scrubber.end():
+                    await self._answer(h11.Data(data=tail))
                 trailers = _masked(forms, event)
                 self._finish(None)  # before the client can know that it is over
                 await self._answer(h11.EndOfMessage(headers=trailers if self._is_chunked else []))
@@ -268,6 +286,7 @@ class _Exchange:
 
     async def _next(self, stream: Stream) -> object:
         while (event := self._below.next_event()) is h11.NEED_DATA:
+            await self._send_head()
             data = await stream.receive(STALL_S)
             self._came += len(data)
             if self._entry is not None:
@@ -279,9 +298,17 @@ class _Exchange:
         if type(event) is h11.Response:
             self._answered = True
             self._is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
-        data = self._above.send(event)
+            self._held = self._above.send(event) or b""  # goes with what follows, if that is there already
+            return
+        data = self._held + (self._above.send(event) or b"")
+        self._held = b""
         if data:
             await self._guest.send(data)
+
+    async def _send_head(self) -> None:
+        if self._held:
+            head, self._held = self._held, b""
+            await self._guest.send(head)
 
     def _after(self) -> None:
         over = self._below.our_state is h11.DONE and self._below.their_state is h11.DONE

@@ -68,8 +68,11 @@ class Plain:
         if self._received:
             data, self._received = self._received, b""
             return data
-        async with asyncio.timeout(timeout_s):
-            data = await self._loop.sock_recv(self._sock, CHUNK)
+        try:
+            data = self._sock.recv(CHUNK)  # what is there already needs no deadline
+        except BlockingIOError:
+            async with asyncio.timeout(timeout_s):
+                data = await self._loop.sock_recv(self._sock, CHUNK)
         self._count_down(len(data))
         return data
 
@@ -78,8 +81,16 @@ class Plain:
         for start in range(0, len(view), CHUNK):
             part = view[start : start + CHUNK]
             self._count_up(len(part))
-            async with asyncio.timeout(SEND_S):
-                await self._loop.sock_sendall(self._sock, part)
+            part = part[self._send_some(part) :]
+            if part:
+                async with asyncio.timeout(SEND_S):
+                    await self._loop.sock_sendall(self._sock, part)
+
+    def _send_some(self, part: memoryview) -> int:
+        try:
+            return self._sock.send(part)
+        except BlockingIOError:
+            return 0
 
     def is_stale(self) -> bool:
         try:
