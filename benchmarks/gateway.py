@@ -68,8 +68,8 @@ def _sandbox(policy: Policy, backend: str = "process", **files: bytes) -> Iterat
         yield box
 
 
-def _policy(port: int, *, secrets: tuple[Secret, ...] = (), opaque: bool = False) -> Policy:
-    place = f"{NAME}:{port}"
+def _policy(port: int, *, host: str = NAME, secrets: tuple[Secret, ...] = (), opaque: bool = False) -> Policy:
+    place = f"{host}:{port}"
     allow, rules = ([], [Rule(place, protocol="tcp")]) if opaque else ([place], [])
     network = Network(allow=allow, rules=rules, private=_LOOPBACK, upload="1000G", download="1000G", connections=64)
     return Policy(limits=_LIMITS, network=network, secrets=secrets)
@@ -106,15 +106,15 @@ def _bytes(backend: str, bar: float, megabytes: int) -> Row:
 
 
 def small_requests(count: int) -> list[Row]:
-    """Plain HTTP by proxy, each on a connection of its own, four at a time."""
+    """Plain HTTP by proxy, the same requests to the same address, each on a connection of its own, four at a time."""
     name = "small requests per second / tinyproxy"
     program = shutil.which("tinyproxy")
     if program is None:
         return [Row(name, 0.5, at_least=True, notes=("tinyproxy is not installed",))]
-    with _serving("http") as port, _tinyproxy(program) as proxy, _sandbox(_policy(port)) as box:
+    with _serving("http") as port, _tinyproxy(program) as proxy, _sandbox(_policy(port, host="127.0.0.1")) as box:
         ours, theirs = alternate(
             _ROUNDS,
-            lambda: _inside(box, "requests", "3128", f"{NAME}:{port}", str(count))[0],
+            lambda: _inside(box, "requests", "3128", f"127.0.0.1:{port}", str(count))[0],
             lambda: _bare("requests", str(proxy), f"127.0.0.1:{port}", str(count))[0],
             warm_up=1,
         )

@@ -5,6 +5,7 @@ Every way that an IPv6 address can carry an IPv4 one is refused as a whole, so t
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 # Where clouds hand out credentials. No policy reaches them; link-local is among them as a whole.
@@ -66,6 +67,7 @@ _CLOSED = (
 _OPENABLE = _ranges(_PRIVATE)
 
 
+@lru_cache(maxsize=1024)
 def fault(address: str, private: tuple[str, ...]) -> str | None:
     """A reason code when `address` must not be dialled; `private` are ranges that the policy opens."""
     if "%" in address:

@@ -47,9 +47,19 @@ class Rules:
         self._rules = _exact_first([(parse_pattern(rule.host), rule) for rule in network.rules])
         self._allow = list(allow_patterns(network))
         self._public = network.allow == "public"
+        self._last: tuple[tuple[str, int], Verdict] | None = None  # a connection is asked about more than once
 
     def decide(self, name: str, port: int) -> Verdict:
         """`name` is canonical."""
+        last = self._last
+        if last is not None and last[0] == (name, port):
+            return last[1]
+        found = self._decide(name, port)
+        if found.refusal is None:  # a refusal is raised, and is to be a new one each time
+            self._last = ((name, port), found)
+        return found
+
+    def _decide(self, name: str, port: int) -> Verdict:
         plain = Target(name, port, None)
         if any(entry.matches(name) and entry.port in (None, port) for entry in self._deny):
             return Verdict(_denied(name, port), plain)
