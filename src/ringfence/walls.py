@@ -9,6 +9,9 @@ from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from ringfence.backends.base import Box, Outlet
     from ringfence.backends.walled.box import WalledBox
     from ringfence.files.usedimages import Used
@@ -29,6 +32,7 @@ class WalledLauncher:
         self.twin_of: Outlet | None = None
         self._rejected = rejected
         self._made: ProcessPlan | None = None
+        self.loosen: Callable[[dict[str, Any]], None] | None = None  # of our own attacks, and of nobody else
 
     def _plan(self) -> ProcessPlan:
         from ringfence.launching import process_plan
@@ -138,7 +142,7 @@ class GvisorLauncher(WalledLauncher):
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
         from ringfence.backends.gvisor.launcher import launch
 
-        return launch(made, self.policy.limits, enforcement, platform=self.platform, env=made.env)
+        return launch(made, self.policy.limits, enforcement, platform=self.platform, env=made.env, loosen=self.loosen)
 
 
 class ContainerLauncher(WalledLauncher):
@@ -173,8 +177,15 @@ class ContainerLauncher(WalledLauncher):
         from ringfence.backends.container.launcher import launch
 
         found = find(self.engine, self.socket)
-        writable = self._writable()
-        return launch(found, made, self.policy.limits, enforcement, oci_runtime=self.runtime, writable=writable)
+        return launch(
+            found,
+            made,
+            self.policy.limits,
+            enforcement,
+            oci_runtime=self.runtime,
+            writable=self._writable(),
+            loosen=self.loosen,
+        )
 
 
 def python_of(made: ProcessPlan) -> dict[str, object]:

@@ -11,6 +11,7 @@ import pytest
 
 import engines
 import leftovers
+from ringfence.backends.container import engine as clients
 from ringfence.backends.process import refusals
 from ringfence.doctor import BackendReport, Finding, Report, asking, escapes, examine, fixes, process
 from ringfence.errors import PolicyError
@@ -59,7 +60,10 @@ def test_a_running_engine_is_found_its_versions_judged_and_a_sandbox_started(
     docker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{docker}")
-    (found,) = examine(backends=["container"]).backends
+    try:
+        (found,) = examine(backends=["container"]).backends
+    finally:
+        clients.forget(clients.find())
     lines = {(what, state) for what, state, _, _ in found.lines}
     assert (found.works, ("engine", "ok") in lines, ("a whole sandbox", "ok") in lines) == (True, True, True)
     assert any("containerd" in detail for _, _, detail, _ in found.lines)

@@ -35,6 +35,10 @@ def run(ids: Iterable[str] = (), *, backend: str | None = None, progress: Progre
 
     Raises UnsupportedError for a backend that has no attacks here, LookupError for an unknown id.
     """
+    if backend in ("container", "gvisor"):
+        from ringfence.attacks import walled
+
+        return walled.run(backend, list(ids), progress)
     if backend not in (None, "auto", "process"):
         raise UnsupportedError(f"there are no attacks for the {backend} backend yet", fix="--backend process")
     chosen = _chosen(list(ids))
@@ -89,6 +93,11 @@ def run_one(attack: Attack) -> Row:
             seen[name] = play(attack, name)
         except NotApplicable as reason:
             return _row(attack, "not applicable", {}, str(reason), started)
+    return judged(attack, seen, started)
+
+
+def judged(attack: Attack, seen: dict[str, Seen], started: float) -> Row:
+    """What its arms add up to."""
     return _row(attack, _verdict(seen), seen, _detail(seen), started)
 
 

@@ -27,9 +27,9 @@ def main(argv: list[str], console: Console) -> int:
         from ringfence.cli import show_help
 
         return show_help("attack", console)
-    from ringfence.attacks import catalogue, run
+    from ringfence.attacks import run
 
-    ids = choose(given.words, [attack.id for attack in catalogue()])
+    ids = choose(given.words, _known(given.last("--backend")))
     if given.has("--list"):
         return _list(ids, console)
     live = progress_line() if os.isatty(ERR) and not console.json else None
@@ -41,6 +41,16 @@ def main(argv: list[str], console: Console) -> int:
     else:
         console.out(table(matrix, coloured=colours(OUT)))
     return exit_code(matrix)
+
+
+def _known(backend: str | None) -> list[str]:
+    if backend in ("container", "gvisor"):
+        from ringfence.attacks.walled import CASES
+
+        return [case.id for case in CASES if backend in case.backends]
+    from ringfence.attacks import catalogue
+
+    return [attack.id for attack in catalogue()]
 
 
 def choose(words: list[str], known: list[str]) -> list[str]:

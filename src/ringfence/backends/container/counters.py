@@ -29,6 +29,12 @@ class Counters:
         return usage, _field(f"{memory}/memory.oom_control", "oom_kill") or 0
 
 
+def processes(pid: int) -> int:
+    """How many there are in the container of this process, threads counted; 0 when that cannot be read."""
+    at = _directories(pid)
+    return _number(f"{at.get('', at.get('pids', ''))}/pids.current") or 0
+
+
 def _directories(pid: int) -> dict[str, str]:
     """Controller → directory; the empty name is cgroup v2's."""
     found: dict[str, str] = {}

@@ -21,14 +21,16 @@ from ringfence.results import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeAlias
 
     from ringfence.backends.container.engine import Engine
     from ringfence.backends.walled.skeleton import Skeleton
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.model import Limits
     from ringfence.results import Enforcement
+
+    Loosen: TypeAlias = Callable[[dict[str, Any]], None]
 
 _START_S = 60.0
 _END_S = 20.0
@@ -156,15 +158,20 @@ def launch(
     *,
     oci_runtime: str | None,
     writable: tuple[str, ...] = (),
+    loosen: Loosen | None = None,
 ) -> WalledBox:
     """A sandbox that has run nothing. `writable`: host paths that the guest may write to.
+
+    `loosen` is for our own attacks, which leave out one control: it changes what the container is created with.
 
     Raises SandboxLostError when the engine fails, UnsupportedError, …
     """
     made = skeleton(plan, "container")
     egress = Egress(plan, made.files.get(RESOLVER))
     try:
-        return _launch(engine, made, plan, limits, enforcement, egress, oci_runtime=oci_runtime, writable=writable)
+        return _launch(
+            engine, made, plan, limits, enforcement, egress, oci_runtime=oci_runtime, writable=writable, loosen=loosen
+        )
     finally:
         egress.close()
 
@@ -179,6 +186,7 @@ def _launch(
     *,
     oci_runtime: str | None,
     writable: tuple[str, ...],
+    loosen: Loosen | None,
 ) -> WalledBox:
     import docker.errors
     import requests.exceptions
@@ -188,7 +196,7 @@ def _launch(
         image = skeletons.of(engine, made)
         guestd = runtime.folder(state.disk_directory("runtime"))
         shown = hardening.mounts(made, guestd) + egress.mounts()
-        wall = _start(engine, image, made, plan, limits, shown, oci_runtime, writable)
+        wall = _start(engine, image, made, plan, limits, shown, oci_runtime, writable, loosen)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         engines.forget(engine)
         skeletons.forget(engine)
@@ -215,6 +223,7 @@ def _start(
     shown: list[Any],
     oci_runtime: str | None,
     writable: tuple[str, ...],
+    loosen: Loosen | None,
 ) -> ContainerWall:
     with contextlib.ExitStack() as undo:
         user = account.Account(engine, made.files, writable)
@@ -222,7 +231,7 @@ def _start(
         room = disks.Disks(engine, limits, user.uid)
         undo.callback(room.remove)
         config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime)
-        identity = _create(engine.api, image, config, user.uid)
+        identity = _create(engine.api, image, config, user.uid, loosen)
         undo.callback(_remove, engine, identity)
         attached = engine.api.attach_socket(identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
         stream = Stream(attached)
@@ -231,23 +240,24 @@ def _start(
         return ContainerWall(engine, identity, stream, undo.pop_all())
 
 
-def _create(api: Any, image: str, config: Any, uid: int) -> str:
-    made = api.create_container(
-        image,
-        command=None,
-        entrypoint=runtime.command(),
-        user=f"{uid}:{uid}",
-        working_dir="/",
-        environment={"PATH": "/usr/bin:/bin", "HOME": "/workspace"},
-        stdin_open=True,
-        tty=False,
-        hostname="ringfence",
-        network_disabled=True,
-        labels={disks.LABEL: owners.name()},
-        host_config=config,
-        name=f"ringfence-{os.getpid()}-{os.urandom(4).hex()}",
-    )
-    return str(made["Id"])
+def _create(api: Any, image: str, config: Any, uid: int, loosen: Loosen | None) -> str:
+    settings: dict[str, Any] = {
+        "command": None,
+        "entrypoint": runtime.command(),
+        "user": f"{uid}:{uid}",
+        "working_dir": "/",
+        "environment": {"PATH": "/usr/bin:/bin", "HOME": "/workspace"},
+        "stdin_open": True,
+        "tty": False,
+        "hostname": "ringfence",
+        "network_disabled": True,
+        "labels": {disks.LABEL: owners.name()},
+        "host_config": config,
+        "name": f"ringfence-{os.getpid()}-{os.urandom(4).hex()}",
+    }
+    if loosen is not None:
+        loosen(settings)
+    return str(api.create_container(image, **settings)["Id"])
 
 
 def fence(plan: ProcessPlan) -> Mapping[str, object]:

@@ -10,7 +10,8 @@ from ringfence.backends.walled.skeleton import write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     from ringfence.backends.walled.skeleton import Skeleton
     from ringfence.policy.model import Limits
@@ -23,8 +24,16 @@ _NETWORK_CAPABILITIES = ("CAP_NET_ADMIN", "CAP_SETPCAP")
 
 
 def make(
-    path: str, made: Skeleton, limits: Limits, *, guestd: str, env: Mapping[str, str], network: bool = False
+    path: str,
+    made: Skeleton,
+    limits: Limits,
+    *,
+    guestd: str,
+    env: Mapping[str, str],
+    network: bool = False,
+    loosen: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
+    """`loosen` is for our own attacks, which leave out one control: it changes the configuration."""
     os.makedirs(path, 0o755)
     write(made, f"{path}/root")
     os.mkdir(f"{path}/empty", 0o555)
@@ -35,6 +44,8 @@ def make(
         process = config["process"]
         assert isinstance(process, dict)
         process["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), _NETWORK_CAPABILITIES)
+    if loosen is not None:
+        loosen(config)
     with open(f"{path}/config.json", "w", encoding="utf-8") as file:
         json.dump(config, file)
 

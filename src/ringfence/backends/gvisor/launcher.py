@@ -21,7 +21,8 @@ from ringfence.results import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     from ringfence.backends.process.cgroup_base import Group
     from ringfence.plan.model import ProcessPlan
@@ -147,7 +148,13 @@ def sweep() -> None:
 
 
 def launch(
-    plan: ProcessPlan, limits: Limits, enforcement: Enforcement, *, platform: str | None, env: Mapping[str, str]
+    plan: ProcessPlan,
+    limits: Limits,
+    enforcement: Enforcement,
+    *,
+    platform: str | None,
+    env: Mapping[str, str],
+    loosen: Callable[[dict[str, Any]], None] | None = None,
 ) -> WalledBox:
     """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
     found = runsc.find(platform)
@@ -161,7 +168,8 @@ def launch(
     box: WalledBox | None = None
     try:
         own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace"}
-        bundle.make(folder, made, limits, guestd=guestd, env=own, network=plan.box["outlets"] is not None)
+        network = plan.box["outlets"] is not None
+        bundle.make(folder, made, limits, guestd=guestd, env=own, network=network, loosen=loosen)
         if tree is not None:
             room = GroupLimits(
                 plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus
