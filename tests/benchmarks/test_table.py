@@ -42,3 +42,14 @@ def test_an_unknown_row_is_an_error_that_names_the_rows() -> None:
     assert done.stderr.startswith(
         "no row named 'spares': spare, burst, policy, first, numpy, exec, throughput, memory,"
     )
+
+
+def test_the_gateways_rows_are_measured_with_real_peers() -> None:
+    done = measure("--json", "--only", "network", "--only", "latency")
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["name"], row["bar"], row["unit"]) for row in rows] == [
+        ("start with a network / without", 1.5, "×"),  # noqa: RUF001  # the sign for a ratio
+        ("added latency, permitted HTTPS request", 2, "ms"),
+        ("added latency, a secret injected", 10, "ms"),
+    ]
+    assert all(row["value"] is not None for row in rows)

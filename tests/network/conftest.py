@@ -9,11 +9,20 @@ import pytest
 from backends_declared import DECLARED
 from network.servers import Loop, Roots
 from network.world import World, world
+from ringfence import Sandbox
 
 
 @pytest.fixture(scope="session")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> Roots:
     return Roots(tmp_path_factory.mktemp("roots"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _asked_for(request: pytest.FixtureRequest) -> None:
+    """Engines of --backend NAME are started, and used once, before a test counts what is there."""
+    for name in request.config.getoption("--backend"):
+        with Sandbox(backend=DECLARED[name].backend()):
+            pass
 
 
 @pytest.fixture
