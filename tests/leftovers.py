@@ -180,10 +180,13 @@ def _of_the_engines() -> list[int]:
     return [one.sock.fileno() for one in kept if getattr(one, "sock", None) is not None]
 
 
-def _is_of_podman(row: str) -> bool:
-    """It mounts the folder of its storage over itself when it likes; the test engine's end takes that down."""
+_ENGINES = ("/rf-tests-docker-", "/rf-tests-podman-", "/var/lib/containers/", "/var/lib/docker/", "/run/docker/")
+
+
+def _is_of_an_engine(row: str) -> bool:
+    """An engine mounts and unmounts when it likes; what it has of ours is counted by asking it."""
     point = row.split()[4]
-    return "/rf-tests-podman-" in point and point.endswith("/data/overlay")
+    return any(part in f"{point}/" for part in _ENGINES) or "/docker/" in point
 
 
 def count() -> Leftovers:
@@ -203,7 +206,7 @@ def count() -> Leftovers:
         processes=frozenset(p for p in below if p.name not in STANDING) | orphans(),
         over_stock=tuple((name, max(0, number)) for name, number in over.items()),
         cgroups_of_the_dead=cgroups_of_the_dead(),
-        mounts=sum(not _is_of_podman(row) for row in Path("/proc/self/mountinfo").read_text().splitlines()),
+        mounts=sum(not _is_of_an_engine(row) for row in Path("/proc/self/mountinfo").read_text().splitlines()),
         files=_files(),
         descriptors=len(set(map(int, os.listdir("/proc/self/fd"))) - kept.descriptors),
     )
