@@ -25,12 +25,13 @@ _GUESTD_BYTES = 48 << 20  # what guestd itself takes
 def host_config(
     engine: Engine, shown: list[Any], disks: Disks, plan: ProcessPlan, limits: Limits, oci_runtime: str | None
 ) -> Any:
+    taken = {mount["Target"] for mount in shown}
     memory = plan.memory_bytes + _GUESTD_BYTES
     shm = min(64 << 20, limits.memory // 2)
     return engine.api.create_host_config(
         network_mode="none",
         read_only=True,
-        tmpfs=disks.tmpfs,
+        tmpfs={path: options for path, options in disks.tmpfs.items() if path not in taken},
         mounts=[*shown, *disks.mounts],
         shm_size=shm,
         cap_drop=["ALL"],

@@ -1,0 +1,92 @@
+"""Stored images behind every wall: one without Python, libc or shell, and with a configuration that means harm."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backends_declared import DECLARED, missing
+from images import packing
+from images.packing import E, directory, symlink
+from ringfence import Sandbox, images
+from ringfence.files.imagestore import Store
+
+TOOL = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    char at[4096], line[256];
+    printf("%s %s %d\n", getcwd(at, sizeof at), getenv("GREETING"), getuid() == 0);
+    while (fgets(line, sizeof line, stdin)) fputs(line, stdout);
+    FILE *made = fopen(count > 1 ? words[1] : "made", "w");
+    if (made) fputs("by the guest", made);
+    return made == NULL;
+}
+"""
+HOSTILE = {
+    "Entrypoint": ["/bin/tool", "/workspace/entered"],
+    "Cmd": ["/bin/tool", "/workspace/commanded"],
+    "WorkingDir": "/proc/self/fd/7",
+    "User": "root",
+    "Env": ["GREETING=hello", "PATH=/bin", "LD_PRELOAD=/evil.so", "PYTHONPATH=/evil"],
+    "Volumes": {"/": {}, "/.ringfence": {}},
+}
+
+
+@pytest.fixture(scope="session")
+def tool(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A static program: an image of it needs nothing else."""
+    folder = tmp_path_factory.mktemp("tool")
+    (folder / "tool.c").write_text(TOOL)
+    subprocess.run(["gcc", "-static", "-O1", "-o", folder / "tool", folder / "tool.c"], check=True)
+    return (folder / "tool").read_bytes()
+
+
+@pytest.fixture(scope="session", params=["process", "container", "podman", "gvisor"])
+def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
+    reason = missing(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    return DECLARED[request.param].make()
+
+
+def test_an_image_of_one_static_program_runs_and_its_configuration_chooses_nothing(
+    make: Callable[..., Sandbox], tool: bytes, store: Store, tmp_path: Path
+) -> None:
+    del store
+    layer = packing.tar(
+        [directory("bin"), E("bin/tool", tool, mode=0o755), directory("etc"), directory("usr"), symlink("lib", "usr")]
+    )
+    archive = tmp_path / "bare.tar"
+    archive.write_bytes(packing.docker([layer], packing.config([layer], **HOSTILE)))
+    images.import_image("bare", archive)
+    with make(image="bare") as box:
+        result = box.exec(["/bin/tool"], stdin="echoed\n")
+        assert (result.status, result.stdout) == ("ok", "/workspace hello 0\nechoed\n")
+        assert [info.path for info in box.files.list()] == ["made"]
+        assert box.files.read_text("made") == "by the guest"
+        assert box.exec(["/bin/tool", "/bin/new"]).exit_code == 1
+        assert box.exec(["/bin/sh"]).reason == "not-found"
+        assert result.image == "bare"
+
+
+def test_one_tree_serves_two_sandboxes_and_is_not_copied(
+    make: Callable[..., Sandbox], tool: bytes, store: Store, tmp_path: Path
+) -> None:
+    del store
+    root = tmp_path / "root"
+    for name in ("bin", "etc", "usr"):
+        (root / name).mkdir(parents=True)
+    (root / "bin" / "tool").write_bytes(tool)
+    (root / "bin" / "tool").chmod(0o755)
+    images.import_image("small", root)
+    with make(image="small") as one, make(image="small") as other:
+        for box in (one, other):
+            box.exec(["/bin/tool"]).check()
+    found = [path for path in (tmp_path / "data").rglob("tool") if path.is_file()]
+    assert len({path.stat().st_ino for path in found}) == 1
