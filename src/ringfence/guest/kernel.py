@@ -132,6 +132,8 @@ _syscall = _Call(_ctypes.dlsym(_process, "syscall"))
 _syscall.argtypes = [_Long, *[_Pointer] * _WORDS]
 _syscall_with_gil = _CallWithGil(_ctypes.dlsym(_process, "syscall"))
 _syscall_with_gil.argtypes = _syscall.argtypes
+_before_fork = _Notice(_ctypes.dlsym(_process, "PyOS_BeforeFork"))
+_after_fork_in_parent = _Notice(_ctypes.dlsym(_process, "PyOS_AfterFork_Parent"))
 _after_fork_in_child = _Notice(_ctypes.dlsym(_process, "PyOS_AfterFork_Child"))
 
 
@@ -370,13 +372,15 @@ def clone(flags: int, *, hooks: bool) -> tuple[int, int]:
     pidfd = _Int(-1)
     flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | 17
     address = _thread_id_address()
+    if hooks:
+        _before_fork()
     pid: int = _syscall_with_gil(_NR_CLONE, flags | CLONE_PIDFD, 0, _ctypes.byref(pidfd), address, 0, 0)
     if pid < 0 and _ctypes.get_errno() == errno.EINVAL:
         pid = _syscall_with_gil(_NR_CLONE, flags, 0, 0, address, 0, 0)  # gVisor of 2022 knows no pidfd
+    if hooks:
+        _after_fork_in_parent() if pid else _after_fork_in_child()
     if pid < 0:
         raise _failed("clone")
     if pid == 0:
-        if hooks:
-            _after_fork_in_child()
         return 0, -1
     return pid, pidfd.value
