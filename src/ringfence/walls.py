@@ -132,7 +132,9 @@ class GvisorLauncher(WalledLauncher):
             made.enforcement,
             files=Control(f"{kernel}: gofer limited to the image, read-only root", "full"),
             network=self._network(f"{kernel}: no network stack but loopback", made),
-            processes=Control(f"{kernel}: RLIMIT_NPROC, pids of the whole sandbox outside", "full"),
+            processes=Control(
+                f"{kernel}: pids of the whole sandbox, on the host", "weaker", "not exact; past it the sandbox ends"
+            ),
             syscalls=Control(f"{kernel}: a kernel of its own in user space", "full"),
             privileges=Control(f"{kernel}: uid 1000, no capabilities, no_new_privs", "full"),
             time=Control("clock of guestd inside, and of the host behind it", "full"),
