@@ -54,7 +54,7 @@ def _sources() -> str:
 def _key() -> str:
     import hashlib
 
-    digest = hashlib.sha256(f"{sys.version}{os.path.realpath(sys.executable)}".encode())
+    digest = hashlib.sha256(f"2 {sys.version}{os.path.realpath(sys.executable)}".encode())
     digest.update(str(os.stat(os.path.realpath(sys.executable)).st_mtime_ns).encode())
     guest = _sources()
     for name in sorted(os.listdir(guest)):
@@ -79,9 +79,23 @@ def _make(target: str) -> None:
     shutil.copytree(_sources(), f"{target}/ringfence/guest", ignore=shutil.ignore_patterns("__pycache__"))
     with open(f"{target}/ringfence/__init__.py", "w", encoding="utf-8") as file:
         file.write('"""The guest\'s half."""\n')
+    _compile(target)
     for directory, folders, _ in os.walk(target):
         for name in ("", *folders):
             os.chmod(f"{directory}/{name}", 0o755)
+
+
+def _compile(target: str) -> None:
+    """Once, here: the folder is read-only inside, and a start would compile everything again."""
+    import compileall
+    import py_compile
+
+    compileall.compile_dir(
+        f"{target}/ringfence",
+        quiet=2,
+        ddir=f"{INSIDE}/ringfence",
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
 
 
 def _ignored(_: str, names: list[str]) -> list[str]:
