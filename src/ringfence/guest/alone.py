@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _READ = 1 << 16
 _BUFFER = 1 << 19
 _NUMBER = 1  # there is one sandbox
+_MOST_JOBS = 48  # at once, where the kernel holds no such limit and one too many ends it
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -282,6 +283,11 @@ class _Forking(_Within):
 
     def spawn(self, job: Job, body: bytes, fds: list[int]) -> None:
         ends: list[int] = []
+        if len(init.living_children(os.getpid())) >= min(self._monitor.fence["processes"], _MOST_JOBS):
+            for fd in fds:
+                os.close(fd)
+            job.refused(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return
         try:
             if job.terminal is not None:
                 ends += terminal.make(job.terminal["cols"], job.terminal["rows"])
