@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 60
 _SERVICE_S = 10.0
+_IDLE_S = 60  # without a request: so it ends when we were killed
 
 
 @final
@@ -33,6 +34,7 @@ class Engine(Struct):
 
 _lock = threading.Lock()
 _found: dict[tuple[str | None, str | None], Engine] = {}
+_services: dict[str, subprocess.Popen[bytes]] = {}  # Podman's that we started, by socket
 
 
 def find(name: str | None = None, socket: str | None = None, *, start: bool = True) -> Engine:
@@ -42,7 +44,8 @@ def find(name: str | None = None, socket: str | None = None, *, start: bool = Tr
     """
     with _lock:
         key = (name, socket)
-        if key not in _found:
+        service = _services.get(_found[key].socket) if key in _found else None
+        if key not in _found or (service is not None and service.poll() is not None):
             _found[key] = _find(name, socket, start=start)
         return _found[key]
 
@@ -131,16 +134,20 @@ def _start_podman() -> Engine | None:
     path = shutil.which("podman")
     if path is None:
         return None
-    from ringfence.backends.process import state
-
-    socket = f"{state.directory('podman')}/{os.getpid()}.sock"
-    command = ["/bin/sh", "-c", 'exec "$@"', "sh", path, "system", "service", "--time=0", f"unix://{socket}"]
-    service = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    folder = _own_folder()
+    socket = f"{folder}/socket"
+    command = [path, "system", "service", f"--time={_IDLE_S}", f"unix://{socket}"]
+    service = _services[socket] = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": folder},  # it leaves files there
+        start_new_session=True,
     )
     import atexit
 
-    atexit.register(_end, service, socket, os.getpid())
+    atexit.register(_end, service, folder, os.getpid())
     deadline = time.monotonic() + _SERVICE_S
     while time.monotonic() < deadline and service.poll() is None:
         if os.path.exists(socket):
@@ -149,16 +156,29 @@ def _start_podman() -> Engine | None:
             except _NoAnswerError:
                 pass  # it listens before it answers
         time.sleep(0.05)
-    _end(service, socket, os.getpid())
+    _end(service, folder, os.getpid())
     return None
 
 
-def _end(service: subprocess.Popen[bytes], socket: str, owner: int) -> None:
-    if os.getpid() == owner and service.poll() is None:
+def _own_folder() -> str:
+    """For the service's socket and files. What libraries that are gone left is removed; their services end by then."""
+    from ringfence.backends.process import owners, state
+
+    root = state.disk_directory("podman")
+    for name in os.listdir(root):
+        if owners.is_dead(name):
+            shutil.rmtree(f"{root}/{name}", ignore_errors=True)
+    os.makedirs(f"{root}/{owners.name()}", 0o700, exist_ok=True)
+    return f"{root}/{owners.name()}"
+
+
+def _end(service: subprocess.Popen[bytes], folder: str, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork of its owner
+    if service.poll() is None:
         service.terminate()
         try:
             service.wait(5)
         except subprocess.TimeoutExpired:
             service.kill()
-    if os.path.exists(socket):
-        os.unlink(socket)
+    shutil.rmtree(folder, ignore_errors=True)
