@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,6 +16,14 @@ from pathlib import Path
 
 _ANSWER_S = 30.0
 _END_S = 15.0
+
+
+_prctl = ctypes.CDLL(None).prctl
+
+
+def _end_with_us() -> None:
+    """SIGTERM when the tests are killed: what they start must not outlive them."""
+    _prctl(1, signal.SIGTERM)
 
 
 class Started:
@@ -36,6 +46,7 @@ class Started:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                preexec_fn=_end_with_us,  # noqa: PLW1509  # one call of libc's, bound before the fork
                 env={**os.environ, "PATH": _path(), "TMPDIR": str(self._folder)},  # Podman leaves files there
             )
         deadline = time.monotonic() + _ANSWER_S
