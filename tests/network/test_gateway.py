@@ -179,6 +179,12 @@ def test_host_must_be_the_target_for_each_request_of_a_kept_connection(internet:
     code = """
 import socket
 def ask(address, *requests):
+    for _ in range(3):  # a kept connection may end between two requests: a client then begins anew
+        told = once(address, *requests)
+        if "closed" not in told: break
+    print(*told)
+def once(address, *requests):
+    told = []
     sock = socket.create_connection(address); sock.settimeout(10)
     for request in requests:
         sock.sendall(request.encode())
@@ -187,8 +193,8 @@ def ask(address, *requests):
             more = sock.recv(65536)
             if not more: break
             answer += more
-        print(answer[9:12].decode() or "closed", end=" ")
-    print()
+        told.append(answer[9:12].decode() or "closed")
+    return told
 name, proxy = ("web.test", port), ("127.0.0.1", 3128)
 ok = "GET /big HTTP/1.1\\r\\nHost: web.test:%d\\r\\n" % port
 head = "HEAD /x HTTP/1.1\\r\\nHost: web.test:%d\\r\\n\\r\\n" % port
