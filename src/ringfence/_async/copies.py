@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+from ringfence._async.trees import copy_files
 from ringfence._async.waiting import blocking
 from ringfence.errors import SandboxLostError, UnsupportedError
-from ringfence.snapshots import SessionImage
+from ringfence.snapshots import SessionImage, with_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
+    from ringfence.snapshots import Snapshot
 
 _START_S = 10.0
 FIX = "fork(memory=False) copies the files alone"
@@ -99,3 +101,40 @@ async def _put(image: SessionImage, session: AsyncSession) -> None:
         await blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
         await session._ask({"m": "copied"})
+
+
+async def snapshot(sandbox: AsyncSandbox) -> Snapshot:
+    """Its files, and its sessions with them."""
+    sessions = await take(sandbox)
+    try:
+        return with_memory(await sandbox._trees_kept().take(sandbox._running_place()), sessions)
+    except BaseException:
+        close(sessions)
+        raise
+
+
+async def fork(sandbox: AsyncSandbox) -> AsyncSandbox:
+    """A copy with its sessions; none at all when one cannot be copied."""
+    sessions = await take(sandbox)
+    try:
+        twin = await fork_files(sandbox)
+        try:
+            await put(sessions, twin)
+        except BaseException:
+            await twin.close()
+            raise
+        return twin
+    finally:
+        close(sessions)
+
+
+async def fork_files(sandbox: AsyncSandbox) -> AsyncSandbox:
+    """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
+    twin = sandbox._another()
+    await twin.start()
+    try:
+        await copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
+    except BaseException:
+        await twin.close()
+        raise
+    return twin

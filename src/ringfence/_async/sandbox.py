@@ -352,15 +352,9 @@ class AsyncSandbox:
         """What /workspace holds; a second one costs what changed. Raises SnapshotError when it cannot be kept."""
         if not memory:
             return await self._trees_kept().take(self._running_place())
-        from ringfence import snapshots
         from ringfence._async import copies
 
-        sessions = await copies.take(self)
-        try:
-            return snapshots.with_memory(await self._trees_kept().take(self._running_place()), sessions)
-        except BaseException:
-            copies.close(sessions)
-            raise
+        return await copies.snapshot(self)
 
     async def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
@@ -377,23 +371,10 @@ class AsyncSandbox:
 
     def fork(self, *, memory: bool = True) -> Opening[AsyncSandbox]:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
-        place = self._running_place()
-        return opening(self._fork_all(place) if memory else self._fork_files(place))
-
-    async def _fork_all(self, place: Place) -> AsyncSandbox:
         from ringfence._async import copies
 
-        sessions = await copies.take(self)
-        try:
-            twin = await self._fork_files(place)
-            try:
-                await copies.put(sessions, twin)
-            except BaseException:
-                await twin.close()
-                raise
-            return twin
-        finally:
-            copies.close(sessions)
+        self._running_place()
+        return opening(copies.fork(self) if memory else copies.fork_files(self))
 
     async def _put_sessions(self, snapshot: Snapshot) -> None:
         if snapshot.memory:
@@ -401,19 +382,6 @@ class AsyncSandbox:
             from ringfence.snapshots import sessions_of
 
             await copies.put(sessions_of(snapshot), self)
-
-    async def _fork_files(self, place: Place) -> AsyncSandbox:
-        """A fresh sandbox of the same policy, image, workspace and labels, with these files in it."""
-        from ringfence._async.trees import copy_files
-
-        twin = self._another()
-        await twin.start()
-        try:
-            await copy_files(place, self._trees_kept(), twin._running_place(), twin._trees_kept())
-        except BaseException:
-            await twin.close()
-            raise
-        return twin
 
     def _another(self) -> AsyncSandbox:
         """Of the same backend, image, policy, workspace, tools and labels. Not started."""
@@ -536,10 +504,6 @@ def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:
     from ringfence.tools import check_tools
 
     return check_tools(tools)
-
-
-def _later(what: str) -> UnsupportedError:
-    return UnsupportedError(f"{what}: not in this version")
 
 
 def let_go(sandbox: AsyncSandbox) -> None:

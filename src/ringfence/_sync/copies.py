@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import time
 
+from ringfence._sync.trees import copy_files
 from ringfence._sync.waiting import blocking
 from ringfence.errors import SandboxLostError, UnsupportedError
-from ringfence.snapshots import SessionImage
+from ringfence.snapshots import SessionImage, with_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from ringfence._sync.sandbox import Sandbox
     from ringfence._sync.session import Session
+    from ringfence.snapshots import Snapshot
 
 _START_S = 10.0
 FIX = "fork(memory=False) copies the files alone"
@@ -97,3 +99,40 @@ def _put(image: SessionImage, session: Session) -> None:
         blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
         session._ask({"m": "copied"})
+
+
+def snapshot(sandbox: Sandbox) -> Snapshot:
+    """Its files, and its sessions with them."""
+    sessions = take(sandbox)
+    try:
+        return with_memory(sandbox._trees_kept().take(sandbox._running_place()), sessions)
+    except BaseException:
+        close(sessions)
+        raise
+
+
+def fork(sandbox: Sandbox) -> Sandbox:
+    """A copy with its sessions; none at all when one cannot be copied."""
+    sessions = take(sandbox)
+    try:
+        twin = fork_files(sandbox)
+        try:
+            put(sessions, twin)
+        except BaseException:
+            twin.close()
+            raise
+        return twin
+    finally:
+        close(sessions)
+
+
+def fork_files(sandbox: Sandbox) -> Sandbox:
+    """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
+    twin = sandbox._another()
+    twin.start()
+    try:
+        copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
+    except BaseException:
+        twin.close()
+        raise
+    return twin

@@ -352,15 +352,9 @@ class Sandbox:
         """What /workspace holds; a second one costs what changed. Raises SnapshotError when it cannot be kept."""
         if not memory:
             return self._trees_kept().take(self._running_place())
-        from ringfence import snapshots
         from ringfence._sync import copies
 
-        sessions = copies.take(self)
-        try:
-            return snapshots.with_memory(self._trees_kept().take(self._running_place()), sessions)
-        except BaseException:
-            copies.close(sessions)
-            raise
+        return copies.snapshot(self)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
@@ -377,23 +371,10 @@ class Sandbox:
 
     def fork(self, *, memory: bool = True) -> Sandbox:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
-        place = self._running_place()
-        return opening(self._fork_all(place) if memory else self._fork_files(place))
-
-    def _fork_all(self, place: Place) -> Sandbox:
         from ringfence._sync import copies
 
-        sessions = copies.take(self)
-        try:
-            twin = self._fork_files(place)
-            try:
-                copies.put(sessions, twin)
-            except BaseException:
-                twin.close()
-                raise
-            return twin
-        finally:
-            copies.close(sessions)
+        self._running_place()
+        return opening(copies.fork(self) if memory else copies.fork_files(self))
 
     def _put_sessions(self, snapshot: Snapshot) -> None:
         if snapshot.memory:
@@ -401,19 +382,6 @@ class Sandbox:
             from ringfence.snapshots import sessions_of
 
             copies.put(sessions_of(snapshot), self)
-
-    def _fork_files(self, place: Place) -> Sandbox:
-        """A fresh sandbox of the same policy, image, workspace and labels, with these files in it."""
-        from ringfence._sync.trees import copy_files
-
-        twin = self._another()
-        twin.start()
-        try:
-            copy_files(place, self._trees_kept(), twin._running_place(), twin._trees_kept())
-        except BaseException:
-            twin.close()
-            raise
-        return twin
 
     def _another(self) -> Sandbox:
         """Of the same backend, image, policy, workspace, tools and labels. Not started."""
@@ -536,10 +504,6 @@ def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:
     from ringfence.tools import check_tools
 
     return check_tools(tools)
-
-
-def _later(what: str) -> UnsupportedError:
-    return UnsupportedError(f"{what}: not in this version")
 
 
 def let_go(sandbox: Sandbox) -> None:
