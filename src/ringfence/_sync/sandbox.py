@@ -6,14 +6,14 @@ from __future__ import annotations
 import os
 import time
 
-from ringfence import calls
+from ringfence import calls, endings
 from ringfence._sync.files import Files
 from ringfence._sync.gateway import Gateway
 from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process, Pty
 from ringfence._sync.session import Session, check_name, check_session_language
 from ringfence._sync.waiting import blocking, launched, opening
-from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, SandboxLostError, UnsupportedError
+from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, UnsupportedError
 from ringfence.events import ProcessInfo
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
@@ -162,25 +162,16 @@ class Sandbox:
 
     def _running_place(self) -> Place:
         if self._place is None:
-            how = "was closed" if self._ended == "closed" else "has not been started"
-            fix = "make a new Sandbox" if self._ended == "closed" else "use `with`, or call start()"
-            raise SandboxClosedError(f"sandbox {self.id} {how}", fix=fix)
+            raise endings.not_started(self.id, closed=self._ended == "closed")
         if self._place.pid != os.getpid():
-            raise SandboxClosedError(
-                f"sandbox {self.id} belongs to process {self._place.pid}; this is a fork of it, process {os.getpid()}",
-                fix="make a new Sandbox here",
-            )
+            raise endings.of_another_process(self.id, self._place.pid)
         self._place.link.poll()
         over = self._place.link.over
-        if over is None and self._paused:
+        if over is not None:
+            raise endings.ended(self.id, over, self._place.box)
+        if self._paused:
             raise SandboxError(f"sandbox {self.id} is paused", code="paused", fix="call resume()")
-        if over is None:
-            return self._place
-        if over in _ENDS:
-            raise SandboxClosedError(f"sandbox {self.id} {_ENDS[over]}", fix="make a new Sandbox")
-        known = self._place.box.how_it_ended() if over == "lost" else None
-        why = known or _LOSSES.get(over, over)
-        raise SandboxLostError(f"sandbox {self.id} is lost: {why}", fix="make a new Sandbox")
+        return self._place
 
     # code and commands
 
@@ -482,20 +473,6 @@ class Sandbox:
             return ()
         refused = () if self._box.outlet is None else self._box.outlet.denials(0)
         return (*refused, *self._box.findings())
-
-
-_ENDS = {
-    "closed": "was closed",
-    "idle": "ended: it was idle for limits.idle_s",
-    "lifetime": "ended: its limits.lifetime_s are over",
-}
-_LOSSES = {
-    "lost": "its monitor is gone",
-    "protocol": "it broke the wire's format",
-    "init-lost": "its PID 1 is gone",
-    "tree-stuck": "a process would not die",
-    "protected": "a protected path was replaced on the host",
-}
 
 
 def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:

@@ -1,0 +1,45 @@
+"""Why a sandbox cannot be used, as the error that its caller gets."""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.errors import SandboxClosedError, SandboxLostError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.backends.base import Box
+    from ringfence.errors import RingfenceError
+
+_NEW = "make a new Sandbox"
+_ENDS = {
+    "closed": "was closed",
+    "idle": "ended: it was idle for limits.idle_s",
+    "lifetime": "ended: its limits.lifetime_s are over",
+}
+_LOSSES = {
+    "lost": "its monitor is gone",
+    "protocol": "it broke the wire's format",
+    "init-lost": "its PID 1 is gone",
+    "tree-stuck": "a process would not die",
+    "protected": "a protected path was replaced on the host",
+}
+
+
+def not_started(name: str, *, closed: bool) -> RingfenceError:
+    if closed:
+        return SandboxClosedError(f"sandbox {name} was closed", fix=_NEW)
+    return SandboxClosedError(f"sandbox {name} has not been started", fix="use `with`, or call start()")
+
+
+def of_another_process(name: str, pid: int) -> RingfenceError:
+    text = f"sandbox {name} belongs to process {pid}; this is a fork of it, process {os.getpid()}"
+    return SandboxClosedError(text, fix=f"{_NEW} here")
+
+
+def ended(name: str, over: str, box: Box) -> RingfenceError:
+    """`over`: why its link is. What the engine knows of a lost one is told."""
+    if over in _ENDS:
+        return SandboxClosedError(f"sandbox {name} {_ENDS[over]}", fix=_NEW)
+    known = box.how_it_ended() if over == "lost" else None
+    return SandboxLostError(f"sandbox {name} is lost: {known or _LOSSES.get(over, over)}", fix=_NEW)
