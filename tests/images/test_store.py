@@ -15,7 +15,8 @@ import pytest
 from images.packing import ROOT, E, tar
 from ringfence import images
 from ringfence.errors import ImageError, PolicyError
-from ringfence.files.imagestore import ImageInfo, Store, default_directory, lock
+from ringfence.files.imagelocks import lock
+from ringfence.files.imagestore import ImageInfo, Store, default_directory
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 

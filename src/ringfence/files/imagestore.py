@@ -17,13 +17,12 @@ import fcntl
 import os
 
 from ringfence.errors import ImageError
+from ringfence.files.imagelocks import Held, Workplace, lock, remove_tree
 from ringfence.values import FrozenMap, Struct, final, frozen_map, put
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
-    from typing import Self
 
     from ringfence.files.layers import Tree
     from ringfence.values import Json
@@ -76,68 +75,6 @@ def default_directory() -> str:
     if os.geteuid() == 0:
         return f"/var/lib/{_NAME}/images"
     return f"{os.path.expanduser('~')}/.local/share/{_NAME}/images"
-
-
-def lock(path: str, how: int) -> int | None:
-    """A descriptor that holds a lock on the file at `path`, made when missing. None: with LOCK_NB, another has it.
-
-    The file that is locked is the one that has the name then, not one that was removed meanwhile.
-    """
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, how)
-            if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-                return fd
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-class Held:
-    """A tree that nobody may remove while this is open."""
-
-    def __init__(self, root: str, fd: int) -> None:
-        self.root = root
-        self._fd = fd
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
-        self.close()
-
-
-class Workplace:
-    """A directory in which something is made. Leaving `with` removes what is still there; a crash, the next sweep."""
-
-    def __init__(self, directory: str, lock_path: str, fd: int) -> None:
-        self.directory = directory
-        self._lock_path = lock_path
-        self._fd = fd
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
-        remove_tree(self.directory)
-        os.unlink(self._lock_path)
-        os.close(self._fd)
 
 
 class Store:
@@ -491,11 +428,3 @@ def free_space(path: str) -> int:
     """Bytes that this user may still write there."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
-
-
-def remove_tree(path: str) -> None:
-    """All of it; what is gone already is no error."""
-    import shutil
-
-    if os.path.lexists(path):
-        shutil.rmtree(path)

@@ -11,7 +11,7 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.files.imagestore import Held
+    from ringfence.files.imagelocks import Held
     from ringfence.policy.image import Image
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfence._sync.sandbox import Sandbox
-    from ringfence.files.imagestore import Held, Store
+    from ringfence.files.imagelocks import Held
+    from ringfence.files.imagestore import Store
     from ringfence.values import HostPath, Json
 
 _FORM = 1  # of what steps make: another number makes old steps unknown

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TypeAlias
 
-    from ringfence.files.imagestore import Held
+    from ringfence.files.imagelocks import Held
     from ringfence.values import Json
 
     Progress: TypeAlias = Callable[[str], None]
