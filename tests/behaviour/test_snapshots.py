@@ -253,11 +253,11 @@ def test_bad_input_is_refused_before_anything_happens(box: Sandbox, kept: Snapsh
     process = box.spawn(["sleep", "60"])
     for wrong in ("snapshot", None, 5):
         with pytest.raises(TypeError):
-            box.rollback(wrong)  # type: ignore[arg-type]
+            box.rollback(wrong)  # type: ignore[arg-type]  # a wrong one is the point
     with pytest.raises(TypeError):
-        Sandbox(snapshot="x")  # type: ignore[arg-type]
+        Sandbox(snapshot="x")  # type: ignore[arg-type]  # a wrong one is the point
     with pytest.raises(TypeError):
-        kept.diff("x")  # type: ignore[arg-type]
+        kept.diff("x")  # type: ignore[arg-type]  # a wrong one is the point
     deleted = box.snapshot()
     deleted.delete()
     with pytest.raises(SnapshotError, match="deleted"):

@@ -192,7 +192,7 @@ def test_a_strict_policy_is_kept_by_an_image() -> None:
 
 def test_an_unknown_workspace_is_refused() -> None:
     with pytest.raises(PolicyError, match="unknown workspace"):
-        Sandbox(workspace="tape")  # type: ignore[arg-type]
+        Sandbox(workspace="tape")  # type: ignore[arg-type]  # a wrong one is the point
 
 
 def test_auto_is_memory() -> None:

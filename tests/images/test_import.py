@@ -51,7 +51,7 @@ def nothing_kept(store: Store) -> bool:
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
 def test_a_tar_is_imported_however_it_is_compressed(pack: object, store: Store, tmp_path: Path) -> None:
-    path = write(tmp_path, pack(tar(ROOT)))  # type: ignore[operator]
+    path = write(tmp_path, pack(tar(ROOT)))  # type: ignore[operator]  # a function
     info = images.import_image("one", path)
     assert (info.source, info.python, info.env) == ("tar", None, {})
     assert contents(store, "one") == {"bin": "/", "bin/tool": "#!/bin/sh\n"}

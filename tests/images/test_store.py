@@ -227,7 +227,7 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(
 
 def test_info_goes_to_json_and_back(store: Store, tmp_path: Path) -> None:
     info = images.import_image("one", archive(tmp_path))
-    assert ImageInfo(**info.to_dict()) == info == images.inspect("one")  # type: ignore[arg-type]
+    assert ImageInfo(**info.to_dict()) == info == images.inspect("one")  # type: ignore[arg-type]  # its own fields
 
 
 def test_importing_takes_about_as_long_as_tar(store: Store, tmp_path: Path) -> None:

@@ -401,7 +401,7 @@ except OSError as error: print(error.__class__.__name__)
             with pytest.raises(PolicyError, match="without a listener for port 9999"):
                 box.network.set(Network(allow=["web.test:9999"]))
             with pytest.raises(TypeError):
-                box.network.set("web.test")  # type: ignore[arg-type]
+                box.network.set("web.test")  # type: ignore[arg-type]  # a wrong one is the point
 
 
 def test_nothing_passes_while_the_gateway_is_down_and_new_connections_work_after(internet: World) -> None:

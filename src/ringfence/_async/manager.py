@@ -37,7 +37,7 @@ class AsyncSandboxManager:
         self,
         *,
         policy: Policy = Policy(),  # noqa: B008  # frozen
-        quota: Quota = Quota(),  # noqa: B008
+        quota: Quota = Quota(),  # noqa: B008  # frozen
         backend: BackendName | Backend = "auto",
         image: str | Image = "host",
         warm: int = 0,

@@ -38,7 +38,7 @@ class SandboxManager:
         self,
         *,
         policy: Policy = Policy(),  # noqa: B008  # frozen
-        quota: Quota = Quota(),  # noqa: B008
+        quota: Quota = Quota(),  # noqa: B008  # frozen
         backend: BackendName | Backend = "auto",
         image: str | Image = "host",
         warm: int = 0,

@@ -309,7 +309,7 @@ def _chmod(args: Args) -> dict[str, object]:
 def _usage(args: Args) -> dict[str, object]:
     """`bytes`, `files`: the limits. `count`: nothing but a look at every name tells how much of them is used."""
     info = os.statvfs("/workspace")
-    bytes_limit, files_limit = int(args["bytes"]), int(args["files"])  # type: ignore[call-overload]
+    bytes_limit, files_limit = int(args["bytes"]), int(args["files"])  # type: ignore[call-overload]  # our own numbers
     if args["count"]:
         used, names = trees.count("/workspace")
         return {"bytes": used, "bytes_limit": bytes_limit, "files": names, "files_limit": files_limit}

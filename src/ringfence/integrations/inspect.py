@@ -125,9 +125,9 @@ class RingfenceSandboxEnvironment(SandboxEnvironment):
     async def sample_cleanup(
         cls,
         task_name: str,  # noqa: ARG003  # Inspect's signature
-        config: SandboxEnvironmentConfigType | None,  # noqa: ARG003
+        config: SandboxEnvironmentConfigType | None,  # noqa: ARG003  # Inspect's own signature
         environments: dict[str, SandboxEnvironment],
-        interrupted: bool,  # noqa: ARG003
+        interrupted: bool,  # noqa: ARG003  # Inspect's own signature
     ) -> None:
         for environment in environments.values():
             await environment.as_type(RingfenceSandboxEnvironment).sandbox.close()

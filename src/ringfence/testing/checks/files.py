@@ -67,7 +67,7 @@ def an_iterator_that_raises_leaves_the_old_file(box: Sandbox) -> None:
 def aborting_a_write_leaves_other_processes_of_the_guest_alone(box: Sandbox) -> None:
     pid = box.exec(["sh", "-c", "setsid sleep 300 & echo $!"]).stdout.strip()
     with raises(TypeError):
-        box.files.write("f", ["x", 5])  # type: ignore[list-item]
+        box.files.write("f", ["x", 5])  # type: ignore[list-item]  # a wrong one is the point
     assert box.exec(["kill", "-0", pid]).ok
 
 
@@ -83,7 +83,7 @@ def ranges_of_a_file(box: Sandbox) -> None:
     assert (read("f", size=0), b"".join(box.files.chunks("f", offset=7))) == (b"", b"789")
     for bad in (-1, True, "1", 1.5):
         with raises(ValueError, match="offset"):
-            read("f", offset=bad)  # type: ignore[arg-type]
+            read("f", offset=bad)  # type: ignore[arg-type]  # a wrong one is the point
 
 
 def appending(box: Sandbox) -> None:
@@ -100,7 +100,7 @@ def modes_are_set_kept_and_default_to_0644(box: Sandbox) -> None:
     assert (box.files.stat("f").mode, box.files.read_text("f")) == (0o400, "3")
     for bad in (0o4755, 0o2755, -1, "755", True):
         with raises(ValueError, match="mode"):
-            box.files.chmod("f", bad)  # type: ignore[arg-type]
+            box.files.chmod("f", bad)  # type: ignore[arg-type]  # a wrong one is the point
 
 
 def a_write_replaces_as_a_whole_so_that_a_reader_never_sees_half(box: Sandbox) -> None:
@@ -177,7 +177,7 @@ def failures_are_pythons_own_errors_with_the_path_that_was_asked_for(box: Sandbo
     seen = []
     for kind, path, call in cases:
         with raises(kind) as caught:
-            call()  # type: ignore[no-untyped-call]
+            call()  # type: ignore[no-untyped-call]  # a wrong one is the point
         assert isinstance(caught.value, OSError)
         seen.append((path, caught.value.filename))
     assert [filename for _, filename in seen] == [path for path, _ in seen]
