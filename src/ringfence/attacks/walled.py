@@ -313,17 +313,18 @@ def run(backend: str, ids: list[str], progress: Progress | None) -> Matrix:
 
 
 def run_one(case: Case, backend: str) -> Row:
-    from ringfence.attacks.harness import judged
+    from ringfence.attacks.harness import judged, proven
 
     started = time.monotonic()
-    seen: dict[str, Seen] = {}
-    names: tuple[ArmName, ...] = ("off", "on")
-    for name in names:
-        with contextlib.ExitStack() as ends:
-            arm = WalledArm(case, name, backend)
-            ends.push(arm.__exit__)
-            try:
-                seen[name] = case.play(arm)
-            except Exception as error:  # noqa: BLE001  # a broken arm is a result: its row says so and the run goes on
-                seen[name] = Seen(succeeded=False, what=f"broken: {type(error).__name__}: {error}")
+    seen = {"off": proven(lambda: _play(case, "off", backend)), "on": _play(case, "on", backend)}
     return judged(case.as_attack(), seen, started)
+
+
+def _play(case: Case, name: ArmName, backend: str) -> Seen:
+    with contextlib.ExitStack() as ends:
+        arm = WalledArm(case, name, backend)
+        ends.push(arm.__exit__)
+        try:
+            return case.play(arm)
+        except Exception as error:  # noqa: BLE001  # a broken arm is a result: its row says so and the run goes on
+            return Seen(succeeded=False, what=f"broken: {type(error).__name__}: {error}")
