@@ -14,6 +14,7 @@ from ringfence import Limits, Mount, Policy, Sandbox
 from ringfence.attacks.arena import Arm, told
 from ringfence.attacks.case import DOS, ESCAPE, OURS, READ, WRITE, Attack, NotApplicable, Seen
 from ringfence.attacks.report import Matrix, Row
+from ringfence.guest.alone import NOT_FIRST
 from ringfence.plan.mutate import without
 from ringfence.values import Struct, final
 
@@ -259,7 +260,7 @@ def _end_guestd(arm: WalledArm) -> Seen:
     """Signals to its parent, its memory, its descriptors. Witness: whether the sandbox still works for the host."""
 
     def not_first(settings: dict[str, Any]) -> None:
-        settings["entrypoint"] = ["/bin/sh", "-c", '"$0" "$@"; exit 0', *settings["entrypoint"]]
+        settings["entrypoint"] = ["/bin/sh", "-c", '"$0" "$@"; exit 0', *settings["entrypoint"], NOT_FIRST]
 
     box = arm.box(loosen=not_first, lacks=("landlock-scopes",)) if arm.off else arm.box()
     code = """
