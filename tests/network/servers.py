@@ -178,7 +178,8 @@ class Server:
                 if seen.header("upgrade") == "websocket":
                     await self._websocket(http, reader, writer, seen)
                     return
-                await self._answer1(http, writer, self.handler(seen))
+                answer = self.handler(seen)
+                await self._answer1(http, writer, answer._replace(parts=[]) if seen.method == "HEAD" else answer)
                 if http.our_state is h11.MUST_CLOSE:
                     return
                 http.start_next_cycle()

@@ -31,6 +31,7 @@ _WATCH_S = 1.0  # how often a client is looked at that waits for its answer
 _LAST_WORD_S = 5.0
 _LINGER_S = 1.0
 _FIRST = asyncio.FIRST_COMPLETED
+_REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
 _MOST_DRAINED = 1 << 18  # of the body of a refused request, so that the connection stays usable
 
 
@@ -179,6 +180,25 @@ class _Exchange:
         upgrade = _upgrade(target, asked)
         out = self._outgoing(target, asked, checked, upgrade=upgrade)
         stream = await self._server.get(target)
+        try:
+            await self._ask(stream, out, target, asked)
+        except (h11.RemoteProtocolError, OSError) as error:
+            if not self._may_repeat(asked, error):
+                raise
+            self._server.close()
+            self._below = h11.Connection(h11.CLIENT, max_incomplete_event_size=LARGEST_HEAD)
+            await self._ask(await self._server.get(target), out, target, asked)
+
+    def _may_repeat(self, asked: Asked, error: Exception) -> bool:
+        """A server may close a kept connection just when it is used again: then it has not seen the request.
+
+        That cannot be told from one that saw it, so only what may be asked twice is (RFC 9110, 9.2.2).
+        """
+        if isinstance(error, TimeoutError) or not self._server.is_reused or self._came or self._guest.is_gone():
+            return False
+        return asked.method in _REPEATABLE and not asked.has_body
+
+    async def _ask(self, stream: Stream, out: h11.Request, target: Target, asked: Asked) -> None:
         await self._send(stream, out)
         await self._both_ways(stream, target, asked)
 
@@ -222,7 +242,9 @@ class _Exchange:
     async def _both_ways(self, stream: Stream, target: Target, asked: Asked) -> None:
         self._pumps = True
         if not asked.has_body:
-            await self._request_body(stream)  # its end alone
+            if self._above.their_state is not h11.DONE and type(self._above.next_event()) is not h11.EndOfMessage:
+                raise Closed
+            await self._send(stream, h11.EndOfMessage())
             await self._only_answer(stream, target, asked)
             return
         body = asyncio.create_task(self._request_body(stream))
@@ -351,7 +373,7 @@ class _Exchange:
         """The guest or the server is gone, or the server does not speak HTTP."""
         refusal = Refusal("net.broken", "the connection broke off in the middle of a request", verdict="failed")
         if self._entry is None or self._guest.is_gone() or (self._server.is_reused and not self._came):
-            # The server closed a kept connection: the client sees just that, and tries again as it always would.
+            # The server closed a kept connection, and the request may not be repeated: the client sees just that.
             self._finish(refusal)
             raise Closed
         self._server.close()
