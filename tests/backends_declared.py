@@ -38,9 +38,7 @@ DECLARED: dict[str, Declared] = {
     "process": Declared(Process, {}),
     "fresh": Declared(lambda: Process(fresh=True), {}, only=("code.",)),
     "container": Declared(lambda: _contained("docker"), {}),
-    # Podman 4.3 cuts an attached stream that carries much at once (docs/backends.md): the sandbox is then lost, and
-    # says so. Checks that move megabytes are for Docker.
-    "podman": Declared(lambda: _contained("podman"), {}, only=("sessions.", "lifecycle.", "isolation.", "refusals.")),
+    "podman": Declared(lambda: _contained("podman"), {}),
     "gvisor": Declared(
         Gvisor,
         {

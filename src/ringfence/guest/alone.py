@@ -2,12 +2,14 @@
 
 Exit statuses then come from inside, so everything is done that a guest cannot touch this process: it is not dumpable,
 every guest is one Landlock domain deeper where the kernel has Landlock, and it never opens what a guest names. Limits
-are the wall's. The channel is standard input and output; nobody else has them.
+are the wall's. The channel is a socket that the host shows inside until guestd has connected, or standard input and
+output; nobody else has them.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # as in lean
+import _socket
 import errno
 import os
 import select
@@ -32,13 +34,14 @@ _BUFFER = 1 << 19
 _NUMBER = 1  # there is one sandbox
 _MOST_JOBS = 48  # at once, where the kernel holds no such limit and one too many ends it
 _TICKS = os.sysconf("SC_CLK_TCK")
+DOOR, KEY = "RINGFENCE_DOOR", "RINGFENCE_KEY"  # variables of guestd's own: a path, and what it says there first
 
 
 def main() -> NoReturn:
     """Never returns. The end of the channel is the end of everything here."""
     _check_place()
     k.set_name("rf-guestd")
-    channel = _Streams()
+    channel = _Streams(*_ends())
     told = _told(channel)
     _prepare_imports()
     k.set_dumpable(0)
@@ -52,6 +55,24 @@ def _check_place() -> None:
     if os.getpid() != 1 and (os.geteuid() == 0 or NOT_FIRST not in sys.argv[1:]):
         os.write(2, b"guestd is PID 1 of a box, and runs nowhere else\n")
         os._exit(1)
+
+
+def _ends() -> tuple[int, int]:
+    """Where bytes come from and where they go, away from the fixed numbers: no process made later is to have them."""
+    door, key = os.environ.pop(DOOR, ""), os.environ.pop(KEY, "")
+    if door:
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        sock.connect(door)
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 20)
+        sock.sendall(key.encode())
+        ends = (lean.high(sock.fileno()),) * 2
+        sock.close()
+    else:
+        ends = (lean.high(0), lean.high(1))
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    return ends
 
 
 def _told(channel: _Streams) -> Told:
@@ -93,14 +114,10 @@ def _prepare_imports() -> None:
 
 
 class _Streams:
-    """Standard input and output as the socket that guestd takes for its channel."""
+    """Two descriptors, which may be the same, as the socket that guestd takes for its channel."""
 
-    def __init__(self) -> None:
-        # Away from 0 and 1: no process made later is to have them.
-        self._in, self._out = (lean.high(fd) for fd in (0, 1))
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
+    def __init__(self, coming: int, going: int) -> None:
+        self._in, self._out = coming, going
         self._buffer = memoryview(bytearray(_BUFFER))  # one for all: a new one for each read is most of what it costs
 
     def fileno(self) -> int:
@@ -133,8 +150,8 @@ class _Streams:
             rest = rest[os.write(self._out, rest) :]
 
     def close(self) -> None:
-        os.close(self._in)
-        os.close(self._out)
+        for fd in {self._in, self._out}:
+            os.close(fd)
 
 
 class Alone(Loop):
@@ -159,7 +176,9 @@ class Alone(Loop):
         """What listens for the gateway, before there is a guest."""
         if told["outlets"] is None:
             return
-        if told["door"] is None or not outlets.hand_over(told["outlets"], told["door"]):
+        if told["hands"]:
+            outlets.hand_over(told["outlets"], self._channel.fileno())
+        else:
             from .relaying import Relaying
 
             self._box.relaying = Relaying(self, self._box, told["outlets"])
@@ -183,9 +202,9 @@ class Alone(Loop):
         self.reap_strays()
 
     def change(self, fd: int, events: int) -> None:
-        """Of the channel: its two directions are two descriptors."""
+        """Of the channel: its two directions may be two descriptors."""
         out = self._channel.out
-        if fd != self._channel.fileno():
+        if fd != self._channel.fileno() or fd == out:
             super().change(fd, events)
         elif events & select.EPOLLOUT and out not in self._handlers:
             self.watch(out, select.EPOLLOUT, self._handlers[fd])

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .shapes import Outlets
 
 _BACKLOG = 1024
+GREETING = b"listeners"  # what descriptors come with
+BESIDES = 3  # of the resolver and the proxy, beside the ports
 _RESOLVER = "127.0.0.1"
 _LOOPBACK_INDEX = 1  # in every new network namespace
 _RTM_NEWADDR, _REQUEST_ACK_CREATE_EXCLUSIVE = 20, 0x1 | 0x4 | 0x400 | 0x200
@@ -33,20 +35,13 @@ def make(outlets: Outlets, channel: int) -> None:
     _send(lean.from_fd(channel, lean.SOCK_SEQPACKET), listeners(outlets))
 
 
-def hand_over(outlets: Outlets, door: str) -> bool:
-    """The same by a socket of the host's that is seen inside; whether there is one that can be reached."""
-    packet = _socket.socket(_socket.AF_UNIX, lean.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
-    try:
-        packet.connect(door)
-    except OSError:
-        packet.close()
-        return False
-    _send(packet, listeners(outlets))  # type: ignore[arg-type]  # the C class has every method that is used here
-    return True
+def hand_over(outlets: Outlets, channel: int) -> None:
+    """The same by guestd's own channel, before its first frame."""
+    _send(lean.from_fd(os.dup(channel), lean.SOCK_STREAM), listeners(outlets))
 
 
 def _send(packet: socket, sockets: list[socket]) -> None:
-    lean.send_fds(packet, b"listeners", [sock.fileno() for sock in sockets])
+    lean.send_fds(packet, GREETING, [sock.fileno() for sock in sockets])
     for sock in (*sockets, packet):
         sock.close()
 

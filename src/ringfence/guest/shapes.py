@@ -38,7 +38,7 @@ class Told(TypedDict):
 
     fence: Fence
     outlets: Outlets | None
-    door: str | None  # a socket of the host's that takes the listeners; None: guestd relays
+    hands: bool  # the channel takes descriptors, the listeners' too; else guestd relays
 
 
 class Plan(TypedDict):

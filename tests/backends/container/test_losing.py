@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -99,3 +100,4 @@ def test_an_engine_that_dies_in_mid_run_is_said_and_leaves_nothing_after_its_ret
     left = [row for row in api.containers(all=True) if row["State"] == "running"]
     assert left == []
     clients.forget(clients.find("docker", docker.socket))
+    gc.collect()

@@ -1,64 +1,113 @@
-"""The way by which guestd hands its listeners to the gateway, before there is a guest: a socket of ours, shown inside.
+"""The way to guestd in a container: a socket of ours, shown inside until guestd has come by it.
 
-A container has the host's kernel, so its sockets can be the host's: nothing is relayed then, as on the process backend.
-The socket is gone before any guest code exists; what stays inside is an empty folder.
+The engine carries none of its bytes: Podman's cuts a stream that carries megabytes both ways, and Docker's copies each
+byte twice. Descriptors can be sent by it too, so that a container's listeners can be the gateway's, as on the process
+backend. The socket is gone before any guest code exists; what stays inside is an empty folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import shutil
 import socket
 import struct
+import time
 
 from ringfence.backends.process import owners, state
-from ringfence.guest import lean
+from ringfence.guest import alone, lean
 
-INSIDE = "/.ringfence-gateway"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+INSIDE = "/.ringfence-door"
 _NAME = "door"
-PATH = f"{INSIDE}/{_NAME}"  # for guestd
-_MOST = 253  # descriptors in one packet
+_ANSWER_S = 5.0  # for who came to say the key
+_SHARING = ("runc", "crun", "youki")  # OCI runtimes whose containers have the host's kernel, and so its sockets
+
+
+def leads_into(oci_runtime: str) -> bool:
+    """Whether a socket of the host's can be reached in a container of this runtime."""
+    import sys
+
+    return sys.platform == "linux" and oci_runtime.rpartition("/")[2].startswith(_SHARING)
 
 
 class Door:
-    """Raises OSError when it cannot be made."""
+    """Of one container that is about to be made. Raises OSError when it cannot be made."""
 
     def __init__(self) -> None:
-        self.folder = f"{state.disk_directory('doors')}/{owners.name()}_{os.urandom(4).hex()}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._folder = f"{state.disk_directory('doors')}/{owners.name()}_{os.urandom(4).hex()}"
+        self._key = os.urandom(16).hex()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         try:
-            os.mkdir(self.folder)
-            os.chmod(self.folder, 0o755)
-            self._socket.bind(f"{self.folder}/{_NAME}")
-            os.chmod(f"{self.folder}/{_NAME}", 0o666)  # who came is asked of the kernel; the folders above are ours
-            self._socket.listen(1)
+            self._listen()
         except BaseException:
             self.close()
             raise
 
-    def take(self, pid: int, count: int) -> list[int]:
-        """The listeners, if the container's first process brought them; it did so before it said that it is ready."""
+    def _listen(self) -> None:
+        os.mkdir(self._folder)
+        os.chmod(self._folder, 0o755)
+        here = os.open(self._folder, os.O_PATH | os.O_CLOEXEC)
         try:
-            peer = self._socket.accept()[0]
-        except OSError:
-            return []  # it could not: they are relayed
-        with peer:
-            peer.setblocking(False)
-            who = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-            fds: list[int] = []
-            with contextlib.suppress(OSError):
-                fds = lean.recv_fds(peer, 64, _MOST)[1] if who == pid else []
-        if len(fds) != count:
-            for fd in fds:
-                os.close(fd)
-            return []
-        return fds
+            self._socket.bind(f"/proc/self/fd/{here}/{_NAME}")  # the path itself may be longer than an address can be
+        finally:
+            os.close(here)
+        os.chmod(f"{self._folder}/{_NAME}", 0o666)  # the folders above are ours alone, and who comes says the key
+        self._socket.listen(1)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """guestd's own. It is not dumpable when there is a guest, and the key opens nothing any more."""
+        return {alone.DOOR: f"{INSIDE}/{_NAME}", alone.KEY: self._key}
+
+    def mounts(self) -> list[Any]:
+        from docker.types import Mount
+
+        return [Mount(INSIDE, self._folder, type="bind", read_only=True)]
+
+    def wait(self, deadline: float, uid: int | None) -> socket.socket | None:
+        """The channel, once guestd has come with its key; `uid`: as whom, where users are not mapped.
+
+        None at the deadline, or after `give_up`.
+        """
+        while (left := deadline - time.monotonic()) > 0:
+            if not lean.readable(self._socket, left):
+                return None
+            try:
+                peer = self._socket.accept()[0]
+            except OSError:
+                return None  # given up
+            if self._is_guestd(peer, uid):
+                peer.settimeout(None)
+                lean.widen(peer)
+                return peer
+            peer.close()
+        return None
+
+    def _is_guestd(self, peer: socket.socket, uid: int | None) -> bool:
+        who = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        if uid is not None and who != uid:
+            return False
+        peer.settimeout(_ANSWER_S)
+        said = b""
+        with contextlib.suppress(OSError):
+            said = peer.recv(len(self._key), socket.MSG_WAITALL)
+        return hmac.compare_digest(said, self._key.encode())
+
+    def give_up(self) -> None:
+        """From another thread: nobody will come."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Idempotent."""
         self._socket.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def sweep() -> None:

@@ -30,6 +30,7 @@ class Engine(Struct):
     api: Any  # docker.APIClient: the package has no types
     rootless: bool
     mapped: bool  # its containers have a user namespace, of 65536 users
+    runtime: str  # that it starts containers with when none is named
 
 
 _lock = threading.Lock()
@@ -109,10 +110,12 @@ def _connect(kind: str, path: str) -> Engine:
         raise _NoAnswerError(str(error)[:200]) from None
     parts = " ".join(str(part.get("Name", "")) for part in version.get("Components", ()))
     name = "podman" if "podman" in parts.lower() else kind
-    options = [str(option) for option in api.info().get("SecurityOptions") or ()]
+    told = api.info()
+    options = [str(option) for option in told.get("SecurityOptions") or ()]
     rootless = any(option.startswith("name=rootless") for option in options)
     mapped = rootless or any(option.startswith("name=userns") for option in options)
-    return Engine(name, path, str(version.get("Version", "unknown")), api, rootless, mapped)
+    runtime = str(told.get("DefaultRuntime") or "runc")
+    return Engine(name, path, str(version.get("Version", "unknown")), api, rootless, mapped, runtime)
 
 
 def _package() -> Any:

@@ -10,6 +10,9 @@ import io
 import json
 import tarfile
 
+from ringfence.backends.container import door
+from ringfence.backends.walled import runtime
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.backends.container.engine import Engine
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 LABEL = "ringfence.skeleton"
 _REPOSITORY = "ringfence-skeleton"
 _KEPT = 32  # of other shapes; policies with mounts have one each
-_OWN = ("proc", "dev", "tmp", "workspace", "sys", ".ringfence")
+_OWN = ("proc", "dev", "tmp", "workspace", "sys", runtime.INSIDE[1:], door.INSIDE[1:])
 _known: dict[tuple[str, str], str] = {}  # by engine and digest: the id
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 
 from ringfence.errors import SandboxLostError, StartTimeoutError, UnsupportedError
+from ringfence.guest import lean
+from ringfence.guest import outlets as outlet_sockets
 from ringfence.results import Usage
 from ringfence.wire import frames
 
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
             """Wait for its end and leave nothing of it."""
 
 
+_MOST_LISTENERS = 253  # descriptors in one packet
+
+
 class WalledBox:
     """Not safe from two threads at once; the layers above hold one lock for each sandbox."""
 
@@ -64,22 +68,22 @@ class WalledBox:
         self.on_destroyed: list[Callable[[], None]] = []  # after its last process
         self._findings: list[Denial] = []
 
-    def begin(self, fence: Mapping[str, object], deadline: float, *, outlets: object, door: str | None = None) -> None:
+    def begin(self, fence: Mapping[str, object], deadline: float, *, outlets: object, hands: bool = False) -> None:
         """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
 
-        By `door` it hands its listeners over, where it can; else it relays.
+        `hands`: the channel takes descriptors, and guestd hands its listeners over by it; else it relays.
         Raises SandboxLostError or StartTimeoutError.
         """
         try:
-            self.channel.sendall(frames.message(fence=dict(fence), outlets=outlets, door=door))
+            self.channel.sendall(frames.message(fence=dict(fence), outlets=outlets, hands=hands))
+            if hands and isinstance(outlets, dict):
+                self._wait(deadline)
+                self._take_listeners(len(outlets["ports"]) + outlet_sockets.BESIDES)
         except OSError:
             raise self._lost() from None
         reader = frames.Reader()
         while True:
-            waiter = select.poll()
-            waiter.register(self.channel, select.POLLIN)
-            if not waiter.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise StartTimeoutError(f"the {self.backend} sandbox did not start in time", fix="try again")
+            self._wait(deadline)
             data = self._received()
             if not data:
                 raise self._lost()
@@ -91,6 +95,16 @@ class WalledBox:
                 if arrived[0]["ev"] != "ready":
                     raise SandboxLostError(f"the sandbox could not be built: {arrived[0].get('error')}")
                 return
+
+    def _wait(self, deadline: float) -> None:
+        if not lean.readable(self.channel, max(0.0, deadline - time.monotonic())):
+            raise StartTimeoutError(f"the {self.backend} sandbox did not start in time", fix="try again")
+
+    def _take_listeners(self, count: int) -> None:
+        """No guest exists yet: what came is guestd's, which made what it was told to or ended."""
+        greeting, self.listeners = lean.recv_fds(self.channel, len(outlet_sockets.GREETING), _MOST_LISTENERS)
+        if (greeting, len(self.listeners)) != (outlet_sockets.GREETING, count):
+            raise ConnectionError("not the listeners")
 
     def _received(self) -> bytes:
         try:

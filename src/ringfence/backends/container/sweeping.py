@@ -1,0 +1,43 @@
+"""Removes containers of ours that nobody holds any more, and what was made for them."""
+
+from __future__ import annotations
+
+from ringfence.backends.container import account, disks, door, skeletons
+from ringfence.backends.container.wall import quietly
+from ringfence.backends.process import owners
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.backends.container.engine import Engine
+
+_swept: set[str] = set()
+_owed: dict[str, list[str]] = {}  # by engine: containers of ours that it could not remove, as it was gone
+
+
+def remove(engine: Engine, identity: str) -> None:
+    import docker.errors
+
+    try:
+        engine.api.remove_container(identity, force=True, v=True)
+    except docker.errors.NotFound:
+        return
+    except Exception:  # noqa: BLE001  # as in `freeze`
+        _owed.setdefault(engine.socket, []).append(identity)
+
+
+def sweep(engine: Engine) -> None:
+    """Containers of processes that are gone, and those of ours that a lost engine could not remove."""
+    for identity in _owed.pop(engine.socket, ()):
+        remove(engine, identity)
+    if engine.socket in _swept:
+        return
+    _swept.add(engine.socket)
+    for found in engine.api.containers(all=True, filters={"label": disks.LABEL}):
+        if owners.is_dead(found.get("Labels", {}).get(disks.LABEL, "")):
+            if found.get("State") == "paused":
+                quietly(engine.api.unpause, found["Id"])  # Podman removes none that stands still
+            quietly(engine.api.remove_container, found["Id"], force=True, v=True)
+    account.sweep()
+    door.sweep()
+    disks.sweep(engine)
+    skeletons.sweep(engine)
