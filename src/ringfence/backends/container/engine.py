@@ -31,6 +31,7 @@ class Engine(Struct):
     rootless: bool
     mapped: bool  # its containers have a user namespace, of 65536 users
     runtime: str  # that it starts containers with when none is named
+    cpus: int  # that it has
 
 
 _lock = threading.Lock()
@@ -115,7 +116,7 @@ def _connect(kind: str, path: str) -> Engine:
     rootless = any(option.startswith("name=rootless") for option in options)
     mapped = rootless or any(option.startswith("name=userns") for option in options)
     runtime = str(told.get("DefaultRuntime") or "runc")
-    return Engine(name, path, str(version.get("Version", "unknown")), api, rootless, mapped, runtime)
+    return Engine(name, path, str(version.get("Version", "unknown")), api, rootless, mapped, runtime, int(told["NCPU"]))
 
 
 def _package() -> Any:

@@ -39,7 +39,7 @@ def host_config(
         mem_limit=memory,
         memswap_limit=memory,
         pids_limit=plan.processes + _OURS,
-        nano_cpus=int(plan.cpus * 1_000_000_000),
+        nano_cpus=int(min(plan.cpus, engine.cpus) * 1_000_000_000),  # Docker refuses more than there are
         ulimits=[
             {"Name": "core", "Soft": 0, "Hard": 0},
             {"Name": "nofile", "Soft": _FILES, "Hard": _FILES},  # guestd's; guests have limits.open_files
