@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import backends_declared
@@ -17,6 +18,11 @@ import leftovers
 from accounts import OrdinaryUser, account
 
 pytest.register_assert_rewrite("ringfence.testing.checks")
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src"

@@ -6,7 +6,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,8 +71,6 @@ def test_removing_drops_files_that_no_other_image_has(store: Store, tmp_path: Pa
     images.remove("one")
     assert [info.name for info in images.list_images()] == ["two"]
     assert left(store) == {"names": 1, "trees": 1, "work": 0}
-    objects = [path for path in Path(store.directory, "objects").rglob("*") if path.is_file()]
-    assert all(path.stat().st_nlink > 1 for path in objects)
     with pytest.raises(ImageError, match="no image named 'one'"):
         images.remove("one")
 
@@ -106,6 +103,42 @@ def test_an_image_in_use_is_not_removed_and_its_tree_not_collected(store: Store,
         assert images.gc().trees == 0
         assert os.path.isdir(store.root(info.digest))
     assert images.gc().trees == 1
+
+
+def test_a_damaged_image_that_is_imported_again_is_whole_again(store: Store, tmp_path: Path) -> None:
+    path = archive(tmp_path, E("bin/big", b"y" * 5000))
+    info = images.import_image("one", path)
+    Path(store.root(info.digest), "bin/big").write_bytes(b"n" * 5000)
+    with store.hold(info.digest), pytest.raises(ImageError, match="damaged, and in use by a sandbox"):
+        images.import_image("one", path)
+    images.import_image("one", path)
+    images.verify("one")
+    assert left(store) == {"names": 1, "trees": 1, "work": 0}
+
+
+def test_a_damaged_file_does_not_come_into_another_image(store: Store, tmp_path: Path) -> None:
+    big = E("bin/big", b"y" * 5000)
+    path = Path(store.root(images.import_image("one", archive(tmp_path, big)).digest), "bin/big")
+    before = path.stat()
+    path.write_bytes(b"n" * 5000)
+    os.utime(path, (before.st_mtime, before.st_mtime))
+    images.import_image("two", archive(tmp_path, big, E("bin/more", b"z")))
+    images.verify("two")
+    with pytest.raises(ImageError, match="damaged"):
+        images.verify("one")
+
+
+def test_a_list_of_files_that_lies_is_not_believed(store: Store, tmp_path: Path) -> None:
+    big = E("bin/big", b"y" * 5000)
+    info = images.import_image("one", archive(tmp_path, big))
+    listing = Path(store.directory, "trees", info.digest, "files")
+    assert "bin/big" in listing.read_text()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"n" * 5000)
+    for name in ("bin/tool", "gone", "../../../../../secret", "bin"):
+        listing.write_text(listing.read_text().replace("bin/big", name))
+        images.import_image("two", archive(tmp_path, big, E("bin/more", name.encode())))
+        images.verify("two")
 
 
 def test_a_damaged_record_is_said_and_can_be_removed(store: Store, tmp_path: Path) -> None:
@@ -230,17 +263,17 @@ def test_info_goes_to_json_and_back(store: Store, tmp_path: Path) -> None:
     assert ImageInfo(**info.to_dict()) == info == images.inspect("one")  # type: ignore[arg-type]  # its own fields
 
 
-def test_importing_takes_about_as_long_as_tar(store: Store, tmp_path: Path) -> None:
-    """The bar is twice `tar -x` for 200 MB; here, on a busy machine, a rough look at 60 MB."""
+def test_importing_costs_about_what_tar_does(store: Store, tmp_path: Path) -> None:
+    """The bar is twice `tar -x` for 200 MB; here a rough look at 60 MB, by processor time."""
     path = archive(tmp_path, *(E(f"d{i % 40}/f{i}", os.urandom(30_000)) for i in range(2000)))
-    times: dict[str, list[float]] = {"tar": [], "import": []}
+    spent: dict[str, list[float]] = {"tar": [], "import": []}
     for turn in range(3):
-        before = time.perf_counter()
         (tmp_path / f"x{turn}").mkdir()
+        before = os.times()
         subprocess.run(["tar", "-C", str(tmp_path / f"x{turn}"), "-xf", str(path)], check=True)
-        middle = time.perf_counter()
         images.import_image(f"i{turn}", path)
+        after = os.times()
+        spent["tar"].append(sum(after[2:4]) - sum(before[2:4]))
+        spent["import"].append(sum(after[:2]) - sum(before[:2]))
         images.remove(f"i{turn}")
-        times["tar"].append(middle - before)
-        times["import"].append(time.perf_counter() - middle)
-    assert min(times["import"]) < 6 * min(times["tar"]) + 0.3, times
+    assert min(spent["import"]) < 6 * min(spent["tar"]) + 0.3, spent

@@ -389,7 +389,7 @@ FRAGMENTS = st.lists(
 
 
 @given(st.one_of(st.text(max_size=200), FRAGMENTS.map("".join)))
-@settings(max_examples=400, deadline=2000)
+@settings(max_examples=400, deadline=20_000)
 def test_any_text_is_a_policy_or_a_list_of_policy_errors(text: str) -> None:
     errors = check(text)
     assert all(type(error) is PolicyError for error in errors)

@@ -3,7 +3,7 @@
     names/NAME.json      what an image is; replaced by rename
     trees/DIGEST/root    a root file system, read-only to all of us once it has its name; DIGEST is of all that is in it
     trees/DIGEST/lock    locked (shared) by every process that uses the tree
-    objects/             one link to each file of the trees: the same file in two trees is stored once
+    trees/DIGEST/files   what its files hold, so that the same file in two trees is stored once
     steps/               which tree a step of a build came to
     work/                what is being made; its lock dies with its maker, and the next start removes it
 
@@ -12,7 +12,6 @@ Looking an image up is on the way to a sandbox, so this module imports little.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from ringfence.values import Json
 
 _NAME = "ringfence"
-_FOLDERS = ("names", "trees", "objects", "steps", "work")
-PROTECTED = ("names", "trees", "objects", "steps")  # never shown to a guest by a mount
+_FOLDERS = ("names", "trees", "steps", "work")
+PROTECTED = ("names", "trees", "steps")  # never shown to a guest by a mount
 _VERSION = 1
 _LARGEST = 1 << 20  # bytes of a record
 _HEX = frozenset("0123456789abcdef")
@@ -185,68 +184,42 @@ class Store:
     def keep(self, tree: Tree) -> str:
         """Move a whole tree from a workplace into the store and return its digest. The same tree is stored once.
 
-        `tree.directory` must be called "root". Files that the store has already become links to those.
+        Files that the store has already become links to those. A damaged tree is replaced, unless a sandbox uses it.
         """
-        self._share(tree)
-        tree.finish()
+        from ringfence.files.sharing import share
+
         digest = tree.digest()
-        place = f"{self.directory}/trees/{digest}"
-        made = os.path.dirname(tree.directory)
-        os.close(os.open(f"{made}/lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        place, made = f"{self.directory}/trees/{digest}", os.path.dirname(tree.directory)
+        if os.path.lexists(place):
+            if self._is_whole(digest):
+                return digest
+            self._set_aside(digest, f"{made}/damaged")
         whole = f"{made}/tree"
         os.mkdir(whole, 0o700)
+        share(tree, f"{self.directory}/trees", f"{whole}/files")
+        tree.finish()
+        os.close(os.open(f"{whole}/lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         os.rename(tree.directory, f"{whole}/root")
-        os.rename(f"{made}/lock", f"{whole}/lock")
-        try:
-            os.rename(whole, place)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            return digest
-        self._remember_objects(tree, f"{place}/root")
+        os.rename(whole, place)
         return digest
 
-    def _share(self, tree: Tree) -> None:
-        from ringfence.files.layers import walk
+    def _set_aside(self, digest: str, aside: str) -> None:
+        fd = self._only_user(digest)
+        if fd is None and os.path.isdir(self.root(digest)):
+            raise _in_use(f"the files of image {digest[:12]} are damaged, and")
+        os.rename(f"{self.directory}/trees/{digest}", aside)
+        if fd is not None:
+            os.close(fd)
 
-        for path, node in walk(tree.root):
-            if node.kind != "file" or not node.size:
-                continue
-            stored = self._object(node.content, node.mode, node.mtime)
-            if not os.path.lexists(stored):
-                continue
-            own = f"{tree.directory}/{'/'.join(path)}"
-            spare = f"{os.path.dirname(tree.directory)}/spare"
-            try:
-                os.link(stored, spare, follow_symlinks=False)
-            except OSError as error:
-                if error.errno not in (errno.EMLINK, errno.ENOENT):
-                    raise
-            else:
-                os.rename(spare, own)
-                if os.path.lexists(spare):  # both were links of one file already: rename does nothing then
-                    os.unlink(spare)
+    def _is_whole(self, digest: str) -> bool:
+        """Whether a stored tree is what its name says. Reads all of it."""
+        from ringfence.files.layers import scan, tree_digest
+        from ringfence.files.tarstream import TarError
 
-    def _remember_objects(self, tree: Tree, root: str) -> None:
-        from ringfence.files.layers import walk
-
-        for path, node in walk(tree.root):
-            if node.kind != "file" or not node.size:
-                continue
-            stored = self._object(node.content, node.mode, node.mtime)
-            try:
-                os.link(f"{root}/{'/'.join(path)}", stored, follow_symlinks=False)
-            except FileExistsError:
-                pass
-            except FileNotFoundError:
-                os.makedirs(os.path.dirname(stored), 0o700, exist_ok=True)
-                os.link(f"{root}/{'/'.join(path)}", stored, follow_symlinks=False)
-            except OSError as error:
-                if error.errno != errno.EMLINK:
-                    raise
-
-    def _object(self, content: str, mode: int, mtime: int) -> str:
-        return f"{self.directory}/objects/{content[:2]}/{content[2:]}.{mode:o}.{mtime:x}"
+        try:
+            return tree_digest(scan(self.root(digest))) == digest
+        except (OSError, TarError):
+            return False
 
     def name(self, info: ImageInfo) -> None:
         """Give a tree its name; an image that had it before loses it. The tree must be held or just kept."""
@@ -297,17 +270,12 @@ class Store:
                 digest = ""
             fd = self._only_user(digest) if digest else None
             if fd is None and digest and os.path.isdir(self.root(digest)):
-                raise ImageError(
-                    f"image {name} is in use by a sandbox",
-                    code="image-in-use",
-                    fix="close the sandboxes of this image, or end the process that holds them, then try again",
-                )
+                raise _in_use(f"image {name} is")
             os.unlink(f"{self.directory}/names/{checked_name(name)}.json")
             if fd is not None:
                 if digest not in self._referred():
                     self._remove_tree_of(digest)
                 os.close(fd)
-            self._prune_objects()
 
     def collect(self) -> tuple[int, int]:
         """Remove trees that no image has, and all steps of builds. Returns how many trees, and bytes of the disk.
@@ -328,7 +296,6 @@ class Store:
                     self._remove_tree_of(digest)
                     os.close(fd)
                     count += 1
-            self._prune_objects()
             return count, max(0, _free(self.directory) - before)
 
     def _only_user(self, digest: str) -> int | None:
@@ -357,13 +324,6 @@ class Store:
         """Out of sight first, so that a crash leaves no half of it."""
         with self.workplace() as place:
             os.rename(f"{self.directory}/trees/{digest}", f"{place.directory}/tree")
-
-    def _prune_objects(self) -> None:
-        """Files that no tree has any more."""
-        for folder in os.scandir(f"{self.directory}/objects"):
-            for entry in os.scandir(folder.path):
-                if entry.stat(follow_symlinks=False).st_nlink == 1:
-                    os.unlink(entry.path)
 
     def every_tree(self) -> Iterator[str]:
         """Digests of all trees, named or not."""
@@ -399,6 +359,11 @@ def unknown(name: str, known: list[str]) -> ImageError:
     else:
         fix = "ringfence image list shows all; to add one: ringfence image import NAME SOURCE"
     return ImageError(f"no image named {name!r}", code="image-unknown", fix=fix)
+
+
+def _in_use(what: str) -> ImageError:
+    fix = "close the sandboxes of this image, or end the process that holds them, then try again"
+    return ImageError(f"{what} in use by a sandbox", code="image-in-use", fix=fix)
 
 
 def _parse(name: str, data: bytes) -> ImageInfo:

@@ -17,9 +17,9 @@ from ringfence.files.tarstream import Caps, TarError, TarStream, TooLargeError, 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import ThreadPoolExecutor
     from typing import Literal, TypeAlias
 
+    from ringfence.files.digesting import Beside, Digest
     from ringfence.files.tarstream import Entry
 
     NodeKind: TypeAlias = Literal["file", "dir", "symlink"]
@@ -31,6 +31,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGE = 256 << 10  # bytes of a piece that is worth a second thread
 _EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+_NO_CHILDREN: dict[str, Node] = {}  # of all that is no directory; nobody adds to it
 
 
 class Node:
@@ -45,7 +48,7 @@ class Node:
         self.layer = layer
         self.content = content  # SHA-256 of a file, text of a link
         self.size = size
-        self.children: dict[str, Node] = {}
+        self.children: dict[str, Node] = {} if kind == "dir" else _NO_CHILDREN
 
 
 class Tree:
@@ -63,8 +66,11 @@ class Tree:
         self.size = 0
         self._layer = 0
         self._root_fd = os.open(directory, _DIRECTORY)
-        self._beside: ThreadPoolExecutor | None = None  # a thread for digests of large pieces
-        self._open: list[tuple[str, int]] = []  # the directories on the way to the one that was used last
+        self._beside: Beside | None = None  # a thread for digests of large pieces
+        self._open: list[int] = []  # the directories on the way to the one that was used last
+        self._open_path: Path = ()  # their names
+        self._near: tuple[str, Path] = ("", ())  # the directory of the last name, as it was spelt and as it is
+        self._home: tuple[Path, Node] = ((), self.root)  # the directory that was added to last
 
     # layers
 
@@ -80,7 +86,7 @@ class Tree:
 
     def add(self, entry: Entry, data: Callable[[], Iterable[bytes | memoryview]], *, whiteouts: bool = False) -> None:
         """One entry. `data` is called for a file, once."""
-        path = parts(entry.name, self.caps)
+        path = self._path(entry.name)
         if not path:
             if entry.kind != "dir":
                 raise TarError(f"the root itself is a {entry.kind}")
@@ -107,6 +113,16 @@ class Tree:
 
     # places
 
+    def _path(self, name: str) -> Path:
+        """As `parts`, and quicker for a name in the directory of the one before."""
+        above, slash, last = name.rpartition("/")
+        if slash and above == self._near[0] and _is_plain(last) and len(name) <= 255:
+            return (*self._near[1], last)
+        path = parts(name, self.caps)
+        if slash and path and path[-1] == last:
+            self._near = (above, path[:-1])
+        return path
+
     def find(self, path: Path) -> Node | None:
         """What is at `path`, links not followed."""
         node: Node | None = self.root
@@ -116,8 +132,11 @@ class Tree:
 
     def _home_of(self, path: Path) -> Node:
         """The directory that `path` goes into, made when missing. TarError when a link or a file is in the way."""
+        above = path[:-1]
+        if above == self._home[0]:
+            return self._home[1]
         node = self.root
-        for index, part in enumerate(path[:-1]):
+        for index, part in enumerate(above):
             child = node.children.get(part)
             if child is None:
                 child = self._make_directory(node, path[: index + 1], mode=0o755, mtime=0)
@@ -125,24 +144,27 @@ class Tree:
                 what = "a link" if child.kind == "symlink" else "a file"
                 raise TarError(f"{short('/'.join(path))} goes through {what}, {short('/'.join(path[: index + 1]))}")
             node = child
+        self._home = (above, node)
         return node
 
     def _parent_fd(self, path: Path) -> int:
         """A descriptor of the directory that holds `path`; the kernel sees to it that no part of the way is a link."""
-        same = 0
-        for (name, _), part in zip(self._open, path[:-1], strict=False):
-            if name != part:
-                break
-            same += 1
-        self._let_go(same)
-        for part in path[same:-1]:
-            above = self._open[-1][1] if self._open else self._root_fd
-            self._open.append((part, os.open(part, _DIRECTORY, dir_fd=above)))
-        return self._open[-1][1] if self._open else self._root_fd
+        above = path[:-1]
+        if above != self._open_path:
+            same = 0
+            while same < min(len(above), len(self._open_path)) and above[same] == self._open_path[same]:
+                same += 1
+            self._let_go(same)
+            for part in above[same:]:
+                self._open.append(os.open(part, _DIRECTORY, dir_fd=self._open[-1] if self._open else self._root_fd))
+                self._open_path = (*self._open_path, part)
+        return self._open[-1] if self._open else self._root_fd
 
     def _let_go(self, kept: int) -> None:
+        """Close directories on the way; below the first `kept` nothing is remembered."""
         while len(self._open) > kept:
-            os.close(self._open.pop()[1])
+            os.close(self._open.pop())
+        self._open_path = self._open_path[:kept]
 
     def _clear(self, home: Node, path: Path, *, keep_directory: bool = False) -> Node | None:
         """Make room at `path`. Returns the directory that was kept."""
@@ -164,6 +186,7 @@ class Tree:
             return
         if node.kind == "dir":
             os.rmdir(path[-1], dir_fd=self._parent_fd(path))
+            self._home = ((), self.root)
         else:
             os.unlink(path[-1], dir_fd=self._parent_fd(path))
             self.size -= node.size
@@ -224,18 +247,21 @@ class Tree:
         size = 0
         for piece in data:
             size += len(piece)
-            if len(piece) < _LARGE:
+            if len(piece) < _LARGE and size == len(piece):
                 digest.update(piece)
-                _write_all(fd, piece)
-                continue
-            if self._beside is None:
-                from concurrent.futures import ThreadPoolExecutor
-
-                self._beside = ThreadPoolExecutor(1, "ringfence-digest")
-            digested = self._beside.submit(digest.update, piece)
+            else:
+                self._digest_beside(digest, piece)
             _write_all(fd, piece)
-            digested.result()
+        if self._beside is not None:
+            self._beside.settle()
         return digest.hexdigest(), size
+
+    def _digest_beside(self, digest: Digest, piece: bytes | memoryview) -> None:
+        if self._beside is None:
+            from ringfence.files.digesting import Beside
+
+            self._beside = Beside()
+        self._beside.update(digest, piece)
 
     def _add_symlink(self, path: Path, entry: Entry) -> None:
         """Any text: inside the sandbox a link leads to the sandbox's own root, and here nobody follows it."""
@@ -298,15 +324,17 @@ class Tree:
         """Begin with all of a stored tree. Its files are linked, not copied: nobody ever writes to one."""
         root = scan(directory, self.caps)
         self.root = root
-        for path, node in walk(root):
-            if not path:
+        self._home = ((), root)
+        for name, node in walk(root):
+            if not name:
                 continue
+            path = tuple(name.split("/"))
             if node.kind == "dir":
                 os.mkdir(path[-1], 0o700, dir_fd=self._parent_fd(path))
             elif node.kind == "symlink":
                 os.symlink(node.content, path[-1], dir_fd=self._parent_fd(path))
             else:
-                self._link_or_copy(f"{directory}/{'/'.join(path)}", path, node)
+                self._link_or_copy(f"{directory}/{name}", path, node)
                 self.size += node.size
             self.count += 1
 
@@ -347,19 +375,19 @@ class Tree:
     def finish(self) -> None:
         """Set modes and times of directories. Nothing is added after it."""
         self._let_go(0)
-        for path, node in self._directories():
-            fd = os.open("/".join(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root_fd)
+        for name, node in self._directories():
+            fd = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root_fd)
             try:
                 os.fchmod(fd, node.mode)
                 os.utime(fd, (node.mtime, node.mtime))
             finally:
                 os.close(fd)
 
-    def _directories(self) -> Iterator[tuple[Path, Node]]:
+    def _directories(self) -> Iterator[tuple[str, Node]]:
         """Children before their parents: to write into a directory changes its time."""
-        for path, node in reversed(list(walk(self.root))):
+        for name, node in reversed(list(walk(self.root))):
             if node.kind == "dir":
-                yield path, node
+                yield name, node
 
     def digest(self) -> str:
         """See `tree_digest`."""
@@ -368,7 +396,7 @@ class Tree:
     def close(self) -> None:
         self._let_go(0)
         if self._beside is not None:
-            self._beside.shutdown()
+            self._beside.close()
             self._beside = None
         if self._root_fd >= 0:
             os.close(self._root_fd)
@@ -381,26 +409,26 @@ class Tree:
         self.close()
 
 
-def walk(root: Node) -> Iterator[tuple[Path, Node]]:
-    """Every node with its path, parents first, names sorted."""
-    waiting: list[tuple[Path, Node]] = [((), root)]
+def walk(root: Node) -> Iterator[tuple[str, Node]]:
+    """Every node with its name from the root, which is "" itself; parents first, names sorted."""
+    waiting = [("", root)]
     while waiting:
-        path, node = waiting.pop()
-        yield path, node
+        name, node = waiting.pop()
+        yield name, node
         if node.children:
-            waiting += [((*path, name), node.children[name]) for name in sorted(node.children, reverse=True)]
+            above = f"{name}/" if name else ""
+            waiting += [(above + child, node.children[child]) for child in sorted(node.children, reverse=True)]
 
 
 def tree_digest(root: Node) -> str:
     """SHA-256 over all names, kinds, modes, times, contents and links. Two trees with one digest are the same."""
     import hashlib
 
-    whole = hashlib.sha256()
-    for path, node in walk(root):
-        name = "/".join(path)
-        line = f"{node.kind}\0{node.mode:o}\0{node.mtime}\0{node.size}\0{name}\0{node.content}\0\n"
-        whole.update(line.encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()
+    lines = [
+        f"{node.kind}\0{node.mode:o}\0{node.mtime}\0{node.size}\0{name}\0{node.content}\0\n"
+        for name, node in walk(root)
+    ]
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def scan(directory: str, caps: Caps | None = None) -> Node:
@@ -438,17 +466,26 @@ def _scanned(name: str, found: os.stat_result, fd: int) -> Node:
         return Node("symlink", mode=0o777, mtime=0, layer=0, content=os.readlink(name, dir_fd=fd))
     if not stat.S_ISREG(found.st_mode):
         raise TarError(f"{short(name)} is neither a file, a directory nor a link")
+    return Node("file", mode=mode, mtime=mtime, layer=0, content=file_digest(name, fd), size=found.st_size)
+
+
+def file_digest(name: str, fd: int | None = None) -> str:
+    """SHA-256 of a file, from the directory `fd` on. No link is followed."""
     import hashlib
 
     with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd), "rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
-    return Node("file", mode=mode, mtime=mtime, layer=0, content=content, size=found.st_size)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_all(fd: int, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+def _is_plain(part: str) -> bool:
+    """Whether a part of a name needs no closer look."""
+    return part.isascii() and part not in ("", ".", "..") and "\0" not in part
 
 
 def _directory_mode(mode: int) -> int:

@@ -1,12 +1,17 @@
 """Reads a tar stream strictly: every header checked, every number capped, nothing opened, nothing written.
 
-The one reader of tars on the host, for images and for what comes out of sandboxes. It yields what the archive says;
-where an entry may go is for whoever applies it, who asks `parts` for the only spelling of a name that is safe to use.
+The reader of images, which asks for bytes, skips by seeking where it can, and knows devices and set-uid bits in order
+to count what is left out. What comes out of sandboxes arrives in frames, and guest/tarstream.py has a reader that is
+fed with those; what a header says is read there for both. This one yields what the archive says; where an entry may go
+is for whoever applies it, who asks `parts` for the only spelling of a name that is safe to use.
 Knows ustar, the GNU forms of long names, and PAX. Sparse files, volumes and other rare types are refused (K01).
 """
 
 from __future__ import annotations
 
+from zlib import adler32
+
+from ringfence.guest.tarstream import BLOCK, Refused, decimal, fields, pax_records, pax_time
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -14,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Literal, TypeAlias
 
+    from ringfence.guest.tarstream import Fields
+
     Kind: TypeAlias = Literal["file", "dir", "symlink", "hardlink", "char", "block", "fifo"]
     Read: TypeAlias = Callable[[int], bytes]
 
-BLOCK = 512
 _CHUNK = 1 << 20
 _ZERO = bytes(BLOCK)
 _KINDS: dict[bytes, Kind] = {
@@ -33,8 +39,15 @@ _KINDS: dict[bytes, Kind] = {
 }
 _LATEST = 1 << 33  # seconds: the year 2242; later ones are nonsense and overflow somewhere
 _MOST_EXTENSIONS = 8  # headers of headers before one entry
-_MOST_RECORDS = 1_000  # of one PAX header
 _LONGEST = 4095  # bytes of a path
+_ATTRIBUTES = (b"SCHILY.", b"LIBARCHIVE.", b"RHT.")
+_WHY = {
+    "not-tar": "a header's checksum is wrong: no tar, or damaged",
+    "number": "a header has a field that is no number: no tar, or damaged",
+    "size": "a number in a header is too large",
+    "pax": "a PAX header has a record that is none",
+    "sparse": "a sparse file, which is not supported",
+}
 
 
 class TarError(ValueError):
@@ -120,7 +133,7 @@ class TarStream:
         self._padding = 0
         self._entries = 0
         self.size = 0  # bytes of the files met so far
-        self._defaults: dict[str, str] = {}  # of a global PAX header
+        self._defaults: dict[bytes, bytes] = {}  # of a global PAX header
 
     def __iter__(self) -> Iterator[Entry]:
         while (entry := self._next()) is not None:
@@ -180,58 +193,73 @@ class TarStream:
     # entries
 
     def _next(self) -> Entry | None:
-        self._discard(self._left + self._padding)
-        self._left = self._padding = 0
-        extra: dict[str, str] = dict(self._defaults) if self._defaults else {}
+        rest = self._left + self._padding
+        if rest:
+            self._discard(rest)
+            self._left = self._padding = 0
+        try:
+            return self._read_entry()
+        except Refused as error:
+            raise TarError(_WHY[error.why]) from None
+
+    def _read_entry(self) -> Entry | None:
+        extra = dict(self._defaults) if self._defaults else {}
         for _ in range(_MOST_EXTENSIONS):
             block = self._exactly(BLOCK)
             if block == _ZERO:
                 if extra != self._defaults:
                     raise TarError("the archive ends after a header that belongs to the next entry")
                 return None
-            _check_sum(block)
-            flag = block[156:157]
-            if flag in (b"x", b"L", b"K", b"g"):
-                self._extend(flag, self._extension(block), extra)
-                continue
-            return self._entry(block, flag, extra)
+            found = fields(block, _total)
+            if found[0] in (b"x", b"L", b"K", b"g"):
+                self._extend(found[0], self._extension(found[3]), extra)
+            else:
+                return self._entry(found, extra)
         raise TarError("too many extension headers before one entry")
 
-    def _extension(self, block: bytes) -> bytes:
-        size = _number(block[124:136])
+    def _extension(self, size: int) -> bytes:
         if size > self.caps.extension:
             raise TarError(f"an extension header of {size:,} bytes; the most is {self.caps.extension:,}")
         body = self._exactly(size)
         self._discard(-size % BLOCK)
         return body
 
-    def _extend(self, flag: bytes, body: bytes, extra: dict[str, str]) -> None:
+    def _extend(self, flag: bytes, body: bytes, extra: dict[bytes, bytes]) -> None:
         if flag == b"L":
-            extra["path"] = _text(body.partition(b"\0")[0])
+            extra[b"path"] = body.partition(b"\0")[0]
         elif flag == b"K":
-            extra["linkpath"] = _text(body.partition(b"\0")[0])
-        elif flag == b"x":
-            extra.update(_pax(body))
+            extra[b"linkpath"] = body.partition(b"\0")[0]
         else:
-            found = _pax(body)
-            if found.keys() & {"path", "linkpath", "size"}:
-                raise TarError("a global PAX header names a path, a link or a size")
-            self._defaults.update(found)
+            found = pax_records(body)
+            named = found.keys() & {b"path", b"linkpath"}
+            if flag == b"g":
+                if named or b"size" in found:
+                    raise TarError("a global PAX header names a path, a link or a size")
+                self._defaults.update(found)
+            if any(not found[key] or b"\0" in found[key] or len(found[key]) > _LONGEST for key in named):
+                raise TarError("a PAX header has a path that is empty, too long or holds a NUL")
             extra.update(found)
 
-    def _entry(self, block: bytes, flag: bytes, extra: dict[str, str]) -> Entry:
+    def _entry(self, found: Fields, extra: dict[bytes, bytes]) -> Entry:
         self._entries += 1
         if self._entries > self.caps.entries:
             raise TarError(f"more than {self.caps.entries:,} entries")
-        name = extra.get("path") or _name(block)
+        flag, raw, mode, size, mtime, target = found
+        extended = False
+        if extra:
+            raw, target = extra.get(b"path") or raw, extra.get(b"linkpath") or target
+            size = decimal(extra[b"size"]) if b"size" in extra else size
+            mtime = pax_time(extra[b"mtime"]) if b"mtime" in extra else mtime
+            extended = any(key.startswith(_ATTRIBUTES) for key in extra)
+        name = raw.decode("utf-8", "surrogateescape")
+        if not name:
+            raise TarError("an entry has no name")
         kind = _KINDS.get(flag)
         if kind is None:
             raise TarError(f"{short(name)} is of the type {flag!r}, which is not supported")
-        if any(key.startswith("GNU.sparse") for key in extra):
-            raise TarError(f"{short(name)} is a sparse file, which is not supported")
-        size = _decimal(extra["size"]) if "size" in extra else _number(block[124:136])
         if kind == "file" and name.endswith("/"):
             kind = "dir"
+        link = ""
         if kind == "file":
             self.size += size
             if self.size > self.caps.size:
@@ -239,99 +267,16 @@ class TarStream:
             self._left, self._padding = size, -size % BLOCK
         elif size:
             raise TarError(f"{short(name)} is a {kind} with {size:,} bytes of data")
-        link = extra.get("linkpath") or _text(block[157:257].partition(b"\0")[0])
-        if kind in ("symlink", "hardlink") and (not link or "\0" in link or len(link) > self.caps.name):
-            raise TarError(f"{short(name)} links to {short(link)}")
-        return Entry(
-            name,
-            kind,
-            mode=_number(block[100:108]) & 0o7777,
-            size=size if kind == "file" else 0,
-            mtime=_time(extra.get("mtime"), block[136:148]),
-            link=link if kind in ("symlink", "hardlink") else "",
-            extended=any(key.startswith(("SCHILY.", "LIBARCHIVE.", "RHT.")) for key in extra),
-        )
+        elif kind in ("symlink", "hardlink"):
+            link = target.decode("utf-8", "surrogateescape")
+            if not link or "\0" in link or len(link) > self.caps.name:
+                raise TarError(f"{short(name)} links to {short(link)}")
+        return Entry(name, kind, mode=mode & 0o7777, size=size, mtime=min(mtime, _LATEST), link=link, extended=extended)
 
 
-def _check_sum(block: bytes) -> None:
-    said = _number(block[148:156])
-    if said != sum(block) - sum(block[148:156]) + 8 * 32:
-        raise TarError("a header's checksum is wrong: no tar, or damaged")
+def _total(block: bytes) -> int:
+    """The sum of a header's bytes, as `sum` gives it and five times as fast.
 
-
-def _number(field: bytes) -> int:
-    """Octal digits in blanks or NULs, or GNU's binary form. Never negative."""
-    if field[0] == 0x80:
-        value = int.from_bytes(field[1:], "big")
-        if value >= 1 << 62:
-            raise TarError("a number in a header is too large")
-        return value
-    digits = field.partition(b"\0")[0].strip(b" ")
-    if not digits:
-        return 0
-    try:
-        if not digits.isdigit():
-            raise ValueError
-        return int(digits, 8)
-    except ValueError:
-        raise TarError(f"{field!r} in a header is no number") from None
-
-
-def _decimal(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise TarError(f"the size {text[:40]!r} in a PAX header is no number")
-    return int(text)
-
-
-def _time(extended: str | None, field: bytes) -> int:
-    """Whole seconds from 1970 to 2242; what lies outside, or is negative (K01), is the nearest of these."""
-    if extended is not None:
-        whole = extended.partition(".")[0]
-        if whole.startswith("-"):
-            return 0
-        if not whole.isascii() or not whole.isdigit() or len(whole) > 18:
-            raise TarError(f"the time {extended[:40]!r} in a PAX header is no number")
-        return min(int(whole), _LATEST)
-    if field[0] == 0xFF:  # GNU's binary form of a negative number
-        return 0
-    return min(_number(field), _LATEST)
-
-
-def _name(block: bytes) -> str:
-    name = block[:100].partition(b"\0")[0]
-    if block[257:263] == b"ustar\0":
-        prefix = block[345:500].partition(b"\0")[0]
-        if prefix:
-            name = prefix + b"/" + name
-    if not name:
-        raise TarError("an entry has no name")
-    return _text(name)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _pax(body: bytes) -> dict[str, str]:
-    """Records "LENGTH KEY=VALUE\\n". Every byte must belong to one."""
-    found: dict[str, str] = {}
-    at = 0
-    for _ in range(_MOST_RECORDS):
-        if at == len(body) or (body[at] == 0 and not body[at:].strip(b"\0")):
-            return found
-        digits, blank, _rest = body[at : at + 20].partition(b" ")
-        if not blank or not digits.isdigit() or len(digits) > 9:
-            raise TarError("a PAX header has a record without a length")
-        end = at + int(digits)
-        record = body[at + len(digits) + 1 : end]
-        if end > len(body) or end <= at + len(digits) + 1 or not record.endswith(b"\n"):
-            raise TarError("a PAX header has a record with a wrong length")
-        key, equals, value = record[:-1].partition(b"=")
-        if not equals or not key:
-            raise TarError("a PAX header has a record without a key")
-        name = _text(key)
-        if name in ("path", "linkpath") and (b"\0" in value or not value or len(value) > _LONGEST):
-            raise TarError(f"a PAX header has a {name} that is empty, too long or holds a NUL")
-        found[name] = _text(value)
-        at = end
-    raise TarError("a PAX header has too many records")
+    The lower half of an Adler-32 is 1 + the sum, modulo 65521, which 256 bytes do not reach.
+    """
+    return (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2

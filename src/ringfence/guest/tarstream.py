@@ -2,13 +2,21 @@
 
 The reader takes what GNU tar, bsdtar, git and Python write. What is not plainly right is `Refused`, with a word that
 says why (K01): nothing is guessed, and no name or number of an archive is used before it was checked.
+
+What a header says is read here for images too (`fields`, `pax_records`). Their reader, files/tarstream.py, is another
+one because it asks for bytes where this one is fed: it seeks over what it does not need, and undoes compression.
 """
 
 from __future__ import annotations
 
+from struct import Struct
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    Fields: TypeAlias = tuple[bytes, bytes, int, int, int, bytes]  # flag, name, mode, size, mtime, link
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -19,9 +27,12 @@ _DEVICES = (b"3", b"4", b"6")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
 _EXTENSIONS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL)
 _MAX_EXTENSION = 1 << 16
+_MAX_RECORDS = 1_000  # of one PAX header
 _MAX_PARTS = 4096
 _MAX_SIZE = 1 << 53
 _OCTAL_MOST = 8**11 - 1  # eleven octal digits: 8 GiB less one byte
+_HEADER = Struct("<100s8s16x12s12s8sc100s6s82x155s12x")  # name, mode, size, mtime, sum, flag, link, magic, prefix
+_NO_SUM = 8 * 0x20  # a header is summed up with blanks in place of the sum
 
 
 class Refused(Exception):  # noqa: N818  # what happened to the archive, and no fault of ours
@@ -170,7 +181,7 @@ class Reader:
         self._skip = -len(held) % BLOCK
         self._wanted = BLOCK
         if flag in (_PAX, _PAX_GLOBAL):
-            records = _pax_records(held)
+            records = pax_records(held)
             if flag == _PAX:
                 self._pax.update(records)
             elif records.keys() & {b"path", b"linkpath", b"size"}:
@@ -185,10 +196,8 @@ class Reader:
             self._link = text
 
     def _take_header(self, block: bytes) -> Iterator[Member | None]:
-        if _octal(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 32:
-            raise Refused("not-tar")
-        flag, size = block[156:157], _number(block[124:136])
-        name, link = self._names(block)
+        flag, name, mode, size, mtime, link = fields(block)
+        name, link = self._names(name, link)
         if flag in _EXTENSIONS:
             if not 0 < size <= _MAX_EXTENSION:
                 raise Refused("header", name)
@@ -199,12 +208,14 @@ class Reader:
         kind = _KINDS.get(flag)
         if kind is None:
             raise Refused("sparse" if flag == b"S" else "type", name)
-        size = _decimal(self._pax[b"size"]) if b"size" in self._pax else size
+        size = decimal(self._pax[b"size"]) if b"size" in self._pax else size
         if kind == FILE and name.endswith(b"/"):
             kind = DIRECTORY  # as the first tar wrote them
         if kind != FILE and size:
             raise Refused("size", name)
-        member = Member(name, kind, size, _octal(block[100:108]), self._mtime(block), link)
+        if b"mtime" in self._pax:
+            mtime = pax_time(self._pax[b"mtime"])
+        member = Member(name, kind, size, mode, mtime, link)
         self._name = self._link = None
         self._pax = {}
         self._left = size
@@ -213,60 +224,75 @@ class Reader:
         if kind == FILE and not size:
             yield None
 
-    def _names(self, block: bytes) -> tuple[bytes, bytes]:
+    def _names(self, name: bytes, link: bytes) -> tuple[bytes, bytes]:
         if (self._name is not None and b"path" in self._pax) or (self._link is not None and b"linkpath" in self._pax):
             raise Refused("two-names", self._name or self._link or b"")
-        name = block[:100].partition(b"\0")[0]
-        if block[257:263] == b"ustar\0" and block[345]:
-            name = block[345:500].partition(b"\0")[0] + b"/" + name
         name = self._pax.get(b"path", self._name if self._name is not None else name)
-        link = block[157:257].partition(b"\0")[0]
         return name, self._pax.get(b"linkpath", self._link if self._link is not None else link)
 
-    def _mtime(self, block: bytes) -> int:
-        if b"mtime" not in self._pax:
-            return 0 if block[136] >= 0x80 else _octal(block[136:148])
-        whole = self._pax[b"mtime"].partition(b".")[0]
-        return 0 if whole.startswith(b"-") else _decimal(whole)
+
+# ── what headers say ─────────────────────────────────────────────────────────────────────────────
 
 
-def _octal(field: bytes) -> int:
-    text = field.strip(b" \0")
-    if not text:
+def fields(block: bytes, total: Callable[[bytes], int] = sum) -> Fields:
+    """What a header's block says: flag, name, mode, size, mtime, link. `total` adds up its bytes. Raises Refused."""
+    name, mode, size, mtime, check, flag, link, magic, prefix = _HEADER.unpack(block)
+    if check[0] >= 0x80 or number(check) != total(block) - sum(check) + _NO_SUM:
+        raise Refused("not-tar")
+    name = name.partition(b"\0")[0]
+    if magic == b"ustar\0" and prefix[0]:
+        name = prefix.partition(b"\0")[0] + b"/" + name
+    when = 0 if mtime[0] == 0xFF else number(mtime)  # GNU's binary form of a time before 1970
+    return flag, name, number(mode), number(size), when, link.partition(b"\0")[0]
+
+
+def number(field: bytes) -> int:
+    """Octal digits between blanks and a NUL, or GNU's binary form: its first bit says so, its second is a sign."""
+    if field[0] >= 0x80:
+        value = int.from_bytes(field[1:], "big")
+        if field[0] != 0x80 or value > _MAX_SIZE:
+            raise Refused("size")
+        return value
+    digits = field.partition(b"\0")[0].strip(b" ")
+    if not digits:
         return 0
-    if any(digit not in b"01234567" for digit in text):
-        raise Refused("number")
-    return int(text, 8)
+    try:
+        return int(digits, 8) if digits.isdigit() else _no_number()
+    except ValueError:  # an 8 or a 9
+        return _no_number()
 
 
-def _number(field: bytes) -> int:
-    """Octal, or GNU's binary form, whose first bit says so and whose second is a sign."""
-    if field[0] < 0x80:
-        return _octal(field)
-    size = int.from_bytes(field[1:], "big")
-    if field[0] != 0x80 or size > _MAX_SIZE:
-        raise Refused("size")
-    return size
+def _no_number() -> int:
+    raise Refused("number")
 
 
-def _decimal(text: bytes) -> int:
+def decimal(text: bytes) -> int:
+    """A number in a PAX header."""
     if not text.isdigit() or len(text) > 16 or int(text) > _MAX_SIZE:
         raise Refused("number")
     return int(text)
 
 
-def _pax_records(data: bytes) -> dict[bytes, bytes]:
-    """`length key=value\\n`, one after the other, and nothing else."""
+def pax_time(text: bytes) -> int:
+    """Whole seconds; 0 for a time before 1970."""
+    whole = text.partition(b".")[0]
+    return 0 if whole.startswith(b"-") else decimal(whole)
+
+
+def pax_records(data: bytes) -> dict[bytes, bytes]:
+    """`length key=value\\n`, one after the other, and nothing else but NULs at the end."""
     records: dict[bytes, bytes] = {}
-    while data:
-        digits, space, _ = data.partition(b" ")
-        if not space or not digits.isdigit() or len(digits) > 5:
+    at = 0
+    while at < len(data) and (data[at] or data[at:].strip(b"\0")):
+        digits, space, _ = data[at : at + 9].partition(b" ")
+        if not space or not digits.isdigit() or len(records) >= _MAX_RECORDS:
             raise Refused("pax")
-        record, data = data[: int(digits)], data[int(digits) :]
-        key, equals, value = record[len(digits) + 1 :].partition(b"=")
-        if len(record) != int(digits) or not equals or not value.endswith(b"\n") or key in records:
+        end = at + int(digits)
+        key, equals, value = data[at + len(digits) + 1 : end].partition(b"=")
+        if end > len(data) or not key or not equals or not value.endswith(b"\n") or key in records:
             raise Refused("pax")
         if key.startswith(b"GNU.sparse"):
             raise Refused("sparse")
         records[key] = value[:-1]
+        at = end
     return records

@@ -10,6 +10,7 @@ import os
 import stat
 
 from ringfence.errors import ImageError
+from ringfence.files.digesting import Beside
 from ringfence.files.tarstream import Caps, Entry, TarError, TarStream, TooLargeError, short
 from ringfence.images.unpacking import Unpacked
 from ringfence.values import FrozenMap, Struct, final, replace
@@ -201,22 +202,27 @@ def _wrong_digest(name: str) -> ImageError:
 
 
 class _Hashed:
-    """A reader that digests what passes."""
+    """A reader that digests what passes. Close it."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         import hashlib
 
         self._read = read
         self._sum = hashlib.sha256()
+        self._beside = Beside()
 
     def read(self, count: int) -> bytes:
         data = self._read(count)
-        self._sum.update(data)
+        self._beside.update(self._sum, data)
         return data
 
     @property
     def digest(self) -> str:
+        self._beside.settle()
         return self._sum.hexdigest()
+
+    def close(self) -> None:
+        self._beside.close()
 
 
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────
@@ -308,17 +314,17 @@ def _apply_layers(
 def _apply_layer(archive: _Archive, tree: Tree, name: str, digest: str | None, diff: str, left: int) -> int:
     packed = _Hashed(archive.reader(name))
     unpacked = Unpacked(packed.read if digest is not None else archive.reader(name))
+    plain = _Hashed(unpacked.read)
     try:
-        plain = _Hashed(unpacked.read)
         stream = TarStream(plain.read, replace(tree.caps, size=left))
         tree.apply_tar(stream, whiteouts=True)
         stream.drain()
+        if plain.digest != diff or digest not in (None, packed.digest):
+            raise _wrong_digest(name)
     finally:
         unpacked.close()
-    if plain.digest != diff:
-        raise _wrong_digest(name)
-    if digest is not None and packed.digest != digest:
-        raise _wrong_digest(name)
+        plain.close()
+        packed.close()
     return stream.size
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-
 from ringfence.errors import ImageError
 
 TYPE_CHECKING = False
@@ -24,6 +21,9 @@ def split(source: str) -> tuple[str, str] | None:
 
 def save(engine: str, name: str, path: str, progress: Callable[[str], None]) -> None:
     """Write the archive of `name` to `path`. Raises ImageError, with what the engine said."""
+    import shutil
+    import subprocess
+
     if not name or name.startswith("-") or not _NAME.issuperset(name) or len(name) > 300:
         raise ImageError(f"{name!r:.80} is no name of an image", code="image-source", fix=f"such as {engine}:debian:12")
     if shutil.which(engine) is None:

@@ -10,7 +10,8 @@ import tarfile
 
 from ringfence.errors import ImageError
 from ringfence.files.layers import scan, tree_digest, walk
-from ringfence.files.tarstream import BLOCK, TarError
+from ringfence.files.tarstream import TarError
+from ringfence.guest.tarstream import BLOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def _write(file: BinaryIO, tree: Node, root: str, info: ImageInfo) -> None:
     file.write(_header(layer_name, 0))
     layer = _Layer(file)
     with tarfile.open(fileobj=layer, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_CHUNK) as tar:
-        for path, node in walk(tree):
-            _add(tar, "/".join(path), node, root)
+        for name, node in walk(tree):
+            _add(tar, name, node, root)
     file.write(bytes(-layer.size % BLOCK))
     end = file.tell()
     file.seek(0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-
 from ringfence.errors import ImageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
     from typing import BinaryIO, Protocol, TypeAlias
 
@@ -69,6 +68,7 @@ class Unpacked:
         return _Stdlib(self._raw, "zstd", (zstd.ZstdDecompressor, (zstd.ZstdError,))).read
 
     def _by_program(self) -> Read:
+        import subprocess
         import threading
 
         try:
