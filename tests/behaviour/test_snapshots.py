@@ -23,6 +23,7 @@ from ringfence import (
     Snapshot,
     SnapshotError,
 )
+from ringfence._sync.trees import Trees
 from ringfence.files.store import own_store
 
 TREE = """
@@ -51,10 +52,102 @@ sorted(f for f in found if f[0] != "./shut"), os.stat("d/hard").st_ino == os.sta
 """
 
 
+CHANGES = """
+import os, random, stat
+chance = random.Random(seed)
+def some(kind):
+    found = [os.path.join(t, n) for t, ds, fs in os.walk(".") for n in ds + fs]
+    return [p for p in found if kind(os.lstat(p).st_mode)]
+def name():
+    return os.path.join(chance.choice([".", *some(stat.S_ISDIR)]), f"n{chance.randrange(30)}")
+def change():
+    what, new = chance.randrange(11), name()
+    files, folders, all = some(stat.S_ISREG), some(stat.S_ISDIR), some(lambda mode: True)
+    if what < 3: open(new, "w").write(str(chance.random()))
+    elif what == 3: os.mkdir(new)
+    elif what == 4: os.symlink("x" * chance.randrange(1, 9), new)
+    elif what == 5: os.link(chance.choice(files), new)
+    elif what == 6: os.rename(chance.choice(all), new)
+    elif what == 7: os.remove(chance.choice(files))
+    elif what == 8: os.rmdir(chance.choice(folders))
+    elif what == 9: os.chmod(chance.choice(files + folders), chance.choice((0o700, 0o755, 0o500, 0)))
+    else:
+        path = chance.choice(files); info = os.stat(path)
+        open(path, "r+").write(chance.choice("xyz")); os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+for _ in range(count):
+    try: change()
+    except (OSError, IndexError): pass
+"""
+
+
 def facts(box: Sandbox) -> str:
     found = box.run(FACTS).check().value
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_look_at_what_changed_finds_what_a_look_at_everything_finds(seed: int) -> None:
+    """Whatever happens between two snapshots, and whether it is long ago or just now when the second is taken."""
+    with Sandbox() as box:
+        box.run(f"seed, count = {seed}, 60\n{CHANGES}").check()
+        for turn in range(10):
+            again = box.snapshot()
+            trees = Trees(box._bound())  # as if nobody had looked before
+            anew = trees.take(box._running_place())
+            trees.close()
+            assert again._tree().manifest.entries == anew._tree().manifest.entries
+            assert again.digest == anew.digest
+            again.delete()
+            anew.delete()
+            if turn % 3:
+                time.sleep(0.08)  # what was just changed is read again anyway; later it is not
+            box.run(f"seed, count = {100 * seed + turn}, {turn % 4}\n{CHANGES}").check()
+
+
+OTHERS = """
+import os, signal
+for name in os.listdir("/proc"):
+    if name.isdigit() and int(name) not in (1, os.getpid()):
+        os.kill(int(name), signal.{signal})
+"""
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+def test_a_guest_that_ends_or_stops_the_worker_that_stayed_changes_nothing(signal: str) -> None:
+    with Sandbox() as box:
+        box.files.write("a", "1")
+        box.snapshot().delete()
+        box.run(OTHERS.format(signal=signal)).check()
+        box.run("open('a', 'w').write('2'); open('b', 'w').write('3')").check()
+        snap = box.snapshot()
+        assert {name: made.size for name, made in snap._tree().manifest.by_path.items()} == {"a": 1, "b": 1}
+        box.files.write("a", "444")
+        after = box.snapshot()
+        assert [(change.kind, change.path) for change in snap.diff(after)] == [("changed", "a")]
+        snap.delete()
+        after.delete()
+
+
+def test_a_sandbox_of_which_a_snapshot_was_taken_is_idle_like_any_other() -> None:
+    with Sandbox(policy=Policy(limits=Limits(idle_s=1))) as box:
+        box.snapshot()
+        deadline = time.monotonic() + 20
+        while box.state == "running":
+            assert time.monotonic() < deadline, "the worker that stayed keeps it busy"
+            time.sleep(0.05)
+        assert box.state == "closed"
+
+
+def test_with_few_processes_nothing_stays_that_would_take_one_of_them() -> None:
+    count = "import os, subprocess\nran = []\ntry:\n    while True: ran.append(subprocess.Popen(['sleep', '9']))\n"
+    count += "except OSError: pass\nfor each in ran: each.kill(); each.wait()\nlen(ran) + 1"
+    with Sandbox(policy=Policy(limits=Limits(processes=6))) as box:
+        box.snapshot()
+        box.snapshot()
+        deadline = time.monotonic() + 20
+        while box.run(count).check().value != "6":
+            assert time.monotonic() < deadline, "the second worker does not end"
 
 
 @pytest.fixture(autouse=True)

@@ -151,3 +151,38 @@ def test_whatever_is_taken_is_a_tree_below_the_workspace(given_rows: list[list[o
         assert not {"", ".", ".."} & set(made.path.split("/"))
         seen |= {made.path} if made.kind == "d" else set()
     assert len(tree.by_path) == len(given_rows)
+
+
+def _tree(given_rows: list[list[object]]) -> Manifest | None:
+    try:
+        return Manifest([entry(one) for one in given_rows], Caps(100, 6))
+    except SnapshotError:
+        return None
+
+
+@given(st.lists(rows, max_size=8), st.lists(rows, max_size=3), st.lists(paths, max_size=3))
+def test_a_tree_with_changes_is_the_tree_that_all_its_rows_would_make(
+    before_rows: list[list[object]], told_rows: list[list[object]], gone: list[str]
+) -> None:
+    before = _tree(before_rows)
+    try:
+        told = {made.path: made for made in map(entry, told_rows)}
+    except SnapshotError:
+        return
+    if before is None:
+        return
+    # So many more that the short way is taken: it is not for a tree of which most is new.
+    more = [Entry(f"more{n}", "d", 0o755, 0, 0, "") for n in range(40)]
+    before = Manifest([*before.entries, *more])
+    left = [made for made in before.entries if made.path not in told and made.path not in gone]
+    caps = Caps(100, 60)
+    try:
+        whole = Manifest([*left, *told.values()], caps)
+    except SnapshotError:
+        with pytest.raises(SnapshotError):
+            before.patched(told, set(gone) - told.keys(), caps)
+        return
+    short = before.patched(told, set(gone) - told.keys(), caps)
+    for name in Manifest.__slots__:
+        assert name == "_lines" or getattr(short, name) == getattr(whole, name), name
+    assert short.digest("here") == whole.digest("here")

@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import SnapshotError
+from ringfence.files.lineage import Lineage, Look
 from ringfence.files.manifest import Caps, Entry, Manifest, hasher
-from ringfence.files.snapshotting import Lineage, Row, Taking, orders
+from ringfence.files.snapshotting import Taking, orders
 from ringfence.files.store import Holder, Store, Writer
 from ringfence.guest.keeping import AGAIN, DATA, DONE, END, ENTRY, GONE, HEADER
+from ringfence.guest.knowing import Known
 
+STAMP = "5a" * 16
 CAPS = Caps(1 << 20, 10)
 
 
@@ -29,12 +32,16 @@ def record(kind: bytes, payload: bytes = b"") -> bytes:
     return HEADER.pack(kind, len(payload)) + payload
 
 
-def told(path: str, kind: str = "f", size: int = 0, text: str = "", stamp: str = "s") -> bytes:
+def told(path: str, kind: str = "f", size: int = 0, text: str = "", stamp: object = STAMP) -> bytes:
     return record(ENTRY, json.dumps({"row": [path, kind, 0o644, 0, size, text], "stamp": stamp}).encode())
 
 
 def gone(*names: object) -> bytes:
     return record(GONE, json.dumps({"names": names}).encode())
+
+
+def ended(**said: object) -> bytes:
+    return record(DONE, json.dumps(said or {"top": STAMP}).encode())
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def taking(store: Store, lineage: Lineage | None = None, *, contents: bool = True) -> Taking:
-    return Taking(store, CAPS, lineage, contents=contents)
+    return Taking(store, CAPS, lineage or Lineage(Holder(store)), contents=contents)
 
 
 def lineage(store: Store, data: bytes = b"old") -> Lineage:
@@ -53,39 +60,43 @@ def lineage(store: Store, data: bytes = b"old") -> Lineage:
     writer.write(data)
     holder = Holder(store)
     made = Entry("f", "f", 0o644, 0, len(data), holder.commit(writer))
-    return Lineage(holder, {"f": Row(made, "s")})
+    found = Lineage(holder)
+    look = Look(found.manifest, {"f": made}, set(), CAPS)
+    look.stamps, look.top = {"f": bytes.fromhex(STAMP)}, bytes.fromhex(STAMP)
+    found.follow(look)
+    return found
 
 
 def test_an_honest_stream_becomes_a_tree_with_its_content(store: Store) -> None:
     one = taking(store)
     one.feed(told("d", "d") + told("d/f", size=5) + record(DATA, b"he"))
-    one.feed(record(DATA, b"llo") + record(END) + told("d/l", "l", text="../..") + record(DONE))
-    tree, line = one.finish()
-    assert tree.entries == (
+    one.feed(record(DATA, b"llo") + record(END) + told("d/l", "l", text="../..") + ended())
+    look = one.finish()
+    assert look.manifest.entries == (
         Entry("d", "d", 0o644, 0, 0, ""),
         Entry("d/f", "f", 0o644, 0, 5, digest(b"hello")),
         Entry("d/l", "l", 0o644, 0, 0, "../.."),
     )
     assert b"".join(store.read(digest(b"hello"), 5)) == b"hello"
-    line.close()
+    assert look.top == bytes.fromhex(STAMP)
     one.drop()
     assert not store.has(digest(b"hello"))
 
 
 def test_any_cut_of_the_stream_into_pieces_gives_the_same(store: Store) -> None:
-    whole = told("f", size=3) + record(DATA, b"abc") + record(END) + record(DONE)
+    whole = told("f", size=3) + record(DATA, b"abc") + record(END) + ended()
     for cut in range(len(whole)):
         one = taking(store)
         one.feed(whole[:cut])
         one.feed(whole[cut:])
-        assert one.finish()[0].digests == {digest(b"abc"): 3}
+        assert one.finish().manifest.digests == {digest(b"abc"): 3}
 
 
 def test_a_file_that_changed_while_it_was_read_is_told_again(store: Store) -> None:
     one = taking(store)
     one.feed(told("f", size=4) + record(DATA, b"ab") + record(AGAIN))
-    one.feed(told("f", size=2) + record(DATA, b"cd") + record(END) + record(DONE))
-    assert one.finish()[0].digests == {digest(b"cd"): 2}
+    one.feed(told("f", size=2) + record(DATA, b"cd") + record(END) + ended())
+    assert one.finish().manifest.digests == {digest(b"cd"): 2}
 
 
 @pytest.mark.parametrize(
@@ -99,21 +110,26 @@ def test_a_file_that_changed_while_it_was_read_is_told_again(store: Store) -> No
         record(ENTRY, b"not json"),
         record(ENTRY, b"[]"),
         record(ENTRY, b'{"row": [], "stamp": "s"}'),
-        record(ENTRY, b'{"row": ["f", "f", 0, 0, 0, ""], "stamp": 5}'),
-        told("f", stamp="x" * 1000),
+        told("f", stamp=5),
+        told("f", stamp="x" * 32),
+        told("f", stamp="5a" * 15),
+        told("f", stamp="5a" * 1000),
+        record(DONE),
+        ended(top="x"),
+        ended(problem="none that we know"),
         told("../f", size=1),
         told("/etc/passwd", "l", text="x"),
         told("dev", "c"),
         told("f", size=1) + record(DATA, b"xx"),
         told("f", size=3) + record(DATA, b"x") + record(END),
         told("f", size=1) + told("g"),
-        told("f", size=1) + record(DONE),
+        told("f", size=1) + ended(),
         told("f", size=(1 << 20) + 1),
         told("f") + record(END) + told("f") + record(END),
         told("f", text="ab" * 32),
         gone("f"),
         gone(5),
-        record(DONE) + record(DONE),
+        ended() + ended(),
         b"".join(told(f"d{n}", "d") for n in range(25)),
     ],
 )
@@ -124,9 +140,7 @@ def test_a_stream_that_no_honest_worker_sends_is_refused(store: Store, stream: b
     one.drop()
 
 
-@pytest.mark.parametrize(
-    "stream", [b"", told("d", "d"), told("d", "d") + record(DONE)[:-1], told("a/b", "d") + record(DONE)]
-)
+@pytest.mark.parametrize("stream", [b"", told("d", "d"), told("d", "d") + ended()[:-1], told("a/b", "d") + ended()])
 def test_a_stream_without_an_end_or_a_tree_is_refused(store: Store, stream: bytes) -> None:
     one = taking(store)
     one.feed(stream)
@@ -148,39 +162,40 @@ def test_a_sandbox_cannot_name_content_that_it_never_had(store: Store) -> None:
 def test_a_digest_of_its_own_is_taken_but_with_its_size_only(store: Store) -> None:
     line = lineage(store)
     one = taking(store, line)
-    one.feed(told("g", size=3, text=digest(b"old")) + gone("f") + record(DONE))
-    tree, after = one.finish()
-    assert [made.path for made in tree.entries] == ["g"]
-    other = taking(store, after)
-    other.feed(told("g", size=4, text=digest(b"old")) + told("h", size=3, text=digest(b"old")) + record(DONE))
+    one.feed(told("g", size=3, text=digest(b"old")) + gone("f") + ended())
+    look = one.finish()
+    assert [made.path for made in look.manifest.entries] == ["g"]
+    one.follow(look)
+    other = taking(store, line)
     with pytest.raises(SnapshotError, match="another size"):
-        other.finish()
+        other.feed(told("g", size=4, text=digest(b"old")))
 
 
 def test_what_is_not_told_is_as_it_was(store: Store) -> None:
     line = lineage(store)
     one = taking(store, line)
-    assert json.loads(one.known()) == {"stamps": {"f": "s"}, "digests": digest(b"old")[:32]}
-    one.feed(told("new", "d") + record(DONE))
-    assert [made.path for made in one.finish()[0].entries] == ["f", "new"]
+    known = Known(one.known(stayed=False)[4:])
+    assert {path: group.of_all() for path, group in known.memory.groups.items()} == {"": {"f": bytes.fromhex(STAMP)}}
+    one.feed(told("new", "d") + ended())
+    assert [made.path for made in one.finish().manifest.entries] == ["f", "new"]
 
 
 def test_a_name_is_not_there_and_gone(store: Store) -> None:
     one = taking(store, lineage(store))
-    one.feed(told("f", "d") + gone("f") + record(DONE))
+    one.feed(told("f", "d") + gone("f") + ended())
     with pytest.raises(SnapshotError, match="there and gone"):
         one.finish()
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
-    one = Taking(Store("/nonexistent"), CAPS, None, contents=False)
+    one = taking(Store("/nonexistent"), contents=False)
     try:
         one.feed(data)
         one.finish()
     except SnapshotError:
         return
-    assert data.endswith(record(DONE))
+    assert HEADER.pack(DONE, 0)[:1] in data
 
 
 # ── the way back ─────────────────────────────────────────────────────────────────────────────────

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ringfence import snapshots
-from ringfence._async.worker import AsyncWorker
+from ringfence._async.waiting import lock
+from ringfence._async.worker import STALL_S, AsyncWorker
 from ringfence.errors import SnapshotError
+from ringfence.files.lineage import Lineage
 from ringfence.files.manifest import Manifest, caps_of
-from ringfence.files.snapshotting import Lineage, Taking, orders, problem
+from ringfence.files.snapshotting import Taking, orders
 from ringfence.files.store import Holder, own_store
 
 TYPE_CHECKING = False
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from ringfence.files.store import Store
     from ringfence.snapshots import Snapshot
 
+_PROCESSES = 32  # of limits.processes: with fewer, a worker that stays would take a part of them that matters
+_NAMES = 20_000  # that a worker remembers
+_ANSWER_S = 3.0  # of one that has stayed: then it was stopped
+
 
 class AsyncTrees:
     """The files of one sandbox, as they were when the host last looked, so that the next look costs what changed."""
@@ -26,57 +32,92 @@ class AsyncTrees:
         self._bound = bound
         self._store = store
         self._lineage: Lineage | None = None
+        self._gate = lock()  # each look begins with what the last one found
+        self._stayed: AsyncWorker | None = None  # it took the last look, and remembers what it saw
 
     def close(self) -> None:
         """Content that only this sandbox held is removed."""
+        self._stayed = None
         if self._lineage is not None:
             self._lineage.close()
             self._lineage = None
 
     async def take(self, place: Place) -> Snapshot:
         """Each file is whole; a file that changed while it was read is read again. Raises SnapshotError."""
-        taking = self._taking(place, contents=True)
-        try:
-            await _look(place, taking)
-            manifest, lineage = taking.finish()
-        except BaseException:
-            taking.drop()
-            raise
-        self._follow(lineage)
-        return snapshots.make(manifest, taking.holder, self._bound, place.policy)
+        async with self._gate:
+            taking, worker = await self._look(place, contents=True)
+            try:
+                look = taking.finish()
+                holder = taking.content(look)
+                taking.follow(look)
+            except BaseException:
+                await worker.end()
+                raise
+            finally:
+                taking.drop()
+            if self._may_stay(place, len(look.manifest.entries)):
+                await worker.rest()
+                self._stayed = worker
+            else:
+                await worker.let_go()
+        return snapshots.make(look.manifest, holder, self._bound, place.policy)
 
     async def fill(self, place: Place, snapshot: Snapshot) -> None:
         """The files of `snapshot` into a workspace in which nothing is yet."""
         manifest, store = snapshots.check(snapshot, self._bound, place.policy)
         await _order(place, orders(Manifest(()), manifest, store))
-        self._follow(Lineage(_holding(manifest, store)))
+        self.close()
+        self._lineage = Lineage(_holding(manifest, store))
 
     async def roll_back(self, place: Place, snapshot: Snapshot) -> None:
         """The files as they were, touching only what differs."""
         manifest, store = snapshots.check(snapshot, self._bound, place.policy)
-        holder = _holding(manifest, store)
-        looking = self._taking(place, contents=False)
+        async with self._gate:
+            holder = _holding(manifest, store)
+            try:
+                looking, worker = await self._look(place, contents=False)
+                looking.drop()
+                await worker.let_go()
+                look = looking.finish()
+                await _order(place, orders(look.manifest, manifest, store))
+            except BaseException:
+                holder.close()
+                raise
+            looking.follow(look, holder)
+
+    async def _look(self, place: Place, *, contents: bool) -> tuple[Taking, AsyncWorker]:
+        """What a worker told, and the worker, which is the caller's to end."""
+        stayed, self._stayed = self._stayed, None
+        if stayed is not None and contents:
+            taking = self._taking(place, contents=contents)
+            if await _goes_on(stayed, taking):
+                return taking, stayed
+            taking.drop()  # a guest has killed or stopped it: another one is told what is known
+        elif stayed is not None:
+            await stayed.end()
+        taking = self._taking(place, contents=contents)
+        stays = contents and self._may_stay(place, 0)
+        worker = AsyncWorker(place, "keep", taking.args(stays=stays), feeds=True)
         try:
-            await _look(place, looking)
-            now, seen = looking.finish()
-            seen.close()
-            await _order(place, orders(now, manifest, store))
+            await worker.start()
+            if not await _told(worker, taking, stayed=False):
+                await _ended(worker)
+                raise SnapshotError("the worker inside ended early", code="snapshot-failed", fix="try again")
         except BaseException:
-            holder.close()
+            taking.drop()
+            await worker.end()
             raise
-        finally:
-            looking.drop()
-        self._follow(Lineage(holder, seen.rows))
+        return taking, worker
+
+    def _may_stay(self, place: Place, names: int) -> bool:
+        """Where one process more and what it remembers do not matter."""
+        return place.policy.limits.processes >= _PROCESSES and names <= _NAMES
 
     def _taking(self, place: Place, *, contents: bool) -> Taking:
         store = self._store or own_store()
-        lineage = self._lineage if self._lineage is not None and self._lineage.holder.store is store else None
-        return Taking(store, caps_of(place.policy.limits), lineage, contents=contents)
-
-    def _follow(self, lineage: Lineage) -> None:
-        before, self._lineage = self._lineage, lineage
-        if before is not None:
-            before.close()
+        if self._lineage is None or self._lineage.holder.store is not store:
+            self._lineage = Lineage(Holder(store))  # the first look, or the first in a fork of its process
+        return Taking(store, caps_of(place.policy.limits), self._lineage, contents=contents)
 
 
 async def copy_files(source: Place, of: AsyncTrees, target: Place, to: AsyncTrees) -> None:
@@ -95,17 +136,33 @@ def _holding(manifest: Manifest, store: Store) -> Holder:
     return holder
 
 
-async def _look(place: Place, taking: Taking) -> None:
-    worker = await AsyncWorker(place, "keep", taking.args(), feeds=True).start()
+async def _goes_on(worker: AsyncWorker, taking: Taking) -> bool:
+    """One more look by a worker that has stayed. False when it does not answer; then it is gone."""
+    worker.stall_s = _ANSWER_S
     try:
-        if await worker.write(taking.known()):
-            await worker.close_stdin()
-        while pieces := await worker.read():
-            for piece in pieces:
-                taking.feed(piece)
-        await _ended(worker)
-    finally:
+        if not worker.ended:
+            await worker.go_on()
+            if await _told(worker, taking, stayed=True):
+                return True
+    except TimeoutError:
+        return False
+    except BaseException:
+        taking.drop()
         await worker.end()
+        raise
+    await worker.end()
+    return False
+
+
+async def _told(worker: AsyncWorker, taking: Taking, *, stayed: bool) -> bool:
+    """All that it tells. False when it ended before."""
+    await worker.write(taking.known(stayed=stayed))
+    taking.prepare()
+    while not taking.done and (pieces := await worker.read()):
+        worker.stall_s = STALL_S
+        for piece in pieces:
+            taking.feed(piece)
+    return taking.done
 
 
 async def _order(place: Place, pieces: Iterator[bytes]) -> None:
@@ -123,13 +180,10 @@ async def _order(place: Place, pieces: Iterator[bytes]) -> None:
 async def _ended(worker: AsyncWorker) -> None:
     """Raises when the worker did not do all of its work."""
     try:
-        report = await worker.answer("/workspace")
+        await worker.answer("/workspace")
     except OSError as error:
         raise SnapshotError(
             f"the files could not be copied: {error}",
             code="snapshot-failed",
             fix="look at the file inside, then try again",
         ) from None
-    found = problem(report)
-    if found is not None:
-        raise found

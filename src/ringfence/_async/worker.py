@@ -39,6 +39,7 @@ class AsyncWorker:
         allowed = max(place.policy.limits.timeout_s, _SHORT_S)
         self._ends_at = time.monotonic() + allowed if total else None
         self._allowed = allowed
+        self.stall_s = STALL_S
         self._killed = False
 
     async def start(self) -> AsyncWorker:
@@ -103,9 +104,9 @@ class AsyncWorker:
     async def _wait(self, ready: Callable[[], bool], *, patient: bool) -> None:
         """Until `ready`. A worker that lets us wait too long is ended: TimeoutError."""
         now = time.monotonic()
-        until = None if patient else now + STALL_S
+        until = None if patient else now + self.stall_s
         if self._ends_at is not None:
-            until = min(self._ends_at, now + STALL_S)
+            until = min(self._ends_at, now + self.stall_s)
         try:
             arrived = await self._place.link.wait(ready, until)
         except SandboxLostError:
@@ -117,7 +118,7 @@ class AsyncWorker:
     def _too_long(self) -> str:
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             return f"files.{self._call}() did not end within {self._allowed:g} s (limits.timeout_s)"
-        return f"files.{self._call}() stood still for {STALL_S:g} s: the worker inside was stopped or starved"
+        return f"files.{self._call}() stood still for {self.stall_s:g} s: the worker inside was stopped or starved"
 
     # the end
 
@@ -157,6 +158,24 @@ class AsyncWorker:
             return True  # and everything inside with it
         await self.end()
         return not self._killed
+
+    @property
+    def ended(self) -> bool:
+        return self._inbox.end is not None
+
+    async def rest(self) -> None:
+        """It waits for more work, and keeps nobody from thinking that the sandbox is idle."""
+        await self._place.link.say(op="idle", id=self._inbox.id)
+
+    async def go_on(self) -> None:
+        """More work follows. A sandbox that was paused because it was idle goes on."""
+        await self._place.link.say(op="cell", id=self._inbox.id, timeout_s=None, cpu_s=None)
+
+    async def let_go(self) -> None:
+        """It has said all that it had to say: nobody waits for its end."""
+        if self._inbox.end is None:
+            self._killed = True
+            await self._place.link.say(op="kill", id=self._inbox.id, why="caller")
 
     async def end(self) -> None:
         """Kill it, if it still runs, and see that it is gone."""

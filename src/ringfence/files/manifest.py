@@ -6,6 +6,8 @@ make a tree is refused as a whole.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ from ringfence.guest import lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from ringfence.policy.model import Limits
 
@@ -60,32 +62,107 @@ def caps_of(limits: Limits) -> Caps:
 class Manifest:
     """A tree that has been checked. Parents come before what is in them."""
 
-    __slots__ = ("by_path", "digests", "entries", "size_bytes")
+    __slots__ = ("_keys", "_lines", "_shared", "by_path", "digests", "entries", "links", "size_bytes")
 
     def __init__(self, entries: Iterable[Entry], caps: Caps = NO_CAPS) -> None:
         """Raises SnapshotError for what is no tree, or one past `caps`."""
         self.entries = tuple(sorted(entries, key=_order))
+        self._keys = [_key(entry.path) for entry in self.entries]
+        self._lines: list[str] | None = None
         self.by_path = {entry.path: entry for entry in self.entries}
         self.digests = {entry.text: entry.size for entry in self.entries if entry.kind == "f"}
-        self.size_bytes = sum(entry.size for entry in self.entries)
+        self.links = sum([entry.kind == "h" for entry in self.entries])
+        self.size_bytes = sum([entry.size for entry in self.entries])
         if len(self.by_path) != len(self.entries):
             raise refused("a name twice")
         self._check_places()
+        self._shared = self._count_shared()
         self.check_caps(caps)
 
     def _check_places(self) -> None:
         directories = {""} | {entry.path for entry in self.entries if entry.kind == "d"}
         for path, kind, _, _, size, text in self.entries:
             if path.rpartition("/")[0] not in directories:
-                raise refused(f"{path!r}, which lies in no directory")
+                raise _out_of_place(path)
             if kind == "h" and (text not in self.by_path or self.by_path[text].kind != "f"):
                 raise refused(f"{path!r}, a further name of no file")
             if kind == "f" and self.digests[text] != size:
-                raise refused(f"{path!r} with another size than its content")
+                raise _other_size(path)
+
+    def _count_shared(self) -> dict[str, int]:
+        """Content that several files have, and how many of them."""
+        texts = [entry.text for entry in self.entries if entry.kind == "f"]
+        if len(texts) == len(self.digests):
+            return {}
+        return {text: count for text, count in Counter(texts).items() if count > 1}
+
+    def patched(self, told: Mapping[str, Entry], gone: Collection[str], caps: Caps) -> Manifest:
+        """This tree with other entries at some paths and without some others. Costs what changed, and some copies."""
+        few = 4 * (len(told) + len(gone)) < len(self.entries)
+        if not few or self.links or any(made.kind == "h" for made in told.values()):
+            rest = [made for made in self.entries if made.path not in told and made.path not in gone]
+            return Manifest([*rest, *told.values()], caps)
+        made = Manifest.__new__(Manifest)
+        made._take_over(self)  # noqa: SLF001  # of this very class
+        emptied = {path for path in (*gone, *told) if path in self.by_path and self.by_path[path].kind == "d"}
+        entries = list(self.entries)
+        for path in (*gone, *told):
+            made._remove(entries, path)  # noqa: SLF001  # as above
+        for entry in told.values():
+            made._insert(entries, entry)  # noqa: SLF001  # as above
+        made.entries = tuple(entries)
+        made._check_changed(told.values(), emptied)  # noqa: SLF001  # of this very class
+        made.check_caps(caps)
+        return made
+
+    def _take_over(self, other: Manifest) -> None:
+        self._keys, self._lines, self._shared = other._keys.copy(), other._all_lines().copy(), other._shared.copy()
+        self.by_path, self.digests = other.by_path.copy(), other.digests.copy()
+        self.links, self.size_bytes = other.links, other.size_bytes
+
+    def _remove(self, entries: list[Entry], path: str) -> None:
+        entry = self.by_path.pop(path, None)
+        if entry is None:
+            return
+        at = bisect_left(self._keys, _key(path))
+        del entries[at], self._keys[at], self._all_lines()[at]
+        self.size_bytes -= entry.size
+        if entry.kind == "f":
+            users = self._shared.pop(entry.text, 1)
+            if users > 2:
+                self._shared[entry.text] = users - 1
+            elif users == 1:
+                del self.digests[entry.text]
+
+    def _insert(self, entries: list[Entry], entry: Entry) -> None:
+        key = _key(entry.path)
+        at = bisect_left(self._keys, key)
+        entries.insert(at, entry)
+        self._keys.insert(at, key)
+        self._all_lines().insert(at, _line(entry))
+        self.by_path[entry.path] = entry
+        self.size_bytes += entry.size
+        if entry.kind == "f":
+            if entry.text in self.digests:
+                self._shared[entry.text] = self._shared.get(entry.text, 1) + 1
+            if self.digests.setdefault(entry.text, entry.size) != entry.size:
+                raise _other_size(entry.path)
+
+    def _check_changed(self, told: Iterable[Entry], emptied: Iterable[str]) -> None:
+        for entry in told:
+            above = entry.path.rpartition("/")[0]
+            if above and (above not in self.by_path or self.by_path[above].kind != "d"):
+                raise _out_of_place(entry.path)
+        for path in emptied:
+            if path in self.by_path and self.by_path[path].kind == "d":
+                continue
+            start = f"{_key(path)}\0"
+            at = bisect_left(self._keys, start)
+            if at < len(self._keys) and self._keys[at].startswith(start):
+                raise _out_of_place(self.entries[at].path)
 
     def check_caps(self, caps: Caps) -> None:
-        links = sum(entry.kind == "h" for entry in self.entries)
-        if max(len(self.entries) - links, links) > caps.files:
+        if max(len(self.entries) - self.links, self.links) > caps.files:
             raise too_large(f"it has more than limits.disk_files = {caps.files:,} names")
         if self.size_bytes > caps.bytes:
             raise too_large(f"its files have more than limits.disk = {caps.bytes:,} bytes, holes counted")
@@ -93,19 +170,38 @@ class Manifest:
     def to_json(self) -> bytes:
         return lean.dumps({"entries": [list(entry) for entry in self.entries]})
 
+    def _all_lines(self) -> list[str]:
+        if self._lines is None:
+            self._lines = [_line(entry) for entry in self.entries]
+        return self._lines
+
     def digest(self, bound: str) -> str:
         """Of the tree and of what it is bound to."""
-        fields = [
-            f"{path}\0{kind}\0{mode}\0{mtime}\0{size}\0{text}\0" for path, kind, mode, mtime, size, text in self.entries
-        ]
         whole = hasher()
         whole.update(f"{bound}\0".encode())
-        whole.update("".join(fields).encode("utf-8", "surrogateescape"))  # no field holds a NUL
+        whole.update("".join(self._all_lines()).encode("utf-8", "surrogateescape"))  # no field holds a NUL
         return whole.hexdigest()
 
 
 def _order(entry: Entry) -> str:
-    return entry.path.replace("/", "\0")  # so that a directory comes right before all that is in it
+    return _key(entry.path)
+
+
+def _key(path: str) -> str:
+    return path.replace("/", "\0")  # so that a directory comes right before all that is in it
+
+
+def _line(entry: Entry) -> str:
+    path, kind, mode, mtime, size, text = entry
+    return f"{path}\0{kind}\0{mode}\0{mtime}\0{size}\0{text}\0"
+
+
+def _out_of_place(path: str) -> SnapshotError:
+    return refused(f"{path!r}, which lies in no directory")
+
+
+def _other_size(path: str) -> SnapshotError:
+    return refused(f"{path!r} with another size than its content")
 
 
 def entry(row: object) -> Entry:

@@ -7,13 +7,13 @@ any digest could fetch another sandbox's files by it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ringfence.errors import SnapshotError
+from ringfence.files.lineage import Look
 from ringfence.files.manifest import DIGEST_CHARACTERS, Caps, Entry, Manifest, entry, refused, too_large
 from ringfence.files.store import Holder, Writer
 from ringfence.guest import lean
-from ringfence.guest.keeping import AGAIN, CHUNK, DATA, DONE, END, ENTRY, GONE, HEADER, HINT
+from ringfence.guest.keeping import AGAIN, CHUNK, DATA, DONE, END, ENTRY, GONE, HEADER
+from ringfence.guest.knowing import STAMP, UNKNOWN
 from ringfence.guest.restoring import ORDER
 from ringfence.wire import frames
 
@@ -21,57 +21,50 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ringfence.files.lineage import Lineage
     from ringfence.files.store import Store
 
 _MAX_ROW = 1 << 18
-_MAX_STAMP = 200
-_MOST = {ENTRY: _MAX_ROW, GONE: _MAX_ROW, DATA: CHUNK, END: 0, AGAIN: 0, DONE: 0}
+_MOST = {ENTRY: _MAX_ROW, GONE: _MAX_ROW, DATA: CHUNK, END: 0, AGAIN: 0, DONE: _MAX_ROW}
+_HEX = frozenset("0123456789abcdef")
 _PIECE = 1 << 16  # of what goes in: small enough to be sent at once
 
 
-class Row(NamedTuple):
-    """An entry as it was seen in one sandbox. While the worker finds the same stamp, it is still the same."""
-
-    entry: Entry
-    stamp: str  # guest-made, given back to the next worker and read by nobody else
-
-
-class Lineage:
-    """What a sandbox's files were when the host last looked, and the content that this sandbox may name."""
-
-    def __init__(self, holder: Holder, rows: dict[str, Row] | None = None) -> None:
-        self.holder = holder
-        self.rows = rows or {}
-
-    def close(self) -> None:
-        self.holder.close()
-
-
 class Taking:
-    """One look at a sandbox's files. Feed it what the worker writes, then `finish`; or `drop` it."""
+    """One look at a sandbox's files. Feed it what the worker writes until `done`, then `finish`; `drop` it at the end.
 
-    def __init__(self, store: Store, caps: Caps, lineage: Lineage | None, *, contents: bool) -> None:
+    It begins with what `lineage` remembers, and holds what was sent until it is dropped.
+    """
+
+    def __init__(self, store: Store, caps: Caps, lineage: Lineage, *, contents: bool) -> None:
         self._caps = caps
         self._contents = contents  # without: digests alone, which are believed by nobody but `orders`
-        self.holder = lineage.holder.copy() if lineage is not None else Holder(store)
-        rows = lineage.rows if lineage is not None else {}
-        self._known = {n: row for n, row in rows.items() if row.entry.kind != "f" or row.entry.text in self.holder}
-        self._told: dict[str, Row] = {}
+        self._lineage = lineage
+        self._before = lineage.manifest
+        self._own = Holder(store)
+        self._copy: Holder | None = None
+        self._told: dict[str, Entry] = {}
+        self._stamps: dict[str, bytes] = {}
         self._gone: set[str] = set()
         self._buffer = bytearray()
-        self._pending: Row | None = None  # a file whose content is being sent
+        self._pending: tuple[Entry, bytes] | None = None  # a file whose content is being sent
         self._writer: Writer | None = None
         self._bytes = 0
-        self._done = False
+        self._top = UNKNOWN
+        self._problem: SnapshotError | None = None
+        self.done = False
 
-    def args(self) -> dict[str, object]:
-        return {"contents": self._contents, "bytes": self._caps.bytes}
+    def args(self, *, stays: bool) -> dict[str, object]:
+        return {"contents": self._contents, "bytes": self._caps.bytes, "stays": stays}
 
-    def known(self) -> bytes:
-        """For the worker's standard input."""
-        stamps = {name: row.stamp for name, row in self._known.items()}
-        digests = "".join([digest[:HINT] for digest in self.holder.digests()])
-        return lean.dumps({"stamps": stamps, "digests": digests})
+    def known(self, *, stayed: bool) -> bytes:
+        """For the worker's standard input. `stayed`: it took the last look too, and remembers that."""
+        return self._lineage.known_to_one_that_stayed() if stayed else self._lineage.known()
+
+    def prepare(self) -> None:
+        """What can be done while the worker looks."""
+        if self._contents and self._lineage.exact:
+            self._copy = self._lineage.holder.copy()
 
     # what comes from inside
 
@@ -92,7 +85,7 @@ class Taking:
         del buffer[:start]
 
     def _record(self, kind: bytes, payload: bytes) -> None:
-        if self._done:
+        if self.done:
             raise refused("something after its end")
         if (kind in (DATA, END, AGAIN)) != (self._pending is not None):
             raise refused("content without a file, or a file without content")
@@ -107,24 +100,32 @@ class Taking:
         elif kind == GONE:
             self._names_gone(_json(payload))
         else:
-            self._done = True
+            self._end(_json(payload))
 
     def _entry(self, said: dict[str, object]) -> None:
-        row, stamp = said.get("row"), said.get("stamp")
-        if not isinstance(row, list) or not isinstance(stamp, str) or len(stamp) > _MAX_STAMP or len(said) != 2:
+        row = said.get("row")
+        if not isinstance(row, list) or len(said) != 2:
             raise refused("a row with other fields than it has")
+        stamp = _stamp(said.get("stamp"))
         sends = row[1:2] == ["f"] and row[-1:] == [""]
         made = entry([*row[:-1], "0" * DIGEST_CHARACTERS] if sends else row)
         if sends and not self._contents:
             raise refused("content that was not asked for")
         self._count(made)
         if sends:
-            self._pending = Row(made, stamp)
-            self._writer = Writer(self.holder.store, made.size)
+            self._pending = (made, stamp)
+            self._writer = Writer(self._own.store, made.size)
             return
-        if made.kind == "f" and self._contents and made.text not in self.holder:
-            raise refused("content that this sandbox never had")
-        self._tell(Row(made, stamp))
+        if made.kind == "f" and not self._may_name(made.text):
+            if self._contents:
+                raise refused("content that this sandbox never had")
+            stamp = UNKNOWN  # it will have to be sent
+        elif made.kind == "f" and self._own.store.size_of(made.text) != made.size:
+            raise refused(f"{made.path!r} with another size than its content")
+        self._tell(made, stamp)
+
+    def _may_name(self, digest: str) -> bool:
+        return digest in self._lineage.holder or digest in self._own
 
     def _count(self, made: Entry) -> None:
         self._bytes += made.size
@@ -136,7 +137,7 @@ class Taking:
     def _content(self, payload: bytes) -> None:
         assert self._pending is not None
         assert self._writer is not None
-        if self._writer.size + len(payload) > self._pending.entry.size:
+        if self._writer.size + len(payload) > self._pending[0].size:
             raise refused("more content than the file's size")
         self._writer.write(payload)
 
@@ -146,51 +147,79 @@ class Taking:
         made, stamp = self._pending
         if self._writer.size != made.size:
             raise refused("less content than the file's size")
-        digest = self.holder.commit(self._writer)
+        digest = self._own.commit(self._writer)
         self._pending = self._writer = None
-        self._tell(Row(made._replace(text=digest), stamp))
+        self._tell(made._replace(text=digest), stamp)
 
     def _take_back(self) -> None:
         """It changed while it was read: it is told of again."""
         assert self._pending is not None
         assert self._writer is not None
-        self._bytes -= self._pending.entry.size
+        self._bytes -= self._pending[0].size
         self._writer.drop()
         self._pending = self._writer = None
 
-    def _tell(self, row: Row) -> None:
-        if row.entry.path in self._told:
+    def _tell(self, made: Entry, stamp: bytes) -> None:
+        if made.path in self._told:
             raise refused("a name twice")
-        self._told[row.entry.path] = row
+        self._told[made.path] = made
+        self._stamps[made.path] = stamp
 
     def _names_gone(self, said: dict[str, object]) -> None:
         names = said.get("names")
         if not isinstance(names, list):
             raise refused("an answer that is none")
         for name in names:
-            if not isinstance(name, str) or name not in self._known:
+            if not isinstance(name, str) or name not in self._before.by_path:
                 raise refused("a name that was not asked for")
             self._gone.add(name)
 
+    def _end(self, said: dict[str, object]) -> None:
+        self.done = True
+        self._problem = problem(said)
+        if self._problem is None:
+            self._top = _stamp(said.get("top"))
+
     # the end
 
-    def finish(self) -> tuple[Manifest, Lineage]:
-        """What was told, as a tree, and what the next look can start from. The holder now holds exactly its content."""
-        if not self._done or self._buffer:
+    def finish(self) -> Look:
+        """What was told, as a tree. Raises SnapshotError, also for what the worker says it cannot keep."""
+        if self._problem is not None:
+            raise self._problem
+        if not self.done or self._buffer:
             raise refused("no end of what was told")
         if self._gone & self._told.keys():
             raise refused("a name that is there and gone")
-        rows = {name: row for name, row in self._known.items() if name not in self._gone} if self._gone else self._known
-        rows = rows | self._told
-        manifest = Manifest([row.entry for row in rows.values()], self._caps)
-        self.holder.keep_only(manifest.digests)
-        settled = {name: row for name, row in rows.items() if row.stamp}
-        return manifest, Lineage(self.holder.copy(), settled)
+        look = Look(self._before, self._told, self._gone, self._caps)
+        look.stamps, look.top = self._stamps, self._top
+        return look
+
+    def content(self, look: Look) -> Holder:
+        """What the tree that was found needs, held for the caller."""
+        if self._copy is not None:
+            copy, self._copy = self._copy, None
+            return look.content(copy)
+        holder = Holder(self._own.store)
+        holder.hold_all(look.manifest.digests)
+        return holder
+
+    def follow(self, look: Look, holder: Holder | None = None) -> None:
+        """Have the lineage remember it: see there."""
+        self._lineage.follow(look, holder)
 
     def drop(self) -> None:
         if self._writer is not None:
             self._writer.drop()
-        self.holder.close()
+        if self._copy is not None:
+            self._copy.close()
+        self._own.close()
+
+
+def _stamp(said: object) -> bytes:
+    """As hexadecimal digits; none of them: nothing that could still hold."""
+    if not isinstance(said, str) or len(said) not in (0, 2 * STAMP.size) or not _HEX.issuperset(said):
+        raise refused("a stamp that is none")
+    return bytes.fromhex(said) or UNKNOWN
 
 
 def _json(payload: bytes) -> dict[str, object]:

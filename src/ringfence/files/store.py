@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import Counter
 
 from ringfence.errors import SnapshotError
 from ringfence.files.manifest import hasher
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import TypeAlias
 
-    Piece: TypeAlias = tuple[int, int, int]  # offset, size, holders
+    Piece: TypeAlias = tuple[int, int]  # offset, size
 
 _CHUNK = 1 << 18
 _INLINE = 1 << 18  # collected in memory: most files are smaller, and many are there already
@@ -35,6 +36,7 @@ class Store:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._pieces: dict[str, Piece] = {}
+        self._holders: Counter[str] = Counter()
         self._writing = 0
         self._fd = -1
         self._inode = (0, 0)
@@ -43,33 +45,33 @@ class Store:
     def hold_all(self, digests: Iterable[str]) -> set[str]:
         """Keep these until `release`. Returns those that are there."""
         with self._lock:
-            there = {digest for digest in digests if digest in self._pieces}
-            for digest in there:
-                offset, size, holders = self._pieces[digest]
-                self._pieces[digest] = (offset, size, holders + 1)
+            there = self._pieces.keys() & digests
+            self._holders.update(there)
             return there
 
     def release(self, digests: Iterable[str]) -> None:
         """Whoever lets go last removes it."""
         with self._lock:
             for digest in digests:
-                offset, size, holders = self._pieces[digest]
-                if holders > 1:
-                    self._pieces[digest] = (offset, size, holders - 1)
-                else:
-                    del self._pieces[digest]
-                    self._give_back(offset, size)
+                self._holders[digest] -= 1
+                if not self._holders[digest]:
+                    del self._holders[digest]
+                    self._give_back(*self._pieces.pop(digest))
             self._close_when_empty()
 
     def put(self, digest: str, offset: int, size: int) -> bool:
         """What was written there. It is held by the caller. False: it is there already, and that one is held."""
         with self._lock:
-            known = self._pieces.get(digest)
-            if known is not None:
-                self._pieces[digest] = (known[0], known[1], known[2] + 1)
-                return False
-            self._pieces[digest] = (offset, size, 1)
-            return True
+            new = digest not in self._pieces
+            if new:
+                self._pieces[digest] = (offset, size)
+            self._holders[digest] += 1
+            return new
+
+    def size_of(self, digest: str) -> int | None:
+        """None: it is not there."""
+        piece = self._pieces.get(digest)
+        return None if piece is None else piece[1]
 
     def has(self, digest: str) -> bool:
         return digest in self._pieces
@@ -260,16 +262,31 @@ class Holder:
             self._digests.add(digest)
         return digest
 
-    def keep_only(self, needed: Iterable[str]) -> None:
-        wanted = set(needed)
+    def change(self, added: set[str], removed: set[str]) -> None:
+        """Hold some more, which are there, and some no longer."""
         with self._lock:
-            unneeded, self._digests = self._digests - wanted, self._digests & wanted
+            new = self.store.hold_all(added - self._digests)
+            unneeded = removed & self._digests
+            self._digests |= new
+            self._digests -= unneeded
+        if unneeded:
+            self.store.release(unneeded)
+
+    def become(self, digests: Iterable[str]) -> None:
+        """Hold these, as far as they are there, and no others."""
+        wanted = set(digests)
+        with self._lock:
+            unneeded = self._digests - wanted
+            self._digests = (self._digests & wanted) | self.store.hold_all(wanted - self._digests)
         if unneeded:
             self.store.release(unneeded)
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
-        self.keep_only(())
+        with self._lock:
+            unneeded, self._digests = self._digests, set()
+        if unneeded:
+            self.store.release(unneeded)
 
 
 _stores: dict[int, Store] = {}  # of this process; after a fork another one

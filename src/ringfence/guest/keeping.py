@@ -1,8 +1,9 @@
 """Tells the host what /workspace holds, from inside with the guest's rights: every name, and the content it lacks.
 
-The host says on standard input what it knows: a stamp for each name of its last look, and the digests of content that
-it has. A name whose stamp (inode, size, change time …) is still the same is not told again, and its file neither opened
-nor read. Records go to standard output; the host believes none of them and hashes every byte it gets.
+The host says on standard input what it knows (see `knowing`): a stamp for each name of its last look, and the digests
+of content that it has. A name whose stamp is still the same is not told again, and its file neither opened nor read; of
+a directory whose own stamp is the same the names are not even listed. Records go to standard output; the host believes
+none of them and hashes every byte it gets.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import struct
 import time
 from _blake2 import blake2b
 
-from . import lean, trees
+from . import knowing, lean, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 HEADER = struct.Struct(">cI")  # kind of a record, bytes of its payload
 ENTRY, DATA, END, AGAIN, GONE, DONE = b"E", b"D", b"F", b"R", b"G", b"Z"
 CHUNK = 1 << 16
-HINT = 32  # characters of a digest that tell it from all others
 _SMALL = 1 << 20  # read as a whole, so that what changed meanwhile is read again before a byte of it was sent
 _TRIES = 5
 _RACY_NS = 50_000_000  # a change in the same tick of the clock as the last one shows in no time stamp: some ticks more
@@ -42,22 +43,42 @@ class Problem(Exception):  # noqa: N818  # not an error: an answer to the host
 
 
 def keep(args: dict[str, Any]) -> dict[str, object]:
-    """`contents`: send what the host does not have; else digests alone. `bytes`: no file can be larger."""
+    """`contents`: send what the host does not have; else digests alone. `bytes`: no file can be larger.
+
+    `stays`: when that is done, wait for the next message: a process that is there saves the host a start, and its own
+    memory the host telling what it knows.
+    """
     lean.ignore_signals(_SIGIO)
-    gc.disable()  # it would look at everything again and again, and this process ends soon
-    keeper = _Keeper(lean.loads(_read_all(0)), contents=bool(args["contents"]), most=int(args["bytes"]))
-    try:
-        keeper.walk()
-    except Problem as problem:
-        return {"problem": problem.args[0], "path": problem.args[1]}
-    return {"left_out": keeper.left_out}
+    gc.disable()  # it would look at everything again and again
+    memory = None
+    while data := _message():
+        known = knowing.Known(data)
+        if memory is not None:
+            known.memory = memory
+        keeper = _Keeper(known, contents=bool(args["contents"]), most=int(args["bytes"]))
+        try:
+            keeper.walk()
+        except Problem as problem:
+            keeper.end({"problem": problem.args[0], "path": problem.args[1]})
+            break
+        keeper.end({"top": keeper.top.hex()})
+        if not args["stays"]:
+            break
+        memory = keeper.remember()
+    return {}
 
 
-def _read_all(fd: int) -> bytes:
+def _message() -> bytes:
+    """The next one of the host's; b"" when there is none."""
+    head = _exactly(knowing.SIZE.size)
+    return _exactly(knowing.SIZE.unpack(head)[0]) if head else b""
+
+
+def _exactly(size: int) -> bytes:
     data = bytearray()
-    while chunk := os.read(fd, CHUNK):
+    while len(data) < size and (chunk := os.read(0, min(CHUNK, size - len(data)))):
         data += chunk
-    return bytes(data)
+    return bytes(data) if len(data) == size else b""
 
 
 def open_workspace() -> int:
@@ -90,99 +111,146 @@ def _unescaped(text: bytes) -> bytes:
 
 
 class _Keeper:
-    def __init__(self, known: dict[str, Any], *, contents: bool, most: int) -> None:
-        self._known: dict[str, str] = known["stamps"]  # what is left at the end is gone
-        self._hints: str = known["digests"]
-        self._digests: set[str] | None = None  # the first characters of each; made when the first file has to be read
+    def __init__(self, known: knowing.Known, *, contents: bool, most: int) -> None:
+        self._known = known
         self._contents = contents
         self._most = most
-        self._mounts = mount_points()
+        self._mounts: set[str] | None = None
         self._uid = os.geteuid()
         self._links: dict[int, str] = {}  # inodes with several names → the first
+        self._told: dict[str, tuple[bool, bytes]] = {}
+        self._gone: list[str] = []
+        self._directories = known.memory.directories()
+        self._left = dict(known.memory.groups)  # where nobody has been yet
         self._out = bytearray()
         self._shut: list[tuple[str, int]] = []  # directories that had to be opened, and their mode
-        self.left_out = 0
-        self._chain = trees.Chain(open_workspace())
+        top = open_workspace()
+        info = os.fstat(top)
+        self._top_is_same = knowing.stamp(info) == known.top
+        self.top = knowing.stamp(info) if _is_old(info) else knowing.UNKNOWN
+        self._chain = trees.Chain(top)
 
     def walk(self) -> None:
         """Depth first; names and no descriptors are kept, because a tree may be deeper than a process may open."""
-        pending = [""]
+        pending = [("", self._top_is_same)]
         try:
             while pending:
-                prefix = pending.pop()
-                directory = self._enter(prefix)
+                path, same = pending.pop()
+                directory = self._enter(path)
                 if directory >= 0:
-                    pending += reversed(self._directory(directory, prefix))
+                    pending += reversed(self._directory(directory, path, same=same))
         finally:
             self._shut_again()
+        for path, group in self._left.items():  # nobody got there: they are no directories any more
+            self._gone += [f"{path}/{name}" for name in group.names()]
         self._tell_gone()
-        self._put(DONE, b"")
+
+    def remember(self) -> knowing.Memory:
+        """For the next look."""
+        self._chain.close()
+        self._known.memory.follow(self._told, self._gone)
+        return self._known.memory
+
+    def end(self, said: dict[str, object]) -> None:
+        self._put(DONE, lean.dumps(said))
         self._flush()
 
-    def _enter(self, prefix: str) -> int:
+    def _enter(self, path: str) -> int:
         try:
-            return self._chain.directory(prefix.rstrip("/"))
+            return self._chain.directory(path)
         except OSError as error:
             if error.errno not in _GONE:
                 raise
             return -1  # gone meanwhile
 
-    def _directory(self, directory: int, prefix: str) -> list[str]:
-        """Tell of all names in it. Returns the directories among them."""
-        deeper = []
-        with os.scandir(directory) as entries:
-            found = sorted(entries, key=_name)
-        known = self._known
-        for entry in found:
-            path = prefix + entry.name
+    def _directory(self, directory: int, path: str, *, same: bool) -> list[tuple[str, bool]]:
+        """Tell of what changed in it. Returns the directories in it, and whether each is as it was."""
+        prefix = f"{path}/" if path else ""
+        group = self._left.pop(path, None)
+        if group is None:
+            return self._each(directory, prefix, dict.fromkeys(sorted(os.listdir(directory))))
+        os.fchdir(directory)
+        changed = None
+        if same and not self._known.links:
+            changed = _unless_gone(group.changed_here)
+        if changed is None:
+            names = sorted(os.listdir(directory))
+            self._gone += [f"{prefix}{name}" for name in set(group.names()).difference(names)]
+            changed = None if self._known.links else _unless_gone(lambda: group.changed_among(names))
+            if changed is None:
+                known = group.of_all()
+                return self._each(directory, prefix, {name: known.get(name) for name in names})
+        below = [(f"{prefix}{name}", True) for name in self._directories[path] if name not in changed]
+        return sorted(below + self._each(directory, prefix, changed))
+
+    def _each(self, directory: int, prefix: str, names: dict[str, bytes | None]) -> list[tuple[str, bool]]:
+        """One name after another, each with the stamp that the host knows. Returns the directories among them."""
+        below = []
+        for name, known in names.items():
+            path = prefix + name
             try:
-                info = entry.stat(follow_symlinks=False)
+                info = os.stat(name, dir_fd=directory, follow_symlinks=False)
             except FileNotFoundError:
+                info = None
+            same = info is not None and known is not None and known == knowing.stamp(info)
+            if info is None or not (same or self._tell_new(directory, name, path, info, told=known is not None)):
+                if known is not None:
+                    self._gone.append(path)
                 continue
             mode = info.st_mode
-            if known.pop(path, None) == _stamp(info):  # the usual case, and all that it costs
-                if mode & _KIND == _FILE and info.st_nlink > 1:
-                    self._links[info.st_ino] = path
-            elif path in self._mounts or info.st_uid != self._uid:
-                continue  # a mount, or a directory of ours that leads to one
-            else:
-                self._tell_new(directory, entry.name, path, info)
-            if mode & _KIND == _DIRECTORY:
+            if mode & _KIND == _FILE and info.st_nlink > 1:
+                self._links.setdefault(info.st_ino, path)
+            elif mode & _KIND == _DIRECTORY:
                 if mode & 0o500 != 0o500:
-                    trees.make_usable(entry.name, directory)
+                    trees.make_usable(name, directory)
                     self._shut.append((path, stat.S_IMODE(mode)))
-                deeper.append(f"{path}/")
-        return deeper
+                below.append((path, same))
+        return below
 
-    def _tell_new(self, directory: int, name: str, path: str, info: os.stat_result) -> None:
-        """Of what is new, or has changed since the last look."""
+    def _tell_new(self, directory: int, name: str, path: str, info: os.stat_result, *, told: bool) -> bool:
+        """Of what is new, or has changed since the last look. False when it is nothing that is kept.
+
+        `told`: it was of the sandbox then, and no mount came since.
+        """
+        if info.st_uid != self._uid or (not told and self._is_mount(path)):
+            return False  # a mount, or a directory of ours that leads to one
         if len(path) > _MAX_PATH // 4 and len(os.fsencode(path)) > _MAX_PATH:
             raise Problem("long", path[:200])
         kind = info.st_mode & _KIND
         try:
             if kind == _DIRECTORY:
-                self._tell(path, "d", info, "", stamp=_stamp(info))
+                self._tell(path, "d", info, "", settled=True)
             elif kind == _LINK:
-                self._tell(path, "l", info, os.readlink(name, dir_fd=directory), stamp=_stamp(info))
+                self._tell(path, "l", info, os.readlink(name, dir_fd=directory), settled=True)
             elif kind != _FILE:
-                self.left_out += 1
+                return False  # a socket or a pipe
             elif info.st_ino in self._links:
-                self._tell(path, "h", info, self._links[info.st_ino], stamp="")
-            elif self._file(directory, name, path) and info.st_nlink > 1:
-                self._links[info.st_ino] = path
+                self._tell(path, "h", info, self._links[info.st_ino], settled=False)
+            else:
+                return self._file(directory, name, path)
         except OSError as error:
             if error.errno not in _GONE:
                 raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
+            return False
+        return True
 
-    def _tell(self, path: str, kind: str, info: os.stat_result, text: str, *, stamp: str) -> None:
+    def _is_mount(self, path: str) -> bool:
+        if self._mounts is None:
+            self._mounts = mount_points()
+        return path in self._mounts
+
+    def _tell(self, path: str, kind: str, info: os.stat_result, text: str, *, settled: bool) -> None:
+        """`settled`: a later change will show in its stamp, unless it comes within some ticks of the last one."""
         size = info.st_size if kind == "f" else 0
         facts = [path, kind, stat.S_IMODE(info.st_mode), info.st_mtime_ns, size, text]
-        self._put(ENTRY, lean.dumps({"row": facts, "stamp": stamp if _is_old(info) else ""}))
+        stamp = knowing.stamp(info) if settled and _is_old(info) else knowing.UNKNOWN
+        self._told[path] = (kind == "d", stamp)
+        self._put(ENTRY, lean.dumps({"row": facts, "stamp": stamp.hex()}))
 
     def _tell_gone(self) -> None:
         names: list[str] = []
         size = 0
-        for name in self._known:
+        for name in self._gone:
             names.append(name)
             size += len(name)
             if size > _MAX_PATH:
@@ -210,15 +278,15 @@ class _Keeper:
 
     def _whole(self, fd: int, path: str, before: os.stat_result) -> bool:
         """False when it changed while it was read; then nothing was told of it."""
-        stamp = _stamp(before) if _is_settled(fd, before) else ""
+        settled = _is_settled(fd, before)
         data = bytearray()
         while len(data) <= before.st_size and (chunk := os.read(fd, _SMALL)):
             data += chunk
         if not _is_same(before, os.fstat(fd)) or len(data) != before.st_size:
             return False
         digest = blake2b(data, digest_size=32).hexdigest()
-        held = self._is_held(digest) or not self._contents
-        self._tell(path, "f", before, digest if held else "", stamp=stamp)
+        held = self._known.holds(digest) or not self._contents
+        self._tell(path, "f", before, digest if held else "", settled=settled)
         if not held:
             for start in range(0, len(data), CHUNK):
                 self._put(DATA, data[start : start + CHUNK])
@@ -227,16 +295,16 @@ class _Keeper:
 
     def _pieces(self, fd: int, path: str, before: os.stat_result) -> bool:
         """As `_whole`, without holding it; what was sent of a file that changed is taken back."""
-        stamp = _stamp(before) if _is_settled(fd, before) else ""
-        if self._hints or not self._contents:
+        settled = _is_settled(fd, before)
+        if self._known.holds_any or not self._contents:
             digest = _digest_of(fd, before.st_size)
             if not _is_same(before, os.fstat(fd)):
                 return False
-            if self._is_held(digest) or not self._contents:
-                self._tell(path, "f", before, digest, stamp=stamp)
+            if self._known.holds(digest) or not self._contents:
+                self._tell(path, "f", before, digest, settled=settled)
                 return True
         os.lseek(fd, 0, os.SEEK_SET)
-        self._tell(path, "f", before, "", stamp=stamp)
+        self._tell(path, "f", before, "", settled=settled)
         left = before.st_size
         while left and (chunk := os.read(fd, min(CHUNK, left))):
             self._put(DATA, chunk)
@@ -244,11 +312,6 @@ class _Keeper:
         kept = not left and _is_same(before, os.fstat(fd))
         self._put(END if kept else AGAIN, b"")
         return kept
-
-    def _is_held(self, digest: str) -> bool:
-        if self._digests is None:
-            self._digests = {self._hints[at : at + HINT] for at in range(0, len(self._hints), HINT)}
-        return digest[:HINT] in self._digests
 
     # output
 
@@ -303,13 +366,12 @@ def _wait_for_writer(fd: int) -> None:
     os.lseek(fd, 0, os.SEEK_SET)
 
 
-def _stamp(info: os.stat_result) -> str:
-    """The same as long as nothing about it changed: every change sets the change time, and no guest can."""
-    return f"{info.st_ino} {info.st_ctime_ns} {info.st_size}"
-
-
-def _name(entry: os.DirEntry[str]) -> str:
-    return entry.name
+def _unless_gone(look: Callable[[], dict[str, bytes | None]]) -> dict[str, bytes | None] | None:
+    """None when one of the names went just now."""
+    try:
+        return look()
+    except FileNotFoundError:
+        return None
 
 
 def _is_settled(fd: int, info: os.stat_result) -> bool:

@@ -66,6 +66,12 @@ class Chain:
             os.close(self._open.pop(0)[1])
         return fd
 
+    def close(self) -> None:
+        """The top one as well."""
+        for _, fd in self._open:
+            os.close(fd)
+        os.close(self._top)
+
 
 def remove_tree(directory: int, name: str) -> None:
     """Without recursion and with few descriptors open, so that a tree of any depth goes (A27).

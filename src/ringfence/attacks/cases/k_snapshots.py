@@ -127,9 +127,10 @@ def content_of_another(arm: Arm) -> Seen:
     """A guest that made the worker lie knows the digest of a file of another. Off: whoever names a digest has it."""
     import json
 
+    from ringfence.files.lineage import Lineage
     from ringfence.files.manifest import caps_of, hasher
     from ringfence.files.snapshotting import Taking
-    from ringfence.files.store import own_store
+    from ringfence.files.store import Holder, own_store
     from ringfence.guest.keeping import DONE, ENTRY, HEADER
 
     box = arm.sandbox(whole=True)
@@ -138,11 +139,12 @@ def content_of_another(arm: Arm) -> Seen:
     whole = hasher()
     whole.update(arm.canary.encode())
     digest, size = whole.hexdigest(), len(arm.canary)
-    taking = Taking(own_store(), caps_of(LIMITS), None, contents=True)
+    taking = Taking(own_store(), caps_of(LIMITS), Lineage(Holder(own_store())), contents=True)
     row = json.dumps({"row": ["mine", "f", 0o644, 0, size, digest], "stamp": ""}).encode()
+    end = json.dumps({"top": ""}).encode()
     try:
         if not arm.off:
-            taking.feed(HEADER.pack(ENTRY, len(row)) + row + HEADER.pack(DONE, 0))
+            taking.feed(HEADER.pack(ENTRY, len(row)) + row + HEADER.pack(DONE, len(end)) + end)
             taking.finish()
         text = b"".join(own_store().read(digest, size)).decode()
     except SnapshotError as error:

@@ -1,0 +1,197 @@
+"""What is remembered of the last look at /workspace: by the host, and by a worker that stays for the next one.
+
+Names by directory, and for each name a stamp: its inode and change time, packed, or zeros when nothing is known that
+could still hold. One comparison of bytes then tells that a whole directory is as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from _operator import attrgetter
+from itertools import chain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+STAMP = struct.Struct(">QQ")  # every change of a file sets its change time, and no guest can
+UNKNOWN = bytes(STAMP.size)
+DIGEST = 64  # characters
+SIZE = struct.Struct(">I")  # of a message
+_HEAD = struct.Struct(f">I?{STAMP.size}s")  # directories, whether files have several names, the top's stamp
+_GROUP = struct.Struct(">III")  # bytes of the path, bytes of the names, names
+_AT_ONCE = 4096
+_TOGETHER = 32
+_FEW = 64
+_facts = attrgetter("st_ino", "st_ctime_ns")
+
+
+class Group:
+    """One directory: its names in the order of their bytes, and their stamps."""
+
+    __slots__ = ("_names", "_stamps")
+
+    def __init__(self, names: list[bytes], stamps: bytes) -> None:
+        self._names = names
+        self._stamps = bytearray(stamps)
+
+    def pack(self, path: bytes) -> list[bytes]:
+        text = b"\0".join(self._names)
+        return [_GROUP.pack(len(path), len(text), len(self._names)), path, text, bytes(self._stamps)]
+
+    def names(self) -> list[str]:
+        return [os.fsdecode(name) for name in self._names]
+
+    def of_all(self) -> dict[str, bytes | None]:
+        """Names and stamps."""
+        return dict(zip(self.names(), cut(self._stamps), strict=True))
+
+    def changed_here(self) -> dict[str, bytes | None]:
+        """Of its own names those whose stamp is another one in the working directory, with the one that was known."""
+        now = stamps_here(self._names)
+        return {os.fsdecode(self._names[at]): _stamp_at(self._stamps, at) for at in _differing(self._stamps, now)}
+
+    def changed_among(self, names: list[str]) -> dict[str, bytes | None]:
+        """The same of all names that are there now."""
+        known = self.of_all()
+        found = zip(names, cut(stamps_here([os.fsencode(name) for name in names])), strict=True)
+        return {name: known.get(name) for name, stamp in found if known.get(name) != stamp}
+
+    def change(self, changes: Mapping[str, bytes | None]) -> None:
+        """New stamps of some names; None: it is not there any more."""
+        if len(changes) > _FEW:
+            whole = {os.fsencode(name): stamp for name, stamp in (self.of_all() | dict(changes)).items()}
+            self._names = sorted([name for name, stamp in whole.items() if stamp is not None])
+            self._stamps = bytearray(b"".join([whole[name] or b"" for name in self._names]))
+            return
+        for name, stamp in changes.items():
+            self._change(os.fsencode(name), stamp)
+
+    def _change(self, name: bytes, stamp: bytes | None) -> None:
+        at = _place(self._names, name)
+        there = at < len(self._names) and self._names[at] == name
+        if there and stamp is None:
+            del self._names[at]
+        elif not there and stamp is not None:
+            self._names.insert(at, name)
+        self._stamps[at * STAMP.size : (at + there) * STAMP.size] = stamp or b""
+
+
+def _place(names: list[bytes], name: bytes) -> int:
+    """Where it is or would be. Not `bisect`: this is also read where few modules are."""
+    low, high = 0, len(names)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if names[middle] < name else (low, middle)
+    return low
+
+
+def _stamp_at(stamps: bytes | bytearray, at: int) -> bytes:
+    return bytes(stamps[at * STAMP.size : (at + 1) * STAMP.size])
+
+
+def _differing(old: bytes | bytearray, new: bytes) -> Iterator[int]:
+    """Positions of stamps that differ: mostly few, so many are compared at once."""
+    block = _TOGETHER * STAMP.size
+    for start in range(0, len(old), block):
+        if old[start : start + block] != new[start : start + block]:
+            first = start // STAMP.size
+            for at in range(first, min(first + _TOGETHER, len(old) // STAMP.size)):
+                if _stamp_at(old, at) != _stamp_at(new, at):
+                    yield at
+
+
+class Memory:
+    """The groups of all directories, by their paths below the workspace. None when nobody has looked yet."""
+
+    def __init__(self, groups: dict[str, Group] | None = None) -> None:
+        self.groups = groups if groups is not None else {}
+
+    def follow(self, told: Mapping[str, tuple[bool, bytes]], gone: Iterable[str]) -> None:
+        """What the next look found: of each path whether it is a directory and its stamp; and paths that are gone."""
+        changes: dict[str, dict[str, bytes | None]] = {}
+        self.groups.setdefault("", Group([], b""))
+        for path in gone:
+            self.groups.pop(path, None)
+            above, _, name = path.rpartition("/")
+            changes.setdefault(above, {})[name] = None
+        for path, (is_directory, stamp) in told.items():
+            if is_directory:
+                self.groups.setdefault(path, Group([], b""))
+            else:
+                self.groups.pop(path, None)
+            above, _, name = path.rpartition("/")
+            changes.setdefault(above, {})[name] = stamp
+        for path, some in changes.items():
+            if path in self.groups:  # else it went with all that was in it
+                self.groups[path].change(some)
+
+    def directories(self) -> dict[str, list[str]]:
+        """Of each directory the names of those in it."""
+        found: dict[str, list[str]] = {path: [] for path in self.groups}
+        for path in self.groups:
+            above, _, name = path.rpartition("/")
+            if name:
+                found[above].append(name)
+        return found
+
+
+def pack(memory: Memory, digests: list[str], *, links: bool, top: bytes) -> bytes:
+    """A message to the worker. It that has stayed has a memory of its own, and gets an empty one."""
+    parts = [b"", _HEAD.pack(len(memory.groups), links, top)]
+    for path, group in memory.groups.items():
+        parts += group.pack(os.fsencode(path))
+    parts.append("".join(digests).encode())
+    parts[0] = SIZE.pack(sum([len(part) for part in parts]))
+    return b"".join(parts)
+
+
+class Known:
+    """A message to the worker, read."""
+
+    def __init__(self, data: bytes) -> None:
+        count, self.links, self.top = _HEAD.unpack_from(data)
+        at = _HEAD.size
+        groups: dict[str, Group] = {}
+        for _ in range(count):
+            path, names, entries = _GROUP.unpack_from(data, at)
+            at += _GROUP.size
+            ends = [at + path, at + path + names, at + path + names + entries * STAMP.size]
+            text = data[ends[0] : ends[1]]
+            groups[os.fsdecode(data[at : ends[0]])] = Group(
+                text.split(b"\0") if entries else [], data[ends[1] : ends[2]]
+            )
+            at = ends[2]
+        self.memory = Memory(groups)
+        self._digests = data[at:]
+        self._set: frozenset[str] | None = None
+
+    @property
+    def holds_any(self) -> bool:
+        return bool(self._digests)
+
+    def holds(self, digest: str) -> bool:
+        """Whether the host has that content."""
+        if self._set is None:
+            text = self._digests.decode()
+            self._set = frozenset([text[at : at + DIGEST] for at in range(0, len(text), DIGEST)])
+        return digest in self._set
+
+
+def cut(stamps: bytes | bytearray) -> list[bytes]:
+    whole = bytes(stamps)
+    return [whole[at : at + STAMP.size] for at in range(0, len(whole), STAMP.size)]
+
+
+def stamp(info: os.stat_result) -> bytes:
+    return STAMP.pack(*_facts(info))
+
+
+def stamps_here(names: list[bytes]) -> bytes:
+    """Of names in the working directory, which saves each call a look at its way there. OSError when one is gone."""
+    parts = []
+    for start in range(0, len(names), _AT_ONCE):
+        some = names[start : start + _AT_ONCE]
+        parts.append(struct.pack(f">{2 * len(some)}Q", *chain.from_iterable(map(_facts, map(os.lstat, some)))))
+    return b"".join(parts)
