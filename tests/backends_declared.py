@@ -44,8 +44,7 @@ DECLARED: dict[str, Declared] = {
         {
             "cpu-share": "held from outside; its own clock of CPU time runs as if it had the whole of one",
             "memory-limit": "held from outside: the limit is told as oom, and the sandbox ends with its kernel",
-            "disk-quota": "its file systems in memory count bytes, not files",
-            "process-limit": "its kernel sets no RLIMIT_NPROC: what it makes on the host is limited, as a whole",
+            "disk-quota": "its file systems in memory count bytes; a strict policy has files counted, on other ones",
             "watch-overflow": "its inotify has no bound but the memory limit",
             "terminal-signals": "its terminals make no signals of Ctrl-C",
         },

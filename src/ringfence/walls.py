@@ -125,26 +125,40 @@ class GvisorLauncher(WalledLauncher):
     platform: str | None = None
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
+        import os
+
         from ringfence.backends.gvisor import runsc
 
         kernel = f"gVisor {runsc.find(self.platform).version}"
+        if self.policy.strict and os.geteuid() == 0:
+            disk = Control(f"{kernel}: tmpfs of the host, size and inodes", "full")
+        else:
+            how = "bytes; files are counted where the policy is strict, as root"
+            disk = Control(f"{kernel}: size of its file systems", "weaker", how)
         return replace(
             made.enforcement,
             files=Control(f"{kernel}: gofer limited to the image, read-only root", "full"),
             network=self._network(f"{kernel}: no network stack but loopback", made),
-            processes=Control(
-                f"{kernel}: pids of the whole sandbox, on the host", "weaker", "not exact; past it the sandbox ends"
-            ),
+            processes=Control(f"{kernel}: its pids controller", "full"),
             syscalls=Control(f"{kernel}: a kernel of its own in user space", "full"),
             privileges=Control(f"{kernel}: uid 1000, no capabilities, no_new_privs", "full"),
             time=Control("clock of guestd inside, and of the host behind it", "full"),
-            disk=Control(f"{kernel}: size of the memory file systems", "weaker", "bytes; files are not counted"),
+            disk=disk,
         )
 
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
         from ringfence.backends.gvisor.launcher import launch
 
-        return launch(made, self.policy.limits, enforcement, platform=self.platform, env=made.env, loosen=self.loosen)
+        return launch(
+            made,
+            self.policy.limits,
+            enforcement,
+            platform=self.platform,
+            env=made.env,
+            shares=bool(self.policy.mounts),
+            exact=self.policy.strict,
+            loosen=self.loosen,
+        )
 
 
 class ContainerLauncher(WalledLauncher):

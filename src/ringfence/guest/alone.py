@@ -15,8 +15,9 @@ import os
 import select
 import sys
 
-from . import children, frames, guestd, init, lean, outlets, spawner, terminal
+from . import children, frames, fresh, guestd, init, lean, node, outlets, spawner, terminal
 from . import kernel as k
+from .counting import Counted
 from .inside import Inside
 from .loop import Loop
 
@@ -32,6 +33,7 @@ NOT_FIRST = "--not-first"  # our own attacks start it so, as a user that has no 
 _READ = 1 << 16
 _BUFFER = 1 << 19
 _NUMBER = 1  # there is one sandbox
+_QUIET_S = 0.03
 _MOST_JOBS = 48  # at once, where the kernel holds no such limit and one too many ends it
 _TICKS = os.sysconf("SC_CLK_TCK")
 DOOR, KEY = "RINGFENCE_DOOR", "RINGFENCE_KEY"  # variables of guestd's own: a path, and what it says there first
@@ -43,7 +45,7 @@ def main() -> NoReturn:
     k.set_name("rf-guestd")
     channel = _Streams(*_ends())
     told = _told(channel)
-    _prepare_imports()
+    _prepare()
     k.set_dumpable(0)
     alone = Alone(channel, told)
     alone.serve()
@@ -92,25 +94,27 @@ def _told(channel: _Streams) -> Told:
             return told
 
 
-def _prepare_imports() -> None:
+def _prepare() -> None:
     """Before there is a guest: what jobs need is in this process's memory, and theirs."""
-    # As the zygote does.
+    if not __spec__.loader_state:  # read from files of ours: else all of it is here, and run when it is first used
+        _prepare_imports()
+    fresh.prepare()
+    node.prepare()
+
+
+def _prepare_imports() -> None:
+    """As the zygote does."""
     from . import (  # noqa: F401  # for the forks
         connector,
         filesearch,
         filestreams,
         filewatch,
         fileworker,
-        fresh,
-        node,
         pycode,
         session,
         shell,
         stepwise,
     )
-
-    fresh.prepare()
-    node.prepare()
 
 
 class _Streams:
@@ -167,9 +171,12 @@ class Alone(Loop):
         _signal.set_wakeup_fd(self._wake)
         _signal.signal(lean.SIGCHLD, _nothing)
         self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
-        siblings = _can_make_siblings()
+        siblings = not told["gvisor"] and _can_make_siblings()
+        self.counted = Counted(self._fence["processes"]) if told["gvisor"] else None
         self._box = guestd.Guestd(self, _NUMBER, channel, {}, owner=None, inside=_Within if siblings else _Forking)
         self._let_out(told)
+        if told["gvisor"] or told["outlets"] is not None:
+            k.drop_capabilities()  # for the count of processes, and for loopback's address
         self._box.built(self._spawner() if siblings else [])
 
     def _let_out(self, told: Told) -> None:
@@ -182,9 +189,10 @@ class Alone(Loop):
             from .relaying import Relaying
 
             self._box.relaying = Relaying(self, self._box, told["outlets"])
-        k.drop_capabilities()  # where there was one to give loopback its address
 
     def serve(self) -> None:
+        if not lean.readable(self._channel.fileno(), _QUIET_S):
+            _prepare_imports()  # nobody has asked for anything yet: what comes then is faster
         while not self._ended:
             orders, self._orders = self._orders, []
             for order in orders:
@@ -312,7 +320,9 @@ class _Forking(_Within):
 
     def spawn(self, job: Job, body: bytes, fds: list[int]) -> None:
         ends: list[int] = []
-        if len(init.living_children(os.getpid())) >= min(self._monitor.fence["processes"], _MOST_JOBS):
+        counted = self._monitor.counted
+        full = counted is not None and not job.alone and counted.full
+        if full or len(init.living_children(os.getpid())) >= _MOST_JOBS:
             for fd in fds:
                 os.close(fd)
             job.refused(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -328,7 +338,8 @@ class _Forking(_Within):
             _signal.set_wakeup_fd(-1)
             lean.default_signals(lean.SIGCHLD)
             handed: Handed = {"become": False, "pty": job.terminal, "body": body.decode()}
-            spawner.become_guest(handed, [*ends[1:] * 3, *fds[3:]] if ends else fds, self._monitor.fence)
+            join = -1 if counted is None else counted.join
+            spawner.become_guest(handed, [*ends[1:] * 3, *fds[3:]] if ends else fds, self._monitor.fence, join)
         for fd in [*fds, *ends[1:]]:
             os.close(fd)
         job.started(children.adopt(pid), pid, *ends[:1])

@@ -6,6 +6,7 @@ import builtins
 import os
 import sys
 import types
+from _frozen_importlib import _find_spec  # type: ignore[attr-defined]  # what every import calls
 
 from .display import Display
 
@@ -121,10 +122,42 @@ def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | N
 
 
 def _show_source(source: str, name: str) -> None:
-    """Tracebacks show the guest's own lines."""
-    import linecache
+    """Tracebacks show the guest's own lines. linecache brings a dozen modules: it is told when somebody imports it."""
+    if "linecache" in sys.modules:
+        _tell(sys.modules["linecache"], source, name)
+        return
+    if not _untold:
+        sys.meta_path.insert(0, _LinecacheFinder())
+    _untold[name] = source
 
+
+_untold: dict[str, str] = {}  # sources that linecache has not heard of
+
+
+def _tell(linecache: Any, source: str, name: str) -> None:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+
+
+class _LinecacheFinder:
+    """Waits for the import of linecache. Looks at nothing else."""
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        if name != "linecache":
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = _find_spec(name, None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            while _untold:
+                given, source = _untold.popitem()
+                _tell(module, source, given)
+
+        vars(spec.loader)["exec_module"] = exec_module
+        return spec
 
 
 def exit_code(error: SystemExit) -> int:

@@ -116,7 +116,7 @@ def recv_fds(sock: socket, size: int, most: int) -> tuple[bytes, list[int]]:
     return data, fds
 
 
-def readable(sock: socket, within_s: float) -> bool:
+def readable(sock: socket | int, within_s: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(within_s * 1000))

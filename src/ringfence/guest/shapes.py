@@ -39,6 +39,7 @@ class Told(TypedDict):
     fence: Fence
     outlets: Outlets | None
     hands: bool  # the channel takes descriptors, the listeners' too; else guestd relays
+    gvisor: bool  # the kernel here is gVisor's: it makes no siblings, and its pids controller counts the guest
 
 
 class Plan(TypedDict):

@@ -66,15 +66,18 @@ def run_within(sock: socket, fence: Fence) -> NoReturn:
     _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, limit)
 
 
-def become_guest(job: Handed, fds: list[int], fence: Fence) -> NoReturn:
-    """In a fork of guestd itself, where siblings cannot be made (gVisor): give up all rights, then do the job."""
+def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoReturn:
+    """In a fork of guestd itself, where siblings cannot be made (gVisor): give up all rights, then do the job.
+
+    `join`: a descriptor to write 0 to before there is guest code here, which counts it; -1: none.
+    """
     limit = fence["processes"]
     k.die_with_parent()
     os.chdir("/workspace")
     os.umask(0o022)
     fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
     fencing.give_up_rights(fence, landlock=True)
-    _child(job, fds, fence, limit + counts.OURS)
+    _child(job, fds, fence, limit + counts.OURS, join)
     os._exit(125)
 
 
@@ -138,23 +141,25 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
         os.close(fd)
 
 
-def _child(job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
+def _child(job: Handed, fds: list[int], fence: Fence, processes: int, join: int = -1) -> None:
     """In the new process: streams in place, then the work the job names. Never returns."""
     code = 125
     try:
-        code = _work(job, fds, fence, processes)
+        code = _work(job, fds, fence, processes, join)
     except BaseException as error:  # noqa: BLE001  # the last frame of this process: say it and end
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         os._exit(code)
 
 
-def _work(handed: Handed, fds: list[int], fence: Fence, processes: int) -> int:
+def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: int) -> int:
     text = handed["body"] if handed["body"] is not None else _read_all(fds[-1])
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
     os.dup2(fds[3], REPORT_FD, inheritable=False)
     job: Work = lean.loads(text)
+    if join >= 0 and job["kind"] not in ("file", "connect"):  # those are ours, and served when the guest's are full
+        os.write(join, b"0")
     if job.get("image"):
         os.dup2(fds[4], REPORT_FD + 1, inheritable=False)
     k.close_from(REPORT_FD + (2 if job.get("image") else 1))

@@ -1,4 +1,10 @@
-"""An OCI bundle for one sandbox: config.json and a root folder, below our state directory."""
+"""An OCI bundle for one sandbox: config.json, a root folder, and what is mounted before runsc starts.
+
+As root, runsc starts in a mount namespace of its own, which ends with it. There the image and guestd are bound below
+the root folder, so that the gofer serves one tree instead of twenty. Where files must be counted, what a guest writes
+to is a tmpfs of the host's kernel: gVisor's own counts bytes alone. It is slower, and tells no watch that its folder
+was removed, hence only there.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +23,10 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Limits
 
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
-
-
-# For guestd's first moments: an address for loopback; and to give both up before there is a guest.
-_NETWORK_CAPABILITIES = ("CAP_NET_ADMIN", "CAP_SETPCAP")
+# For guestd's first moments: to have processes counted, an address for loopback, and to give all up before a guest.
+_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE", "CAP_SETPCAP")
+_NETWORK = ("CAP_NET_ADMIN",)
+_ESCAPED = {ord(sign): f"\\{ord(sign):03o}" for sign in "\\ \t\n#"}
 
 
 def make(
@@ -31,26 +37,64 @@ def make(
     guestd: str,
     env: Mapping[str, str],
     network: bool = False,
+    mounted: bool = False,
+    shares: bool = False,
+    exact: bool = False,
     loosen: Callable[[dict[str, Any]], None] | None = None,
-) -> None:
-    """`loosen` is for our own attacks, which leave out one control: it changes the configuration."""
+) -> bool:
+    """Whether there is an `fstab` in it that is to be mounted first: `mounted` says that we may.
+
+    `shares`: others may change host files that are seen inside, and each such change is seen there too.
+    `exact`: files are counted, for which it must be `mounted`.
+    `loosen` is for our own attacks, which leave out one control: it changes the configuration.
+    """
     os.makedirs(path, 0o755)
     write(made, f"{path}/root")
     os.mkdir(f"{path}/empty", 0o555)
     with open(f"{path}/nothing", "wb"):
         pass
-    config = _config(path, made, limits, guestd=guestd, env=env)
-    if network:
-        process = config["process"]
-        assert isinstance(process, dict)
-        process["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), _NETWORK_CAPABILITIES)
+    config = _config(path, made, limits, guestd=guestd, env=env, exact=exact)
+    capabilities = [*_CAPABILITIES, *(_NETWORK if network else ())]
+    config["process"]["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), capabilities)
     if loosen is not None:
         loosen(config)
+    if mounted:
+        config["mounts"], lines = _mounted_first(path, config["mounts"], binds=not shares)
+        with open(f"{path}/fstab", "w", encoding="utf-8") as file:
+            file.writelines(lines)
+    assert mounted or not exact
     with open(f"{path}/config.json", "w", encoding="utf-8") as file:
         json.dump(config, file)
+    return mounted
 
 
-def _config(path: str, made: Skeleton, limits: Limits, *, guestd: str, env: Mapping[str, str]) -> dict[str, object]:
+def _mounted_first(path: str, mounts: list[dict[str, Any]], *, binds: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """What is left to runsc, and the lines for `mount`."""
+    left: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for mount in mounts:
+        target, options = mount["destination"], mount.get("options", [])
+        if mount["type"] == "tmpfs" and any(option.startswith("nr_inodes=") for option in options):
+            place = f"{path}/memory{len(lines)}"
+            os.mkdir(place)
+            lines.append(_line("tmpfs", place, "tmpfs", options))
+            left.append(_bind(place, target, writable=True))
+        elif binds and "ro" in options and not any(target.startswith(f"{other['destination']}/") for other in left):
+            lines.append(_line(mount["source"], f"{path}/root{target}", "none", options))
+        else:
+            left.append(mount)
+    return left, lines
+
+
+def _line(source: str, target: str, kind: str, options: list[str]) -> str:
+    words = (source, target, kind, ",".join(options))
+    return " ".join(word.translate(_ESCAPED) for word in words) + " 0 0\n"
+
+
+def _config(
+    path: str, made: Skeleton, limits: Limits, *, guestd: str, env: Mapping[str, str], exact: bool
+) -> dict[str, Any]:
+    files = limits.disk_files if exact else None
     binds = [_bind(bind.source, bind.target, writable=bind.writable) for bind in made.binds]
     hidden = [_bind(f"{path}/{_cover(made, target)}", target, writable=False) for target in made.hidden]
     return {
@@ -70,9 +114,9 @@ def _config(path: str, made: Skeleton, limits: Limits, *, guestd: str, env: Mapp
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
-            _memory("/tmp", limits.disk, "1777"),
-            _memory("/workspace", limits.disk, "0777"),
-            _memory("/dev/shm", min(64 << 20, limits.memory // 2), "1777"),
+            _memory("/tmp", limits.disk, "1777", files),
+            _memory("/workspace", limits.disk, "0777", files),
+            _memory("/dev/shm", min(64 << 20, limits.memory // 2), "1777", files),
             *binds,
             *hidden,
             _bind(guestd, runtime.INSIDE, writable=False),
@@ -81,8 +125,11 @@ def _config(path: str, made: Skeleton, limits: Limits, *, guestd: str, env: Mapp
     }
 
 
-def _memory(target: str, size: int, mode: str) -> dict[str, object]:
+def _memory(target: str, size: int, mode: str, files: int | None) -> dict[str, object]:
+    """`files`: how many; one inode more is the file system's own."""
     options = ["nosuid", "nodev", f"mode={mode}", f"size={size}", "uid=1000", "gid=1000"]
+    if files is not None:
+        options.append(f"nr_inodes={files + 1}")
     return {"destination": target, "type": "tmpfs", "source": "tmpfs", "options": options}
 
 

@@ -33,20 +33,24 @@ _START_S = 30.0
 _END_S = 10.0
 _KERNEL_BYTES = 160 << 20  # what the sentry and its gofer take themselves, beside the guest
 # gVisor's own threads, and its stand-ins on the host: a process for each address space inside and a thread of it for
-# each thread of the sentry that ran it. One too few is a panic of the whole sandbox.
+# each thread of the sentry that ran it. One too few is a panic of the whole sandbox; the guest's are counted inside.
 _KERNEL_PROCESSES = 512
-_STAND_INS = 4
+_STAND_INS = 16
 _RLIMITS = ("CORE", "MEMLOCK", "NOFILE", "CPU", "DATA")  # that gVisor lets one set; its others are 0 or its own
-_JOIN = 'for fd in $JOIN; do echo 0 > "/proc/self/fd/$fd" || exit 125; done; unset JOIN; exec "$@"'
+_JOIN = 'for fd in $JOIN; do echo 0 > "/proc/self/fd/$fd" || exit 125; done; unset JOIN; '
+_MOUNT = 'mount -n -a -T "$FSTAB" || exit 125; unset FSTAB; '
+_OWN_MOUNTS = ("/usr/bin/unshare", "--mount", "--propagation=slave")
 
 
 class GvisorWall:
     """One runsc container."""
 
-    def __init__(self, found: runsc.Runsc, folder: str, group: Group | None) -> None:
+    def __init__(self, found: runsc.Runsc, folder: str, group: Group | None, *, mounted: bool) -> None:
+        """`mounted`: its fstab is mounted first."""
         self._found = found
         self._folder = folder
         self._group = group
+        self._mounted = mounted
         self._id = os.path.basename(folder)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by remove()
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,8 +59,10 @@ class GvisorWall:
         ours, theirs = socket.socketpair()
         lean.widen(ours, theirs)
         joins = self._group.join_fds() if self._group is not None else []
+        first = f'{_JOIN}{_MOUNT if self._mounted else ""}exec "$@"'
         command = [
-            *("/bin/sh", "-c", _JOIN, "sh", self._found.path, f"--root={self._folder}/state"),
+            *(_OWN_MOUNTS if self._mounted else ()),
+            *("/bin/sh", "-c", first, "sh", self._found.path, f"--root={self._folder}/state"),
             *(f"--platform={self._found.platform}", "--network=none", "--ignore-cgroups", *runsc.rootless()),
             *("run", f"--bundle={self._folder}", self._id),
         ]
@@ -66,7 +72,11 @@ class GvisorWall:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=self._errors,
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "JOIN": " ".join(map(str, joins))},
+                env={
+                    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                    "JOIN": " ".join(map(str, joins)),
+                    "FSTAB": f"{self._folder}/fstab",
+                },
                 pass_fds=joins,
                 start_new_session=True,
             )
@@ -154,9 +164,15 @@ def launch(
     *,
     platform: str | None,
     env: Mapping[str, str],
+    shares: bool = False,
+    exact: bool = False,
     loosen: Callable[[dict[str, Any]], None] | None = None,
 ) -> WalledBox:
-    """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
+    """A sandbox that has run nothing. `shares`: it sees host files that others may change. `exact`: its files are
+    counted, which takes root.
+
+    Raises UnsupportedError, StartTimeoutError or SandboxLostError.
+    """
     found = runsc.find(platform)
     made = skeleton(plan, "gvisor")
     tree = _tree()
@@ -167,15 +183,26 @@ def launch(
     wall: GvisorWall | None = None
     box: WalledBox | None = None
     try:
-        own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace"}
+        own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "LC_ALL": "C"}  # guestd's, which looks for no locale then
         network = plan.box["outlets"] is not None
-        bundle.make(folder, made, limits, guestd=guestd, env=own, network=network, loosen=loosen)
+        mounted = bundle.make(
+            folder,
+            made,
+            limits,
+            guestd=guestd,
+            env=own,
+            network=network,
+            mounted=os.geteuid() == 0,
+            shares=shares,
+            exact=exact,
+            loosen=loosen,
+        )
         if tree is not None:
             room = GroupLimits(
                 plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus
             )
             group = tree.create(name.replace("_", "-"), room)
-        wall = GvisorWall(found, folder, group)
+        wall = GvisorWall(found, folder, group, mounted=mounted)
         box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)
         box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
     except BaseException:

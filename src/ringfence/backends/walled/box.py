@@ -75,7 +75,8 @@ class WalledBox:
         Raises SandboxLostError or StartTimeoutError.
         """
         try:
-            self.channel.sendall(frames.message(fence=dict(fence), outlets=outlets, hands=hands))
+            gvisor = self.backend == "gvisor"
+            self.channel.sendall(frames.message(fence=dict(fence), outlets=outlets, hands=hands, gvisor=gvisor))
             if hands and isinstance(outlets, dict):
                 self._wait(deadline)
                 self._take_listeners(len(outlets["ports"]) + outlet_sockets.BESIDES)

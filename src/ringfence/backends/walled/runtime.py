@@ -11,6 +11,7 @@ import shutil
 import sys
 import sysconfig
 
+from ringfence.backends.walled import onefile
 from ringfence.plan import elf
 
 INSIDE = "/.ringfence"
@@ -23,7 +24,7 @@ def command() -> list[str]:
     """What starts guestd inside. The loader is ours too, so nothing of the image is used."""
     loader = f"{INSIDE}/lib/ld.so"
     python = f"{INSIDE}/bin/python3"
-    guestd = f"{INSIDE}/ringfence/guest/within.py"
+    guestd = f"{INSIDE}/guestd.pyc"
     return [loader, "--library-path", f"{INSIDE}/lib", "--argv0", python, python, "-I", "-S", guestd]
 
 
@@ -54,7 +55,7 @@ def _sources() -> str:
 def _key() -> str:
     import hashlib
 
-    digest = hashlib.sha256(f"2 {sys.version}{os.path.realpath(sys.executable)}".encode())
+    digest = hashlib.sha256(f"3 {sys.version}{os.path.realpath(sys.executable)}".encode())
     digest.update(str(os.stat(os.path.realpath(sys.executable)).st_mtime_ns).encode())
     guest = _sources()
     for name in sorted(os.listdir(guest)):
@@ -80,6 +81,7 @@ def _make(target: str) -> None:
     with open(f"{target}/ringfence/__init__.py", "w", encoding="utf-8") as file:
         file.write('"""The guest\'s half."""\n')
     _compile(target)
+    onefile.make(target, INSIDE, version)
     for directory, folders, _ in os.walk(target):
         for name in ("", *folders):
             os.chmod(f"{directory}/{name}", 0o755)
