@@ -237,3 +237,30 @@ def test_a_guest_that_never_reads_holds_up_nobody_and_little_memory(loop: Loop, 
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 24 << 20, "twenty answers of 4 MB each wait at the server, not here"
+
+
+@pytest.mark.parametrize(("size", "is_reset"), [(100, False), (1 << 20, True)])
+def test_the_body_of_a_refused_request_is_taken_up_to_a_size(
+    loop: Loop, server: Server, size: int, is_reset: bool
+) -> None:
+    """A reset right behind the answer would make curl forget it; one that goes on for ever is reset."""
+    with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as one:
+        headers = [(":method", "TRACE"), *HEADERS[1:]]
+        one.http.send_headers(1, headers)
+        one.flush()
+        assert [status for status, _ in one.answers(1)] == [403]
+        seen: list[h2.events.Event] = []
+        sent = 0
+        while sent < size and not any(isinstance(event, h2.events.StreamReset) for event in seen):
+            piece = min(size - sent, 8192, one.http.local_flow_control_window(1))
+            if piece:
+                one.http.send_data(1, bytes(piece), end_stream=sent + piece == size)
+                one.flush()
+                sent += piece
+            else:
+                seen += one.http.receive_data(one.sock.recv(65_536))
+        resets = [event.error_code for event in seen if isinstance(event, h2.events.StreamReset)]
+        assert resets == ([0] if is_reset else [])
+        one.http.send_headers(3, HEADERS, end_stream=True)
+        one.flush()
+        assert [status for status, _ in one.answers(1)] == [200]

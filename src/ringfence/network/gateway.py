@@ -170,11 +170,19 @@ class Service:
         with self._lock:
             self._loop = self._thread = None
         with contextlib.suppress(OSError):
+            loop.run_until_complete(self._cut_all())
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.close()
+
+    async def _cut_all(self) -> None:
+        with self._lock:
+            known = list(self._registrations)
+        for registration in known:
+            for one in list(registration.open):
+                one.stop()
 
     def _listen(self, registration: Registration) -> None:
         """In the loop. Twice is nothing more than once."""
@@ -268,28 +276,29 @@ class Service:
             return
         if serve is not _serve_resolver:
             registration.book.connections += 1
-        starting: list[Open] = []
-
-        async def run() -> None:
-            await _guarded(serve, registration, starting[0], sock)
-
-        one = Open(self._loop.create_task(run()))
-        starting.append(one)
+        one = Open()
         registration.open.add(one)
-        one.task.add_done_callback(lambda _: registration.open.discard(one))
+        serve(self, registration, one, sock)
+
+    def take(self, registration: Registration, one: Open, sock: socket.socket, work: _Work) -> None:
+        """In the loop: have a connection served by a task."""
+        assert self._loop is not None
+        one.task = task = self._loop.create_task(_guarded(work, registration, sock))
+        task.add_done_callback(lambda _: registration.open.discard(one))
 
 
 if TYPE_CHECKING:
-    _Serve = Callable[["Registration", "Open", socket.socket], Coroutine[None, None, None]]
+    _Work = Coroutine[None, None, None]
+    _Serve = Callable[[Service, "Registration", "Open", socket.socket], None]
 
 
-async def _guarded(serve: _Serve, registration: Registration, one: Open, sock: socket.socket) -> None:
+async def _guarded(work: _Work, registration: Registration, sock: socket.socket) -> None:
     """Whatever goes wrong with one connection ends that connection."""
     from ringfence.network.splicing import reset
     from ringfence.network.targets import Refusal
 
     try:
-        await serve(registration, one, sock)
+        await work
     except OSError:
         return  # a peer that went away in the middle of a word
     except Exception as error:  # noqa: BLE001  # a fault of ours ends this connection, closed, and is in the log
@@ -299,22 +308,43 @@ async def _guarded(serve: _Serve, registration: Registration, one: Open, sock: s
         reset(sock)
 
 
-async def _serve_resolver(registration: Registration, _one: Open, sock: socket.socket) -> None:
+def _serve_resolver(service: Service, registration: Registration, one: Open, sock: socket.socket) -> None:
     from ringfence.network.resolving import serve_stream
 
-    await serve_stream(registration, sock)
+    service.take(registration, one, sock, serve_stream(registration, sock))
 
 
-async def _serve_proxy(registration: Registration, one: Open, sock: socket.socket) -> None:
+def _serve_proxy(service: Service, registration: Registration, one: Open, sock: socket.socket) -> None:
     from ringfence.network.proxy import serve_proxy
+    from ringfence.network.targets import Client
 
-    await serve_proxy(registration, one, sock)
+    if registration.vault.is_empty:
+        _quickly(service, registration, one, sock)
+    else:
+        service.take(registration, one, sock, serve_proxy(registration, one, Client(sock)))
 
 
-async def _serve_name(registration: Registration, one: Open, sock: socket.socket) -> None:
-    from ringfence.network.serving import serve_name
+def _serve_name(service: Service, registration: Registration, one: Open, sock: socket.socket) -> None:
+    from ringfence.network.serving import named, serve_tunnel
+    from ringfence.network.splicing import reset
+    from ringfence.network.targets import Client
 
-    await serve_name(registration, one, sock)
+    one.verdict = verdict = named(registration, sock)
+    if verdict is None:
+        registration.open.discard(one)
+        reset(sock)
+    elif registration.vault.is_empty and verdict.refusal is None and verdict.protocol in ("any", "http"):
+        _quickly(service, registration, one, sock)
+    else:
+        service.take(registration, one, sock, serve_tunnel(registration, one, Client(sock), None))
+
+
+def _quickly(service: Service, registration: Registration, one: Open, sock: socket.socket) -> None:
+    """Where no placeholder has to be looked for."""
+    from ringfence.network.quick import Quick
+
+    one.quick = Quick(registration, one, sock, service.take)
+    one.quick.begin()
 
 
 _services: dict[int, Service] = {}  # by process: a fork has its own, as threads do not come along

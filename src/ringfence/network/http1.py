@@ -59,11 +59,27 @@ class Closed(Exception):  # noqa: N818  # an end, not an error
     """The connection is over, and all that could be said has been said."""
 
 
-async def serve_http1(guest: Stream, route: Route) -> None:
+class Begun:
+    """An exchange that was begun elsewhere: a request without a body, where it went, and how far it came."""
+
+    def __init__(
+        self, head: bytes, target: Target, entry: Entry | None, stream: Stream | None, refusal: Refusal | None
+    ) -> None:
+        """Without an entry it is over, and its stream is for the next. A refusal is still to be told."""
+        self.head = head
+        self.target = target
+        self.entry = entry
+        self.stream = stream
+        self.refusal = refusal
+
+
+async def serve_http1(guest: Stream, route: Route, begun: Begun | None = None) -> None:
     """Until the guest or the server ends it. The caller closes `guest`. Raises OSError, TimeoutError."""
-    server = _Server(route)
+    server = _Server(route, begun)
     rest = b""
     try:
+        if begun is not None and begun.entry is not None:
+            rest = await _Exchange(guest, route, server).go_on(begun, begun.entry)
         while True:
             exchange = _Exchange(guest, route, server)
             rest = await exchange.run(rest)
@@ -76,10 +92,10 @@ async def serve_http1(guest: Stream, route: Route) -> None:
 class _Server:
     """The connection to the server, kept for the next request to the same target."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, begun: Begun | None) -> None:
         self._route = route
-        self._target: Target | None = None
-        self._stream: Stream | None = None
+        self._target = None if begun is None else begun.target
+        self._stream = None if begun is None else begun.stream
         self.is_reused = False
 
     async def get(self, target: Target) -> Stream:
@@ -121,9 +137,33 @@ class _Exchange:
 
     async def run(self, rest: bytes) -> bytes:
         """Returns what was read of the next request. Raises Closed when there will be none."""
+        return await self._to_its_end(self._from_its_head(rest))
+
+    async def go_on(self, begun: Begun, entry: Entry) -> bytes:
+        """The same, for one whose request was sent, or cannot be."""
+        return await self._to_its_end(self._from_its_answer(begun, entry))
+
+    async def _from_its_head(self, rest: bytes) -> None:
+        await self._pass_on(await self._head(rest))
+
+    async def _from_its_answer(self, begun: Begun, entry: Entry) -> None:
+        self._entry = entry
+        self._above.receive_data(begun.head)
+        request = self._above.next_event()
+        if type(request) is not h11.Request or type(self._above.next_event()) is not h11.EndOfMessage:
+            raise requests.malformed("it is not HTTP/1.1")
+        self._is_head = request.method == b"HEAD"
+        if begun.refusal is not None:
+            raise begun.refusal
+        assert begun.stream is not None
+        self._pumps = True
+        for event in (h11.Request(method=request.method, target="/", headers=[("Host", "-")]), h11.EndOfMessage()):
+            self._below.send(event)  # so that it knows what is answered
+        await self._only_answer(begun.stream, begun.target, Asked(request.method.decode(), "/", "", (), False))
+
+    async def _to_its_end(self, work: Awaitable[None]) -> bytes:
         try:
-            request = await self._head(rest)
-            await self._pass_on(request)
+            await work
         except Refusal as refusal:
             await self._refuse(refusal)
         except (h11.ProtocolError, OSError, TimeoutError):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 IDLE_S = 120.0  # without a stream
 _WATCH_S = 5.0
 GREETING_S = 10.0  # for a server's settings
+_MOST_DRAINED = 1 << 18  # of the body of a request that was answered before it was read
 _Code = h2.errors.ErrorCodes
 _REQUEST_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 
@@ -62,6 +63,7 @@ class _Connection:
         self._pairs: dict[int, _Pair] = {}  # by the guest's stream
         self._above: dict[int, int] = {}  # the guest's stream, by the server's
         self._below: dict[int, int] = {}
+        self._unwanted: dict[int, int] = {}  # the guest's streams whose body nobody takes, and how much of it may come
         self._leaves = False  # one side will take no more streams
         self._active_at = time.monotonic()
 
@@ -151,9 +153,11 @@ class _Connection:
             case h2.events.TrailersReceived():
                 pass  # trailers of a request end here
             case h2.events.StreamEnded():
+                self._unwanted.pop(event.stream_id, None)
                 if (pair := self._pairs.get(event.stream_id)) is not None:
                     pair.up.end()
             case h2.events.StreamReset():
+                self._unwanted.pop(event.stream_id, None)
                 self._guest.resets.take()
                 self._drop(event.stream_id, _Code(event.error_code) if event.error_code in _CODES else _Code.CANCEL)
             case _:
@@ -214,7 +218,7 @@ class _Connection:
         http.send_headers(stream_id, [(b":status", str(status).encode()), *refusal_headers(body)])
         http.send_data(stream_id, body, end_stream=True)
         if has_body:
-            http.reset_stream(stream_id, _Code.NO_ERROR)  # the rest of it is not wanted
+            self._unwanted[stream_id] = _MOST_DRAINED
 
     # from the server
 
@@ -283,6 +287,8 @@ class _Connection:
         if pair is None:  # of a stream that was refused or dropped: its bytes count for the connection all the same
             if owed:
                 side.http.acknowledge_received_data(owed, event.stream_id)
+            if is_up:
+                self._drain(event.stream_id, owed)
             return
         padding = owed - len(data)
         if padding:
@@ -293,6 +299,14 @@ class _Connection:
         else:
             pair.entry.received += len(data)
             pair.down.feed(data, len(data))
+
+    def _drain(self, stream_id: int, size: int) -> None:
+        """Takes a body that is not wanted, up to a size: curl forgets an answer that a reset follows, whatever its code."""
+        if stream_id in self._unwanted:
+            self._unwanted[stream_id] -= size
+            if self._unwanted[stream_id] < 0:
+                del self._unwanted[stream_id]
+                _reset(self._guest, stream_id, _Code.NO_ERROR)
 
     def _common(self, side: Side, event: h2.events.Event) -> None:
         match event:
@@ -330,7 +344,7 @@ class _Connection:
         self._context.finish(pair.entry, status=pair.status)
         if not pair.up.is_done:  # answered before it had taken everything
             _reset(self._server, below, _Code.CANCEL)
-            _reset(self._guest, above, _Code.NO_ERROR)
+            self._unwanted[above] = _MOST_DRAINED
 
     def _drop(self, above: int, code: _Code) -> None:
         """The guest does not want the answer any more."""

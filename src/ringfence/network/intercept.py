@@ -17,6 +17,7 @@ from ringfence.network.targets import Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ringfence.network.http1 import Begun
     from ringfence.network.streams import Stream
     from ringfence.network.targets import Client, Context, Target
 
@@ -40,7 +41,12 @@ async def intercept(client: Client, target: Target, context: Context) -> None:
         guest.close()
 
 
-async def serve_plain(client: Client, context: Context, choose: Callable[[str, list[str]], tuple[Target, str]]) -> None:
+async def serve_plain(
+    client: Client,
+    context: Context,
+    choose: Callable[[str, list[str]], tuple[Target, str]],
+    begun: Begun | None = None,
+) -> None:
     """Plain HTTP, by the same checks, secrets never put in. Closes the client's socket. Raises only what cancels it.
 
     `choose` is called for each request, with its target and every Host, and gives the permitted target and the
@@ -52,7 +58,7 @@ async def serve_plain(client: Client, context: Context, choose: Callable[[str, l
 
     guest = Plain(client.sock, client.received)
     try:
-        await serve_http1(guest, Route(context, choose, connect, verified=False))
+        await serve_http1(guest, Route(context, choose, connect, verified=False), begun)
     except (OSError, TimeoutError):
         pass  # as above
     finally:

@@ -9,7 +9,7 @@ from ringfence.network import refusing, rules, socks
 from ringfence.network.requests import LARGEST_HEAD, check_raw_head, malformed
 from ringfence.network.serving import serve_tunnel, without_parser
 from ringfence.network.splicing import reset
-from ringfence.network.targets import Client, Refusal
+from ringfence.network.targets import Refusal
 from ringfence.policy.hosts import canonical_host, split_port
 
 if TYPE_CHECKING:
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
     from ringfence.network.registration import Open, Registration
     from ringfence.network.rules import Verdict
-    from ringfence.network.targets import Target
+    from ringfence.network.targets import Client, Target
 
 _FIRST_S = 15.0
 _READ = 1 << 16
 _CONNECT = b"CONNECT "
 
 
-async def serve_proxy(registration: Registration, one: Open, sock: socket.socket) -> None:
+async def serve_proxy(registration: Registration, one: Open, client: Client) -> None:
     """One connection to the proxy, until it ends or has become a tunnel."""
-    client = Client(sock)
+    sock = client.sock
     try:
         async with asyncio.timeout(_FIRST_S):
-            client.received = await asyncio.get_running_loop().sock_recv(sock, _READ)
+            if not client.received:
+                client.received = await asyncio.get_running_loop().sock_recv(sock, _READ)
             while client.received and client.received != _CONNECT and _CONNECT.startswith(client.received):
                 await _more(client)  # the word itself may come in pieces
     except (TimeoutError, EOFError):
@@ -54,15 +55,17 @@ async def _serve_http(registration: Registration, one: Open, client: Client) -> 
     except ImportError:
         await refusing.say_and_close(client.sock, refusing.http_response(without_parser()))
         return
-    await serve_plain(client, registration, _chooser(registration, one))
+    await serve_plain(client, registration, chooser(registration, one))
 
 
-def _chooser(registration: Registration, one: Open) -> Callable[[str, list[str]], tuple[Target, str]]:
+def chooser(registration: Registration, one: Open) -> Callable[[str, list[str]], tuple[Target, str]]:
+    """For `intercept.serve_plain`."""
+
     def choose(asked: str, _hosts: list[str]) -> tuple[Target, str]:
         """Where one request of a kept connection goes. Host is compared with it afterwards (G11)."""
         named, path = absolute(asked)
         verdict = _decide(registration, one, named)
-        refusal = verdict.refusal or _not_http(verdict)
+        refusal = verdict.refusal or not_http(verdict)
         if refusal is not None:
             registration.deny(*named, refusal)
             raise refusal
@@ -92,7 +95,8 @@ def _decide(registration: Registration, one: Open, named: tuple[str, int]) -> Ve
     return verdict
 
 
-def _not_http(verdict: Verdict) -> Refusal | None:
+def not_http(verdict: Verdict) -> Refusal | None:
+    """What to say where plain HTTP is not among what is permitted."""
     if verdict.protocol in ("any", "http"):
         return None
     host = verdict.target.name

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ringfence.events import HostSummary, Request
     from ringfence.network.authority import Authority
     from ringfence.network.gateway import Service
+    from ringfence.network.quick import Quick
     from ringfence.network.relayed import Relayed
     from ringfence.network.relaying import Relay
     from ringfence.network.targets import Entry, Target
@@ -59,10 +60,18 @@ class Bucket:
 class Open:
     """A connection that is being served, for the rules of the next moment."""
 
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self.task = task
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None  # that serves it, unless it is a quick one
+        self.quick: Quick | None = None
         self.verdict: rules.Verdict | None = None  # None: where it goes is not known yet
         self.cut: Refusal | None = None  # why it was ended from here
+
+    def stop(self) -> None:
+        """Cut it."""
+        if self.quick is not None:
+            self.quick.cancel()
+        elif self.task is not None:
+            self.task.cancel()
 
 
 class Registration:
@@ -151,6 +160,10 @@ class Registration:
             raise _over("upload", self._network.upload)
         self.book.sent += size
 
+    def uncount_up(self, size: int) -> None:
+        """They did not go after all."""
+        self.book.sent -= size
+
     def count_down(self, size: int) -> None:
         if self.book.received + size > self._network.download:
             raise _over("download", self._network.download)
@@ -169,7 +182,7 @@ class Registration:
             now = self.rules.decide(target.name, target.port)
             if not now.same_way(one.verdict):
                 one.cut = now.refusal or Refusal("net.rules-changed", f"the rules for {target} have changed")
-                one.task.cancel()
+                one.stop()
 
     def set(self, network: Network) -> None:
         """From any thread: returns when the new rules hold. PolicyError for what the sandbox was not built for."""
@@ -215,9 +228,9 @@ class Registration:
 
     def end(self) -> list[asyncio.Task[None]]:
         """In the loop, or when there is none. Connections are gone when these tasks are."""
-        tasks = [one.task for one in self.open]
-        for task in tasks:
-            task.cancel()
+        tasks = [one.task for one in self.open if one.task is not None]
+        for one in list(self.open):
+            one.stop()
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.close()

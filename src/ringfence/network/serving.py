@@ -26,18 +26,15 @@ _READ = 1 << 14
 _SILENT_S = 1.0  # a client that is refused anyway: how long we wait to hear in which protocol
 
 
-async def serve_name(registration: Registration, one: Open, sock: socket.socket) -> None:
-    """A connection to a port of the sandbox's own loopback."""
+def named(registration: Registration, sock: socket.socket) -> Verdict | None:
+    """What the rules say to a connection to a port of the sandbox's own loopback; None when it stands for no host."""
     address, port = sock.getsockname()
     name = registration.names.name_of(address)
-    if name is None:
-        words = f"{address}:{port} stands for no host: connect by name"
-        registration.deny(address, port, Refusal("net.no-name", words))
-        reset(sock)
-        return
-    verdict = registration.rules.decide(name, port)
-    one.verdict = verdict
-    await serve_tunnel(registration, one, Client(sock), None)
+    if name is not None:
+        return registration.rules.decide(name, port)
+    words = f"{address}:{port} stands for no host: connect by name"
+    registration.deny(address, port, Refusal("net.no-name", words))
+    return None
 
 
 async def serve_tunnel(registration: Registration, one: Open, client: Client, upstream: socket.socket | None) -> None:

@@ -67,6 +67,7 @@ class Plain:
     async def receive(self, timeout_s: float = STALL_S) -> bytes:
         if self._received:
             data, self._received = self._received, b""
+            self._count_down(len(data))
             return data
         try:
             data = self._sock.recv(CHUNK)  # what is there already needs no deadline

@@ -53,6 +53,11 @@ class Vault:
         raise TypeError("a vault stays in its process")
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no request can hold a placeholder of it."""
+        return not self._secrets
+
+    @property
     def environment(self) -> dict[str, str]:
         """What the guest sees: the placeholder of each secret, by its name."""
         return {kept.name: kept.placeholder.decode() for kept in self._secrets}
