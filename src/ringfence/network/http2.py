@@ -301,7 +301,7 @@ class _Connection:
             pair.down.feed(data, len(data))
 
     def _drain(self, stream_id: int, size: int) -> None:
-        """Takes a body that is not wanted, up to a size: curl forgets an answer that a reset follows, whatever its code."""
+        """Takes a body that is not wanted, up to a size: curl forgets an answer that a reset follows."""
         if stream_id in self._unwanted:
             self._unwanted[stream_id] -= size
             if self._unwanted[stream_id] < 0:
