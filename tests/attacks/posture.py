@@ -11,6 +11,10 @@ import os
 import re
 import sys
 import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfence import Sandbox
 
 STATUS = (
     *("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
@@ -182,12 +186,24 @@ def _of_the_interpreter() -> set[str]:
     }
 
 
-def posture() -> dict[str, object]:
+def posture(*, copied: bool) -> dict[str, object]:
+    """Of a sandbox with a session and a command in it; `copied`: of a copy of a copy of such a one."""
     from ringfence import Limits, Policy, Sandbox
 
     policy = Policy(limits=Limits(processes=64, open_files=512, cpu_time_s=20))
+    with Sandbox(policy=policy, backend="process") as box:
+        box.run("held = 6 * 7").check()
+        if not copied:
+            return _posture_of(box)
+        with box.fork() as first, first.fork() as second:
+            if second.run("held").value != "42":
+                raise AssertionError("this is no copy")
+            return _posture_of(second)
+
+
+def _posture_of(box: Sandbox) -> dict[str, object]:
     code = f"import os\nSTATUS = {STATUS!r}\n{SHOWN}{INSIDE}"
-    with Sandbox(policy=policy, backend="process") as box, box.spawn(["python3", "-I", "-c", code]) as guest:
+    with box.spawn(["python3", "-I", "-c", code]) as guest:
         text = getattr(next(iter(guest)), "text", "")
         if not text.startswith("{"):
             raise AssertionError(f"the guest said {guest.wait().stderr}")
@@ -195,12 +211,23 @@ def posture() -> dict[str, object]:
         pid = _named("posture")
         monitor = int(status(pid)["PPid"])
         children = [one for one in _pids() if _parent(one) == monitor]
-        names = {"guest": pid, "monitor": monitor}
-        mine = [one for one in children if one != pid and status(one)["Uid"] == status(pid)["Uid"]]  # not a spare's
+        names = {"guest": pid, "monitor": monitor, "session": box.session()._inbox.pid}  # type: ignore[union-attr]  # it runs
+        mine = [
+            one for one in children if one not in names.values() and status(one)["Uid"] == status(pid)["Uid"]
+        ]  # not a spare's
+        mine = [one for one in mine if _same_namespace(one, pid)]  # an ordinary user's sandboxes all have his uid
         names |= {status(one)["Name"]: one for one in mine if status(one)["Name"] in ("rf-init", "rf-spawner")}
         ids = {status(pid)["Uid"].split()[0]: "the sandbox's", str(os.geteuid()): "the caller's"}
         outside = {name: from_outside(one, ids) for name, one in sorted(names.items())}
         return {"inside": inner_status(said), "outside": outside, "mounts": mounts(pid)}
+
+
+def _same_namespace(one: int, other: int) -> bool:
+    """Whether both are in one pid namespace, as far as we may look."""
+    try:
+        return os.readlink(f"/proc/{one}/ns/pid") == os.readlink(f"/proc/{other}/ns/pid")
+    except OSError:
+        return True
 
 
 def _pids() -> list[int]:
@@ -240,4 +267,4 @@ def _descends(pid: int) -> bool:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    json.dump(posture(), sys.stdout, indent=2, sort_keys=True)
+    json.dump(posture(copied="copy" in sys.argv), sys.stdout, indent=2, sort_keys=True)

@@ -24,20 +24,38 @@ def golden(name: str) -> object:
     return json.loads((HERE / f"posture.{name}.json").read_text())
 
 
-def test_the_posture_is_the_golden_one() -> None:
+def read(*args: str) -> object:
     done = subprocess.run(
-        [sys.executable, str(HERE / "posture.py")],
+        [sys.executable, str(HERE / "posture.py"), *args],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(SOURCE), "HOME": str(Path.home())},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=50,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == golden("root" if os.geteuid() == 0 else "user")
+    return json.loads(done.stdout)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the test above already runs as an ordinary user")
-def test_the_posture_as_an_ordinary_user_is_the_golden_one(ordinary_user: OrdinaryUser) -> None:
-    done = ordinary_user.run((HERE / "posture.py").read_text())
+def read_as(user: OrdinaryUser, *args: str) -> object:
+    done = user.run((HERE / "posture.py").read_text(), *args)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == golden("user")
+    return json.loads(done.stdout)
+
+
+def test_the_posture_is_the_golden_one() -> None:
+    assert read() == golden("root" if os.geteuid() == 0 else "user")
+
+
+def test_the_posture_of_a_copy_of_a_copy_is_the_golden_one() -> None:
+    """Its processes, the session that was copied among them, and what runs in it: nothing tells it from any other."""
+    assert read("copy") == golden("root" if os.geteuid() == 0 else "user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")
+def test_the_posture_as_an_ordinary_user_is_the_golden_one(ordinary_user: OrdinaryUser) -> None:
+    assert read_as(ordinary_user) == golden("user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")
+def test_the_posture_of_a_copy_as_an_ordinary_user_is_the_golden_one(ordinary_user: OrdinaryUser) -> None:
+    assert read_as(ordinary_user, "copy") == golden("user")
