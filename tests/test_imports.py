@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("files",),
     ("network",),
     ("agents",),
-    ("calls", "launching", "walls", "snapshots", "eventlog", "endings", "tools", "_async", "_sync"),
+    ("calls", "launching", "choosing", "walls", "snapshots", "eventlog", "endings", "tools", "_async", "_sync"),
     ("images", "testing"),
     ("manager",),
     ("audit",),

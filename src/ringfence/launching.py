@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from ringfence.errors import Missing, PolicyError, UnsupportedError
 from ringfence.plan.model import Plan, make_plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringfence.backends import Backend
-    from ringfence.backends.base import Launcher, Outlet
+    from ringfence.backends.base import Box, Launcher, Outlet
     from ringfence.backends.process.box import ProcessBox
     from ringfence.backends.process.pool import Pool
     from ringfence.files.usedimages import Used
@@ -39,8 +42,6 @@ _MOST_PLANS = 64
 
 def is_command() -> bool:
     """Whether this process is a command of ours that makes one sandbox for one thing."""
-    import sys
-
     spawn = sys.modules.get("ringfence.backends.process.spawn")
     return spawn is not None and bool(spawn.is_command())
 
@@ -79,6 +80,7 @@ class ProcessLauncher:
         if self._plan is None:
             on_disk = self.workspace == "disk"
             self._plan = process_plan(self.policy, self.image, fresh=self.fresh, used=self.used, on_disk=on_disk)
+            _check_held(self.policy, self.image, self._plan)
         return self._plan
 
     def launch(self) -> ProcessBox:
@@ -131,6 +133,64 @@ class ProcessLauncher:
         return launch_guarded(_pool(self.image), made, writable)
 
 
+class AutoLauncher:
+    """The process backend where it serves; else the fastest that keeps the policy, and every later one at once."""
+
+    def __init__(self, process: ProcessLauncher, make: Callable[[BackendName, dict[str, str]], Launcher]) -> None:
+        self._process = process
+        self._taken: Launcher = process
+        self._make = make
+        if "ringfence.choosing" in sys.modules:
+            from ringfence import choosing
+
+            refused = choosing.known_refusal()
+            if refused is not None:
+                self._turn_to(choosing.Others(refused, make).planned())
+
+    def _turn_to(self, taken: Launcher) -> None:
+        taken.twin_of = self._taken.twin_of
+        self._taken = taken
+
+    @property
+    def name(self) -> str:
+        return self._taken.name
+
+    @property
+    def image(self) -> Image:
+        return self._taken.image
+
+    @property
+    def twin_of(self) -> Outlet | None:
+        return self._taken.twin_of
+
+    @twin_of.setter
+    def twin_of(self, outlet: Outlet | None) -> None:
+        self._taken.twin_of = outlet
+
+    def plan(self) -> Plan:
+        if self._taken is not self._process:
+            return self._taken.plan()
+        from ringfence import choosing
+
+        refused = choosing.refusal(self._process)
+        if refused is not None:
+            self._turn_to(choosing.Others(refused, self._make).planned())
+        return self._taken.plan()
+
+    def launch(self) -> Box:
+        if self._taken is not self._process:
+            return self._taken.launch()
+        try:
+            return self._process.launch()
+        except UnsupportedError as error:
+            from ringfence import choosing
+
+            choosing.remember(error)
+            taken, box = choosing.Others(error, self._make).launched()
+        self._turn_to(taken)
+        return box
+
+
 def check_policy(policy: object) -> None:
     from ringfence.policy.model import Policy
 
@@ -158,14 +218,23 @@ def prepare(
         )
     if policy.isolation == "own-kernel":
         raise _shared_kernel(name)
-    return ProcessLauncher(
-        policy, chosen, fresh=fresh, rejected=dict(NOT_CHOSEN) if name == "auto" else {}, used=used, workspace=workspace
-    )
+    rejected = dict(NOT_CHOSEN) if name == "auto" else {}
+    process = ProcessLauncher(policy, chosen, fresh=fresh, rejected=rejected, used=used, workspace=workspace)
+    if name == "process":
+        return process
+    return AutoLauncher(process, lambda other, why: _walled(other, other, policy, chosen, used, workspace, why))
 
 
 def _walled(
-    name: str, backend: BackendName | Backend, policy: Policy, image: Image, used: Used | None, workspace: Workspace
+    name: BackendName,
+    backend: BackendName | Backend,
+    policy: Policy,
+    image: Image,
+    used: Used | None,
+    workspace: Workspace,
+    rejected: dict[str, str] | None = None,
 ) -> Launcher:
+    """`rejected` is kept, not copied: who chooses writes there why."""
     from ringfence import walls
 
     if workspace == "disk":
@@ -173,7 +242,8 @@ def _walled(
     if name == "container" and policy.isolation == "own-kernel":
         raise _shared_kernel(name)
     shared = "it shares the host's kernel"
-    rejected = {"process": shared, "container": shared, "vm": _LATER, "wasm": _LATER} if backend == "auto" else {}
+    if rejected is None:
+        rejected = {"process": shared, "container": shared, "vm": _LATER, "wasm": _LATER} if backend == "auto" else {}
     if name == "gvisor":
         under = walls.GvisorLauncher(policy, image, used=used, rejected=rejected)
         under.platform = getattr(backend, "platform", None)
@@ -228,11 +298,11 @@ def _used(image: Image) -> Used | None:
     return use(image)
 
 
-def _backend(backend: BackendName | Backend) -> tuple[str, bool]:
+def _backend(backend: BackendName | Backend) -> tuple[BackendName, bool]:
     name = backend if isinstance(backend, str) else getattr(backend, "name", None)
     if name not in _NAMES:
         raise PolicyError(f"unknown backend {backend!r}", key="backend", fix=f"one of: {', '.join(_NAMES)}")
-    return str(name), bool(getattr(backend, "fresh", False))
+    return name, bool(getattr(backend, "fresh", False))
 
 
 def _refuse_later(policy: Policy) -> None:
@@ -275,12 +345,6 @@ def process_plan(
     from ringfence.plan.process import plan_process
 
     tree = _pool(image).tree
-    if policy.limits.on_idle == "pause" and (tree is None or not tree.has_freezer):
-        raise UnsupportedError(
-            'on_idle = "pause" needs a cgroup with a freezer, and there is none here',
-            code="pause",
-            missing=[Missing("process", "a cgroup with a freezer", 'on_idle = "close"')],
-        )
     by = tree.mechanisms if tree is not None else None
     facts = host_facts(
         memory_by=by.memory if by else None, cpu_by=by.cpu if by else None, pids_by=by.processes if by else None
@@ -297,13 +361,31 @@ def process_plan(
         from ringfence.plan.disk import on_disk as with_disk
 
         made = with_disk(made, policy.limits)
-    if policy.strict and made.enforcement.weaker:
-        raise _too_weak(made)
     if made.shared:
         while len(_plans) >= _MOST_PLANS:
             del _plans[next(iter(_plans))]
         _plans[key] = made
     return made
+
+
+def _check_held(policy: Policy, image: Image, made: ProcessPlan) -> None:
+    """What the process backend itself must hold. Raises UnsupportedError."""
+    if policy.strict and made.enforcement.weaker:
+        raise _too_weak(made)
+    check_pause(policy, image)
+
+
+def check_pause(policy: Policy, image: Image) -> None:
+    """Where a cgroup of ours is what pauses. Raises UnsupportedError."""
+    if policy.limits.on_idle != "pause":
+        return
+    tree = _pool(image).tree
+    if tree is None or not tree.has_freezer:
+        raise UnsupportedError(
+            'on_idle = "pause" needs a cgroup with a freezer, and there is none here',
+            code="pause",
+            missing=[Missing("process", "a cgroup with a freezer", 'on_idle = "close"')],
+        )
 
 
 _views: dict[tuple[int, Root | None], View] = {}  # of policies that name no host files, by caller's uid and image

@@ -42,9 +42,11 @@ class WalledLauncher:
         return self._made
 
     def plan(self) -> Plan:
+        from ringfence.backends.walled.skeleton import skeleton
         from ringfence.plan.process import explain_lines
 
         made = self._plan()
+        skeleton(made, self.name)
         return make_plan(self.name, self._checked(made), self._rejected, explain_lines(made, self.policy))
 
     def launch(self) -> Box:
@@ -148,6 +150,9 @@ class GvisorLauncher(WalledLauncher):
 
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
         from ringfence.backends.gvisor.launcher import launch
+        from ringfence.launching import check_pause
+
+        check_pause(self.policy, self.image)
 
         return launch(
             made,

@@ -88,12 +88,12 @@ def test_an_image_of_any_size_is_exact(size: int, files: int) -> None:
 def test_memory_is_not_shared_with_it() -> None:
     """In memory this would be a kill, or the memory's limit would have to grow with the disk."""
     policy = Policy(limits=Limits(memory="64M", disk="300M"))
-    with Sandbox(policy=policy, workspace="disk") as box:
+    with Sandbox(policy=policy, workspace="disk", backend="process") as box:
         assert box._box is not None
         write = "with open('f', 'wb') as f:\n    for _ in range(200): f.write(bytes(1 << 20))"
         assert box.run(write).status == "ok"
         assert box.files.stat("f").size == 200 * MIB
-        in_memory, on_disk = Sandbox(policy=policy)._launcher, box._launcher
+        in_memory, on_disk = Sandbox(policy=policy, backend="process")._launcher, box._launcher
         assert isinstance(in_memory, ProcessLauncher)
         assert isinstance(on_disk, ProcessLauncher)
         assert in_memory.process_plan().memory_bytes - on_disk.process_plan().memory_bytes == 300 * MIB

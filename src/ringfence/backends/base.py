@@ -100,8 +100,10 @@ if TYPE_CHECKING:
     class Launcher(Protocol):
         """A backend that can be asked for a plan, and for a box that follows it."""
 
-        image: Image
         twin_of: Outlet | None  # of a sandbox whose placeholders and authority the next box shares
+
+        @property
+        def image(self) -> Image: ...
 
         @property
         def name(self) -> str: ...

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ringfence.doctor.report import BackendReport
     from ringfence.policy.model import Policy
+    from ringfence.values import BackendName
 
 
 NAMES = ("process", "container", "gvisor", *OTHERS)
@@ -45,15 +46,23 @@ def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Repor
 
 
 def _choose(policy: Policy, process: BackendReport) -> tuple[str | None, dict[str, str]]:
+    from ringfence.choosing import ORDER
     from ringfence.launching import NOT_CHOSEN, prepare
 
     rejected = dict(NOT_CHOSEN)
-    if not process.works and policy.isolation != "own-kernel":
-        why = next((each.detail for each in process.findings if each.state == "missing"), "does not work here")
-        return None, {"process": why, **rejected}
-    try:
-        plan = prepare("auto", "host", policy).plan()
-    except UnsupportedError as error:
-        where = "gvisor" if policy.isolation == "own-kernel" else "process"
-        return None, {**rejected, where: str(error)}
-    return plan.backend, dict(plan.rejected)
+    tried: tuple[BackendName, ...] = ("gvisor",) if policy.isolation == "own-kernel" else ("process", *ORDER)
+    if policy.isolation == "own-kernel":
+        rejected |= dict.fromkeys(("process", "container"), "it shares the host's kernel")
+    for name in tried:
+        if name == "process" and not process.works:
+            missing = (each.detail for each in process.findings if each.state == "missing")
+            rejected[name] = next(missing, "it does not work here")
+            continue
+        try:
+            prepare(name, "host", policy).plan()
+        except UnsupportedError as error:
+            rejected[name] = str(error)
+        else:
+            rejected.pop(name, None)
+            return name, rejected
+    return None, rejected

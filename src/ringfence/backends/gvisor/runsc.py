@@ -65,9 +65,12 @@ def _note() -> str:
 
 
 def _boot(path: str, version: str) -> list[object]:
-    """What an answer is good for: this boot and this runsc."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return [file.read().strip(), path, version, os.stat(path).st_mtime_ns]
+    """What an answer is good for: this boot and this runsc, and what the kernel lets processes like this one do."""
+    from ringfence.backends.process import refusals
+
+    allowed = [refusals.sysctl(name) for name in ("kernel.random.boot_id", "user.max_user_namespaces")]
+    here = [os.stat("/proc/self/ns/user").st_ino, refusals.is_filtered()]
+    return [*allowed, *here, path, version, os.stat(path).st_mtime_ns]
 
 
 def _remembered(path: str, version: str) -> dict[str, str | None]:

@@ -138,7 +138,7 @@ def _asked_for(text: str) -> list[str]:
 
 
 def _root_refused(text: str) -> Cause:
-    if not _has_capability(_SYS_ADMIN):
+    if not has_capability(_SYS_ADMIN):
         why = "root in this container lacks CAP_SYS_ADMIN"
         fix = f"run as an ordinary user in it: {container_fix()}"
         return Cause("userns-restricted", "the rights of root, or an ordinary user", why, fix)
@@ -162,7 +162,7 @@ def _user_refused(text: str) -> Cause:
     if apparmor_restricts():
         why = "AppArmor lets a user namespace be made and denies what is done in it"
         return Cause("userns-restricted", missing, why, DOCTOR)
-    if container() is not None or ("[unshare" in text and _filtered()):
+    if container() is not None or ("[unshare" in text and is_filtered()):
         why = "a filter around this process (a container's, mostly) refuses it"
         return Cause("userns-restricted", missing, why, container_fix())
     why = "a security module, or a chroot around this process, refuses it"
@@ -174,11 +174,13 @@ def apparmor_restricts() -> bool:
     return sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1"
 
 
-def _has_capability(number: int) -> bool:
+def has_capability(number: int) -> bool:
+    """Of this process, in its user namespace."""
     return bool(int(_own_status("CapEff") or "0", 16) >> number & 1)
 
 
-def _filtered() -> bool:
+def is_filtered() -> bool:
+    """Whether a seccomp filter stands around this process."""
     return _own_status("Seccomp") == "2"
 
 
