@@ -9,13 +9,14 @@ PY := .venv/bin/python
 #   g++             the same for C++
 #   nodejs          sessions of JavaScript
 #   mmdebstrap      builds images; the tests build a small one once, into .cache
+#   uidmap          newuidmap: builds images as an ordinary user
 #   zstd            unpacks layers of images that are compressed with it
 #   e2fsprogs       mkfs.ext4, for workspaces on disk
 #   patch           the judge of our diffs
 #   docker.io       the container backend; the tests start a daemon of their own, in a temporary folder
 #   podman, crun    the same through Podman
 #   runsc           the gVisor backend
-SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap zstd e2fsprogs patch docker.io podman crun runsc
+SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap uidmap zstd e2fsprogs patch docker.io podman crun runsc
 # bubblewrap is a peer in the benchmarks.
 BENCH_PACKAGES := bubblewrap tinyproxy
 

@@ -10,13 +10,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import ringfence
+from accounts import OrdinaryUser
 from ringfence import images
 from ringfence.errors import ImageError
 from ringfence.files.imagestore import Store
@@ -101,6 +104,30 @@ def test_packages_files_env_and_a_user_come_into_the_image(cached: str, index: P
     assert again[:2] == [f"Debian {suite}: from the cache", "pip packages: from the cache"]
 
 
+def test_a_recipe_without_files_is_not_made_twice_and_one_with_files_reads_them_anew(
+    cached: str, tmp_path: Path
+) -> None:
+    first: list[str] = []
+    info = images.build("first", Recipe(apt=("python3",)), progress=first.append)
+    again: list[str] = []
+    assert images.build("again", Recipe(apt=("python3",)), progress=again.append).digest == info.digest
+    assert (first[-1], again[-1]) == ("storing", "image: from the cache")
+    assert images.inspect("again").to_dict() == {
+        **info.to_dict(),
+        "name": "again",
+        "created_at": images.inspect("again").created_at,
+    }
+    other = images.build("other", Recipe(apt=("python3",), env={"A": "1"}))
+    assert (dict(other.env), other.digest) == ({"A": "1"}, info.digest)
+    note = tmp_path / "note"
+    found = []
+    for text in ("one", "two"):
+        note.write_text(text)
+        images.build("noted", Recipe(apt=("python3",), files=(RecipeFile(str(note), "/note"),)))
+        found.append(Path(Store().root(images.inspect("noted").digest), "note").read_text())
+    assert found == ["one", "two"]
+
+
 def test_an_image_with_packages_is_built_and_then_runs(cached: str, index: Path) -> None:
     images.build("base", Recipe(apt=("python3",)))
     wanted = Image("base", pip=["greeter"])
@@ -166,9 +193,9 @@ def test_a_build_that_is_stopped_ends_with_all_it_started(number: signal.Signals
         pass
     assert builders(store) != []
     running.send_signal(number)
-    assert running.wait(timeout=20) == -number
+    assert running.wait(timeout=60) == -number
     running.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while builders(store) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert builders(store) == []
@@ -185,3 +212,76 @@ def test_an_image_without_python_takes_no_pip_packages(cached: str, index: Path,
     Store().set_step(_key("debian", bootstrapping.suite_of("debian"), []), digest)
     with pytest.raises(ImageError, match="need a Python in the image"):
         images.build("mine3", Recipe(pip=("greeter",)))
+
+
+_MMDEBSTRAP = """#!/bin/sh
+case "$*" in *--simulate*) exit 0;; esac
+echo "I: busy..." >&2
+mkdir -p "$TMPDIR/made/bin" && cp /bin/true "$TMPDIR/made/bin/" && chown -R 42:42 "$TMPDIR/made" || exit 1
+awk '{print $1, $3}' /proc/self/uid_map > "$TMPDIR/made/bin/map"
+[ -z "$STALL" ] || { echo "I: stalled..." >&2; sleep 1000; }
+tar -C "$TMPDIR/made" -cf - .
+rm -rf "$TMPDIR/made"
+"""
+_BUILD_AS_USER = """
+import os, sys
+os.environ.update(PATH=sys.argv[1] + ":" + os.environ["PATH"], XDG_DATA_HOME=sys.argv[1] + "/data")
+from ringfence import images
+from ringfence.files.imagestore import Store
+from ringfence.images.recipe import Recipe
+print(Store().sweep() if "sweep" in sys.argv else "", flush=True)
+info = images.build("mine", Recipe(apt=("true",)), progress=lambda message: print(message, flush=True))
+print(open(Store().root(info.digest) + "/bin/map").read().split(), os.listdir(Store().directory + "/work"))
+"""
+
+
+@pytest.fixture
+def users_folder(ordinary_user: OrdinaryUser) -> Iterator[Path]:
+    """A folder that only an ordinary user can enter, with a program in the place of mmdebstrap that does as it does."""
+    if os.geteuid() != 0:
+        pytest.skip("this test makes folders for another user, as root")
+    if shutil.which("newuidmap") is None or ordinary_user.name not in Path("/etc/subuid").read_text():
+        pytest.skip("newuidmap or uids to map are missing: make system")
+    with tempfile.TemporaryDirectory(prefix="rf-tests-", dir=ordinary_user.source.parent) as name:
+        program = Path(name, "mmdebstrap")
+        program.write_text(_MMDEBSTRAP)
+        program.chmod(0o755)
+        Path(name, "data").mkdir()
+        for path in (name, f"{name}/data"):
+            os.chown(path, ordinary_user.uid, ordinary_user.gid)
+            os.chmod(path, 0o700)
+        yield Path(name)
+
+
+def test_an_ordinary_user_builds_as_root_over_mapped_uids_in_a_folder_that_no_other_uid_enters(
+    users_folder: Path, ordinary_user: OrdinaryUser
+) -> None:
+    done = ordinary_user.run(_BUILD_AS_USER, str(users_folder), timeout_s=100)
+    assert done.stdout.splitlines()[-2:] == ["storing", "['0', '1', '1', '65535'] []"], done.stderr
+    owners = {path.lstat().st_uid for path in (users_folder / "data").rglob("*")}
+    assert owners == {ordinary_user.uid}
+
+
+def test_what_a_killed_build_of_an_ordinary_user_left_is_removed_though_it_belongs_to_mapped_uids(
+    users_folder: Path, ordinary_user: OrdinaryUser
+) -> None:
+    running = subprocess.Popen(
+        [ordinary_user.python, "-c", _BUILD_AS_USER, str(users_folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ordinary_user.home,
+        env={**ordinary_user.environment(), "STALL": "1"},
+        user=ordinary_user.uid,
+        group=ordinary_user.gid,
+        extra_groups=[],
+    )
+    assert running.stdout is not None
+    while "stalled" not in running.stdout.readline():
+        assert running.poll() is None
+    running.kill()
+    running.wait()
+    running.stdout.close()
+    left = {path.lstat().st_uid for path in (users_folder / "data").rglob("*")}
+    assert len(left) == 2
+    done = ordinary_user.run(_BUILD_AS_USER, str(users_folder), "sweep", timeout_s=100)
+    assert (done.stdout.splitlines()[0], done.stdout.splitlines()[-1]) == ("1", "['0', '1', '1', '65535'] []")

@@ -135,7 +135,10 @@ def _clear(console: Console) -> None:
 
 
 def _build(words: list[str], given: Given, console: Console) -> int:
+    import warnings
+
     from ringfence import images
+    from ringfence.errors import WeakerLimitWarning
 
     preset = given.last("--preset")
     if preset is not None and len(words) > 1:
@@ -149,6 +152,7 @@ def _build(words: list[str], given: Given, console: Console) -> int:
         raise Problem("build needs a recipe or a preset", fix=fix)
     try:
         use_cache = not given.has("--no-cache")
+        warnings.simplefilter("ignore", WeakerLimitWarning)  # of the sandbox that installs packages, not of the image
         info = images.build(words[0], recipe, preset=preset, use_cache=use_cache, progress=_progress(console))
     finally:
         _clear(console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
@@ -9,6 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
+
+# An ordinary user as root of a user namespace, with the range of uids that /etc/subuid gives it.
+AS_ROOT = ("unshare", "--user", "--map-root-user", "--map-auto")
 
 
 def lock(path: str, how: int) -> int | None:
@@ -77,5 +81,21 @@ def remove_tree(path: str) -> None:
     """All of it; what is gone already is no error."""
     import shutil
 
-    if os.path.lexists(path):
-        shutil.rmtree(path)
+    try:
+        if os.path.lexists(path):
+            shutil.rmtree(path)
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
+        _remove_as_root(path)
+
+
+def _remove_as_root(path: str) -> None:
+    """A build of an ordinary user that was killed leaves files of the uids that are mapped for it."""
+    import subprocess
+
+    done = subprocess.run(
+        [*AS_ROOT, "rm", "-rf", "--", path], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

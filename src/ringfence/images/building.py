@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 
 from ringfence.errors import ImageError, PolicyError
 from ringfence.files.imagestore import ImageInfo
@@ -17,7 +18,7 @@ from ringfence.images.outfit import find_python, real_path
 from ringfence.images.packages import add_npm, add_pip
 from ringfence.images.recipe import Recipe, RecipeFile, load
 from ringfence.policy.image import Image
-from ringfence.values import Struct, final
+from ringfence.values import Struct, final, frozen_map, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,22 +136,46 @@ class _Build:
             step = self._pip(step)
         if recipe.npm:
             step = self._npm(step)
+        wanted = Wanted(
+            name=self._name,
+            source="recipe",
+            env=recipe.env,
+            config={},
+            preload=tuple(recipe.preload),
+            recipe={**recipe.to_dict(), "base": f"debian:{suite}"},
+            user=recipe.user,
+        )
+        key = "" if recipe.files else _key("image", step.key, recipe.user)  # files of the host may have changed
+        return self._made_before(key, wanted) or self._make(step, key, wanted)
+
+    def _made_before(self, key: str, wanted: Wanted) -> ImageInfo | None:
+        """The image under its name, when one was made of the same steps."""
+        if not self._use_cache or not key:
+            return None
+        with self._store.exclusive():
+            digest = self._store.step(key)
+            for name in self._store.names() if digest else ():
+                try:
+                    known = self._store.find(name)
+                except ImageError:
+                    continue
+                if known.digest == digest and known.recipe == frozen_map(wanted.recipe):
+                    self._say("image: from the cache")
+                    info = replace(known, name=wanted.name, created_at=float(int(time.time())))
+                    self._store.name(info)
+                    return info
+        return None
+
+    def _make(self, step: _Step, key: str, wanted: Wanted) -> ImageInfo:
         with Making(self._store, f"image {self._name}") as making:
             making.tree.adopt(step.held.root)
-            for one in recipe.files:
+            for one in self._recipe.files:
                 self._copy(making, one)
             self._say("storing")
-            return making.keep(
-                Wanted(
-                    name=self._name,
-                    source="recipe",
-                    env=recipe.env,
-                    config={},
-                    preload=tuple(recipe.preload),
-                    recipe={**recipe.to_dict(), "base": f"debian:{suite}"},
-                    user=recipe.user,
-                )
-            )
+            info = making.keep(wanted)
+            if key:
+                self._store.set_step(key, info.digest)
+            return info
 
     def close(self) -> None:
         for held in self._held:

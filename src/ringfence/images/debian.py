@@ -13,6 +13,7 @@ import sys
 import threading
 
 from ringfence.errors import ImageError, Missing, UnsupportedError
+from ringfence.files.imagelocks import AS_ROOT
 from ringfence.files.tarstream import TarError
 from ringfence.images.archives import apply_stream
 
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
 _LAST_LINES = 200
 _DIE_WITH_US = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,int(sys.argv[1]));os.execvp(sys.argv[2],sys.argv[2:])"
-# As root in a pid namespace of its own: one SIGKILL ends it and all that it started, maintainers' scripts too. As an
-# ordinary user it must end by itself, because only it can remove files of the uids that it mapped.
+# In a pid namespace of its own: one SIGKILL ends it and all that it started, maintainers' scripts too. An ordinary user
+# is root in a user namespace besides; not in mmdebstrap's own, whose root is another uid that may not enter our folder.
 _ALONE = ("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
-_SIGKILL, _SIGTERM = 9, 15
+_SIGKILL = 9
+_PROBE_S = 20.0
 _LEAN = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 _KEPT = ("/usr/share/doc/*/copyright",)
 _NOT_IN_IMAGES = (("etc", "apt", "sources.list"), ("etc", "apt", "sources.list.d"), ("etc", "apt", "auth.conf.d"))
@@ -76,7 +78,7 @@ def debootstrap(
     finally:
         running.stdout.close()
         if sys.exc_info()[0] is not None:
-            running.send_signal(_SIGKILL if os.geteuid() == 0 else _SIGTERM)
+            running.kill()
         status = running.wait()
         listener.join(5)
         running.stderr.close()
@@ -89,14 +91,19 @@ def debootstrap(
 
 
 def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
-    root = os.geteuid() == 0
-    how = [str(_SIGKILL), *_ALONE] if root else [str(_SIGTERM)]
+    mapped = () if os.geteuid() == 0 else AS_ROOT[1:]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, *how, *command],
+        [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, str(_SIGKILL), *_ALONE, *mapped, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": scratch, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
+        env={
+            **os.environ,
+            "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin",  # not in every user's
+            "TMPDIR": scratch,
+            "LC_ALL": "C.UTF-8",
+            "DEBIAN_FRONTEND": "noninteractive",
+        },
         start_new_session=True,
     )
 
@@ -107,7 +114,7 @@ def _look_for_packages(command: list[str], suite: str, scratch: str) -> None:
     try:
         _, told = asking.communicate()
     except BaseException:
-        asking.send_signal(_SIGKILL if os.geteuid() == 0 else _SIGTERM)
+        asking.kill()
         asking.communicate()
         raise
     if asking.returncode != 0:
@@ -122,9 +129,9 @@ def check_host() -> None:
             code="mmdebstrap",
             missing=[Missing("image build", "mmdebstrap", "sudo apt-get install mmdebstrap")],
         )
-    if os.geteuid() != 0 and (shutil.which("newuidmap") is None or not _has_subuids()):
+    if os.geteuid() != 0 and (why := _not_mapped()):
         raise UnsupportedError(
-            "building an image as an ordinary user needs a range of uids to map, and newuidmap",
+            f"building an image as an ordinary user needs a range of uids to map, and newuidmap ({why})",
             code="subuid",
             missing=[
                 Missing(
@@ -137,20 +144,19 @@ def check_host() -> None:
         )
 
 
-def _has_subuids() -> bool:
-    import pwd
-
+def _not_mapped() -> str | None:
+    """Why this user cannot be root over a range of uids; None: it can."""
     try:
-        names = {str(os.geteuid()), pwd.getpwuid(os.geteuid()).pw_name}
-        with open("/etc/subuid", encoding="utf-8", errors="replace") as file:
-            return any(line.partition(":")[0] in names for line in file)
-    except (OSError, KeyError):
-        return False
+        done = subprocess.run(
+            [*AS_ROOT, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)[:200]
+    return " ".join(done.stderr.decode("utf-8", "replace").split())[:200] if done.returncode else None
 
 
 def _command(suite: str, packages: tuple[str, ...]) -> list[str]:
-    command = ["mmdebstrap", "--variant=essential", "--format=tar", "--skip=output/dev,output/mknod"]
-    command.append("--mode=root" if os.geteuid() == 0 else "--mode=unshare")
+    command = ["mmdebstrap", "--variant=essential", "--format=tar", "--skip=output/dev,output/mknod", "--mode=root"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _LEAN]
     command += [f"--dpkgopt=path-include={pattern}" for pattern in _KEPT]
     if packages:
