@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ringfence.network.addresses import fault
+from ringfence.network.budgets import Counted
 from ringfence.network.targets import Refusal
 from ringfence.policy.hosts import is_address
 
@@ -89,7 +90,7 @@ def _tell(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None
         answer.set_result(found)
 
 
-async def dial(resolver: Resolver, target: Target, private: tuple[str, ...]) -> socket.socket:
+async def dial(resolver: Resolver, target: Target, private: tuple[str, ...]) -> Counted:
     """A connected, non-blocking socket. Raises Refusal. One refused answer refuses the name: it may be the next."""
     addresses = await resolver.addresses(target.name, target.port)
     if not addresses:
@@ -122,12 +123,12 @@ def _refused_address(code: str, target: Target, address: str) -> Refusal:
     return refusal
 
 
-async def _first_of(addresses: list[str], port: int) -> socket.socket:
+async def _first_of(addresses: list[str], port: int) -> Counted:
     """In order; with several, one that does not answer is given up sooner."""
     loop = asyncio.get_running_loop()
     last: OSError = OSError(errno.EHOSTUNREACH, "no address")
     for index, address in enumerate(addresses):
-        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        sock = Counted(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

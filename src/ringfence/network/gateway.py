@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine
 
+    from ringfence.network.budgets import Totals
     from ringfence.network.dialling import Resolver
     from ringfence.network.registration import Open, Registration
     from ringfence.network.relayed import Relayed
@@ -40,6 +41,7 @@ class Service:
         self._waiting: list[Callable[[], None]] = []  # for a loop that is not there yet
         self._registrations: set[Registration] = set()
         self._resolver: Resolver | None = None
+        self._totals: Totals | None = None
         self._last: asyncio.Task[None] | None = None
 
     @property
@@ -49,6 +51,15 @@ class Service:
 
             self._resolver = Made()
         return self._resolver
+
+    @property
+    def totals(self) -> Totals:
+        """Budgets of all sandboxes together. The loop's."""
+        if self._totals is None:
+            from ringfence.network.budgets import Totals as Made
+
+            self._totals = Made()
+        return self._totals
 
     # from any thread
 
@@ -219,7 +230,7 @@ class Service:
 
     def _accept(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
         for _ in range(_ACCEPTS):
-            if not registration.connections_rate.take():
+            if not self._has_its_turn(registration):
                 self._pause(registration, listener, serve)
                 return
             try:
@@ -243,11 +254,14 @@ class Service:
         if registration.closed or (serve is _serve_name and port not in registration.ports):
             registration.entering.discard(sock)
             sock.close()
-        elif registration.connections_rate.take():
+        elif self._has_its_turn(registration):
             registration.entering.discard(sock)
             self._begin(registration, sock, serve)
         else:
             self._loop.call_later(_PAUSE_S, self._enter, registration, sock)
+
+    def _has_its_turn(self, registration: Registration) -> bool:
+        return registration.connections_rate.take() and self.totals.rate.take()
 
     def _pause(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
         """Nobody is refused: they wait in the kernel's queue."""
@@ -274,17 +288,22 @@ class Service:
             registration.deny("*", 0, refusal)
             reset(sock)
             return
+        full = self.totals.is_full()
+        if full is not None:
+            registration.deny("*", 0, full)
+            reset(sock)
+            return
         if serve is not _serve_resolver:
             registration.book.connections += 1
         one = Open()
-        registration.open.add(one)
+        registration.begun(one)
         serve(self, registration, one, sock)
 
     def take(self, registration: Registration, one: Open, sock: socket.socket, work: _Work) -> None:
         """In the loop: have a connection served by a task."""
         assert self._loop is not None
         one.task = task = self._loop.create_task(_guarded(work, registration, sock))
-        task.add_done_callback(lambda _: registration.open.discard(one))
+        task.add_done_callback(lambda _: registration.done(one))
 
 
 if TYPE_CHECKING:
@@ -331,7 +350,7 @@ def _serve_name(service: Service, registration: Registration, one: Open, sock: s
 
     one.verdict = verdict = named(registration, sock)
     if verdict is None:
-        registration.open.discard(one)
+        registration.done(one)
         reset(sock)
     elif registration.vault.is_empty and verdict.refusal is None and verdict.protocol in ("any", "http"):
         _quickly(service, registration, one, sock)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.network import requests, simple
 from ringfence.network.addresses import fault
+from ringfence.network.budgets import Counted
 from ringfence.network.proxy import absolute, chooser, not_http, serve_proxy
 from ringfence.network.serving import serve_tunnel
 from ringfence.network.splicing import reset
@@ -127,11 +128,17 @@ class Quick:
     def _connect(self, target: Target) -> None:
         """To an address that the policy names itself: checked as any other."""
         address = target.name.strip("[]")
-        if fault(address, self._registration.network.private) is not None:
+        totals = self._registration.totals
+        try:
+            is_its_turn = totals.may_dial(target)
+        except Refusal:
+            is_its_turn = False  # it is told why where it waits
+        if not is_its_turn or fault(address, self._registration.network.private) is not None:
             self._hand_over()
             return
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._server = server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._server = server = Counted(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        totals.opened(target, server)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if server.connect_ex((address, target.port)) not in _UNDER_WAY:
             self._hand_over()
@@ -314,7 +321,7 @@ class Quick:
 
     def _over(self) -> None:
         self._one.quick = None
-        self._registration.open.discard(self._one)
+        self._registration.done(self._one)
 
     def _leave(self) -> None:
         """Nothing of it is waited for any more."""

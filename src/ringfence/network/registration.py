@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringfence.errors import PolicyError
 from ringfence.network import dialling, rules, trust
+from ringfence.network.budgets import SANDBOX_BURST, SANDBOX_RATE, Bucket
 from ringfence.network.logbook import Logbook
 from ringfence.network.names import Names
 from ringfence.network.swapping import Vault
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from ringfence.events import HostSummary, Request
     from ringfence.network.authority import Authority
+    from ringfence.network.budgets import Totals
     from ringfence.network.gateway import Service
     from ringfence.network.quick import Quick
     from ringfence.network.relayed import Relayed
@@ -36,25 +38,8 @@ if TYPE_CHECKING:
     from ringfence.policy.secrets import Secret
     from ringfence.results import Denial, Usage
 
-_RATE = 2000.0  # connections, and DNS queries, a second
-_BURST = 4000.0
-
-
-class Bucket:
-    """A rate with a burst."""
-
-    def __init__(self) -> None:
-        self._left = _BURST
-        self._at = time.monotonic()
-
-    def take(self) -> bool:
-        now = time.monotonic()
-        self._left = min(_BURST, self._left + (now - self._at) * _RATE)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+_TURN_S = 0.05  # between two looks whether a target's turn has come
+_TURNS_S = 10.0
 
 
 class Open:
@@ -111,8 +96,8 @@ class Registration:
         self.proxy = proxy_port(network)
         self.open: set[Open] = set()
         self.entering: set[Relayed] = set()  # by the relay, and not yet served
-        self.connections_rate = Bucket()
-        self.queries_rate = Bucket()
+        self.connections_rate = Bucket(SANDBOX_RATE, SANDBOX_BURST)
+        self.queries_rate = Bucket(SANDBOX_RATE, SANDBOX_BURST)
         self.closed = False
         self._ended = threading.Event()
         self._authority: Authority | None = None
@@ -138,7 +123,37 @@ class Registration:
         return self._authority
 
     async def dial(self, target: Target) -> socket.socket:
-        return await dialling.dial(self._service.resolver, target, self._network.private)
+        totals = self._service.totals
+        await self._turn(target)
+        sock = await dialling.dial(self._service.resolver, target, self._network.private)
+        totals.opened(target, sock)
+        return sock
+
+    async def _turn(self, target: Target) -> None:
+        """Nobody is refused at once for a rate: they wait."""
+        import asyncio
+
+        last = time.monotonic() + _TURNS_S
+        while not self._service.totals.may_dial(target):
+            if time.monotonic() > last:
+                words = f"too many connections a second are made to {target.name}"
+                raise Refusal("net.host-rate", words, verdict="failed")
+            await asyncio.sleep(_TURN_S)
+
+    @property
+    def totals(self) -> Totals:
+        """Of all sandboxes of the process."""
+        return self._service.totals
+
+    def begun(self, one: Open) -> None:
+        self.open.add(one)
+        self._service.totals.connections += 1
+
+    def done(self, one: Open) -> None:
+        """Twice is nothing more than once."""
+        if one in self.open:
+            self.open.remove(one)
+            self._service.totals.connections -= 1
 
     def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> Entry:
         entry = self.book.begin(target.name, target.port)
@@ -158,15 +173,18 @@ class Registration:
     def count_up(self, size: int) -> None:
         if self.book.sent + size > self._network.upload:
             raise _over("upload", self._network.upload)
+        self._service.totals.count_up(size)
         self.book.sent += size
 
     def uncount_up(self, size: int) -> None:
         """They did not go after all."""
         self.book.sent -= size
+        self._service.totals.uncount_up(size)
 
     def count_down(self, size: int) -> None:
         if self.book.received + size > self._network.download:
             raise _over("download", self._network.download)
+        self._service.totals.count_down(size)
         self.book.received += size
 
     # live rules

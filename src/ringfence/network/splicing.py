@@ -155,7 +155,10 @@ class _Flow:
                     self._count(size)
                     self._held = memoryview(data)
             else:
-                size = os.splice(self._source.fileno(), self._writable_end(), _PIPE, flags=_FLAGS)
+                pipe = self._writable_end()
+                if pipe is None:
+                    return self._fill()
+                size = os.splice(self._source.fileno(), pipe, _PIPE, flags=_FLAGS)
                 self._piped = size
                 if size:
                     self._count(size)
@@ -183,9 +186,14 @@ class _Flow:
         self._owner.moved_at = time.monotonic()
         return True
 
-    def _writable_end(self) -> int:
+    def _writable_end(self) -> int | None:
+        """None: the process has no descriptors left, and bytes are copied for a while more."""
         if self._pipe is None:
-            self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError:
+                self._moved = 0
+                return None
             with contextlib.suppress(OSError):  # an ordinary user has only so many pages for pipes; a small one works
                 fcntl.fcntl(self._pipe[1], _F_SETPIPE_SZ, _PIPE)
         return self._pipe[1]
