@@ -16,7 +16,7 @@ import time
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from ringfence.guest import box
+from ringfence.guest import box, fence
 from ringfence.guest import kernel as k
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ def fresh_proc() -> str:
 def landlock() -> str:
     abi = k.syscall(444, 0, 0, 1, what="landlock_create_ruleset")
     k.no_new_privileges()
-    k.restrict_with_landlock(abi, scopes=True, files=True)
+    fence.restrict_with_landlock(abi, scopes=True, files=True)
     return f"ABI {abi}"
 
 

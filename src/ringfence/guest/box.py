@@ -13,10 +13,13 @@ import stat
 import struct
 
 from . import kernel as k
+from .program import Hole, Slot, address_of, room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .program import Program
 
 MASK = ".mask"  # an empty file and an empty directory, both read-only, to cover things with
 SOURCES = ".sources"  # host paths of box operations, bound here by the template while the host's tree is still there
@@ -25,6 +28,11 @@ _RO = k.MOUNT_ATTR_RDONLY | k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
 _TMPFS_FLAGS = k.MS_NOSUID | k.MS_NODEV
 
 _WITH_SOURCE = ("bind", "overlay", "symlink")  # whose target comes second
+
+_NR_CLOSE, _NR_IOCTL, _NR_SOCKET, _NR_CHDIR, _NR_GETDENTS, _NR_OPENAT = 3, 16, 41, 80, 217, 257
+_ENTRY = struct.Struct("<QqHB")  # of a directory, then its name
+_DIRECTORY = 4  # its kind
+_LISTING = 1 << 13  # bytes: twice what a /proc has before the first process
 
 Op = list[object]
 
@@ -217,18 +225,55 @@ def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     k.pivot_root_here()
 
 
-def mount_private(
+# File systems that belong to one sandbox, and their flags; `options_of` has the rest.
+_PRIVATE = {
+    "tmp": ("tmpfs", _TMPFS_FLAGS),
+    "dev/shm": ("tmpfs", _TMPFS_FLAGS | k.MS_NOEXEC),
+    "workspace": ("tmpfs", _TMPFS_FLAGS),
+    "dev/pts": ("devpts", k.MS_NOSUID | k.MS_NOEXEC),
+}
+
+
+def options_of(sizes: dict[str, str], *, owner: int, as_root: bool) -> dict[str, str]:
+    """For each of the sandbox's own file systems."""
+    own = f",uid={owner},gid={owner}"
+    return {
+        "tmp": f"{sizes['tmp']},mode=1777{own}",
+        "dev/shm": f"{sizes['shm']},mode=1777{own}",
+        "workspace": f"{sizes['disk']},mode=755{own}",
+        "dev/pts": "newinstance,ptmxmode=0666,mode=620" + (own if as_root and owner else ""),
+    }
+
+
+def options_hole(target: str) -> str:
+    return f"options of {target}"
+
+
+def write_private(program: Program, *, workspace: bool) -> None:
+    """Disk in memory, /tmp, /dev/shm, terminals. Without `workspace` that comes later, by `mount_further`."""
+    program.call(_NR_CHDIR, b"/", what="chdir /")
+    for target, (kind, flags) in _PRIVATE.items():
+        if workspace or target != "workspace":
+            hole = Hole(options_hole(target))
+            where = target.encode()
+            program.call(
+                k.NR_MOUNT, kind.encode(), where, kind.encode(), flags, hole, what=f"mount {kind} {kind} on {target}"
+            )
+
+
+def needs_further(ops: list[Op], *, disk: bool) -> tuple[bool, bool]:
+    """Whether there is more to mount, and whether /workspace is of it."""
+    return disk or bool(ops), disk or any(op[0] == "overlay" for op in ops)
+
+
+def mount_further(
     sizes: dict[str, str], *, owner: int, ops: list[Op], idmap: Callable[[int, int], int], disk: int = -1
 ) -> None:
-    """File systems that belong to one sandbox: disk, /tmp, /dev/shm, terminals, and the mounts that need its uid.
+    """A disk that others share with /workspace, and the mounts that need the sandbox's uid.
 
     `disk`: a mount that is on no path yet, with a folder `workspace` of the guest's; without, the disk is in memory.
     """
-    os.chdir("/")
-    own = f",uid={owner},gid={owner}"
-    k.mount("tmpfs", "tmp", "tmpfs", _TMPFS_FLAGS, f"{sizes['tmp']},mode=1777{own}")
-    k.mount("tmpfs", "dev/shm", "tmpfs", _TMPFS_FLAGS | k.MS_NOEXEC, f"{sizes['shm']},mode=1777{own}")
-    if disk >= 0 or any(op[0] == "overlay" for op in ops):
+    if needs_further(ops, disk=disk >= 0)[1]:
         if disk >= 0:
             k.move_mount(disk, DISK)
             os.close(disk)
@@ -238,12 +283,6 @@ def mount_private(
             os.chown(f"{DISK}/workspace", owner, owner)
         k.mount(f"{DISK}/workspace", "workspace", None, k.MS_BIND)
         k.mount_setattr(k.AT_FDCWD, "workspace", 0, add=k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV)
-    else:
-        k.mount("tmpfs", "workspace", "tmpfs", _TMPFS_FLAGS, f"{sizes['disk']},mode=755{own}")
-    terminal = "newinstance,ptmxmode=0666,mode=620" + (own if os.geteuid() == 0 and owner else "")
-    k.mount("devpts", "dev/pts", "devpts", k.MS_NOSUID | k.MS_NOEXEC, terminal)
-    if not ops and disk < 0:
-        return
     Applier(idmap, owner).apply(ops)
     for directory in (DISK, SOURCES):
         if os.path.isdir(directory) and os.listdir(directory):
@@ -270,25 +309,110 @@ _PROC_SHOWN = frozenset(
 )
 
 
+_PROC_FLAGS = k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC
+
+
 def mount_proc() -> None:
     """A fresh /proc of this pid namespace, by a process inside it. Never the outer one (B14)."""
-    k.mount("proc", "/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
+    k.mount("proc", "/proc", "proc", _PROC_FLAGS)
 
 
-def restrict_proc(*, subset: bool, mask: bool) -> None:
-    """Show of /proc the guest's processes and little else; `subset`: nothing else, not even /proc/sys."""
+def write_proc(program: Program) -> None:
+    """The same, for later."""
+    program.call(k.NR_MOUNT, b"proc", b"/proc", b"proc", _PROC_FLAGS, 0, what="mount proc proc on /proc")
+
+
+def _is_masked(name: str) -> bool:
+    return name not in _PROC_SHOWN and not name.isdigit()
+
+
+class Listing:
+    """What /proc held when it was looked at: the entries that are the same in every sandbox, as the kernel lists them.
+
+    They come before the processes, the first of which is `self`, with a number of its own in each /proc.
+    """
+
+    def __init__(self, proc: int) -> None:
+        """`proc`: the host's."""
+        self.entries: dict[str, bool] = {}  # whether it is a directory
+        self.head = self.first_process = b""
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+        try:
+            content = room(_LISTING)
+            size = k.syscall(_NR_GETDENTS, fd, address_of(content), _LISTING, what="getdents64")
+        finally:
+            os.close(fd)
+        self._read(bytes(memoryview(content).cast("B")[:size]))
+
+    def _read(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            _, _, length, kind = _ENTRY.unpack_from(data, at)
+            name = data[at + _ENTRY.size : at + length].partition(b"\0")[0].decode()
+            if name == "self":
+                self.head, self.first_process = data[:at], data[at + 8 : at + length]
+                return
+            if name not in (".", ".."):
+                self.entries[name] = kind == _DIRECTORY
+            at += length
+        self.entries.clear()  # cut off: nothing is known
+
+
+def write_restrict_proc(program: Program, *, subset: bool, mask: bool, listing: Listing) -> None:
+    """Show of /proc the guest's processes and little else; `subset`: nothing else, not even /proc/sys.
+
+    Entries that were not there when the forker looked: Python goes through all of them.
+    """
     if subset:
-        k.mount("proc", "/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC, "subset=pid")
+        program.call(k.NR_MOUNT, b"proc", b"/proc", b"proc", _PROC_FLAGS, b"subset=pid", what="mount proc on /proc")
+    if subset or not mask:
         return
-    if not mask:
-        return
-    os.chdir("/")
+    if listing.head:
+        _write_masks(program, listing)
+    else:
+        program.stop(_mask_all)
+    _write_bind(program, "proc/sys", "proc/sys", k.MS_BIND | k.MS_REC)
+    attributes = k.mount_attributes(_RO | k.MOUNT_ATTR_NOEXEC)
+    program.call(
+        *(k.NR_MOUNT_SETATTR, k.AT_FDCWD, b"proc/sys", k.AT_RECURSIVE, attributes, len(attributes)),
+        what="mount_setattr proc/sys",
+    )
+    write_cover(program, "proc/sys/kernel/random/boot_id", directory=False)
+
+
+def _write_masks(program: Program, listing: Listing) -> None:
+    content = room(_LISTING)
+    opened = program.call(
+        _NR_OPENAT, k.AT_FDCWD, b"/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0, what="/proc"
+    )
+    listed = program.call(_NR_GETDENTS, 0, content, _LISTING, what="getdents64 /proc", least=1)
+    program.store(opened, Slot(listed, 0))
+    masked = [name for name in listing.entries if _is_masked(name)]
+    # rows: two that compare, the masks, one that jumps; then Python's way; then what is common
+    by_hand = program.next + 2 + len(masked) + 1
+    program.compare(content, listing.head, len(listing.head), unequal=by_hand)
+    beside = address_of(content) + len(listing.head) + 8
+    program.compare(beside, listing.first_process, len(listing.first_process), unequal=by_hand)
+    for name in masked:
+        write_cover(program, f"proc/{name}", directory=listing.entries[name])
+    program.jump(by_hand + 1)
+    program.stop(_mask_all)
+
+
+def _mask_all() -> None:
     for entry in os.scandir("/proc"):
-        if entry.name not in _PROC_SHOWN and not entry.name.isdigit():
+        if _is_masked(entry.name):
             cover(f"proc/{entry.name}", directory=entry.is_dir(follow_symlinks=False))
-    k.mount("proc/sys", "proc/sys", None, k.MS_BIND | k.MS_REC)
-    k.mount_setattr(k.AT_FDCWD, "proc/sys", k.AT_RECURSIVE, add=_RO | k.MOUNT_ATTR_NOEXEC)
-    cover("proc/sys/kernel/random/boot_id")
+
+
+def write_cover(program: Program, target: str, *, directory: bool) -> None:
+    """As `cover`."""
+    _write_bind(program, f"{MASK}/{'dir' if directory else 'file'}", target, k.MS_BIND)
+
+
+def _write_bind(program: Program, source: str, target: str, flags: int) -> None:
+    what = f"mount bind {source} on {target}"
+    program.call(k.NR_MOUNT, source.encode(), target.encode(), 0, flags, 0, what=what)
 
 
 def write(directory: int, path: str, text: str) -> None:
@@ -300,10 +424,17 @@ def write(directory: int, path: str, text: str) -> None:
 
 
 _SIOCSIFFLAGS = 0x8914
-_IFF_UP_RUNNING = 0x41
+_LOOPBACK_UP = struct.pack("16sh22x", b"lo", 0x41)  # IFF_UP, IFF_RUNNING
 
 
 def bring_up_loopback() -> None:
     sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
-    fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP_RUNNING))
+    fcntl.ioctl(sock, _SIOCSIFFLAGS, _LOOPBACK_UP)
     sock.close()
+
+
+def write_loopback(program: Program) -> None:
+    """The same, for later."""
+    made = program.call(_NR_SOCKET, _socket.AF_INET, _socket.SOCK_DGRAM, 0, what="socket")
+    used = program.call(_NR_IOCTL, 0, _SIOCSIFFLAGS, _LOOPBACK_UP, what="ioctl SIOCSIFFLAGS")
+    program.store(made, Slot(used, 0), Slot(program.call(_NR_CLOSE, 0, what="close"), 0))

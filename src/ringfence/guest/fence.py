@@ -8,12 +8,16 @@ from __future__ import annotations
 import binascii
 import os
 import resource
+import struct
 
 from . import kernel as k
+from .program import Hole, Program, Slot, room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .shapes import Fence
+
+_NR_WRITE, _NR_OPENAT, _NR_PRLIMIT, _NR_SET_AFFINITY = 1, 257, 302, 203
 
 
 _filters: dict[str, k.Filter] = {}
@@ -32,62 +36,146 @@ def _filter(program: str) -> k.Filter:
     return _filters[program]
 
 
-def limit_kernel_objects(sys_directory: int, fence: Fence) -> None:
-    """Per user namespace: no further user namespaces (E01), few inotify objects (F33). Needs its capabilities."""
-    if not fence["namespace_limits"]:
-        return
-    values = {
-        "max_user_namespaces": "0",
-        # Counted against the host's user too, who may have 128 (fs.inotify.max_user_instances) in all.
-        "max_inotify_instances": "16",
-        "max_inotify_watches": "16384",
-    }
-    for name, value in values.items():
-        fd = os.open(f"user/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=sys_directory)
-        try:
-            os.write(fd, value.encode())
-        finally:
-            os.close(fd)
+# Per user namespace: no further user namespaces (E01), few inotify objects (F33). Inotify instances are counted against
+# the host's user too, who may have 128 (fs.inotify.max_user_instances) in all.
+_KERNEL_OBJECTS = {"max_user_namespaces": "0", "max_inotify_instances": "16", "max_inotify_watches": "16384"}
+
+
+def open_kernel_limits(program: Program, fence: Fence) -> list[int]:
+    """Before /proc/sys becomes read-only. Returns the rows, for `limit_kernel_objects`."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    count = len(_KERNEL_OBJECTS) if fence["namespace_limits"] else 0
+    return [program.call(_NR_OPENAT, k.AT_FDCWD, b"/proc/sys", flags, 0, what="/proc/sys") for _ in range(count)]
+
+
+def limit_kernel_objects(program: Program, opened: list[int]) -> None:
+    """Needs the capabilities of the user namespace. What it opens is closed later, with all the rest."""
+    for row, (name, value) in zip(opened, _KERNEL_OBJECTS.items(), strict=False):
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        file = program.call(_NR_OPENAT, 0, f"user/{name}".encode(), flags, 0, what=f"user.{name}")
+        program.store(row, Slot(file, 0))
+        text = value.encode()
+        written = program.call(_NR_WRITE, 0, text, len(text), what=f"user.{name}", least=len(text))
+        program.store(file, Slot(written, 0))
 
 
 _OUR_FILES = 32  # what the spawner and file workers need open, however few the guest may
+_CPU_BYTES = 1024  # a mask of 8192 CPUs, more than any kernel is built for
+AFFINITY = "affinity"  # a hole: `cpu_mask` fills it
 
 
-def set_limits(fence: Fence, *, processes: int) -> None:
+def write_limits(program: Program, fence: Fence, *, processes: int) -> None:
+    """rlimits and CPUs. The host's own limits are those of the process that writes this down."""
     for name, value in fence["rlimits"].items():
-        _lower(getattr(resource, f"RLIMIT_{name}"), max(value, _OUR_FILES) if name == "NOFILE" else value)
-    _lower(resource.RLIMIT_NPROC, processes)
-    if fence["affinity"]:
-        os.sched_setaffinity(0, fence["affinity"])
+        _write_limit(
+            program, getattr(resource, f"RLIMIT_{name}"), max(value, _OUR_FILES) if name == "NOFILE" else value
+        )
+    _write_limit(program, resource.RLIMIT_NPROC, processes)
+    program.call(_NR_SET_AFFINITY, 0, _CPU_BYTES, Hole(AFFINITY), what="sched_setaffinity")
 
 
-def _lower(which: int, value: int) -> None:
-    """Set a limit, hard and soft. Where the host's own is tighter already, that one stays."""
+def cpu_mask(cpus: list[int]) -> bytes:
+    """None named: those that this process has."""
+    return sum(1 << cpu for cpu in cpus or os.sched_getaffinity(0)).to_bytes(_CPU_BYTES, "little")
+
+
+def _write_limit(program: Program, which: int, value: int) -> None:
+    limits = struct.pack("<QQ", *(limit & (1 << 64) - 1 for limit in _lowered(which, value)))
+    program.call(_NR_PRLIMIT, 0, which, limits, 0, what=f"setrlimit {which}")
+
+
+def _lowered(which: int, value: int) -> tuple[int, int]:
+    """A limit, soft and hard. Where the host's own is tighter already, that one stays."""
     hard = resource.getrlimit(which)[1]
     if hard != resource.RLIM_INFINITY and hard < value:
         value = hard
     # Of CPU time the soft limit sends SIGXCPU, which tells why; the hard one, a second later, is for who ignores it.
     grace = int(which == resource.RLIMIT_CPU and value != hard)
-    resource.setrlimit(which, (value, value + grace))
+    return value, value + grace
+
+
+def set_limits(fence: Fence, *, processes: int) -> None:
+    program = Program(None)
+    write_limits(program, fence, processes=processes)
+    program.seal()
+    program.fill(AFFINITY, cpu_mask(fence["affinity"]))
+    program.run_all()
+
+
+def write_rights(program: Program, fence: Fence, *, landlock: bool) -> list[Slot]:
+    """Capabilities, privileges, Landlock, system calls. What follows can only lose more.
+
+    Returns where the descriptors are that stay open, for the caller to close.
+    """
+    opened: list[Slot] = []
+    if fence["no_new_privileges"]:
+        program.call(k.NR_PRCTL, k.PR_SET_NO_NEW_PRIVS, 1, what="prctl PR_SET_NO_NEW_PRIVS")
+    if landlock and fence["landlock_abi"]:
+        opened = _write_landlock(
+            program, fence["landlock_abi"], scopes=fence["landlock_scopes"], files=fence["landlock_files"]
+        )
+    if fence["seccomp"] and not fence["no_new_privileges"]:
+        _write_filter(program, fence["seccomp"])
+    if fence["capabilities"]:
+        _write_capabilities(program)
+    if fence["seccomp"] and fence["no_new_privileges"]:
+        _write_filter(program, fence["seccomp"])
+    # a change of uid has cleared it: the other case is said too
+    program.call(k.NR_PRCTL, k.PR_SET_DUMPABLE, int(not fence["not_dumpable"]), what="prctl PR_SET_DUMPABLE")
+    return opened
 
 
 def give_up_rights(fence: Fence, *, landlock: bool) -> None:
-    """Capabilities, privileges, Landlock, system calls. What follows can only lose more."""
-    if fence["no_new_privileges"]:
-        k.no_new_privileges()
-    if landlock and fence["landlock_abi"]:
-        k.restrict_with_landlock(
-            fence["landlock_abi"],
-            scopes=fence["landlock_scopes"],
-            files=fence["landlock_files"],
-        )
-    if fence["seccomp"] and not fence["no_new_privileges"]:
-        _filter(fence["seccomp"]).install()
-    if fence["capabilities"]:
-        k.drop_capabilities()
-    if fence["seccomp"] and fence["no_new_privileges"]:
-        _filter(fence["seccomp"]).install()
-    k.set_dumpable(0 if fence["not_dumpable"] else 1)  # a change of uid has cleared it: the other case is said too
+    """The same at once."""
+    program = Program(None)
+    _run_and_close(program, write_rights(program, fence, landlock=landlock))
+
+
+def restrict_with_landlock(abi: int, *, scopes: bool, files: bool) -> None:
+    program = Program(None)
+    _run_and_close(program, _write_landlock(program, abi, scopes=scopes, files=files))
+
+
+def _run_and_close(program: Program, opened: list[Slot]) -> None:
+    program.seal()
+    program.run_all()
+    for slot in opened:
+        os.close(program.value(slot) & 0x7FFFFFFF)
+
+
+def _write_filter(program: Program, text: str) -> None:
+    program.call(k.NR_SECCOMP, 1, 0, _filter(text).header, what="seccomp")
+
+
+def _write_capabilities(program: Program) -> None:
+    for capability in range(k.capabilities()):
+        program.optional(k.NR_PRCTL, k.PR_CAPBSET_DROP, capability)
+    program.optional(k.NR_PRCTL, k.PR_CAP_AMBIENT, k.PR_CAP_AMBIENT_CLEAR_ALL)
+    program.call(k.NR_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24), what="capset")
+
+
+def _write_landlock(program: Program, abi: int, *, scopes: bool, files: bool) -> list[Slot]:
+    """One domain: all file rights beneath `/`, none elsewhere; no signal and no abstract socket leaves it.
+
+    The rule hangs on the root's inode, so that a new file system mounted below it is covered too.
+    Returns where the descriptors are that stay open.
+    """
+    asked = k.landlock_attributes(abi, scopes=scopes, files=files)
+    if asked is None:
+        return []
+    attributes, handled = asked
+    ruleset = program.call(k.NR_LANDLOCK_CREATE, attributes, len(attributes), 0, what="landlock_create_ruleset")
+    into, opened = [], []
+    if handled:
+        rule = room(16)
+        struct.pack_into("<Q", rule, 0, handled)
+        root = program.call(_NR_OPENAT, k.AT_FDCWD, b"/", os.O_PATH | os.O_CLOEXEC, 0, what="/")
+        opened.append(Slot(0, 8, rule))
+        program.store(root, *opened)
+        into.append(Slot(program.call(k.NR_LANDLOCK_ADD, 0, 1, rule, 0, what="landlock_add_rule"), 0))
+    into.append(Slot(program.call(k.NR_LANDLOCK_RESTRICT, 0, 0, what="landlock_restrict_self"), 0))
+    program.store(ruleset, *into)
+    return [into[-1], *opened]
 
 
 def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
@@ -96,9 +184,10 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
     Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway. Before an exec it
     stays as it is: exec makes it dumpable, and until then a sibling could write to the report that we own (J02).
     """
-    _lower(resource.RLIMIT_NPROC, processes)
+    resource.setrlimit(resource.RLIMIT_NPROC, _lowered(resource.RLIMIT_NPROC, processes))
     if "NOFILE" in fence["rlimits"]:
-        _lower(resource.RLIMIT_NOFILE, fence["rlimits"]["NOFILE"])
+        files = _lowered(resource.RLIMIT_NOFILE, fence["rlimits"]["NOFILE"])
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
     if fence["last_layer"]:
         _filter(fence["last_layer"]).install()
     if dumpable:

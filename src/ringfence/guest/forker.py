@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from . import box, counts, fence, init, lean, spawner
+from . import births, box, counts, fence, init, lean, spawner
 from . import kernel as k
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import NoReturn
 
-    from .shapes import Fence, Order, Plan, Template
+    from .shapes import Order, Plan, Template
 
 _MAX_PACKET = 1 << 17
 _MAX_FDS = 16
@@ -92,8 +92,11 @@ def _own_user_namespace(proc: int) -> None:
 class Making:
     """One sandbox from its order until the monitor says that it is gone."""
 
-    def __init__(self, number: int, plan: Plan, join: list[int]) -> None:
-        self.number = number
+    def __init__(self, order: Order, plan: Plan, join: list[int]) -> None:
+        self.number = order["box"]
+        self.plan_id = order["plan_id"]
+        self.owner = order["owner"]
+        self.affinity = order["affinity"]
         self.plan = plan
         self.join = join
         self.init_pid = 0
@@ -117,7 +120,9 @@ class Forker:
         self._monitor = monitor
         self._plans: dict[int, Plan] = {}  # of policies that share this view
         self._proc = proc
-        self._self = os.pidfd_open(os.getpid())
+        self._us = births.Forker(proc, self._listing)
+        self._inits: dict[tuple[int, int, bool], births.InitBirth] = {}
+        self._spawners: dict[tuple[int, int], births.SpawnerBirth] = {}
         self._made: dict[int, Making] = {}
         self._poll = select.poll()
 
@@ -153,18 +158,13 @@ class Forker:
         if order["plan"] is not None:
             self._plans[order["plan_id"]] = order["plan"]
             fence.prepare(order["plan"]["fence"])
-        shared = self._plans[order["plan_id"]]
-        fenced: Fence = {**shared["fence"], "affinity": order["affinity"]}
-        plan: Plan = {**shared, "owner": order["owner"], "fence": fenced}
+        plan = self._plans[order["plan_id"]]
         listeners = fds.pop() if order["listeners"] else -1
         disk = fds.pop() if order["disk"] else -1
-        making = Making(order["box"], plan, fds)
+        making = Making(order, plan, fds)
         self._made[making.number] = making
         try:
-            if plan["as_root"]:
-                self._make_both(making, listeners, disk)
-            else:
-                self._make_init(making, listeners, disk)
+            self._make_init(making, listeners, disk)
         except OSError as error:
             self._say_failed(making, failure(error))
             return
@@ -177,61 +177,83 @@ class Forker:
         self._poll.register(making.init, select.POLLIN)
 
     def _make_init(self, making: Making, listeners: int, disk: int) -> None:
-        ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        making.init_pid, making.init_pidfd = k.clone(making.plan["namespaces"] | k.CLONE_PARENT, hooks=False)
-        if making.init_pid == 0:
-            _child(lambda: init.run(theirs, making.plan, self._proc, listeners, disk), theirs)
-        theirs.close()
-        making.init = ours
-
-    def _make_both(self, making: Making, listeners: int, disk: int) -> None:
-        """The spawner right after PID 1, so that it joins its cgroup while that builds.
-
-        What we touch between two forks is copied twice: all that can be is done before the first.
-        """
-        making.spawner, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        try:
-            self._make_init(making, listeners, disk)
-            making.spawner_fds = self._clone_into(making, theirs)
-        finally:
-            theirs.close()
+        """PID 1, and as root the spawner. What we touch between two forks is copied twice: so nothing is."""
+        key = (making.plan_id, len(making.join), disk >= 0)
+        birth = self._inits.get(key)
+        if birth is None:
+            birth = births.InitBirth(self._us, making.plan, len(making.join), with_disk=disk >= 0)
+            self._inits[key] = birth
+        making.init, inner = lean.pair(lean.SOCK_SEQPACKET)
+        outer, spawner_end = lean.pair(lean.SOCK_SEQPACKET)
+        one = birth.one
+        one.owner, one.listeners, one.disk = making.owner, listeners, disk
+        birth.fill(inner.fileno(), spawner_end.fileno(), making.join, making.affinity)
+        where = self._run(birth)
+        if where > birth.end and birth.is_spawner(where):
+            _child(lambda: _begin_spawner(birth, where), spawner_end)
+        if where > birth.end:
+            _child(lambda: _obey(birth, where), inner)
+        inner.close()
+        spawner_end.close()
+        making.init_pid, making.init_pidfd = birth.init_pid, birth.made(birth.init_pidfd)
+        if making.plan["as_root"]:
+            making.spawner = outer
+            made = birth.made(birth.spawner_pidfd)
+            making.spawner_fds = [made] if made >= 0 else []
+        else:
+            outer.close()
+        birth.check(where)
 
     def _make_spawner(self, making: Making) -> None:
         """In PID 1's pid namespace, with the monitor as its parent. It goes into the other namespaces by itself."""
-        ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        try:
-            making.spawner_fds = self._clone_into(making, theirs)
-        finally:
-            theirs.close()
-        making.spawner = ours
-
-    def _clone_into(self, making: Making, theirs: socket) -> list[int]:
-        def work() -> None:
-            others = [fd for name, fd in making.doors.items() if name != "pid"]
-            doors = [making.init_pidfd] if making.plan["as_root"] else others
-            spawner.run(theirs, making.plan, making.join, doors)
-
-        if making.plan["as_root"]:
-            k.setns(making.init_pidfd, k.CLONE_NEWPID)
-            try:
-                pid, pidfd = k.clone(k.CLONE_PARENT, hooks=preloaded)
-                if pid == 0:
-                    _child(work, theirs)
-            finally:
-                k.setns(self._self, k.CLONE_NEWPID)
-            return [pidfd]
-        # An ordinary user may enter a pid namespace of his but not come back: a helper enters it, and clones.
+        key = (making.plan_id, len(making.join))
+        birth = self._spawners.get(key)
+        if birth is None:
+            birth = self._spawners[key] = births.SpawnerBirth(self._us, making.plan, len(making.join))
+        making.spawner, inner = lean.pair(lean.SOCK_SEQPACKET)
         answers, answer = lean.pair(lean.SOCK_SEQPACKET)
-        helper, helper_pidfd = k.clone(k.CLONE_PARENT, hooks=False)
-        if helper == 0:
-            _child(lambda: _help(making.doors.get("pid"), answer, work, theirs), answer)
+        if making.plan["as_root"]:
+            birth.fill_init(making.init_pidfd)
+        else:
+            birth.fill_doors(making.doors, answer.fileno())
+        birth.fill(inner.fileno(), making.join, making.affinity)
+        where = self._run(birth)
+        if where > birth.end:
+            _child(lambda: _begin_spawner(birth, where), inner)
+        inner.close()
         answer.close()
-        data, fds = lean.recv_fds(answers, 64, 1)
-        answers.close()
+        try:
+            birth.check(where)
+            making.spawner_fds = self._spawner_made(birth, answers)
+        finally:
+            answers.close()
+
+    def _spawner_made(self, birth: births.SpawnerBirth, answers: socket) -> list[int]:
+        if birth.helper_pidfd is None:
+            return [birth.made(birth.spawner_pidfd)]
+        helper = birth.made(birth.helper_pidfd)
+        _, fds = lean.recv_fds(answers, 64, 1)
         if not fds:
-            os.close(helper_pidfd)
-            raise OSError(f"the spawner could not be made: {data.decode('utf-8', 'replace').lstrip('!')}")
-        return [fds[0], helper_pidfd]
+            os.close(helper)
+            raise OSError("the spawner could not be made: its helper ended")
+        return [fds[0], helper]
+
+    def _run(self, birth: births.Birth) -> int:
+        """Returns in every process that is made; in this one with a row up to its end."""
+        if preloaded:
+            k.before_fork()
+        where = birth.run()
+        if where > birth.end:
+            return where
+        if preloaded:
+            k.after_fork_in_parent()
+        if where < birth.end and birth.plan["as_root"]:
+            k.setns(self._us.pidfd, k.CLONE_NEWPID)  # it may have failed before it came back
+        return where
+
+    def _listing(self) -> box.Listing:
+        """What /proc holds: PID 1 sees to what was added since."""
+        return box.Listing(self._proc)
 
     def _hear_init(self, fd: int, building: dict[int, Making]) -> None:
         making = building[fd]
@@ -258,7 +280,7 @@ class Forker:
             self._say_failed(making, failure(error))
 
     def _map_user(self, making: Making) -> None:
-        owner, pid = making.plan["owner"], making.init_pid
+        owner, pid = making.owner, making.init_pid
         assert making.init is not None
         if making.plan["user_namespace"]:
             box.write(self._proc, f"{pid}/uid_map", f"1000 {owner} 1")
@@ -311,15 +333,18 @@ def _child(work: Callable[[], object], report: socket) -> NoReturn:
         os._exit(70)
 
 
-def _help(door: int | None, answer: socket, work: Callable[[], object], report: socket) -> NoReturn:
-    if door is not None:
-        k.setns(door, k.CLONE_NEWPID)
-    pid, pidfd = k.clone(k.CLONE_PARENT, hooks=preloaded)
-    if pid == 0:
-        answer.close()
-        _child(work, report)
-    lean.send_fds(answer, b"made", [pidfd])
-    os._exit(0)
+def _obey(birth: births.Birth, where: int) -> None:
+    """PID 1, when its rows are done or one failed."""
+    birth.check(where)
+    init.obey()
+
+
+def _begin_spawner(birth: births.Birth, where: int) -> None:
+    birth.check(where)
+    birth.forget_routine()
+    if preloaded:
+        k.after_fork_in_child()
+    spawner.begin(birth.plan["fence"])
 
 
 def _errno_in(said: str) -> int | None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 
 from . import box, fence, kernel, lean, outlets
+from .program import Closing, Hole, Slot, room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from socket import socket
     from typing import NoReturn
 
+    from .program import Program
     from .shapes import Kept, Plan
 
 _PASSES = 200
@@ -33,33 +35,173 @@ _DOORS = {
 }
 
 
-def run(sock: socket, plan: Plan, outer_proc: int, listeners: int, disk: int) -> NoReturn:
-    """The first process in new namespaces: build what belongs to this sandbox alone, give up all rights, serve."""
-    kernel.set_name("rf-init")
-    kernel.die_with_parent()  # and again when our uid has changed, which takes it back
-    kernel.close_all_but(
-        [sock.fileno(), outer_proc, listeners, disk]
-    )  # with the forker's end open here, we would never see it go (D15)
-    as_root, namespaces = plan["as_root"], plan["namespaces"]
-    owner = plan["owner"] if as_root else 1000
-    if not as_root:
-        box.write(outer_proc, "self/uid_map", "1000 0 1")
-        box.write(outer_proc, "self/gid_map", "1000 0 1")
-    if namespaces & kernel.CLONE_NEWUTS:
-        lean.set_host_name("ringfence")
-    if namespaces & kernel.CLONE_NEWNET:
-        box.bring_up_loopback()
-        if plan["outlets"] is not None:
-            outlets.make(plan["outlets"], listeners)  # while we may: the resolver's port is below 1024
-    box.mount_proc()
-    sys_directory = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # before it becomes read-only
-    box.mount_private(plan["sizes"], owner=owner, ops=plan["ops"], idmap=_idmapper(owner), disk=disk)
-    box.restrict_proc(subset=plan["proc_subset"], mask=plan["proc_masks"])
-    if as_root:
-        _enter_user_namespace(sock, plan)
-    if plan["user_namespace"]:
-        fence.limit_kernel_objects(sys_directory, plan["fence"])
-    serve(sock, plan)
+# holes of the program
+SOCK, OWNER = "PID 1's socket", "owner"
+_CLOSED = "PID 1 closes"
+_NR_WRITE, _NR_CLOSE, _NR_SIGACTION, _NR_DUP2, _NR_SENDTO, _NR_RECVFROM, _NR_SENDMSG = 1, 3, 13, 33, 44, 45, 46
+_NR_SETGROUPS, _NR_SETRESUID, _NR_SETRESGID, _NR_SETHOSTNAME, _NR_EXIT, _NR_OPENAT = 116, 117, 119, 170, 231, 257
+_NR_FCNTL, _NR_DUP3 = 72, 292
+_F_DUPFD_CLOEXEC, _HIGH = 1030, 16
+_OPEN_NS = os.O_RDONLY | os.O_CLOEXEC
+_HOST_NAME = b"ringfence"
+_IGNORED = struct.pack("<QQQQ", 1, 0, 0, 0)  # a signal's disposition
+_PEEK = 2
+
+
+class Written:
+    """What PID 1 does, the first process in new namespaces: build what is this sandbox's alone, give up all rights.
+
+    Written by the forker as rows of its program; `fill` tells it of one sandbox.
+    """
+
+    def __init__(self, program: Program, plan: Plan, proc: int, listing: box.Listing, made: Made) -> None:
+        self._program, self._plan, self._proc, self._made = program, plan, proc, made
+        self.first = program.next
+        _call(program, "prctl PR_SET_NAME", kernel.NR_PRCTL, kernel.PR_SET_NAME, b"rf-init")
+        # And again when our uid has changed, which takes it back.
+        _call(program, "prctl PR_SET_PDEATHSIG", kernel.NR_PRCTL, kernel.PR_SET_PDEATHSIG, lean.SIGKILL)
+        # With the forker's end open here, we would never see it go (D15).
+        self._closing = Closing(program, _CLOSED, 4)
+        if not plan["as_root"]:
+            for name in ("uid_map", "gid_map"):
+                _write_file(program, proc, f"self/{name}", b"1000 0 1")
+        self._write_network()
+        self._write_mounts(listing)
+        if plan["as_root"]:
+            self._enter_user_namespace()
+        if plan["user_namespace"]:
+            fence.limit_kernel_objects(program, self._limits)
+        self._write_end()
+
+    def _write_network(self) -> None:
+        program, namespaces = self._program, self._plan["namespaces"]
+        if namespaces & kernel.CLONE_NEWUTS:
+            _call(program, "sethostname", _NR_SETHOSTNAME, _HOST_NAME, len(_HOST_NAME))
+        if namespaces & kernel.CLONE_NEWNET:
+            box.write_loopback(program)
+            if self._plan["outlets"] is not None:
+                program.stop(self._make_outlets)
+
+    def _make_outlets(self) -> None:
+        """While we may: the resolver's port is below 1024."""
+        assert self._plan["outlets"] is not None
+        outlets.make(self._plan["outlets"], self._made.listeners)
+
+    def _write_mounts(self, listing: box.Listing) -> None:
+        program, plan = self._program, self._plan
+        box.write_proc(program)
+        self._limits = fence.open_kernel_limits(program, plan["fence"]) if plan["user_namespace"] else []
+        further, with_workspace = box.needs_further(plan["ops"], disk=self._made.with_disk)
+        box.write_private(program, workspace=not with_workspace)
+        if further:
+            program.stop(self._mount_further)
+        box.write_restrict_proc(program, subset=plan["proc_subset"], mask=plan["proc_masks"], listing=listing)
+
+    def _mount_further(self) -> None:
+        owner, plan = self._made.owner, self._plan
+        box.mount_further(plan["sizes"], owner=owner, ops=plan["ops"], idmap=_idmapper(owner), disk=self._made.disk)
+
+    def _enter_user_namespace(self) -> None:
+        """Real root until here: all mounts belong to the initial user namespace. The forker writes the map."""
+        program, mapped = self._program, self._plan["user_namespace"]
+        _call(program, "setgroups", _NR_SETGROUPS, 0, 0)
+        if mapped:
+            what = f"unshare {kernel.CLONE_NEWUSER:#x}"
+            _call(program, what, kernel.NR_UNSHARE, kernel.CLONE_NEWUSER)
+        _call(program, "tell the forker", _NR_SENDTO, Hole(SOCK), b"unshared", 8, 0, 0, 0)
+        program.call(_NR_RECVFROM, Hole(SOCK), room(16), 16, 0, 0, 0, what="hear the forker", least=1)
+        write_become(program, mapped=mapped)
+
+    def _write_end(self) -> None:
+        """Only the socket is left, as descriptor 3, and the standard streams read and write nothing."""
+        program, plan = self._program, self._plan
+        _call(program, "prctl PR_SET_PDEATHSIG", kernel.NR_PRCTL, kernel.PR_SET_PDEATHSIG, lean.SIGKILL)
+        write_streams(program, Hole(SOCK), 3)
+        opened = [
+            _call(program, f"open {name}", _NR_OPENAT, kernel.AT_FDCWD, f"/proc/self/ns/{name}".encode(), _OPEN_NS)
+            for name in doors(plan)
+        ]
+        _call(program, "ignore SIGCHLD", _NR_SIGACTION, lean.SIGCHLD, _IGNORED, 0, 8)  # the kernel reaps for us (D12)
+        fence.write_rights(program, plan["fence"], landlock=False)
+        _write_ready(program, opened)
+        _call(program, "close_range", kernel.NR_CLOSE_RANGE, 4, 0x7FFFFFFF)
+        waits = _call(program, "wait for the monitor", _NR_RECVFROM, 3, room(8), 1, _PEEK, 0, 0)
+        self.last = program.stop()
+        program.if_zero(waits, _call(program, "exit", _NR_EXIT, 0))
+
+    def fill(self, sock: int) -> None:
+        program, made, as_root = self._program, self._made, self._plan["as_root"]
+        program.fill(SOCK, sock)
+        self._closing.fill([sock, self._proc, made.listeners, made.disk])
+        if as_root:
+            program.fill(OWNER, 1000 if self._plan["user_namespace"] else made.owner)
+        for target, text in box.options_of(self._plan["sizes"], owner=made.owner, as_root=as_root).items():
+            program.fill(box.options_hole(target), text.encode())
+
+
+class Made:
+    """What differs between the sandboxes of one plan."""
+
+    def __init__(self, *, with_disk: bool) -> None:
+        self.with_disk = with_disk
+        self.owner, self.listeners, self.disk = 1000, -1, -1
+
+
+def _call(program: Program, what: str, number: int, *arguments: object) -> int:
+    return program.call(number, *arguments, what=what)
+
+
+def _write_file(program: Program, directory: int, path: str, text: bytes) -> None:
+    """What is opened is closed later, with all the rest."""
+    file = _call(program, path, _NR_OPENAT, directory, path.encode(), os.O_WRONLY | os.O_CLOEXEC, 0)
+    written = program.call(_NR_WRITE, 0, text, len(text), what=path, least=len(text))
+    program.store(file, Slot(written, 0))
+
+
+def write_become(program: Program, *, mapped: bool) -> None:
+    """The guest's uid: 1000 inside the user namespace. Capabilities there stay until they are dropped."""
+    inside: object = 1000 if mapped else Hole(OWNER)
+    _call(program, "setresgid", _NR_SETRESGID, inside, inside, inside)
+    _call(program, "setresuid", _NR_SETRESUID, inside, inside, inside)
+
+
+def write_streams(program: Program, sock: object, number: int) -> None:
+    """Descriptors below `number` read and write nothing, `number` is the socket, all others are closed (D01, D02)."""
+    wire = _call(program, "fcntl F_DUPFD", _NR_FCNTL, sock, _F_DUPFD_CLOEXEC, _HIGH)
+    null = _call(program, "/dev/null", _NR_OPENAT, kernel.AT_FDCWD, b"/dev/null", os.O_RDWR | os.O_CLOEXEC, 0)
+    program.store(null, Slot(_call(program, "dup2", _NR_DUP2, 0, 1), 0))
+    for fd in (0, 2):
+        _call(program, "dup2", _NR_DUP2, 1, fd)
+    for fd in range(3, number):
+        _call(program, "dup3", _NR_DUP3, 1, fd, os.O_CLOEXEC)
+    program.store(wire, Slot(_call(program, "dup3", _NR_DUP3, 0, number, os.O_CLOEXEC), 0))
+    _call(program, "close_range", kernel.NR_CLOSE_RANGE, number + 1, 0x7FFFFFFF)
+
+
+def _write_ready(program: Program, opened: list[int]) -> None:
+    """Say so to the forker, with the namespaces that were opened."""
+    if not opened:
+        _call(program, "tell the forker", _NR_SENDTO, 3, b"ready", 5, 0, 0, 0)
+        return
+    rights = room(16 + 4 * len(opened) + 12)  # a header, then the descriptors; the last one is written as a long
+    struct.pack_into("<QII", rights, 0, 16 + 4 * len(opened), 1, 1)  # SOL_SOCKET, SCM_RIGHTS
+    for place, row in enumerate(opened):
+        program.store(row, Slot(0, 16 + 4 * place, rights))  # in order: the next one repairs what this one spoils
+    word = program.keep(b"ready")
+    piece = program.keep(struct.pack("<QQ", word, 5))
+    size = (16 + 4 * len(opened) + 7) // 8 * 8
+    packet = struct.pack("<QIxxxxQQQQi4x", 0, 0, piece, 1, program.keep(rights), size, 0)
+    _call(program, "tell the forker", _NR_SENDMSG, 3, packet, 0)
+
+
+def obey() -> NoReturn:
+    """PID 1 from its first order on. End of file: the monitor is gone, and so are we, and with us everything inside."""
+    channel = lean.from_fd(3, lean.SOCK_SEQPACKET)
+    while data := channel.recv(1 << 16):
+        kept: Kept = lean.loads(data)
+        left = kill_all_but(kept)
+        channel.send(b"%d" % left)
+    os._exit(0)
 
 
 def doors(plan: Plan) -> list[str]:
@@ -70,16 +212,6 @@ def doors(plan: Plan) -> list[str]:
     if plan["as_root"]:
         return []
     return [name for name, flag in _DOORS.items() if plan["namespaces"] & flag]
-
-
-def _enter_user_namespace(sock: socket, plan: Plan) -> None:
-    """Real root until here: all mounts belong to the initial user namespace. The forker writes the map."""
-    os.setgroups([])
-    if plan["user_namespace"]:
-        kernel.unshare(kernel.CLONE_NEWUSER)
-    sock.send(b"unshared")
-    sock.recv(16)
-    become(plan["owner"], mapped=plan["user_namespace"])
 
 
 def _idmapper(owner: int) -> Callable[[int, int], int]:
@@ -108,36 +240,6 @@ def _idmapper(owner: int) -> Callable[[int, int], int]:
             os.waitpid(pid, 0)
 
     return idmap
-
-
-def become(owner: int, *, mapped: bool) -> None:
-    """The guest's uid: 1000 inside the user namespace. Capabilities there stay until they are dropped."""
-    inside = 1000 if mapped else owner
-    os.setresgid(inside, inside, inside)
-    os.setresuid(inside, inside, inside)
-
-
-def serve(sock: socket, plan: Plan) -> NoReturn:
-    """Never returns. End of file: the monitor is gone, and so are we, and with us everything inside."""
-    kernel.die_with_parent()
-    wire = os.dup(sock.fileno())
-    os.dup2(wire, 3, inheritable=False)
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    kernel.close_from(4)
-    opened = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in doors(plan)]
-    lean.ignore_signals(lean.SIGCHLD)  # the kernel reaps for us (D12)
-    fence.give_up_rights(plan["fence"], landlock=False)
-    channel = lean.from_fd(3, lean.SOCK_SEQPACKET)
-    lean.send_fds(channel, b"ready", opened)
-    for fd in opened:
-        os.close(fd)
-    while data := channel.recv(1 << 16):
-        kept: Kept = lean.loads(data)
-        left = kill_all_but(kept)
-        channel.send(b"%d" % left)
-    os._exit(0)
 
 
 def kill_all_but(kept: Kept) -> int:

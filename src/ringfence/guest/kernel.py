@@ -21,6 +21,8 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
+CLONE_VM = 0x00000100
+CLONE_VFORK = 0x00004000
 CLONE_PARENT = 0x00008000
 CLONE_PIDFD = 0x00001000
 CLONE_CHILD_CLEARTID = 0x00200000
@@ -51,58 +53,60 @@ RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
-_NR_CLONE = 56
-_NR_PRCTL = 157
-_NR_MOUNT = 165
+NR_CLONE = 56
+NR_PRCTL = 157
+NR_MOUNT = 165
 _NR_UMOUNT2 = 166
-_NR_UNSHARE = 272
-_NR_SETNS = 308
+NR_UNSHARE = 272
+NR_SETNS = 308
 _NR_FALLOCATE = 285
-_NR_CAPSET = 126
+NR_CAPSET = 126
 _NR_PIVOT_ROOT = 155
-_NR_SECCOMP = 317
+NR_SECCOMP = 317
 _NR_OPEN_TREE = 428
 _NR_MOVE_MOUNT = 429
 _NR_FSOPEN = 430
 _NR_FSCONFIG = 431
 _NR_FSMOUNT = 432
-_NR_CLOSE_RANGE = 436
+NR_CLOSE_RANGE = 436
 _NR_OPENAT2 = 437
-_NR_MOUNT_SETATTR = 442
-_NR_LANDLOCK_CREATE = 444
-_NR_LANDLOCK_ADD = 445
-_NR_LANDLOCK_RESTRICT = 446
+NR_MOUNT_SETATTR = 442
+NR_LANDLOCK_CREATE = 444
+NR_LANDLOCK_ADD = 445
+NR_LANDLOCK_RESTRICT = 446
 _NR_KEYCTL = 250
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_DUMPABLE = 4
-_PR_SET_NAME = 15
-_PR_CAPBSET_DROP = 24
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+_PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
-_PR_SET_NO_NEW_PRIVS = 38
+PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_TID_ADDRESS = 40
-_PR_CAP_AMBIENT = 47
-_PR_CAP_AMBIENT_CLEAR_ALL = 4
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 _WORDS = 6
+_MOST_CAPABILITIES = 64
 
 
 if TYPE_CHECKING:
-    _Integer = _ctypes._SimpleCData[int]  # noqa: SLF001  # as below
+    Integer = _ctypes._SimpleCData[int]  # noqa: SLF001  # as below
     _Bytes = _ctypes._SimpleCData[bytes]  # noqa: SLF001  # as below
 else:
-    _Integer = _Bytes = _ctypes._SimpleCData  # noqa: SLF001  # what the types of ctypes derive from
+    Integer = _Bytes = _ctypes._SimpleCData  # noqa: SLF001  # what the types of ctypes derive from
 
 
-class _Long(_Integer):
+class _Long(Integer):
     _type_ = "l"
 
 
-class _Int(_Integer):
+class _Int(Integer):
     _type_ = "i"
 
 
-class _Pointer(_Integer):  # as an argument also bytes and None
+class _Pointer(Integer):  # as an argument also bytes and None
     _type_ = "P"
 
 
@@ -132,9 +136,27 @@ _syscall = _Call(_ctypes.dlsym(_process, "syscall"))
 _syscall.argtypes = [_Long, *[_Pointer] * _WORDS]
 _syscall_with_gil = _CallWithGil(_ctypes.dlsym(_process, "syscall"))
 _syscall_with_gil.argtypes = _syscall.argtypes
-_before_fork = _Notice(_ctypes.dlsym(_process, "PyOS_BeforeFork"))
-_after_fork_in_parent = _Notice(_ctypes.dlsym(_process, "PyOS_AfterFork_Parent"))
-_after_fork_in_child = _Notice(_ctypes.dlsym(_process, "PyOS_AfterFork_Child"))
+before_fork = _Notice(_ctypes.dlsym(_process, "PyOS_BeforeFork"))
+after_fork_in_parent = _Notice(_ctypes.dlsym(_process, "PyOS_AfterFork_Parent"))
+after_fork_in_child = _Notice(_ctypes.dlsym(_process, "PyOS_AfterFork_Child"))
+
+
+def with_gil(address: int) -> _CallWithGil:
+    """A function of machine code that lies there, called as `syscall` is."""
+    made = _CallWithGil(address)
+    made.argtypes = _syscall.argtypes
+    return made
+
+
+def address_of(data: bytes) -> int:
+    """Valid as long as `data` is."""
+    return int.from_bytes(memoryview(_Text(data)), "little")
+
+
+def raw_syscall(number: int, *words: int) -> int:
+    """Six arguments; the result as the kernel tells it, an error as a negative number. The GIL is kept."""
+    result: int = _syscall_with_gil(number, *words)
+    return result if result >= 0 else -_ctypes.get_errno()
 
 
 def _failed(what: str) -> OSError:
@@ -151,12 +173,12 @@ def syscall(number: int, *args: object, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    if _syscall(_NR_UNSHARE, flags, 0, 0, 0, 0, 0) < 0:
+    if _syscall(NR_UNSHARE, flags, 0, 0, 0, 0, 0) < 0:
         raise _failed(f"unshare {flags:#x}")
 
 
 def setns(fd: int, flags: int) -> None:
-    if _syscall(_NR_SETNS, fd, flags, 0, 0, 0, 0) < 0:
+    if _syscall(NR_SETNS, fd, flags, 0, 0, 0, 0) < 0:
         raise _failed(f"setns {flags:#x}")
 
 
@@ -165,7 +187,7 @@ def _path(value: str | None) -> bytes | None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    if _syscall(_NR_MOUNT, _path(source), _path(target), _path(kind), flags, _path(options), 0) < 0:
+    if _syscall(NR_MOUNT, _path(source), _path(target), _path(kind), flags, _path(options), 0) < 0:
         raise _failed(f"mount {kind or 'bind'} {source or ''} on {target} {options or ''}".rstrip())
 
 
@@ -173,9 +195,13 @@ def umount(target: str) -> None:
     syscall(_NR_UMOUNT2, _path(target), MNT_DETACH, what=f"umount {target}")
 
 
+def mount_attributes(add: int, idmap_fd: int = 0) -> bytes:
+    return struct.pack("QQQQ", add, 0, 0, idmap_fd)
+
+
 def mount_setattr(fd: int, path: str, flags: int, *, add: int, idmap_fd: int = 0) -> None:
-    attributes = struct.pack("QQQQ", add, 0, 0, idmap_fd)
-    syscall(_NR_MOUNT_SETATTR, fd, _path(path), flags, attributes, len(attributes), what=f"mount_setattr {path}")
+    attributes = mount_attributes(add, idmap_fd)
+    syscall(NR_MOUNT_SETATTR, fd, _path(path), flags, attributes, len(attributes), what=f"mount_setattr {path}")
 
 
 def open_tree_clone(path: str) -> int:
@@ -243,30 +269,30 @@ def close_all_but(kept: list[int]) -> None:
     first = 3
     for fd in sorted({fd for fd in kept if fd >= first}):
         if fd > first:
-            syscall(_NR_CLOSE_RANGE, first, fd - 1, 0, what="close_range")
+            syscall(NR_CLOSE_RANGE, first, fd - 1, 0, what="close_range")
         first = fd + 1
     close_from(first)
 
 
 def close_from(first: int) -> None:
-    syscall(_NR_CLOSE_RANGE, first, 0x7FFFFFFF, 0, what="close_range")  # gVisor takes it for signed
+    syscall(NR_CLOSE_RANGE, first, 0x7FFFFFFF, 0, what="close_range")  # gVisor takes it for signed
 
 
 def prctl(option: int, value: int) -> None:
-    if _syscall(_NR_PRCTL, option, value, 0, 0, 0, 0) < 0:
+    if _syscall(NR_PRCTL, option, value, 0, 0, 0, 0) < 0:
         raise _failed(f"prctl {option}")
 
 
 def set_name(name: str) -> None:
-    syscall(_NR_PRCTL, _PR_SET_NAME, name.encode()[:15], what="prctl PR_SET_NAME")
+    syscall(NR_PRCTL, PR_SET_NAME, name.encode()[:15], what="prctl PR_SET_NAME")
 
 
 def set_dumpable(value: int) -> None:
-    prctl(_PR_SET_DUMPABLE, value)
+    prctl(PR_SET_DUMPABLE, value)
 
 
 def die_with_parent() -> None:
-    prctl(_PR_SET_PDEATHSIG, 9)
+    prctl(PR_SET_PDEATHSIG, 9)
 
 
 def become_subreaper() -> None:
@@ -281,12 +307,20 @@ def new_session_keyring() -> None:
         return
 
 
+def capabilities() -> int:
+    """How many this kernel knows."""
+    for capability in range(_MOST_CAPABILITIES):
+        if _syscall(NR_PRCTL, _PR_CAPBSET_READ, capability, 0, 0, 0, 0) < 0:
+            return capability or _MOST_CAPABILITIES  # none at all: it does not know the question
+    return _MOST_CAPABILITIES
+
+
 def drop_capabilities() -> None:
     for capability in range(64):
-        if _syscall(_NR_PRCTL, _PR_CAPBSET_DROP, capability, 0, 0, 0, 0) < 0:
+        if _syscall(NR_PRCTL, PR_CAPBSET_DROP, capability, 0, 0, 0, 0) < 0:
             break  # EINVAL: past the last capability of this kernel
-    _syscall(_NR_PRCTL, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
-    syscall(_NR_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24), what="capset")
+    _syscall(NR_PRCTL, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
+    syscall(NR_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24), what="capset")
 
 
 _MONITOR_KEEPS = (0, 5)  # CAP_CHOWN, CAP_KILL
@@ -297,15 +331,15 @@ def keep_monitor_capabilities() -> None:
     for capability in range(64):
         if capability in _MONITOR_KEEPS:
             continue
-        if _syscall(_NR_PRCTL, _PR_CAPBSET_DROP, capability, 0, 0, 0, 0) < 0:
+        if _syscall(NR_PRCTL, PR_CAPBSET_DROP, capability, 0, 0, 0, 0) < 0:
             break
     bits = sum(1 << capability for capability in _MONITOR_KEEPS)
     kept = struct.pack("III", bits, bits, 0) + bytes(12)
-    syscall(_NR_CAPSET, struct.pack("Ii", 0x20080522, 0), kept, what="capset")
+    syscall(NR_CAPSET, struct.pack("Ii", 0x20080522, 0), kept, what="capset")
 
 
 def no_new_privileges() -> None:
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 class Filter:
@@ -313,11 +347,10 @@ class Filter:
 
     def __init__(self, program: bytes) -> None:
         self._program = program  # lives as long as its address is in use
-        address = int.from_bytes(memoryview(_Text(program)), "little")
-        self._header = struct.pack("HxxxxxxQ", len(program) // 8, address)
+        self.header = struct.pack("HxxxxxxQ", len(program) // 8, address_of(program))
 
     def install(self) -> None:
-        syscall(_NR_SECCOMP, 1, 0, self._header, what="seccomp")
+        syscall(NR_SECCOMP, 1, 0, self.header, what="seccomp")
 
 
 _LANDLOCK_FS_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # number of file rights by ABI; later ones have 16
@@ -327,38 +360,25 @@ _LANDLOCK_SCOPES = 3  # abstract unix sockets, signals: from ABI 6
 def landlock_abi() -> int:
     """0: this kernel has no Landlock."""
     try:
-        return syscall(_NR_LANDLOCK_CREATE, 0, 0, 1, what="landlock_create_ruleset")
+        return syscall(NR_LANDLOCK_CREATE, 0, 0, 1, what="landlock_create_ruleset")
     except OSError:
         return 0
 
 
-def restrict_with_landlock(abi: int, *, scopes: bool, files: bool) -> None:
-    """One domain: all file rights beneath `/`, none elsewhere; no signal and no abstract socket leaves it.
-
-    The rule hangs on the root's inode, so that a new file system mounted below it is covered too.
-    """
+def landlock_attributes(abi: int, *, scopes: bool, files: bool) -> tuple[bytes, int] | None:
+    """What a ruleset is made of, and the file rights in it; None when nothing is asked of it."""
     handled = (1 << _LANDLOCK_FS_RIGHTS.get(abi, 16)) - 1 if files else 0
     scoped = _LANDLOCK_SCOPES if abi >= 6 and scopes else 0
     if not handled and not scoped:
-        return
+        return None
     if abi >= 6:
-        attributes = struct.pack("QQQ", handled, 0, scoped)
-    elif abi >= 4:
-        attributes = struct.pack("QQ", handled, 0)
-    else:
-        attributes = struct.pack("Q", handled)
-    ruleset = syscall(_NR_LANDLOCK_CREATE, attributes, len(attributes), 0, what="landlock_create_ruleset")
-    if handled:
-        root = os.open("/", os.O_PATH | os.O_CLOEXEC)
-        syscall(_NR_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", handled, root), 0, what="landlock_add_rule")
-        os.close(root)
-    syscall(_NR_LANDLOCK_RESTRICT, ruleset, 0, what="landlock_restrict_self")
-    os.close(ruleset)
+        return struct.pack("QQQ", handled, 0, scoped), handled
+    return struct.pack("QQ", handled, 0) if abi >= 4 else struct.pack("Q", handled), handled
 
 
-def _thread_id_address() -> int:
+def thread_id_address() -> int:
     address = _Pointer()
-    syscall(_NR_PRCTL, _PR_GET_TID_ADDRESS, _ctypes.byref(address), what="prctl PR_GET_TID_ADDRESS")
+    syscall(NR_PRCTL, _PR_GET_TID_ADDRESS, _ctypes.byref(address), what="prctl PR_GET_TID_ADDRESS")
     return address.value
 
 
@@ -371,14 +391,14 @@ def clone(flags: int, *, hooks: bool) -> tuple[int, int]:
     """
     pidfd = _Int(-1)
     flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | 17
-    address = _thread_id_address()
+    address = thread_id_address()
     if hooks:
-        _before_fork()
-    pid: int = _syscall_with_gil(_NR_CLONE, flags | CLONE_PIDFD, 0, _ctypes.byref(pidfd), address, 0, 0)
+        before_fork()
+    pid: int = _syscall_with_gil(NR_CLONE, flags | CLONE_PIDFD, 0, _ctypes.byref(pidfd), address, 0, 0)
     if pid < 0 and _ctypes.get_errno() == errno.EINVAL:
-        pid = _syscall_with_gil(_NR_CLONE, flags, 0, 0, address, 0, 0)  # gVisor of 2022 knows no pidfd
+        pid = _syscall_with_gil(NR_CLONE, flags, 0, 0, address, 0, 0)  # gVisor of 2022 knows no pidfd
     if hooks:
-        _after_fork_in_parent() if pid else _after_fork_in_child()
+        after_fork_in_parent() if pid else after_fork_in_child()
     if pid < 0:
         raise _failed("clone")
     if pid == 0:

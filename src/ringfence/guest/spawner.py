@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import sys
 
-from . import counts, fresh, lean, node, terminal
+from . import counts, fresh, init, lean, node, terminal
 from . import fence as fencing
 from . import kernel as k
-from .init import become
 from .line import Line
+from .program import Closing, Hole, room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
     from typing import NoReturn
 
+    from .program import Program
     from .shapes import Fence, Handed, Plan, Work
 
 MAX_PACKET = 1 << 17
@@ -28,28 +29,77 @@ REPORT_FD = 3
 rehearses = False  # whether sandboxes wait here for their first job
 
 
-def run(sock: socket, plan: Plan, join: list[int], doors: list[int]) -> NoReturn:
-    """Join the cgroup, and when PID 1 has built everything, go in, give up all rights and serve jobs."""
-    k.set_name("rf-spawner")
-    k.die_with_parent()
-    k.close_all_but([sock.fileno(), *join, *doors])  # the ends of others' sockets above all: they would never be closed
-    fence = plan["fence"]
-    for fd in join:
-        os.write(fd, b"0")
-    if sock.recv(8) != b"go":
-        os._exit(0)  # it was not built
-    if fence["cgroup_namespace"]:
-        k.unshare(k.CLONE_NEWCGROUP)  # after the join: /proc/self/cgroup then reads "/" (B13)
-    _go_in(plan, doors)
-    os.setsid()
-    os.chdir("/workspace")
-    os.umask(0o022)
-    wire = os.dup(sock.fileno())
-    _keep_only(wire)
-    limit = fence["processes"]
-    fencing.set_limits(fence, processes=limit + counts.OURS + counts.RESERVE)
-    fencing.give_up_rights(fence, landlock=True)
-    _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, limit)
+# holes of the program
+_SOCK = "the spawner's socket"
+_NR_WRITE, _NR_RECVFROM, _NR_CHDIR, _NR_UMASK, _NR_SETSID, _NR_SETGROUPS, _NR_EXIT = 1, 45, 80, 95, 112, 116, 231
+
+
+class Written:
+    """What the spawner does first: join the cgroup, and when PID 1 has built everything, go in and give up all rights.
+
+    Written by the forker as rows of its program; `fill` tells it of one sandbox.
+    """
+
+    def __init__(self, program: Program, plan: Plan, joins: int, doors: list[object]) -> None:
+        """`joins`: how many cgroups. `doors`: PID 1's namespaces; as root its pidfd."""
+        self._program, self._plan, self._doors = program, plan, doors
+        self.first = program.next
+        fence = plan["fence"]
+        _call(program, "prctl PR_SET_NAME", k.NR_PRCTL, k.PR_SET_NAME, b"rf-spawner")
+        _call(program, "prctl PR_SET_PDEATHSIG", k.NR_PRCTL, k.PR_SET_PDEATHSIG, lean.SIGKILL)
+        # The ends of others' sockets above all: they would never be closed.
+        self._closing = Closing(program, "the spawner closes", 1 + joins + len(doors))
+        for number in range(joins):
+            _call(program, "join a cgroup", _NR_WRITE, Hole(_join(number)), b"0", 1)
+        told = _call(program, "hear the forker", _NR_RECVFROM, Hole(_SOCK), room(8), 8, 0, 0, 0)
+        if fence["cgroup_namespace"]:  # after the join: /proc/self/cgroup then reads "/" (B13)
+            _call(program, f"unshare {k.CLONE_NEWCGROUP:#x}", k.NR_UNSHARE, k.CLONE_NEWCGROUP)
+        self._go_in()
+        _call(program, "setsid", _NR_SETSID)
+        _call(program, "chdir /workspace", _NR_CHDIR, b"/workspace")
+        _call(program, "umask", _NR_UMASK, 0o022)
+        init.write_streams(program, Hole(_SOCK), REPORT_FD + 1)  # the one below is for the report of the job to come
+        fencing.write_limits(program, fence, processes=fence["processes"] + counts.OURS + counts.RESERVE)
+        fencing.write_rights(program, fence, landlock=True)
+        _call(program, "close_range", k.NR_CLOSE_RANGE, REPORT_FD + 2, 0x7FFFFFFF)
+        self.last = program.stop()
+        program.if_zero(told, _call(program, "exit", _NR_EXIT, 0))  # it was not built
+
+    def _go_in(self) -> None:
+        """Into PID 1's namespaces, by the rights of the forker: as root by its pidfd, the user namespace last."""
+        program, plan = self._program, self._plan
+        if not plan["as_root"]:
+            for door in self._doors:
+                _call(program, "setns", k.NR_SETNS, door, 0)
+            return
+        _call(program, "setgroups", _NR_SETGROUPS, 0, 0)
+        others = k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS
+        _call(program, f"setns {others:#x}", k.NR_SETNS, self._doors[0], others)
+        if plan["user_namespace"]:
+            _call(program, f"setns {k.CLONE_NEWUSER:#x}", k.NR_SETNS, self._doors[0], k.CLONE_NEWUSER)
+        init.write_become(program, mapped=plan["user_namespace"])
+
+    def fill(self, sock: int, join: list[int], affinity: list[int]) -> None:
+        program = self._program
+        program.fill(_SOCK, sock)
+        for number, fd in enumerate(join):
+            program.fill(_join(number), fd)
+        doors = [program.filled(door) for door in self._doors]
+        self._closing.fill([sock, *join, *doors])
+        program.fill(fencing.AFFINITY, fencing.cpu_mask(affinity))
+
+
+def _join(number: int) -> str:
+    return f"cgroup {number}"
+
+
+def _call(program: Program, what: str, number: int, *arguments: object) -> int:
+    return program.call(number, *arguments, what=what)
+
+
+def begin(fence: Fence) -> NoReturn:
+    """The rows are done: serve jobs."""
+    _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, fence["processes"])
 
 
 def run_within(sock: socket, fence: Fence) -> NoReturn:
@@ -79,19 +129,6 @@ def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoRetu
     fencing.give_up_rights(fence, landlock=True)
     _child(job, fds, fence, limit + counts.OURS, join)
     os._exit(125)
-
-
-def _go_in(plan: Plan, doors: list[int]) -> None:
-    """Into PID 1's namespaces, by the rights of the forker: as root by its pidfd, the user namespace last."""
-    if not plan["as_root"]:
-        for door in doors:
-            k.setns(door, 0)
-        return
-    os.setgroups([])
-    k.setns(doors[0], k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS)
-    if plan["user_namespace"]:
-        k.setns(doors[0], k.CLONE_NEWUSER)
-    become(plan["owner"], mapped=plan["user_namespace"])
 
 
 def _keep_only(wire: int) -> None:
