@@ -29,7 +29,7 @@ _STOP, _COMPARE = -1, -2
 _MASK = (1 << 64) - 1
 
 # The routine: first argument a row, second a word for the last result; returns the row it ended at. In Intel's notation
-# (tests/guest/test_program.py has it too, and compares what an assembler makes of it):
+# (a test compares it with what an assembler makes of it):
 #        push rbx; push rbp; mov rbx, rdi; mov rbp, rsi
 #     1: mov rax, [rbx]; mov rdi, [rbx+8]; mov rsi, [rbx+16]; mov rdx, [rbx+24]
 #        mov r10, [rbx+32]; mov r8, [rbx+40]; mov r9, [rbx+48]; test rax, rax; js 3f; syscall
