@@ -168,7 +168,7 @@ def test_where_nothing_in_memory_can_be_executed_python_makes_the_same_sandbox(t
 def test_an_ordinary_user_gets_the_same_sandbox_without_machine_code_too(
     ordinary_user: OrdinaryUser,
 ) -> None:
-    found = []
+    found: list[list[object]] = []
     for change in ("", NO_MEMORY_TO_EXECUTE):
         root = ordinary_user.home / f"program{len(found)}"
         shutil.rmtree(root, ignore_errors=True)
