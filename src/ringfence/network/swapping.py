@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
 from ringfence.errors import PolicyError
+from ringfence.network.coreless import leave_no_core
 from ringfence.network.scrubbing import Forms
 from ringfence.network.targets import Refusal
 from ringfence.policy.hosts import parse_pattern
@@ -42,9 +43,14 @@ class Vault:
     """The secrets of one sandbox and their placeholders. repr and pickling give nothing away."""
 
     def __init__(self, secrets: Iterable[Secret]) -> None:
-        """Raises PolicyError for a secret without its value, or whose value is too short to be kept."""
+        """Raises PolicyError for a secret without its value, or whose value is too short to be kept.
+
+        With a secret, this process leaves no core file from here on.
+        """
         self._secrets = tuple(_Kept(secret) for secret in secrets)
         self._forms: dict[tuple[str, int], Forms] = {}
+        if self._secrets:
+            leave_no_core()
 
     def __repr__(self) -> str:
         return f"Vault({', '.join(kept.name for kept in self._secrets)})"

@@ -1,0 +1,54 @@
+"""A process that holds a secret, killed so that it would leave a core file: a real one, looked through byte by byte.
+
+Control arm: the same process without a sandbox leaves a core file that holds the value.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PATTERN = Path("/proc/sys/kernel/core_pattern")
+CODE = """
+import os, resource, sys
+from ringfence import Network, Policy, Sandbox, Secret
+arm = sys.argv[1]
+soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+value = "-".join(["core", "canary", str(os.getppid())]) * 2
+secret = Secret("TOKEN", value, hosts=["a.test"])
+if arm != "control":
+    policy = Policy(network=Network(allow=["a.test"]), secrets=[secret])
+    with Sandbox(policy=policy) as box:
+        assert box.exec(["printenv", "TOKEN"]).stdout.startswith("rf-secret-")
+if arm == "dumped":  # by a tool that does not ask for the limit, as gcore
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+os.abort()
+"""
+
+
+def _cores(folder: Path, arm: str) -> list[bytes]:
+    """What the process left, in a folder of its own."""
+    inside = folder / arm
+    inside.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, arm], cwd=inside, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -6, done.stderr
+    return [path.read_bytes() for path in inside.iterdir() if path.name.startswith("core")]
+
+
+def test_a_core_file_of_the_process_that_holds_a_secret_does_not_hold_it(tmp_path: Path) -> None:
+    if PATTERN.read_text().strip() not in ("core", "core.%p"):
+        pytest.skip("core files of this host do not come to the folder of their process")
+    control = _cores(tmp_path, "control")
+    if not control:
+        pytest.skip("this host's hard limit lets no process write a core file")
+    assert b"core-canary-" in b"".join(control)
+    assert _cores(tmp_path, "kept") == []
+    (dumped,) = _cores(tmp_path, "dumped")
+    assert dumped.startswith(b"\x7fELF")
+    assert b"core-canary-" not in dumped
