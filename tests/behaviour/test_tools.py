@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringfence import AsyncSandbox, PolicyError, Sandbox
+from ringfence import AsyncSandbox, Sandbox
 from ringfence import tools as module
 
 if TYPE_CHECKING:
@@ -43,42 +43,6 @@ def box() -> Iterator[Sandbox]:
         yield box
 
 
-def test_a_tool_is_called_with_json_and_gives_json_back(box: Sandbox) -> None:
-    result = box.run("lookup('a', upper=True)")
-    assert result.value == "{'key': 'A', 'n': [1, 2.5, None, True]}"
-    assert box.run("[later(i) for i in range(5)]").value == "[1, 2, 3, 4, 5]"
-    assert seen == ["a"]
-
-
-def test_what_a_tool_raises_does_not_reach_the_guest(box: Sandbox) -> None:
-    result = box.run("secret()")
-    assert result.exception is not None
-    assert (result.exception.name, result.exception.message) == ("RuntimeError", "secret: it failed with ValueError")
-    assert "hunter2" not in str(result.to_dict())
-    odd = box.run("odd()").exception
-    assert odd is not None
-    assert odd.message == "odd: its result is not JSON"
-    assert box.run("lookup('still')['key']").value == "'still'"
-
-
-def test_a_name_that_is_not_offered_calls_nothing(box: Sandbox) -> None:
-    forged = """
-import json, os, struct
-def call(name, data=b'{"args":[],"kwargs":{}}'):
-    text = json.dumps({"m": "call", "id": 1, "name": name}).encode()
-    os.write(3, struct.pack("<II", len(text), len(data)) + text + data)
-for name in ("__import__", "os.system", "lookup.__globals__", ""):
-    call(name)
-call("lookup", b"[]")
-call("lookup", b'{"args":1,"kwargs":{}}')
-import time; time.sleep(0.3)
-"""
-    result = box.run(forged)
-    assert {(d.kind, d.code) for d in result.denials} == {("tool", "tool.unknown")}
-    assert [d.target for d in result.denials] == ["__import__", "os.system", "lookup.__globals__", ""]
-    assert seen == []
-
-
 def test_calls_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CALLS", 3)
     result = box.run("for i in range(5): lookup(str(i))")
@@ -96,12 +60,6 @@ def test_a_tool_that_takes_too_long_is_not_waited_for(box: Sandbox, monkeypatch:
     result = box.run("lookup('x')")
     assert result.exception is not None
     assert result.exception.message == "lookup: no answer within 0.2 s"
-
-
-@pytest.mark.parametrize("name", ["", "a b", "class", "_x", "1a", "a.b"])
-def test_a_name_that_is_none(name: str) -> None:
-    with pytest.raises(PolicyError, match="is no name for a tool"):
-        Sandbox(tools={name: lookup})
 
 
 def test_asyncio_callers_have_tools_too() -> None:

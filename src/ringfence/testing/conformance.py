@@ -27,6 +27,7 @@ from ringfence.testing.checks import (
     refusals,
     sessions,
     spawning,
+    tools,
     transfers,
 )
 from ringfence.testing.model import CAPABILITIES, Capability, Check, MakeSandbox
@@ -47,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     *commands.CHECKS,
     *spawning.CHECKS,
     *reaching.CHECKS,
+    *tools.CHECKS,
     *files.CHECKS,
     *transfers.CHECKS,
     *looking.CHECKS,

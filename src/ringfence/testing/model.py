@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=BaseException)
 
-# Called with keywords of Sandbox (`policy` is the only one that checks use); returns one that is not started.
+# Called with keywords of Sandbox (checks use policy, snapshot and tools); returns one that is not started.
 MakeSandbox: TypeAlias = Callable[..., Sandbox]
 
 Capability: TypeAlias = Literal[

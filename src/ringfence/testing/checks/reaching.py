@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from http.client import HTTPConnection
 
-from ringfence import Exit, PolicyError, Process, Sandbox, SandboxError, Stdout
-from ringfence.testing.model import in_box, raises
+from ringfence import (
+    Address,
+    Exit,
+    Limits,
+    Policy,
+    PolicyError,
+    Process,
+    Sandbox,
+    SandboxClosedError,
+    SandboxError,
+    Stdout,
+)
+from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
 
 SERVER = """
-import socket
-server = socket.create_server(("127.0.0.1", 8123))
-print("up", flush=True)
-while True:
-    peer, _ = server.accept()
-    peer.sendall(b"hello " + peer.recv(100)); peer.close()
+import http.server, threading
+class Hello(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b'hello ' * int(self.path[1:]))
+    def do_POST(self):
+        data = self.rfile.read(int(self.headers['Content-Length']))
+        self.send_response(200); self.end_headers(); self.wfile.write(data[::-1])
+    def log_message(self, *a): pass
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 8000), Hello)
+threading.Thread(target=server.serve_forever, daemon=True).start()
 """
 COUNTER = """
 import os, time
@@ -61,39 +78,145 @@ def a_size_that_is_none_is_refused(box: Sandbox) -> None:
             box.pty(["true"], cols=cols, rows=rows)
 
 
+def a_terminal_that_ended_has_its_exit_code_and_no_size(box: Sandbox) -> None:
+    with box.pty(["sh"], cols=100, rows=30) as pty:
+        pty.write("exit 3\n")
+        result = pty.wait(timeout_s=20)
+    assert (result.status, result.exit_code) == ("error", 3)
+    with raises(SandboxClosedError, match="the terminal of sh is closed"):
+        pty.resize(cols=80, rows=24)
+    assert box.run("1").value == "1"
+
+
+def _asked(address: Address, path: str, data: bytes | None = None) -> bytes:
+    connection = HTTPConnection(address.host, address.port, timeout=30)
+    try:
+        connection.request("GET" if data is None else "POST", path, data)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
 def a_server_inside_is_reached_at_its_address_and_no_other(box: Sandbox) -> None:
-    with box.spawn(["python3", "-c", SERVER]) as server:
-        _until(server, "up")
-        with box.expose(8123) as address:
-            with socket.create_connection((address.host, address.port), timeout=10) as peer:
-                peer.sendall(b"host")
-                assert peer.makefile("rb").read() == b"hello host"
-            host, port = address.host, address.port
-        with raises(OSError):
-            socket.create_connection((host, port), timeout=2).close()
+    box.run(SERVER).check()
+    with box.expose(8000) as address:
+        assert (address.host, address.url) == ("127.0.0.1", f"http://127.0.0.1:{address.port}")
+        for count in (1, 100_000):
+            assert _asked(address, f"/{count}") == b"hello " * count
+        data = bytes(range(256)) * 2000
+        assert _asked(address, "/", data) == data[::-1]
+    with raises(OSError, match=r"refused"):
+        socket.create_connection((address.host, address.port), timeout=5)
+
+
+def a_port_where_nobody_listens_closes_the_connection_and_may_open_later(box: Sandbox) -> None:
+    with box.expose(8000) as address:
+        with socket.create_connection((address.host, address.port), timeout=30) as connection:
+            assert connection.recv(1) == b""
+        box.run(SERVER).check()
+        assert _asked(address, "/1") == b"hello "
+
+
+def an_address_ends_with_its_sandbox(make: MakeSandbox) -> None:
+    with make() as box:
+        box.run(SERVER).check()
+        address = box.expose(8000)
+        connection = socket.create_connection((address.host, address.port), timeout=30)
+    with connection, contextlib.suppress(ConnectionResetError):
+        assert connection.recv(1) == b""
+    with raises(OSError, match=r"refused"):
+        socket.create_connection((address.host, address.port), timeout=5)
+
+
+def a_port_that_is_none_is_refused(box: Sandbox) -> None:
+    for port in (0, -1, 65536, True, "80"):
+        with raises(PolicyError, match="it is a number from 1 to 65535"):
+            box.expose(port)  # type: ignore[arg-type]  # the point of this check
 
 
 def a_paused_sandbox_does_nothing_until_it_goes_on(box: Sandbox) -> None:
+    box.run("x = 1").check()
     with box.spawn(["python3", "-c", COUNTER]):
         time.sleep(0.5)
         states = [box.state]
         box.pause()
+        box.pause()
         states.append(box.state)
-        with raises(SandboxError, match="paused"):
-            box.files.read("n")
+        for use in (lambda: box.files.read("n"), lambda: box.run("1"), box.snapshot):
+            with raises(SandboxError, match="paused"):
+                use()
         time.sleep(0.3)
+        box.resume()
         box.resume()
         states.append(box.state)
         first = int(box.files.read_text("n"))
         time.sleep(0.5)
         assert int(box.files.read_text("n")) > first
     assert states == ["running", "paused", "running"]
+    assert box.run("x").value == "1", "state survives"
+
+
+def a_paused_sandbox_uses_no_cpu_time(box: Sandbox) -> None:
+    with box.spawn(["python3", "-c", "while True: pass"]):
+        time.sleep(0.3)
+        before = box.usage().cpu_s
+        box.pause()
+        time.sleep(2)
+        box.resume()
+        after = box.usage().cpu_s
+    assert before is not None
+    assert after is not None
+    assert after - before < 1, "two seconds on a processor of its own"
+
+
+def a_deadline_stands_still_while_it_is_paused(box: Sandbox) -> None:
+    with box.spawn(["sleep", "60"], timeout_s=2) as process:
+        box.pause()
+        time.sleep(3)
+        box.resume()
+        assert process.running, "the pause counted"
+        assert process.wait().status == "timeout"
+
+
+def a_paused_sandbox_can_be_closed(make: MakeSandbox) -> None:
+    box = make().start()
+    box.spawn(["sleep", "60"])
+    box.pause()
+    box.close()
+    assert box.state == "closed"
+
+
+def an_idle_sandbox_is_paused_by_its_policy_and_the_next_call_wakes_it(make: MakeSandbox) -> None:
+    with make(policy=Policy(limits=Limits(idle_s=0.3, on_idle="pause"))) as box:
+        box.run("x = 5").check()
+        box.files.write("f", "1")
+        box.snapshot().delete()
+        for use, answer in ((lambda: box.run("x").value, "5"), (lambda: box.files.read("f"), b"1")):
+            _becomes_paused(box)
+            assert use() == answer
+        _becomes_paused(box)
+        box.snapshot().delete()
+
+
+def _becomes_paused(box: Sandbox) -> None:
+    deadline = time.monotonic() + 20
+    while box.state != "paused":
+        assert time.monotonic() < deadline, "it is not paused"
+        time.sleep(0.02)
 
 
 CHECKS = (
     in_box(a_terminal_has_a_size_and_can_be_resized),
     in_box(control_c_in_a_terminal_interrupts_what_runs_there, "terminal-signals"),
     in_box(a_size_that_is_none_is_refused),
+    in_box(a_terminal_that_ended_has_its_exit_code_and_no_size),
     in_box(a_server_inside_is_reached_at_its_address_and_no_other),
+    in_box(a_port_where_nobody_listens_closes_the_connection_and_may_open_later),
+    with_maker(an_address_ends_with_its_sandbox),
+    in_box(a_port_that_is_none_is_refused),
     in_box(a_paused_sandbox_does_nothing_until_it_goes_on, "pause"),
+    in_box(a_paused_sandbox_uses_no_cpu_time, "pause", "usage"),
+    in_box(a_deadline_stands_still_while_it_is_paused, "pause"),
+    with_maker(a_paused_sandbox_can_be_closed, "pause"),
+    with_maker(an_idle_sandbox_is_paused_by_its_policy_and_the_next_call_wakes_it, "pause"),
 )

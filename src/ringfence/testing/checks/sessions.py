@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from ringfence import Exit, PolicyError, Prompt, Sandbox, SandboxClosedError, Stdout
-from ringfence.testing.model import in_box, raises
+from ringfence import Display, Exit, Limits, Policy, PolicyError, Prompt, Sandbox, SandboxClosedError, Stdout
+from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
 
 STUBBORN = """
 import time
@@ -14,6 +16,34 @@ while True:
         time.sleep(60)
     except KeyboardInterrupt:
         pass
+"""
+FORGED = """
+import json, os, struct
+text = json.dumps({"m": "done", "n": 1, "exit": None, "exception": None}).encode()
+os.write(3, struct.pack("<II", len(text), 0) + text)
+raise SystemExit(7)
+"""
+HOG = """
+import os, time
+for _ in range(40):
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+    except OSError:
+        pass
+print('full', flush=True)
+time.sleep(60)
+"""
+RICH = """
+class Rich:
+    def __repr__(self): return "rich"
+    def _repr_html_(self): return "<b>rich</b>"
+    def _repr_png_(self): return b"PNG"
+    def _repr_svg_(self): return "<svg/>"
+    def _repr_latex_(self): return "$x$"
+    def _repr_json_(self): return {"a": [1]}
+    def _repr_jpeg_(self): raise ValueError
+display(Rich())
 """
 
 
@@ -85,29 +115,121 @@ def exit_ends_the_cell_and_the_end_of_the_process_the_session(box: Sandbox) -> N
     assert (result.status, result.reason, result.exit_code, result.state_kept) == ("error", "exit", 3, False)
 
 
-def a_prompt_is_answered_while_the_cell_runs(box: Sandbox) -> None:
-    with box.session().spawn("print('hello ' + input('name? '))") as cell:
-        seen = []
+def a_traceback_points_into_the_cell(box: Sandbox) -> None:
+    box.run("def f():\n    raise ValueError('no')").check()
+    result = box.run("f()")
+    assert (result.status, result.reason, result.state_kept) == ("error", "exception", True)
+    assert result.exception is not None
+    assert result.exception.traceback == (
+        "Traceback (most recent call last):\n"
+        '  File "<cell 2>", line 1, in <module>\n    f()\n'
+        "  File \"<cell 1>\", line 2, in f\n    raise ValueError('no')\n"
+        "ValueError: no\n"
+    )
+    assert result.stderr == result.exception.traceback
+
+
+def leaving_with_kills_a_cell_and_with_it_the_session(box: Sandbox) -> None:
+    session = box.session()
+    session.run("x = 5").check()
+    with session.spawn("import time; time.sleep(60)") as cell:
+        pass
+    assert cell.wait().status == "killed"
+    assert session.run("'x' in globals()").value == "False"
+
+
+def a_session_that_talks_nonsense_is_not_believed_and_the_sandbox_goes_on(box: Sandbox) -> None:
+    for junk in ("b'x' * 5000", "b'\\xff' * 8", "b'\\x02\\0\\0\\0\\0\\0\\0\\0{}'"):
+        result = box.run(f"import os; os.write(3, {junk})")
+        assert (result.status, result.reason, result.state_kept) == ("lost", "guest-lost", False)
+    assert box.run("1 + 1").value == "2"
+
+
+def a_cell_that_forges_its_end_ends_and_chooses_nothing(box: Sandbox) -> None:
+    result = box.run(FORGED)
+    assert (result.status, result.exit_code, result.state_kept) == ("ok", None, True)
+    assert box.run("1 + 1").value == "2"
+
+
+def a_flood_of_small_messages_is_not_listened_to_for_ever(box: Sandbox) -> None:
+    result = box.run("for i in range(100_000): display(i)")
+    assert (result.status, result.reason, result.state_kept) == ("lost", "guest-lost", False)
+    assert len(result.outputs) <= 20_000
+    assert box.run("1 + 1").value == "2"
+
+
+def memory_ends_the_session_and_says_so(make: MakeSandbox) -> None:
+    with make(policy=Policy(limits=Limits(memory="64M", disk="1M"))) as box:
+        box.run("x = 1").check()
+        result = box.run("y = bytearray(1 << 30)\nfor i in range(0, len(y), 4096): y[i] = 1")
+        ends = [("oom", "memory", False), ("error", "exception", True)]
+        assert (result.status, result.reason, result.state_kept) in ends, result.render()
+        assert box.run("1 + 1").value == "2"
+
+
+def a_session_that_could_not_start_starts_later(make: MakeSandbox) -> None:
+    with make(policy=Policy(limits=Limits(processes=8))) as box:
+        with box.spawn(["python3", "-c", HOG]) as filling:
+            next(iter(filling))
+            with contextlib.suppress(OSError):
+                box.session("late").run("1", timeout_s=3)
+        assert box.session("late").run("1 + 1").value == "2"
+
+
+def input_is_fed_or_refused(box: Sandbox) -> None:
+    assert box.run("(input('a? '), input())", stdin="x\ny\n").value == "('x', 'y')"
+    refused = box.run("input()")
+    assert refused.exception is not None
+    assert refused.exception.name == "EOFError"
+    assert box.run("import sys; sys.stdin.read()", stdin="all\nof it").value == "'all\\nof it'"
+
+
+def a_spawned_cell_asks_its_caller(box: Sandbox) -> None:
+    seen: list[object] = []
+    with box.session().spawn("n = input('name? ')\nprint('hi', n)\ndisplay(1)\nn") as cell:
         for event in cell:
-            seen.append(type(event))
-            if isinstance(event, Prompt):
-                assert event.text == "name? "
-                cell.write("fox\n")
-        assert (seen.count(Prompt), seen[-1]) == (1, Exit)
-        assert "hello fox\n" in cell.wait().stdout
+            match event:
+                case Prompt(text=text):
+                    seen.append(text)
+                    cell.write("zoe\n")
+                case Stdout(text=text):
+                    seen.append(text)
+                case Display(output=output):
+                    seen.append((output.text, output.is_value))
+                case Exit(result=result):
+                    seen.append(result.status)
+    assert seen == ["name? ", "hi zoe\n", ("1", False), ("'zoe'", True), "ok"]
 
 
-def objects_are_shown_by_type(box: Sandbox) -> None:
-    code = """
-class Shown:
-    def __repr__(self): return "plain"
-    def _repr_html_(self): return "<b>rich</b>"
-Shown()
-"""
-    result = box.run(code)
-    assert [(output.text, output.html, output.is_value) for output in result.outputs] == [
-        ("plain", "<b>rich</b>", True)
-    ]
+def top_level_await_keeps_its_loop(box: Sandbox) -> None:
+    box.run("import asyncio\nq = asyncio.Queue()\nawait q.put(3)").check()
+    assert box.run("await q.get()").value == "3"
+
+
+def calls_from_threads_queue(box: Sandbox) -> None:
+    session = box.session()
+    session.run("n = 0").check()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: session.run("n += 1").check(), range(8)))
+    assert session.run("n").value == "8"
+
+
+def env_is_for_one_cell(box: Sandbox) -> None:
+    code = "import os\nos.environ.get('A')"
+    assert [box.run(code, env={"A": "1"}).value, box.run(code).value] == ["'1'", None]
+
+
+def an_object_is_shown_in_all_its_representations(box: Sandbox) -> None:
+    (output,) = box.run(RICH).check().outputs
+    assert dict(output.data) == {
+        "text/plain": b"rich",
+        "text/html": b"<b>rich</b>",
+        "text/latex": b"$x$",
+        "image/svg+xml": b"<svg/>",
+        "image/png": b"PNG",
+        "application/json": b'{"a": [1]}',
+    }
+    assert (output.json, output.is_value) == ({"a": [1]}, False)
 
 
 def bash_keeps_its_variables_functions_and_directory(box: Sandbox) -> None:
@@ -119,6 +241,8 @@ def a_wrong_name_or_language_is_refused(box: Sandbox) -> None:
     box.session("s").run("1").check()
     with raises(PolicyError, match="speaks python"):
         box.session("s", language="bash")
+    with raises(PolicyError, match="no session speaks 'cobol'"):
+        box.session(language="cobol")  # type: ignore[arg-type]  # the point of this check
     for name in ("", "x" * 65, "a\nb"):
         with raises(PolicyError, match="no name for a session"):
             box.session(name)
@@ -133,8 +257,19 @@ CHECKS = (
     in_box(interrupt_stops_the_cell_and_keeps_the_state),
     in_box(restart_forgets_and_close_ends),
     in_box(exit_ends_the_cell_and_the_end_of_the_process_the_session),
-    in_box(a_prompt_is_answered_while_the_cell_runs),
-    in_box(objects_are_shown_by_type),
+    in_box(a_traceback_points_into_the_cell),
+    in_box(leaving_with_kills_a_cell_and_with_it_the_session),
+    in_box(a_session_that_talks_nonsense_is_not_believed_and_the_sandbox_goes_on),
+    in_box(a_cell_that_forges_its_end_ends_and_chooses_nothing),
+    in_box(a_flood_of_small_messages_is_not_listened_to_for_ever),
+    with_maker(memory_ends_the_session_and_says_so, "memory-limit"),
+    with_maker(a_session_that_could_not_start_starts_later, "process-limit"),
+    in_box(input_is_fed_or_refused),
+    in_box(a_spawned_cell_asks_its_caller),
+    in_box(top_level_await_keeps_its_loop),
+    in_box(calls_from_threads_queue),
+    in_box(env_is_for_one_cell),
+    in_box(an_object_is_shown_in_all_its_representations),
     in_box(bash_keeps_its_variables_functions_and_directory),
     in_box(a_wrong_name_or_language_is_refused),
 )

@@ -1,0 +1,102 @@
+"""Host functions that guest code may call: by name, with JSON, and nothing else of the host."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ringfence import PolicyError
+from ringfence.testing.model import MakeSandbox, raises, with_maker
+
+if TYPE_CHECKING:
+    from ringfence.values import Json
+
+FORGED = """
+import json, os, struct
+def call(name, data=b'{"args":[],"kwargs":{}}'):
+    text = json.dumps({"m": "call", "id": 1, "name": name}).encode()
+    os.write(3, struct.pack("<II", len(text), len(data)) + text + data)
+for name in ("__import__", "os.system", "lookup.__globals__", ""):
+    call(name)
+call("lookup", b"[]")
+call("lookup", b'{"args":1,"kwargs":{}}')
+import time; time.sleep(1)
+"""
+
+
+def lookup(key: str, *, upper: bool = False) -> Json:
+    return {"key": key.upper() if upper else key, "n": [1, 2.5, None, True]}
+
+
+async def later(number: int) -> Json:
+    return number + 1
+
+
+def secret() -> Json:
+    raise ValueError("the password is hunter2")
+
+
+def odd() -> Json:
+    return object()  # type: ignore[return-value]  # the point of it
+
+
+def huge() -> Json:
+    return "x" * (32 << 20)
+
+
+def a_tool_is_called_with_json_and_gives_json_back(make: MakeSandbox) -> None:
+    with make(tools={"lookup": lookup, "later": later}) as box:
+        assert box.run("lookup('a', upper=True)").value == "{'key': 'A', 'n': [1, 2.5, None, True]}"
+        assert box.run("[later(i) for i in range(5)]").value == "[1, 2, 3, 4, 5]"
+
+
+def what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest(make: MakeSandbox) -> None:
+    with make(tools={"lookup": lookup, "secret": secret, "odd": odd, "huge": huge}) as box:
+        result = box.run("secret()")
+        assert result.exception is not None
+        assert (result.exception.name, result.exception.message) == (
+            "RuntimeError",
+            "secret: it failed with ValueError",
+        )
+        assert "hunter2" not in str(result.to_dict())
+        for name in ("odd", "huge"):
+            failed = box.run(f"{name}()").exception
+            assert failed is not None
+            assert failed.message.startswith(f"{name}: its result")
+        assert box.run("lookup('still')['key']").value == "'still'"
+
+
+def a_name_that_is_not_offered_calls_nothing(make: MakeSandbox) -> None:
+    called: list[object] = []
+    with make(tools={"lookup": lambda *args, **_: called.append(args)}) as box:
+        result = box.run(FORGED)
+    assert [(d.kind, d.code, d.target) for d in result.denials] == [
+        ("tool", "tool.unknown", name) for name in ("__import__", "os.system", "lookup.__globals__", "")
+    ]
+    assert called == []
+
+
+def a_tool_that_waits_does_not_keep_a_cell_beyond_its_time(make: MakeSandbox) -> None:
+    def slow() -> Json:
+        time.sleep(3)
+        return None
+
+    with make(tools={"slow": slow}) as box:
+        result = box.run("slow()", timeout_s=1)
+        assert result.status == "timeout", result.render()
+        assert box.run("1 + 1").value == "2"
+
+
+def a_name_that_is_none_is_refused(make: MakeSandbox) -> None:
+    for name in ("", "a b", "class", "_x", "1a", "a.b"):
+        with raises(PolicyError, match="is no name for a tool"):
+            make(tools={name: lookup})
+
+
+CHECKS = (
+    with_maker(a_tool_is_called_with_json_and_gives_json_back),
+    with_maker(what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest),
+    with_maker(a_name_that_is_not_offered_calls_nothing),
+    with_maker(a_tool_that_waits_does_not_keep_a_cell_beyond_its_time),
+    with_maker(a_name_that_is_none_is_refused),
+)
