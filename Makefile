@@ -65,6 +65,7 @@ bench:
 	@scripts/system $(BENCH_PACKAGES)
 	@scripts/setup dev
 	@scripts/setup bench
+	@scripts/setup mitmproxy
 	@$(PY) -m benchmarks $(ARGS)
 
 # No index or other address goes into a lock file: hashes say what, the installer's configuration says from where.
@@ -73,6 +74,8 @@ lock:
 	    uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	        --no-emit-index-url --no-emit-find-links $$name.in --output-file $$name.txt || exit 1; \
 	done
+	@cd requirements && echo mitmproxy | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-header --no-emit-index-url --no-emit-find-links - --output-file mitmproxy.txt
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

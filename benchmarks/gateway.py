@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import ssl
@@ -229,8 +228,9 @@ def _trusting(roots: Path) -> Iterator[None]:
 
 
 def _mitmproxy(port: int, roots: Path, count: int, folder: Path, bare: _Client) -> str:
-    """What mitmproxy adds to the same request, where `mitmdump` is on the PATH or named by MITMDUMP."""
-    program = os.environ.get("MITMDUMP") or shutil.which("mitmdump")
+    """What mitmproxy adds to the same request. `scripts/setup mitmproxy` installs it, in an environment of its own."""
+    own = Path(sys.prefix, "peers", "mitmproxy", "bin", "mitmdump")
+    program = str(own) if own.exists() else shutil.which("mitmdump")
     if program is None:
         return "mitmproxy is not installed: not measured"
     at = _free_port()
