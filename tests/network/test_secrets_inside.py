@@ -135,6 +135,50 @@ def test_java_trusts_the_sandboxs_authority(outside: Outside, box: Sandbox) -> N
     assert [seen.header("x-api-key") for seen in outside.server.seen] == [VALUE], result.stderr
 
 
+GO = """
+package main
+
+import ("fmt"; "io"; "net/http"; "os")
+
+func main() {
+	asked, _ := http.NewRequest("GET", os.Args[1], nil)
+	asked.Header.Set("X-Api-Key", os.Getenv("TOKEN"))
+	answer, err := http.DefaultClient.Do(asked)
+	if err != nil { fmt.Println(err); os.Exit(1) }
+	body, _ := io.ReadAll(answer.Body)
+	fmt.Println(string(body))
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def go_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Without libc: its own resolver, its own TLS."""
+    if shutil.which("go") is None:
+        pytest.skip("no go here")
+    folder = tmp_path_factory.mktemp("go")
+    (folder / "get.go").write_text(GO)
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "CGO_ENABLED": "0",
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-p=2",
+    }
+    subprocess.run(["go", "build", "-o", "get", "get.go"], cwd=folder, env=env, check=True, timeout=300)
+    return (folder / "get").read_bytes()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", ["by proxy", "by name"])
+def test_go_trusts_the_sandboxs_authority(outside: Outside, box: Sandbox, go_program: bytes, way: str) -> None:
+    box.files.write("get", go_program)
+    env = {"NO_PROXY": "*"} if way == "by name" else {}
+    result = box.exec(["sh", "-c", f"chmod +x get && ./get {outside.url}/go"], env=env)
+    assert [(seen.protocol, seen.header("x-api-key")) for seen in outside.server.seen] == [("h2", VALUE)], result.stdout
+    assert VALUE not in result.stdout
+
+
 def test_git_clones_with_a_token_it_never_holds(outside: Outside, box: Sandbox, tmp_path: Path) -> None:
     """A repository as plain files, as git's dumb protocol wants it, behind basic authentication."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.com"]
