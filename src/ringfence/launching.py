@@ -239,7 +239,7 @@ def _walled(
 
     if workspace == "disk":
         raise UnsupportedError(f"{name} has no workspace on disk", code="workspace", fix='workspace="memory"')
-    if name == "container" and policy.isolation == "own-kernel":
+    if name == "container" and policy.isolation == "own-kernel" and not walls.has_own_kernel(backend):
         raise _shared_kernel(name)
     shared = "it shares the host's kernel"
     if rejected is None:

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ringfence.backends.base import Box, Outlet
+    from ringfence.backends.container.engine import Engine
     from ringfence.backends.walled.box import WalledBox
     from ringfence.files.usedimages import Used
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
+
+
+_KERNELS = ("runsc", "kata")  # OCI runtimes whose containers have a kernel of their own
 
 
 class WalledLauncher:
@@ -173,21 +177,32 @@ class ContainerLauncher(WalledLauncher):
     runtime: str | None = None
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
-        from ringfence.backends.container.disks import counts_files
-        from ringfence.backends.container.engine import find
+        from ringfence.backends.container.door import leads_into
+        from ringfence.backends.container.engine import check_runtime, find
 
         found = find(self.engine, self.socket)
+        check_runtime(found, self.runtime)
         by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
+        held = self._held_by_engine(by, found, made)
+        return _as_gvisor_holds(held, by) if not leads_into(self.runtime or found.runtime) else held
+
+    def _held_by_engine(self, by: str, found: Engine, made: ProcessPlan) -> Enforcement:
+        from ringfence.backends.container.disks import counts_files
+
         return replace(
             made.enforcement,
             files=Control(f"{by}: read-only root, binds read-only", "full"),
             network=self._network(f"{by}: network none", made),
-            processes=Control(f"{by}: pids limit, RLIMIT_NPROC", "full"),
+            processes=Control(f"{by}: {'pids limit, ' if 'pids' in found.limits else ''}RLIMIT_NPROC", "full"),
             syscalls=Control(f"{by}: its seccomp profile, and our allow-list inside", "full"),
             privileges=Control(f"{by}: a uid of its own, all capabilities dropped, no-new-privileges", "full"),
             time=Control("clock of guestd inside, and of the host behind it", "full"),
-            cpu=Control(f"{by}: CPU quota", "full"),
-            memory=Control(f"{by}: memory limit, no swap", "full"),
+            cpu=Control(f"{by}: CPU quota", "full")
+            if "cpu" in found.limits
+            else Control("RLIMIT_CPU", "weaker", "time alone: this engine, without root, has no cgroup for shares"),
+            memory=Control(f"{by}: memory limit, no swap", "full")
+            if "memory" in found.limits
+            else Control("RLIMIT_DATA", "weaker", "for each process: this engine, without root, has no cgroup for it"),
             disk=Control(f"{by}: tmpfs size and inodes", "full")
             if counts_files(found)
             else Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted everywhere"),
@@ -207,6 +222,21 @@ class ContainerLauncher(WalledLauncher):
             writable=self._writable(),
             loosen=self.loosen,
         )
+
+
+def has_own_kernel(backend: object) -> bool:
+    """Whether containers of this backend have one, by the runtime that is named for them."""
+    return str(getattr(backend, "runtime", None)).startswith(_KERNELS)
+
+
+def _as_gvisor_holds(held: Enforcement, by: str) -> Enforcement:
+    """A kernel of its own keeps no count of files and no RLIMIT_NPROC; the engine's limits are around it."""
+    return replace(
+        held,
+        syscalls=Control(f"{by}: a kernel of its own", "full"),
+        processes=Control(f"{by}: pids limit", "weaker", "of the whole sandbox, on the host"),
+        disk=Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted"),
+    )
 
 
 def python_of(made: ProcessPlan) -> dict[str, object]:

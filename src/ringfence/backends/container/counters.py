@@ -10,10 +10,10 @@ _MOUNT = "/sys/fs/cgroup"
 
 
 class Counters:
-    """Found by a process of the container's; None everywhere where the cgroup cannot be read from here."""
+    """Found by a process of the container's; None everywhere where it has no cgroup of its own that can be read."""
 
-    def __init__(self, pid: int) -> None:
-        self._at = _directories(pid)
+    def __init__(self, pid: int, identity: str) -> None:
+        self._at = {name: path for name, path in _directories(pid).items() if identity in path}
 
     def read(self) -> tuple[Usage, int]:
         """And how often the memory limit killed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -15,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+CONTROLLERS = ("cpu", "memory", "pids")
+_CGROUPS = "/sys/fs/cgroup/user.slice"
 _TIMEOUT_S = 60
 _SERVICE_S = 10.0
 _IDLE_S = 60  # without a request: so it ends when we were killed
@@ -31,7 +34,9 @@ class Engine(Struct):
     rootless: bool
     mapped: bool  # its containers have a user namespace, of 65536 users
     runtime: str  # that it starts containers with when none is named
+    runtimes: tuple[str, ...]  # that can be named
     cpus: int  # that it has
+    limits: tuple[str, ...]  # controllers by which it limits a container as a whole
 
 
 _lock = threading.Lock()
@@ -58,6 +63,20 @@ def forget(engine: Engine) -> None:
         for key in [key for key, found in _found.items() if found is engine]:
             del _found[key]
     engine.api.close()
+
+
+def check_runtime(engine: Engine, runtime: str | None) -> None:
+    """Raises UnsupportedError for one that this engine cannot be asked for."""
+    if runtime is None or runtime in engine.runtimes:
+        return
+    if engine.name == "podman":
+        fix = f"podman --runtime={runtime} system service, and no runtime here"
+        raise UnsupportedError("Podman's API takes no runtime for one container", code="runtime", fix=fix)
+    raise UnsupportedError(
+        f"{engine.name} has no runtime {runtime!r}; it has {', '.join(engine.runtimes)}",
+        code="runtime",
+        fix=f"name it in the daemon's settings: dockerd --add-runtime {runtime}=PATH",
+    )
 
 
 def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
@@ -113,10 +132,28 @@ def _connect(kind: str, path: str) -> Engine:
     name = "podman" if "podman" in parts.lower() else kind
     told = api.info()
     options = [str(option) for option in told.get("SecurityOptions") or ()]
-    rootless = any(option.startswith("name=rootless") for option in options)
+    rootless = bool(told.get("Rootless")) or any(option.startswith("name=rootless") for option in options)
     mapped = rootless or any(option.startswith("name=userns") for option in options)
     runtime = str(told.get("DefaultRuntime") or "runc")
-    return Engine(name, path, str(version.get("Version", "unknown")), api, rootless, mapped, runtime, int(told["NCPU"]))
+    known = () if name == "podman" else tuple(sorted(told.get("Runtimes") or ()))  # Podman's API takes none
+    number = str(version.get("Version", "unknown"))
+    held = _controllers(told, rootless)
+    return Engine(name, path, number, api, rootless, mapped, runtime, known, int(told["NCPU"]), held)
+
+
+def _controllers(told: Any, rootless: bool) -> tuple[str, ...]:
+    """Without root an engine has what systemd delegates to its user, and nothing by the first version of cgroups."""
+    if not rootless:
+        return CONTROLLERS
+    if str(told.get("CgroupVersion")) != "2":
+        return ()
+    user = os.geteuid()
+    try:
+        with open(f"{_CGROUPS}/user-{user}.slice/user@{user}.service/cgroup.controllers", encoding="ascii") as file:
+            delegated = file.read().split()
+    except OSError:
+        return ()
+    return tuple(name for name in CONTROLLERS if name in delegated)
 
 
 def _package() -> Any:
@@ -180,9 +217,9 @@ def _end(service: subprocess.Popen[bytes], folder: str, owner: int) -> None:
     if os.getpid() != owner:
         return  # a fork of its owner
     if service.poll() is None:
-        service.terminate()
+        os.killpg(service.pid, signal.SIGTERM)  # without root it is two processes
         try:
             service.wait(5)
         except subprocess.TimeoutExpired:
-            service.kill()
+            os.killpg(service.pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)

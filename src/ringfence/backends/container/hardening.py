@@ -6,6 +6,7 @@ import os
 
 from ringfence.backends.process import state
 from ringfence.backends.walled import runtime
+from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +23,37 @@ _OURS = 12  # processes of ours inside, beside the guest's
 _GUESTD_BYTES = 48 << 20  # what guestd itself takes
 
 
+@final
+class Around(Struct):
+    """What the engine is to hold around the whole of a container: the guest's, and what we need ourselves."""
+
+    memory: int
+    processes: int
+
+
+def shared_kernel(plan: ProcessPlan) -> Around:
+    return Around(plan.memory_bytes + _GUESTD_BYTES, plan.processes + _OURS)
+
+
+def own_kernel(plan: ProcessPlan) -> Around:
+    """That kernel and its stand-ins are inside these limits too; one process too few ends the whole of it."""
+    from ringfence.backends.gvisor.launcher import room_for
+
+    room = room_for(plan)
+    return Around(room.memory_bytes + _GUESTD_BYTES, room.processes)
+
+
 def host_config(
-    engine: Engine, shown: list[Any], disks: Disks, plan: ProcessPlan, limits: Limits, oci_runtime: str | None
+    engine: Engine,
+    shown: list[Any],
+    disks: Disks,
+    plan: ProcessPlan,
+    limits: Limits,
+    oci_runtime: str | None,
+    around: Around,
 ) -> Any:
     taken = {mount["Target"] for mount in shown}
-    memory = plan.memory_bytes + _GUESTD_BYTES
+    memory = around.memory
     shm = min(64 << 20, limits.memory // 2)
     return engine.api.create_host_config(
         network_mode="none",
@@ -38,12 +65,12 @@ def host_config(
         security_opt=["no-new-privileges"],
         mem_limit=memory,
         memswap_limit=memory,
-        pids_limit=plan.processes + _OURS,
+        pids_limit=around.processes,
         nano_cpus=int(min(plan.cpus, engine.cpus) * 1_000_000_000),  # Docker refuses more than there are
         ulimits=[
             {"Name": "core", "Soft": 0, "Hard": 0},
             {"Name": "nofile", "Soft": _FILES, "Hard": _FILES},  # guestd's; guests have limits.open_files
-            {"Name": "nproc", "Soft": plan.processes + _OURS, "Hard": plan.processes + _OURS},
+            {"Name": "nproc", "Soft": around.processes, "Hard": around.processes},
         ],
         log_config={"Type": "none", "Config": {}},
         ipc_mode="private",

@@ -70,7 +70,8 @@ def launch(
         ) from None
     box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
     try:
-        box.begin(fence(plan), deadline, outlets=egress.outlets, hands=wall.takes_descriptors)
+        told = fence(plan, limits.memory, engine, shares_kernel=wall.takes_descriptors)
+        box.begin(told, deadline, outlets=egress.outlets, hands=wall.takes_descriptors)
         egress.give_address(lambda: wall.pid, guestd)
     except BaseException:
         box.close()
@@ -100,7 +101,8 @@ def _start(
         if way is not None:
             undo.callback(way.close)
             shown = [*shown, *way.mounts()]
-        config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime)
+        around = hardening.own_kernel(plan) if way is None else hardening.shared_kernel(plan)
+        config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime, around)
         identity = _create(engine.api, image, config, user.uid, way, loosen)
         undo.callback(sweeping.remove, engine, identity)
         wall = ContainerWall(engine, identity, way)
@@ -132,7 +134,15 @@ def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loose
     return str(api.create_container(image, **settings)["Id"])
 
 
-def fence(plan: ProcessPlan) -> Mapping[str, object]:
+def fence(plan: ProcessPlan, memory: int, engine: Engine, *, shares_kernel: bool) -> Mapping[str, object]:
     """What is left for guests to give up inside: the engine has dropped capabilities and made the namespaces."""
+    if not shares_kernel:
+        from ringfence.backends.gvisor.launcher import fence as under_gvisor
+
+        return under_gvisor(plan)
     own = {"capabilities": False, "namespace_limits": False, "cgroup_namespace": False, "affinity": []}
-    return {**plan.fence, **own}
+    limits = plan.fence["rlimits"]
+    assert isinstance(limits, dict)
+    kept = {name: value for name, value in limits.items() if name != "DATA"}  # stands in for a cgroup
+    rlimits = kept if "memory" in engine.limits else {**kept, "DATA": memory}
+    return {**plan.fence, **own, "rlimits": rlimits}

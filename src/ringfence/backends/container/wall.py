@@ -120,7 +120,7 @@ class ContainerWall:
     def usage(self) -> tuple[Usage, int]:
         if self._counters is None:
             try:
-                self._counters = Counters(self.pid)
+                self._counters = Counters(self.pid, self._id)
             except Exception:  # noqa: BLE001  # as in `freeze`
                 return Usage(), 0
         return self._counters.read()

@@ -198,10 +198,7 @@ def launch(
             loosen=loosen,
         )
         if tree is not None:
-            room = GroupLimits(
-                plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus
-            )
-            group = tree.create(name.replace("_", "-"), room)
+            group = tree.create(name.replace("_", "-"), room_for(plan))
         wall = GvisorWall(found, folder, group, mounted=mounted)
         box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)
         box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
@@ -218,6 +215,11 @@ def launch(
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return box
+
+
+def room_for(plan: ProcessPlan) -> GroupLimits:
+    """What the guest and gVisor itself may use on the host, together."""
+    return GroupLimits(plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus)
 
 
 def fence(plan: ProcessPlan) -> dict[str, object]:

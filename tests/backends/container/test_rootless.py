@@ -1,0 +1,128 @@
+"""Podman without root, as an ordinary user has it: its service is started by us and ends with us."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accounts import OrdinaryUser
+from backends.container import equipped
+
+PROBE = """
+import json, os, sys
+sys.path.append({sdk!r})
+os.environ.update({variables!r})
+import ringfence
+from ringfence import Policy, Sandbox
+from ringfence.backends import Container
+
+def refused(policy):
+    try:
+        return Sandbox(backend=Container(engine="podman"), policy=policy).plan().backend
+    except ringfence.UnsupportedError as error:
+        return str(error)
+
+much = os.urandom(1 << 20) * 4
+with Sandbox(backend=Container(engine="podman"), policy=Policy(limits=ringfence.Limits(output="8M"))) as box:
+    back = box.exec(["cat"], stdin=much)
+    held = box.enforcement
+    alone = box.exec(["sh", "-c", "cat /proc/self/uid_map; id -un; touch /usr/x 2>/dev/null || echo closed"]).stdout
+    said = {{
+        "whole": back.stdout_bytes == much,
+        "value": box.run("6 * 7").value,
+        "inside": alone.split(),
+        "memory": [held.memory.mechanism, held.memory.level],
+        "weaker": list(held.weaker),
+        "peak": back.usage.memory_peak_bytes,
+        "limit": box.exec(["sh", "-c", "ulimit -d"]).stdout.strip(),
+    }}
+said["strict"] = refused(Policy(strict=True))
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def places(ordinary_user: OrdinaryUser) -> Iterator[dict[str, str]]:
+    """Variables that keep all of Podman's files in one folder, which goes with its last process."""
+    equipped.skip_unless_root()
+    for program in ("podman", "newuidmap"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    if f"{ordinary_user.name}:" not in Path("/etc/subuid").read_text():
+        pytest.skip(f"{ordinary_user.name} has no line in /etc/subuid")
+    folder = Path(tempfile.mkdtemp(prefix="rf-tests-rootless-", dir="/var/tmp"))
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()  # crun runs nothing where both versions are mounted
+    runtime = "crun" if unified else "runc"
+    (folder / "containers.conf").write_text(f'[engine]\nruntime = "{runtime}"\ncgroup_manager = "cgroupfs"\n')
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/data"\nrunroot = "{folder}/run"\n'
+    )
+    shutil.chown(folder, ordinary_user.uid, ordinary_user.gid)
+    yield {
+        "CONTAINERS_CONF": f"{folder}/containers.conf",
+        "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
+        "XDG_RUNTIME_DIR": str(folder),
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    }
+    for note in folder.rglob("pause.pid"):  # Podman's own holder of the user's namespace: it stays by design
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(note.read_text()), 9)
+    time.sleep(0.2)
+    subprocess.run(["rm", "-rf", "--one-file-system", str(folder)], check=False)
+
+
+@pytest.fixture(scope="module")
+def said(ordinary_user: OrdinaryUser, places: dict[str, str]) -> dict[str, Any]:
+    code = PROBE.format(sdk=str(equipped.sdk(ordinary_user)), variables=places)
+    done = ordinary_user.run(code, timeout_s=180)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_sandbox_runs_and_nobody_inside_is_a_user_of_the_host(said: dict[str, Any]) -> None:
+    assert (said["whole"], said["value"]) == (True, "42")
+    assert said["inside"][-2:] == ["user", "closed"]
+    assert said["inside"][:3] != ["0", "0", "4294967295"]
+
+
+def test_limits_that_no_cgroup_holds_are_said_to_be_weaker_and_refused_by_a_strict_policy(said: dict[str, Any]) -> None:
+    """The other arm is a host that delegates cgroups to its users: there the engine holds them."""
+    if said["memory"][1] == "full":
+        assert said["peak"] is not None
+        return
+    assert said["memory"] == ["RLIMIT_DATA", "weaker"]
+    assert said["weaker"] == ["cpu", "memory", "disk"]
+    assert (said["limit"], said["peak"]) == (str(512 << 10), None)
+    assert "a weaker mechanism would hold" in said["strict"]
+
+
+def test_the_service_that_we_started_ends_with_us(said: dict[str, Any], places: dict[str, str]) -> None:
+    assert said["value"] == "42"
+    deadline = time.monotonic() + 30
+    while (left := _services(places["XDG_RUNTIME_DIR"])) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
+def _services(folder: str) -> list[str]:
+    """Processes of Podman's service and of its containers, that were given these files."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                variables = (entry / "environ").read_bytes()
+                if f"XDG_RUNTIME_DIR={folder}".encode() in variables and b"-P" not in words:
+                    found.append(b" ".join(words).decode())
+    return found
