@@ -74,9 +74,9 @@ def places(ordinary_user: OrdinaryUser) -> Iterator[dict[str, str]]:
         "XDG_RUNTIME_DIR": str(folder),
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
-    for note in folder.rglob("pause.pid"):  # Podman's own holder of the user's namespace: it stays by design
+    for pid, _ in _processes(str(folder)):  # Podman's own holder of the user's namespace stays by design
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(note.read_text()), 9)
+            os.kill(pid, 9)
     time.sleep(0.2)
     subprocess.run(["rm", "-rf", "--one-file-system", str(folder)], check=False)
 
@@ -116,13 +116,16 @@ def test_the_service_that_we_started_ends_with_us(said: dict[str, Any], places: 
 
 
 def _services(folder: str) -> list[str]:
-    """Processes of Podman's service and of its containers, that were given these files."""
+    return [words for _, words in _processes(folder) if words != "catatonit -P"]
+
+
+def _processes(folder: str) -> list[tuple[int, str]]:
+    """Those that were given these files: Podman's service, its containers, and what holds its user's namespace."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                variables = (entry / "environ").read_bytes()
-                if f"XDG_RUNTIME_DIR={folder}".encode() in variables and b"-P" not in words:
-                    found.append(b" ".join(words).decode())
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                if f"XDG_RUNTIME_DIR={folder}".encode() in (entry / "environ").read_bytes():
+                    found.append((int(entry.name), words))
     return found

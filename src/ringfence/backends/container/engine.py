@@ -184,6 +184,7 @@ def _start_podman() -> Engine | None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": folder},  # it leaves files there
+        cwd="/",
         start_new_session=True,
     )
     import atexit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ringfence.backends.container import account, disks, door, skeletons
 from ringfence.backends.container.wall import quietly
 from ringfence.backends.process import owners
@@ -10,19 +12,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.backends.container.engine import Engine
 
+_AGAIN_S = 10.0
+_STEP_S = 0.05
 _swept: set[str] = set()
 _owed: dict[str, list[str]] = {}  # by engine: containers of ours that it could not remove, as it was gone
 
 
 def remove(engine: Engine, identity: str) -> None:
+    """Kills it too, where it runs. One that an engine cannot remove now is owed, and goes at a later start."""
     import docker.errors
 
-    try:
-        engine.api.remove_container(identity, force=True, v=True)
-    except docker.errors.NotFound:
-        return
-    except Exception:  # noqa: BLE001  # as in `freeze`
-        _owed.setdefault(engine.socket, []).append(identity)
+    deadline = time.monotonic() + _AGAIN_S
+    while True:
+        try:
+            engine.api.remove_container(identity, force=True, v=True)
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError:  # Podman fails where a container ends just now
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_STEP_S)
+        except Exception:  # noqa: BLE001  # the engine is gone; the SDK's errors are many
+            break
+        else:
+            return
+    _owed.setdefault(engine.socket, []).append(identity)
 
 
 def sweep(engine: Engine) -> None:

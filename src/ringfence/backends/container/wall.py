@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ringfence.backends.container.engine import Engine
 
 _STEP_S = 1.0
+_END_S = 0.5  # for guestd to end by itself
 
 
 class ContainerWall:
@@ -35,6 +36,7 @@ class ContainerWall:
         self._closing = False
         self._counters: Counters | None = None
         self._ended = threading.Lock()
+        self._removing = threading.Event()
         kinds = (streams.ALL, streams.ChannelStream) if door is None else (streams.ERRORS, streams.Stream)
         self._stream = kinds[1](engine.api.attach_socket(identity, params=kinds[0]), self._stream_over)
         self._channel: socket.socket | None = getattr(self._stream, "ours", None)
@@ -141,12 +143,19 @@ class ContainerWall:
         quietly(self._engine.api.unpause, self._id)
 
     def kill(self) -> None:
+        """guestd ends with its channel, and everything with guestd; the engine's kill is for one that does not."""
         self.hang_up()
         if self._paused:
             self.thaw()  # Podman kills none that stands still
-        quietly(self._engine.api.kill, self._id)
+        threading.Thread(target=self._kill, name="ringfence-kill", daemon=True).start()
+
+    def _kill(self) -> None:
+        """In a thread, and not where it is removed anyway: Podman without root takes 20 s to answer."""
+        if not self._removing.wait(_END_S):
+            quietly(self._engine.api.kill, self._id)
 
     def remove(self) -> None:
+        self._removing.set()
         with self._ended:
             self._undo.close()
 
