@@ -108,6 +108,21 @@ def test_render_indents_guest_text_so_that_it_cannot_speak_as_ours() -> None:
     assert ours == ["error: ended with an error, exit code 1, 0.25 s", "stdout:"]
 
 
+def test_render_tells_a_traceback_once() -> None:
+    raised = replace(
+        GOOD,
+        status="error",
+        reason="exception",
+        stdout_bytes=b"",
+        stderr_bytes=b"warning\nTraceback:\nKeyError: 1\n",
+        exception=GuestException("KeyError", "1", "Traceback:\nKeyError: 1\n"),
+    )
+    assert raised.render().splitlines()[1:] == [
+        *("exception:", "  Traceback:", "  KeyError: 1"),
+        *("stderr:", "  warning"),
+    ]
+
+
 def test_render_says_what_was_denied_and_what_would_allow_it() -> None:
     assert replace(GOOD, denials=(DENIAL,), stdout_bytes=b"").render() == (
         'ok: ended, 0.25 s\ndenied: a.com is not allowed (3 times); to allow it: allow = ["a.com"]'

@@ -170,7 +170,6 @@ class Call(Struct):
     keeps_stdin: bool = False  # stdin stays open for write()
     one_shot: bool = False
     pty: Mapping[str, int] | None = None  # columns and rows of a terminal
-    beside_sessions: bool = False  # a command: no session ends with it
 
     @property
     def execs(self) -> bool:
@@ -250,6 +249,12 @@ def check_port(port: object) -> int:
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
         raise PolicyError(f"port is {port!r}; it is a number from 1 to 65535", key="port", fix="expose(8000)")
     return port
+
+
+def check_signal(signal: object) -> int:
+    if isinstance(signal, bool) or not isinstance(signal, int) or not 1 <= signal <= 64:
+        raise PolicyError(f"{signal!r} is no signal", key="signal", fix="signal.SIGTERM, for example")
+    return int(signal)
 
 
 def file_call(call: str, args: Mapping[str, object], *, keeps_stdin: bool = False) -> Call:

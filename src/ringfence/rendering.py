@@ -80,7 +80,7 @@ def _sections(result: Result) -> list[tuple[str, str]]:
         ("value", result.value or ""),
         ("exception", said),
         ("stdout", result.stdout),
-        ("stderr", result.stderr),
+        ("stderr", result.stderr.removesuffix(said) if said else result.stderr),  # once is enough
         ("displayed", "\n".join(shown)),
     ]
 

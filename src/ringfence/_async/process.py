@@ -6,7 +6,7 @@ import os
 import time
 
 from ringfence import calls
-from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
+from ringfence.errors import SandboxClosedError, SandboxLostError
 from ringfence.eventlog import EventLog
 from ringfence.events import Exit
 from ringfence.wire import frames, line
@@ -232,7 +232,7 @@ class AsyncProcess:
             place.policy,
             image=place.image,
             number=self.id,
-            state_kept=self._call.beside_sessions and end["ev"] != "over",
+            state_kept=end["ev"] != "over",  # no session ends with a process
         )
 
     async def wait(self, *, timeout_s: float | None = None) -> Result:
@@ -278,9 +278,7 @@ class AsyncProcess:
         await self.close_stdin()
 
     async def signal(self, signal: _signal.Signals) -> None:
-        number = int(signal)
-        if not 1 <= number <= 64:
-            raise PolicyError(f"no signal has the number {number}", fix="signal.SIGTERM, for example")
+        number = calls.check_signal(signal)
         if self.running:
             await self._place.link.say(op="signal", id=self._inbox.id, signal=number)
 

@@ -255,7 +255,7 @@ class AsyncSandbox:
             keeps_stdin=keeps_stdin,
             one_shot=is_command(),  # it runs one thing, and ends with it
         )
-        return place, replace(call, beside_sessions=True)
+        return place, call
 
     async def _complete(self, place: Place, call: calls.Call) -> Result:
         """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""

@@ -7,7 +7,7 @@ import os
 import time
 
 from ringfence import calls
-from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
+from ringfence.errors import SandboxClosedError, SandboxLostError
 from ringfence.eventlog import EventLog
 from ringfence.events import Exit
 from ringfence.wire import frames, line
@@ -233,7 +233,7 @@ class Process:
             place.policy,
             image=place.image,
             number=self.id,
-            state_kept=self._call.beside_sessions and end["ev"] != "over",
+            state_kept=end["ev"] != "over",  # no session ends with a process
         )
 
     def wait(self, *, timeout_s: float | None = None) -> Result:
@@ -279,9 +279,7 @@ class Process:
         self.close_stdin()
 
     def signal(self, signal: _signal.Signals) -> None:
-        number = int(signal)
-        if not 1 <= number <= 64:
-            raise PolicyError(f"no signal has the number {number}", fix="signal.SIGTERM, for example")
+        number = calls.check_signal(signal)
         if self.running:
             self._place.link.say(op="signal", id=self._inbox.id, signal=number)
 

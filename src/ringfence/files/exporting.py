@@ -35,7 +35,10 @@ def export(path: str, header: dict[str, object], manifest: Manifest, store: Stor
     """Write it beside `path`, then put it there: what was there is replaced as a whole or not at all."""
     folder, name = os.path.split(os.path.abspath(path))
     temporary = os.path.join(folder, f".{name[:100]}.{os.urandom(8).hex()}.part")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     try:
         with open(fd, "wb", buffering=_CHUNK) as file:
             whole = hasher()
@@ -63,10 +66,11 @@ def _pieces(header: dict[str, object], manifest: Manifest, store: Store) -> Iter
 def load(path: str, store: Store) -> tuple[dict[str, object], Manifest, Holder]:
     """Header, tree, and its content in `store`. Raises SnapshotError, with nothing kept, when a byte differs."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        os.close(fd)
+        raise _damaged(path, "it is no regular file")
     with open(fd, "rb", buffering=_CHUNK) as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise _damaged(path, "it is no regular file")
         _check_whole(file, info.st_size, path)
         holder = Holder(store)
         try:

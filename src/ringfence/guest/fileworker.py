@@ -111,6 +111,9 @@ def _write(args: Args) -> dict[str, object]:
     made = make_directories(parent)
     try:
         return _write_below(path, args)
+    except OSError as error:
+        remove_made(parent, made)
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None  # and not a name of ours beside it
     except BaseException:
         remove_made(parent, made)
         raise

@@ -111,7 +111,7 @@ _FIX = "fork(memory=False) copies the files alone"
 
 
 def refuse(why: str) -> UnsupportedError:
-    return UnsupportedError(f"the memory of this session cannot be copied: {why}", code="fork", fix=_FIX)
+    return UnsupportedError(why, code="fork", fix=_FIX)
 
 
 def explain(error: Exception) -> UnsupportedError:
