@@ -16,7 +16,8 @@ PY := .venv/bin/python
 #   docker.io       the container backend; the tests start a daemon of their own, in a temporary folder
 #   podman, crun    the same through Podman
 #   runsc           the gVisor backend
-SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap uidmap zstd e2fsprogs patch docker.io podman crun runsc
+#   busybox-static, musl-tools   images without Python or glibc
+SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap uidmap zstd e2fsprogs patch docker.io podman crun runsc busybox-static musl-tools
 # bubblewrap is a peer in the benchmarks.
 BENCH_PACKAGES := bubblewrap tinyproxy
 

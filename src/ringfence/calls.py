@@ -234,7 +234,8 @@ PROGRAMS = {"python": "python", "javascript": "node", "bash": "bash"}  # what a 
 
 def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str], image: bool = False) -> Call:
     """An interpreter that waits for cells. It has no end of its own; each cell has."""
-    _check_python(box)
+    if language == "python":
+        _check_python(box)
     job = {"kind": "session", "language": language, "env": dict(env), "cwd": "/workspace", "tools": tools, **box.python}
     return Call({**job, "image": image}, (PROGRAMS[language],), UNENDING_S, None)
 

@@ -93,7 +93,7 @@ def _start(
     deadline: float,
 ) -> ContainerWall:
     with contextlib.ExitStack() as undo:
-        user = account.Account(engine, made.files, writable)
+        user = account.Account(engine, made, writable)
         undo.callback(user.remove)
         room = disks.Disks(engine, limits, user.uid)
         undo.callback(room.remove)
