@@ -20,6 +20,7 @@ import pytest
 
 import ringfence
 from accounts import OrdinaryUser
+from images.packing import ROOT, E, tar
 from ringfence import images
 from ringfence.errors import ImageError
 from ringfence.files.imagestore import Store
@@ -212,6 +213,24 @@ def test_an_image_without_python_takes_no_pip_packages(cached: str, index: Path,
     Store().set_step(_key("debian", bootstrapping.suite_of("debian"), []), digest)
     with pytest.raises(ImageError, match="need a Python in the image"):
         images.build("mine3", Recipe(pip=("greeter",)))
+
+
+_OVERFLOWING = """#!/bin/sh
+cat "$0.tar" /dev/zero
+"""
+
+
+def test_a_root_that_is_refused_while_it_comes_is_refused_with_its_own_reason(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mmdebstrap").write_text(_OVERFLOWING)
+    (tmp_path / "mmdebstrap").chmod(0o755)
+    (tmp_path / "mmdebstrap.tar").write_bytes(tar([*ROOT, E("../out", b"x" * 5000)])[:-1024])
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(bootstrapping, "check_host", lambda: None)
+    with pytest.raises(ImageError, match=r"leads out by '\.\.'") as caught:
+        images.build("mine", Recipe())
+    assert (caught.value.code, os.listdir(f"{store.directory}/work"), store.names()) == ("archive", [], [])
 
 
 _MMDEBSTRAP = """#!/bin/sh

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import engines
 from images.packing import ROOT, E, as_json, config, device, directory, docker, hardlink, oci, sha, symlink, tar
 from ringfence import images
 from ringfence.errors import ImageError, PolicyError
@@ -333,3 +334,22 @@ def test_random_damage_to_an_archive_never_leaves_half_an_image(store: Store, tm
         else:
             assert contents(store, "one") == TOGETHER
             images.remove("one")
+
+
+def test_an_image_of_a_running_engine_comes_out_as_it_went_in(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines.running("docker")
+    if isinstance(engine, str) or shutil.which("docker") is None:
+        pytest.skip(engine if isinstance(engine, str) else "the docker command is not installed")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
+    info = images.import_image("one", write(tmp_path, tar([*ROOT, E("bin/more", b"m" * 5000)])))
+    images.export("one", tmp_path / "one.tar")
+    subprocess.run(["docker", "load", "--input", str(tmp_path / "one.tar")], check=True, capture_output=True)
+    try:
+        assert images.import_image("two", "docker:ringfence/one:latest").digest == info.digest
+        with pytest.raises(ImageError, match="docker has no image 'ringfence/none:latest'") as caught:
+            images.import_image("three", "docker:ringfence/none:latest")
+        assert caught.value.code == "image-unknown"
+    finally:
+        subprocess.run(["docker", "rmi", "ringfence/one:latest"], check=True, capture_output=True)

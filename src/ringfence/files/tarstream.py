@@ -58,6 +58,10 @@ class TooLargeError(TarError):
     """The files are larger than the caps allow."""
 
 
+class CutShortError(TarError):
+    """The stream ends too early."""
+
+
 @final
 class Caps(Struct):
     """What is too much. Checked before anything is kept."""
@@ -161,7 +165,7 @@ class TarStream:
     def _fill(self) -> None:
         self._buffer, self._at = self._read(_CHUNK), 0
         if not self._buffer:
-            raise TarError(f"the archive is cut short after {self.offset:,} bytes")
+            raise CutShortError(f"the archive is cut short after {self.offset:,} bytes")
 
     def _exactly(self, count: int) -> bytes:
         found = self._buffer[self._at : self._at + count]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO, TypeAlias
 
     from ringfence.files.layers import Tree
+    from ringfence.files.tarstream import Kind
     from ringfence.values import Json
 
     Index: TypeAlias = dict[str, tuple[int, int]]  # name → where its bytes are and how many
@@ -456,10 +457,10 @@ def _pieces(file: object) -> Iterator[bytes]:
         yield data
 
 
-def _entry_of(path: str, found: os.stat_result, kind: str, link: str = "") -> Entry:
+def _entry_of(path: str, found: os.stat_result, kind: Kind, link: str = "") -> Entry:
     return Entry(
         path,
-        kind,  # type: ignore[arg-type]  # one of the kinds, by the callers above
+        kind,
         mode=stat.S_IMODE(found.st_mode),
         size=found.st_size if kind == "file" else 0,
         mtime=max(0, int(found.st_mtime)),

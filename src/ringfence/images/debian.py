@@ -14,7 +14,7 @@ import threading
 
 from ringfence.errors import ImageError, Missing, UnsupportedError
 from ringfence.files.imagelocks import AS_ROOT
-from ringfence.files.tarstream import TarError
+from ringfence.files.tarstream import CutShortError
 from ringfence.images.archives import apply_stream
 
 TYPE_CHECKING = False
@@ -60,21 +60,22 @@ def debootstrap(
     check_host()
     command = _command(suite, packages)
     os.chmod(scratch, 0o755)  # apt's own user and, in a user namespace, root go through it
+    count = f"{len(packages)} package{'s' * (len(packages) != 1)}"
     if packages:
-        progress(f"looking for {len(packages)} packages")
+        progress(f"looking for {count}")
         _look_for_packages(command, suite, scratch)
-    progress(f"Debian {suite} with {len(packages)} packages")
+    progress(f"Debian {suite} with {count}")
     running = _start(command, scratch)
     said: list[str] = []
     listener = threading.Thread(target=_listen, args=(running, said, progress), daemon=True)
     listener.start()
-    refused: TarError | None = None
+    ended: CutShortError | None = None
     assert running.stdout is not None
     assert running.stderr is not None
     try:
         apply_stream(tree, running.stdout.read)
-    except TarError as error:
-        refused = error  # the stream of a program that failed is cut short: what it said matters more
+    except CutShortError as error:
+        ended = error  # as the stream of a program that failed does: what it said matters more
     finally:
         running.stdout.close()
         if sys.exc_info()[0] is not None:
@@ -84,8 +85,8 @@ def debootstrap(
         running.stderr.close()
     if status != 0:
         raise _failed(said, suite)
-    if refused is not None:
-        raise refused
+    if ended is not None:
+        raise ended
     for path in _NOT_IN_IMAGES:
         tree.remove(path)
 
@@ -187,8 +188,12 @@ def _failed(said: list[str], suite: str) -> ImageError:
             )
     errors = [line for line in said if line.startswith("E: ")] or said[-3:]
     text = "; ".join(line.removeprefix("E: ") for line in errors[:3])[:400]
-    code = "disk-full" if "No space left" in text else "build"
-    return ImageError(f"mmdebstrap failed: {text}; nothing was kept", code=code, fix="mmdebstrap's own words are above")
+    if any("No space left" in line for line in said):
+        fix = "free some (ringfence image gc), or set XDG_DATA_HOME to a larger disk"
+        return ImageError("mmdebstrap: no space left on the disk; nothing was kept", code="disk-full", fix=fix)
+    return ImageError(
+        f"mmdebstrap failed: {text}; nothing was kept", code="build", fix="try again, or see ringfence doctor"
+    )
 
 
 def host_sources(suite: str) -> list[str]:

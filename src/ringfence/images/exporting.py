@@ -54,10 +54,17 @@ def export_image(store: Store, name: str, path: str) -> None:
             with open(new, "xb") as file:
                 _write(file, tree, held.root, info)
             os.rename(new, path)
+        except OSError as error:
+            _drop(new)
+            raise OSError(error.errno, error.strerror, path) from None  # the caller's own name for it
         except BaseException:
-            if os.path.lexists(new):
-                os.unlink(new)
+            _drop(new)
             raise
+
+
+def _drop(path: str) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
 
 
 class _Layer(io.RawIOBase):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ringfence.files.layers import Node, Path, Tree
+    from ringfence.files.tarstream import Kind
 
 UID = 1000
 HOME = "/workspace"
@@ -60,8 +61,8 @@ def _real_directory(tree: Tree, name: str) -> list[str]:
     return [] if node is None else [f"/{name} was a {node.kind} and is an empty directory now"]
 
 
-def _entry(name: str, kind: str, *, mode: int = 0o644, size: int = 0, link: str = "") -> Entry:
-    return Entry(name, kind, mode=mode, size=size, mtime=0, link=link, extended=False)  # type: ignore[arg-type]
+def _entry(name: str, kind: Kind, *, mode: int = 0o644, size: int = 0, link: str = "") -> Entry:
+    return Entry(name, kind, mode=mode, size=size, mtime=0, link=link, extended=False)
 
 
 def _file(tree: Tree, name: str, text: str) -> None:

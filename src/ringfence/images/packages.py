@@ -132,9 +132,10 @@ def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) 
     done = _run([*command, "--no-update-notifier", "--loglevel=error", "--", *packages], scratch)
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace")
-        unknown = "E404" in said or "ETARGET" in said
+        signs = ("not in this registry", "No matching version")
+        unknown = [line for line in said.splitlines() if any(sign in line for sign in signs)]
         raise ImageError(
-            f"npm install failed: {_last(said)}; nothing was kept",
+            f"npm install failed: {_last(unknown[0] if unknown else said)}; nothing was kept",
             code="package-unknown" if unknown else "build",
             fix="correct the names and versions in the recipe" if unknown else "try again",
         )
