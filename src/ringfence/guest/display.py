@@ -24,6 +24,7 @@ _METHODS = (
     ("application/json", "_repr_json_"),
 )
 _PLAIN = (int, str, float, bool, list, dict, tuple, set, bytes, complex, frozenset, type(None))
+_MOST_KINDS = 16  # of one object
 _MOST_TEXT = 1 << 16
 _MOST = 1 << 23  # of one representation; the host takes 16 MiB in one message
 _PLOTLY = "application/vnd.plotly.v1+json"
@@ -58,8 +59,8 @@ def _rich(value: object) -> dict[str, bytes]:
     if isinstance(bundle, dict):
         for mime, content in bundle.items():
             data = _bytes(content)
-            if isinstance(mime, str) and data is not None:
-                found[mime[:100]] = data
+            if len(found) < _MOST_KINDS and data is not None and _is_mime(mime):
+                found[mime] = data
     if type(value).__module__.partition(".")[0] == "plotly" and _PLOTLY not in found:
         data = _asked(value, "to_json")
         if data is not None:
@@ -67,6 +68,11 @@ def _rich(value: object) -> dict[str, bytes]:
     if _is_figure(value):
         found["image/png"] = _drawn(value)
     return found
+
+
+def _is_mime(mime: object) -> bool:
+    """Whether the host will take it as the name of a type: it hangs up on one who sends others."""
+    return isinstance(mime, str) and 0 < len(mime) <= 100 and mime.isascii() and mime.isprintable()
 
 
 def _asked(value: object, name: str) -> bytes | None:

@@ -18,6 +18,7 @@
   const LINE = 3;
   const MOST = 1 << 23; // of one representation
   const MOST_TEXT = 1 << 16;
+  const MOST_ARGUMENTS = 1 << 22; // the host takes fewer, and says so; more than a message holds would end the session
   const nap = new Int32Array(new SharedArrayBuffer(4));
   const session = new inspector.Session();
   const IMPORT = "$import"; // what `import` becomes in a cell: V8's REPL mode has no loader
@@ -136,7 +137,9 @@
 
   let calls = 0;
   const tool = (name) => (...args) => {
-    send({ m: "call", id: ++calls, name }, Buffer.from(JSON.stringify({ args, kwargs: {} })));
+    const data = Buffer.from(JSON.stringify({ args, kwargs: {} }));
+    if (data.length > MOST_ARGUMENTS) throw new Error(`${name}: arguments of more than ${MOST_ARGUMENTS} bytes`);
+    send({ m: "call", id: ++calls, name }, data);
     const found = answer("answer");
     if (!found) throw new Error(`${name}: the host is gone`);
     if (!found[0].ok) throw new Error(String(found[0].error));

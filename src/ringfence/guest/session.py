@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from .shapes import Work
 
+_MOST_ARGUMENTS = 1 << 22  # the host takes fewer, and says so; more than a message holds would end the session
+
 
 def serve(job: Work, line_fd: int) -> int:
     """Until the host has no more cells. The process's exit code."""
@@ -113,6 +115,8 @@ class Session:
 
             self._calls += 1
             data = json.dumps({"args": args, "kwargs": kwargs}).encode()
+            if len(data) > _MOST_ARGUMENTS:
+                raise RuntimeError(f"{name}: arguments of more than {_MOST_ARGUMENTS} bytes")
             answer = self.ask({"m": "call", "id": self._calls, "name": name}, data, "answer")
             if answer is None:
                 raise RuntimeError(f"{name}: the host is gone")

@@ -45,6 +45,12 @@ class Rich:
     def _repr_jpeg_(self): raise ValueError
 display(Rich())
 """
+MANY = """
+class Many:
+    def _repr_mimebundle_(self, **kwargs):
+        return {"": "x", 5: "x", "a\\nb": "x", "é/é": "x", "a" * 200: "x", **{f"a/{n}": "x" for n in range(1000)}}
+display(Many())
+"""
 
 
 def variables_imports_and_the_working_directory_stay(box: Sandbox) -> None:
@@ -230,6 +236,11 @@ def an_object_is_shown_in_all_its_representations(box: Sandbox) -> None:
         "application/json": b'{"a": [1]}',
     }
     assert (output.json, output.is_value) == ({"a": [1]}, False)
+    (many,) = box.run(MANY).check().outputs
+    assert (len(many.data) <= 32, all(mime.startswith("a/") for mime in many.data if mime != "text/plain")) == (
+        True,
+        True,
+    )
 
 
 def bash_keeps_its_variables_functions_and_directory(box: Sandbox) -> None:

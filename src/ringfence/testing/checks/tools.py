@@ -63,6 +63,10 @@ def what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest(make: MakeSand
             failed = box.run(f"{name}()").exception
             assert failed is not None
             assert failed.message.startswith(f"{name}: its result")
+        for size in (2 << 20, 40 << 20):
+            failed = box.run(f"lookup('x' * {size})").exception
+            assert failed is not None
+            assert failed.message.startswith("lookup: arguments of more than")
         assert box.run("lookup('still')['key']").value == "'still'"
 
 
