@@ -182,9 +182,26 @@ class ContainerLauncher(WalledLauncher):
 
         found = find(self.engine, self.socket)
         check_runtime(found, self.runtime)
+        self._check_socket(found.socket)
         by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
         held = self._held_by_engine(by, found, made)
         return _as_gvisor_holds(held, by) if not leads_into(self.runtime or found.runtime) else held
+
+    def _check_socket(self, socket: str) -> None:
+        """The engine's own is never shown, not even as `credentials`: who speaks with it is root here (M09)."""
+        import os
+
+        from ringfence.errors import PolicyError
+
+        path = os.path.realpath(socket)
+        for index, mount in enumerate(self.policy.mounts):
+            source = os.path.realpath(mount.source)
+            if path == source or path.startswith(f"{source.rstrip('/')}/"):
+                raise PolicyError(
+                    f"mounts[{index}] shows the container engine's socket {path}: who speaks with it is root here",
+                    key=f"mounts[{index}]",
+                    fix="mount a folder that does not hold it",
+                )
 
     def _held_by_engine(self, by: str, found: Engine, made: ProcessPlan) -> Enforcement:
         from ringfence.backends.container.disks import counts_files

@@ -53,10 +53,13 @@ def _wanted(words: list[str]) -> list[str]:
 def _kept(report: Report, wanted: list[str]) -> bool:
     if not wanted:
         return report.auto is not None
-    return any(
-        each.works and (each.name == report.auto or each.name not in report.rejected)
-        for each in _chosen(report, wanted)
-    )
+    from ringfence.launching import NOT_CHOSEN
+
+    def keeps(name: str) -> bool:
+        """It is taken, or only because another is faster it is not."""
+        return name == report.auto or report.rejected.get(name) in (None, NOT_CHOSEN.get(name))
+
+    return any(each.works and keeps(each.name) for each in _chosen(report, wanted))
 
 
 def _chosen(report: Report, wanted: list[str]) -> list[BackendReport]:

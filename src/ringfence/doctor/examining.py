@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringfence.choosing import ORDER
 from ringfence.doctor.others import OTHERS, examine_other
 from ringfence.doctor.process import examine_process
 from ringfence.doctor.report import Report
@@ -40,13 +41,28 @@ def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Repor
         if name not in NAMES:
             raise PolicyError(f"unknown backend {name!r}", key="backend", fix=", ".join(NAMES))
     process = examine_process()
-    auto, rejected = _choose(policy if policy is not None else PolicyValue(), process)
+    kept = policy if policy is not None else PolicyValue()
+    auto, rejected = _choose(kept, process)
+    for name in backends:
+        rejected |= _refused(kept, name, rejected)
     reports = [process if name == "process" else _examine(name) for name in list(backends) or NAMES]
     return Report(tuple(reports), auto, frozen_map(rejected))
 
 
+def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, str]:
+    """Why one that was only passed over does not keep the policy either. Nothing where it would."""
+    from ringfence.launching import NOT_CHOSEN, prepare
+
+    if name not in ORDER or rejected.get(name) != NOT_CHOSEN[name]:
+        return {}
+    try:
+        prepare(name, "host", policy).plan()
+    except UnsupportedError as error:
+        return {name: str(error)}
+    return {}
+
+
 def _choose(policy: Policy, process: BackendReport) -> tuple[str | None, dict[str, str]]:
-    from ringfence.choosing import ORDER
     from ringfence.launching import NOT_CHOSEN, prepare
 
     rejected = dict(NOT_CHOSEN)

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from ringfence.errors import Missing, UnsupportedError
+from ringfence.errors import Missing, PolicyError, UnsupportedError
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -47,8 +47,12 @@ _services: dict[str, subprocess.Popen[bytes]] = {}  # Podman's that we started, 
 def find(name: str | None = None, socket: str | None = None, *, start: bool = True) -> Engine:
     """Raises UnsupportedError, with what is missing and how to get it. The answer is kept.
 
-    `start`: Podman's service may be started, when nothing answers.
+    `start`: Podman's service may be started, when nothing answers. PolicyError for what names no engine.
     """
+    if name not in (None, "docker", "podman"):
+        raise PolicyError(f"unknown container engine {name!r}", key="backend", fix="docker or podman")
+    if not isinstance(socket, str | None):
+        raise TypeError(f"socket is a str, the path of an engine's, not {type(socket).__name__}")
     with _lock:
         key = (name, socket)
         service = _services.get(_found[key].socket) if key in _found else None
@@ -81,17 +85,25 @@ def check_runtime(engine: Engine, runtime: str | None) -> None:
 
 def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
     problems = []
-    for kind, path in _candidates(name, socket):
+    given = socket if socket is not None else os.environ.get("DOCKER_HOST") or None
+    for kind, path in _candidates(name, given):
         if not os.path.exists(path):
+            if given is not None:
+                problems.append(Missing("container", f"an engine at {path}: nothing is there", f"start {kind}"))
             continue
         if not os.access(path, os.R_OK | os.W_OK):
             problems.append(_no_permission(kind, path))
             continue
         try:
-            return _connect(kind, path)
+            found = _connect(path)
         except _NoAnswerError as error:
             problems.append(Missing("container", f"an engine that answers at {path} ({error})", f"start {kind}"))
-    if name in (None, "podman") and socket is None and start:
+            continue
+        if name in (None, found.name):
+            return found
+        found.api.close()
+        problems.append(Missing("container", f"{name} at {path}: {found.name} answers there", f'engine="{found.name}"'))
+    if name in (None, "podman") and given is None and start:
         started = _start_podman()
         if started is not None:
             return started
@@ -105,12 +117,19 @@ def _no_permission(kind: str, path: str) -> Missing:
     return Missing("container", f"the right to use {kind} at {path}", fix)
 
 
-def _candidates(name: str | None, socket: str | None) -> list[tuple[str, str]]:
-    if socket is not None:
-        return [(name or ("podman" if "podman" in socket else "docker"), socket.removeprefix("unix://"))]
+def _candidates(name: str | None, given: str | None) -> list[tuple[str, str]]:
+    """Engine and path of its socket. One that was named, here or by DOCKER_HOST, is the only one."""
+    if given is not None:
+        scheme, remote, _ = given.partition("://")
+        if remote and scheme != "unix":
+            raise UnsupportedError(
+                f"the engine at {given} is not on this host: files are shown inside by their paths here",
+                code="engine-remote",
+                fix="name a unix socket, or run ringfence where the engine is",
+            )
+        return [(name or ("podman" if "podman" in given else "docker"), given.removeprefix("unix://"))]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    given = os.environ.get("DOCKER_HOST", "")
-    found = [("docker", given.removeprefix("unix://"))] if given.startswith("unix://") else []
+    found: list[tuple[str, str]] = []
     if runtime:
         found += [("docker", f"{runtime}/docker.sock"), ("podman", f"{runtime}/podman/podman.sock")]
     found += [("docker", "/var/run/docker.sock"), ("podman", "/run/podman/podman.sock")]
@@ -121,7 +140,7 @@ class _NoAnswerError(Exception):
     pass
 
 
-def _connect(kind: str, path: str) -> Engine:
+def _connect(path: str) -> Engine:
     docker = _package()
     try:
         api = docker.APIClient(base_url=f"unix://{path}", version="auto", timeout=_TIMEOUT_S)
@@ -129,7 +148,7 @@ def _connect(kind: str, path: str) -> Engine:
     except docker.errors.DockerException as error:
         raise _NoAnswerError(str(error)[:200]) from None
     parts = " ".join(str(part.get("Name", "")) for part in version.get("Components", ()))
-    name = "podman" if "podman" in parts.lower() else kind
+    name = "podman" if "podman" in parts.lower() else "docker"
     told = api.info()
     options = [str(option) for option in told.get("SecurityOptions") or ()]
     rootless = bool(told.get("Rootless")) or any(option.startswith("name=rootless") for option in options)
@@ -194,7 +213,7 @@ def _start_podman() -> Engine | None:
     while time.monotonic() < deadline and service.poll() is None:
         if os.path.exists(socket):
             try:
-                return _connect("podman", socket)
+                return _connect(socket)
             except _NoAnswerError:
                 pass  # it listens before it answers
         time.sleep(0.05)

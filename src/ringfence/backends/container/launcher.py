@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _START_S = 60.0
 _END_S = 20.0
+_SAID = 400  # of what an engine says
 
 
 def launch(
@@ -65,9 +66,7 @@ def launch(
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         engines.forget(engine)
         skeletons.forget(engine)
-        raise SandboxLostError(
-            f"{engine.name} failed: {str(error)[:300]}", code="engine", fix=f"is {engine.name} running?"
-        ) from None
+        raise _failed(engine, error) from None
     box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
     try:
         told = fence(plan, limits.memory, engine, shares_kernel=wall.takes_descriptors)
@@ -78,6 +77,17 @@ def launch(
         box.wait_destroyed(_END_S)
         raise
     return box
+
+
+def _failed(engine: Engine, error: Exception) -> SandboxLostError:
+    """In the engine's own words, where it answered."""
+    said = getattr(error, "explanation", None)
+    if said:
+        return SandboxLostError(
+            f"{engine.name} made no container: {str(said)[:_SAID]}", code="engine", fix="ringfence doctor container"
+        )
+    text = f"{engine.name} at {engine.socket} does not answer any more: {str(error)[:_SAID]}"
+    return SandboxLostError(text, code="engine", fix=f"is {engine.name} running?")
 
 
 def _start(
