@@ -67,9 +67,10 @@ AFFINITY = "affinity"  # a hole: `cpu_mask` fills it
 def write_limits(program: Program, fence: Fence, *, processes: int) -> None:
     """rlimits and CPUs. The host's own limits are those of the process that writes this down."""
     for name, value in fence["rlimits"].items():
-        _write_limit(
-            program, getattr(resource, f"RLIMIT_{name}"), max(value, _OUR_FILES) if name == "NOFILE" else value
-        )
+        if name != "CPU":  # is for a guest: who makes guests for hours uses more
+            _write_limit(
+                program, getattr(resource, f"RLIMIT_{name}"), max(value, _OUR_FILES) if name == "NOFILE" else value
+            )
     _write_limit(program, resource.RLIMIT_NPROC, processes)
     program.call(_NR_SET_AFFINITY, 0, _CPU_BYTES, Hole(AFFINITY), what="sched_setaffinity")
 
@@ -178,8 +179,10 @@ def _write_landlock(program: Program, abi: int, *, scopes: bool, files: bool) ->
     return [into[-1], *opened]
 
 
-def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
+def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool, session: bool) -> None:
     """The last steps, in the process that becomes the guest: its own limits, the last filter, dumpable again.
+
+    The kernel counts CPU time over a process's whole life, and a session's limit is for each cell: guestd counts there.
 
     Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway. Before an exec it
     stays as it is: exec makes it dumpable, and until then a sibling could write to the report that we own (J02).
@@ -188,6 +191,8 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool) -> None:
     if "NOFILE" in fence["rlimits"]:
         files = _lowered(resource.RLIMIT_NOFILE, fence["rlimits"]["NOFILE"])
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    if "CPU" in fence["rlimits"] and not session:
+        resource.setrlimit(resource.RLIMIT_CPU, _lowered(resource.RLIMIT_CPU, fence["rlimits"]["CPU"]))
     if fence["last_layer"]:
         _filter(fence["last_layer"]).install()
     if dumpable:

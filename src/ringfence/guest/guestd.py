@@ -275,8 +275,8 @@ class Guestd:
     def _set_deadlines(self, job: Job, request: Request) -> None:
         if request["timeout_s"] is not None:
             job.deadline = time.monotonic() + float(request["timeout_s"])
-        if request["cpu_s"] is not None and self._cpu_fd >= 0:
-            job.cpu_deadline = self._cpu_used() + float(request["cpu_s"])
+        if request["cpu_s"] is not None and (self._cpu_fd >= 0 or job.session):
+            job.cpu_deadline = self._cpu_used(job) + float(request["cpu_s"])
 
     def refused(self, job: Job, number: int, error: str) -> None:
         """The sandbox cannot hold one more process, or there is none that could start it."""
@@ -358,7 +358,7 @@ class Guestd:
         for job in list(self._jobs.values()):
             if job.deadline is not None and now >= job.deadline:
                 self._time_is_up(job, "timeout")
-            elif job.cpu_deadline is not None and self._cpu_used() >= job.cpu_deadline:
+            elif job.cpu_deadline is not None and self._cpu_used(job) >= job.cpu_deadline:
                 self._time_is_up(job, "cpu")
         if self._lifetime_at is not None and now >= self._lifetime_at:
             self._end("lifetime")
@@ -376,7 +376,10 @@ class Guestd:
         self.say(ev="interrupted", id=job.id, why=why)
         job.signal(lean.SIGINT)
 
-    def _cpu_used(self) -> float:
+    def _cpu_used(self, job: Job) -> float:
+        """By the whole sandbox; where no cgroup counts that, by the session's interpreter."""
+        if self._cpu_fd < 0:
+            return job.cpu_used()
         text = os.pread(self._cpu_fd, 256, 0)
         if text.startswith(b"usage_usec"):  # cgroup v2 cpu.stat
             return int(text.split()[1]) / 1e6

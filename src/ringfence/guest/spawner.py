@@ -211,7 +211,7 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     os.setsid() if os.getsid(0) != os.getpid() else None
     if handed["pty"] is not None:
         terminal.take(0)
-    fencing.finish_for_guest(fence, processes=processes, dumpable=_stays(job))
+    fencing.finish_for_guest(fence, processes=processes, dumpable=_stays(job), session=job["kind"] == "session")
     _leave_directory(job)
     if job["kind"] == "exec":
         return _exec(job)

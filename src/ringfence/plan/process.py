@@ -195,7 +195,7 @@ def _network(policy: Policy) -> Control:
 def _cpu(facts: HostFacts) -> Control:
     if facts.cpu_by is not None:
         return _full(f"{facts.cpu_by} + CPU affinity")
-    note = "whole CPUs by affinity, CPU time for each process and not for the tree"
+    note = "whole CPUs by affinity, CPU time for each process and not for the tree; in a session for its interpreter"
     return Control("CPU affinity + RLIMIT_CPU", "weaker", note)
 
 

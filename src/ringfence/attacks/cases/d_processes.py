@@ -312,7 +312,7 @@ import struct
 tell(pid=os.getpid())
 sys.stdin.readline()
 for policy in (3, 1, 2):  # BATCH, which the kernel grants to all; FIFO and RR, for which it asks for a limit
-    wanted = struct.pack("IIQiIQQQ", 48, policy, 0, 0, policy % 3 and 1, 0, 0, 0)
+    wanted = struct.pack("IIQiIQQQ", 48, policy, 0, os.nice(0), policy % 3 and 1, 0, 0, 0)
     attempt(f"sched_setattr {policy}", call, 314, 0, wanted, 0)
 attempt("SCHED_FIFO", os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1))
 attempt("SCHED_RR", os.sched_setscheduler, 0, os.SCHED_RR, os.sched_param(1))

@@ -87,6 +87,15 @@ def cpu_time_is_for_each_call(make: MakeSandbox) -> None:
         assert [box.exec(["python3", "-c", burn]).status for _ in range(3)] == ["ok", "ok", "ok"]
 
 
+def cpu_time_is_for_each_cell(make: MakeSandbox) -> None:
+    """Whole seconds: a limit of the kernel's own, over the life of the session's process, would end one of them."""
+    burn = "import time\nend = time.process_time() + 0.7\nwhile time.process_time() < end: pass"
+    with make(policy=limited(cpu_time_s=2)) as box:
+        assert [box.run(burn).status for _ in range(6)] == ["ok"] * 6
+        ended = box.run("while True: pass")
+        assert (*verdict(ended), ended.state_kept) == ("limit", "cpu-time", True)
+
+
 def a_share_of_a_cpu_is_all_a_guest_gets(make: MakeSandbox) -> None:
     code = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
     assert float(python(make, code, policy=limited(cpus=0.25)).check().stdout) < 0.6
@@ -250,6 +259,7 @@ CHECKS = (
     with_maker(cpu_time_is_counted_over_children_and_ends_as_a_limit, "cpu-time"),
     with_maker(sleeping_costs_no_cpu_time, "cpu-time"),
     with_maker(cpu_time_is_for_each_call, "cpu-time"),
+    with_maker(cpu_time_is_for_each_cell, "cpu-time"),
     with_maker(a_share_of_a_cpu_is_all_a_guest_gets, "cpu-share"),
     with_maker(more_memory_than_the_limit_is_oom_and_the_sandbox_survives, "memory-limit"),
     with_maker(memory_within_the_limit_is_fine),
