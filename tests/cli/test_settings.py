@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.cli.console import Console
+from ringfence.cli.console import Console, Problem
 from ringfence.cli.policies import find
 from ringfence.cli.settings import Settings
 from ringfence.cli.tables import LIMITS, exec_table
@@ -125,6 +125,22 @@ def test_network_and_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = settings(*argv, "--secret", "RF_TEST_TOKEN@a.com,q.b.com:8443").policy
     assert policy.network == Network(allow=["a.com", "*.b.com:8443"], deny=["x.b.com"])
     assert policy.secrets == (Secret("RF_TEST_TOKEN", "s3cret", hosts=["a.com", "q.b.com:8443"]),)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--secret", "RF_TEST_TOKEN=typed-value@a.com"), "a value is never given here"),
+        (("--secret", "RF_TEST_TOKEN@a.com", "--secret", "RF_TEST_TOKEN@b.com"), "is given twice"),
+    ],
+)
+def test_a_secret_with_a_value_or_given_twice_is_refused_and_the_value_not_shown(
+    argv: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RF_TEST_TOKEN", "s3cret")
+    with pytest.raises(Problem, match=words) as caught:
+        settings("--allow-net", "a.com", "--allow-net", "b.com", *argv)
+    assert "typed-value" not in f"{caught.value} {caught.value.fix}"
 
 
 def test_public_is_a_word_of_its_own() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.network.addresses import fault
+from ringfence.network.dialling import listed
 
 EVERYTHING = ("0.0.0.0/0", "::/0")
 
@@ -86,3 +88,12 @@ def test_an_ipv4_address_that_is_dialled_is_global(number: int) -> None:
 def test_no_ipv6_form_of_an_ipv4_address_is_dialled(number: int) -> None:
     embedded = [0xFFFF00000000 | number, number, (0x64FF9B << 96) | number, (0x2002 << 112) | number << 80]
     assert [fault(str(IPv6Address(one)), EVERYTHING) is None for one in embedded] == [False] * 4
+
+
+def test_names_of_the_hosts_own_file_are_found_as_they_stand(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("127.0.0.1 localhost\n10.1.2.3\tDb.Corp db # the old one: db2\n10.1.2.4 db\n\n# 10.9.9.9 db3\n")
+    assert listed("db", str(file)) == ["10.1.2.3", "10.1.2.4"]
+    assert listed("db.corp", str(file)) == ["10.1.2.3"]
+    assert [listed(name, str(file)) for name in ("db2", "db3", "corp", "10.1.2.3", "b")] == [[]] * 5
+    assert listed("db", str(tmp_path / "none")) == []

@@ -186,6 +186,7 @@ def _with_secrets(policy: Policy, given: Given) -> Policy:
     for option, raw in given.options:
         if option == "--secret":
             name, _, hosts = raw.partition("@")
+            _check_secret_name(name, given)
             _host_variable("--secret", name, f"set it first, without typing it here: read -rs {name}; export {name}")
             secrets[name] = Secret.from_env(name, hosts=hosts.split(","))
     try:
@@ -193,6 +194,16 @@ def _with_secrets(policy: Policy, given: Given) -> Policy:
     except PolicyError as error:
         _say_unreachable(policy.network, given)
         raise error from None
+
+
+def _check_secret_name(name: str, given: Given) -> None:
+    if "=" in name:  # whatever stands behind it may be the value: not shown again
+        shown = name.partition("=")[0]
+        message = f"--secret {shown}: a value is never given here, where everybody on this machine can read it"
+        fix = f"set a variable and name it: read -rs {shown}; export {shown}; … --secret {shown}@HOST"
+        raise Problem(message, fix=fix)
+    if sum(raw.partition("@")[0] == name for option, raw in given.options if option == "--secret") > 1:
+        raise Problem(f"--secret {name} is given twice", fix=f"name its hosts together: --secret {name}@HOST,HOST")
 
 
 def _say_unreachable(network: Network, given: Given) -> None:

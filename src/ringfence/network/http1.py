@@ -13,17 +13,19 @@ import h11
 
 from ringfence.network import requests
 from ringfence.network.requests import LARGEST_HEAD, Asked, refusal_body, refusal_headers, status_of
+from ringfence.network.routes import Server
 from ringfence.network.streams import STALL_S
 from ringfence.network.targets import Refusal, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
     from ringfence.network.requests import Checked
+    from ringfence.network.routes import Begun, Route
     from ringfence.network.scrubbing import Forms, Scrubber
     from ringfence.network.streams import Stream
     from ringfence.network.swapping import Headers
-    from ringfence.network.targets import Context, Entry
+    from ringfence.network.targets import Entry
 
 IDLE_S = 120.0  # between two requests
 HEAD_S = 30.0  # for a whole head, however slowly it drips
@@ -38,44 +40,13 @@ _MOST_DRAINED = 1 << 18  # of the body of a refused request, so that the connect
 _UNREADABLE = Target("(malformed request)", 0, None)
 
 
-class Route:
-    """Where requests of one connection go. `choose` gives a request's target and its target in origin form."""
-
-    def __init__(
-        self,
-        context: Context,
-        choose: Callable[[str, list[str]], tuple[Target, str]],
-        connect: Callable[[Target], Awaitable[Stream]],
-        *,
-        verified: bool,
-    ) -> None:
-        self.context = context
-        self.choose = choose  # called with the request target and every Host; raises Refusal
-        self.connect = connect  # raises Refusal
-        self.verified = verified  # it is TLS whose certificate was checked
-
-
 class Closed(Exception):  # noqa: N818  # an end, not an error
     """The connection is over, and all that could be said has been said."""
 
 
-class Begun:
-    """An exchange that was begun elsewhere: a request without a body, where it went, and how far it came."""
-
-    def __init__(
-        self, head: bytes, target: Target, entry: Entry | None, stream: Stream | None, refusal: Refusal | None
-    ) -> None:
-        """Without an entry it is over, and its stream is for the next. A refusal is still to be told."""
-        self.head = head
-        self.target = target
-        self.entry = entry
-        self.stream = stream
-        self.refusal = refusal
-
-
 async def serve_http1(guest: Stream, route: Route, begun: Begun | None = None) -> None:
     """Until the guest or the server ends it. The caller closes `guest`. Raises OSError, TimeoutError."""
-    server = _Server(route, begun)
+    server = Server(route, begun)
     rest = b""
     try:
         if begun is not None and begun.entry is not None:
@@ -89,37 +60,10 @@ async def serve_http1(guest: Stream, route: Route, begun: Begun | None = None) -
         server.close()
 
 
-class _Server:
-    """The connection to the server, kept for the next request to the same target."""
-
-    def __init__(self, route: Route, begun: Begun | None) -> None:
-        self._route = route
-        self._target = None if begun is None else begun.target
-        self._stream = None if begun is None else begun.stream
-        self.is_reused = False
-
-    async def get(self, target: Target) -> Stream:
-        """Raises Refusal."""
-        stream = self._stream
-        if stream is not None and self._target == target and not stream.is_stale():
-            self.is_reused = True
-            return stream
-        self.close()
-        self._stream = stream = await self._route.connect(target)
-        self._target = target
-        self.is_reused = False
-        return stream
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-        self._stream = None
-
-
 class _Exchange:
     """One request and its response."""
 
-    def __init__(self, guest: Stream, route: Route, server: _Server) -> None:
+    def __init__(self, guest: Stream, route: Route, server: Server) -> None:
         self._guest = guest
         self._route = route
         self._context = route.context
@@ -209,9 +153,14 @@ class _Exchange:
     async def _pass_on(self, request: h11.Request) -> None:
         headers = list(request.headers.raw_items())
         hosts = [value.decode("latin-1") for name, value in headers if name.lower() == b"host"]
-        target, path = self._route.choose(request.target.decode("ascii"), hosts)
         method = request.method.decode("ascii")
-        self._entry = self._context.log(target, method=method[:64], path=path.partition("?")[0][:4096])
+        try:
+            target, path = self._route.choose(request.target.decode("ascii"), hosts)
+        except Refusal as refusal:
+            if refusal.asked_for is not None:
+                self._begin_line(method, *refusal.asked_for)
+            raise
+        self._begin_line(method, target, path)
         if not hosts:
             raise requests.malformed("it has no Host")
         requests.check_header_block(headers)
@@ -228,6 +177,9 @@ class _Exchange:
             self._server.close()
             self._below = h11.Connection(h11.CLIENT, max_incomplete_event_size=LARGEST_HEAD)
             await self._ask(await self._server.get(target), out, target, asked)
+
+    def _begin_line(self, method: str, target: Target, path: str) -> None:
+        self._entry = self._context.log(target, method=method[:64], path=path.partition("?")[0][:4096])
 
     def _may_repeat(self, asked: Asked, error: Exception) -> bool:
         """A server may close a kept connection just when it is used again: then it has not seen the request.

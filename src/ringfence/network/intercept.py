@@ -9,15 +9,16 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING
 
-from ringfence.network.http1 import Route, serve_http1
+from ringfence.network.http1 import serve_http1
 from ringfence.network.requests import check_authority, malformed
+from ringfence.network.routes import Route
 from ringfence.network.streams import Plain, Tls, open_plain, open_tls
 from ringfence.network.targets import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.network.http1 import Begun
+    from ringfence.network.routes import Begun
     from ringfence.network.streams import Stream
     from ringfence.network.targets import Client, Context, Target
 

@@ -67,7 +67,7 @@ def chooser(registration: Registration, one: Open) -> Callable[[str, list[str]],
         verdict = _decide(registration, one, named)
         refusal = verdict.refusal or not_http(verdict)
         if refusal is not None:
-            registration.deny(*named, refusal)
+            refusal.asked_for = verdict.target, path
             raise refusal
         return verdict.target, path
 

@@ -25,8 +25,8 @@ from ringfence.policy.hosts import is_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from ringfence.network.http1 import Begun
     from ringfence.network.registration import Open, Registration
+    from ringfence.network.routes import Begun
     from ringfence.network.rules import Verdict
     from ringfence.network.targets import Entry, Target
 
@@ -228,7 +228,7 @@ class Quick:
 
     async def _rest(self, words: bytes, *, keeps: bool) -> None:
         """What the client did not take at once, and its next requests."""
-        from ringfence.network.http1 import Begun
+        from ringfence.network.routes import Begun
 
         assert self._asked is not None
         assert self._target is not None
@@ -264,7 +264,7 @@ class Quick:
 
     def _go_on(self, refusal: Refusal | None, data: bytes = b"") -> None:
         """The request has been sent, or cannot be; what came back goes along."""
-        from ringfence.network.http1 import Begun
+        from ringfence.network.routes import Begun
 
         assert self._target is not None
         self._leave()

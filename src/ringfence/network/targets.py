@@ -43,6 +43,7 @@ class Refusal(Exception):  # noqa: N818  # it is the policy's answer, not an err
         self.verdict = verdict
         self.host_message = message
         self.host_allow = allow
+        self.asked_for: tuple[Target, str] | None = None  # where a request that was refused was to go, and its path
 
     def for_host(self, message: str, allow: str | None) -> None:
         """What the caller's log and denials say instead: there, an address of the host's network is no leak."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 BUNDLE = "/tmp/.ringfence/ca-bundle.pem"  # inside
 JAVA_STORE = "/tmp/.ringfence/ca-bundle.p12"
+WGET_SETTINGS = "/tmp/.ringfence/wgetrc"
 _PACKAGES = ("cryptography", "h11", "h2")
 # Each replaces the roots of a program or library, so the file holds the host's roots too.
 _BUNDLE_VARIABLES = (
@@ -62,7 +63,7 @@ def check_packages() -> None:
 
 def environment() -> dict[str, str]:
     """Variables for the guest; its policy's own come before them."""
-    return {**dict.fromkeys(_BUNDLE_VARIABLES, BUNDLE), "JAVA_TOOL_OPTIONS": _JAVA_OPTIONS}
+    return {**dict.fromkeys(_BUNDLE_VARIABLES, BUNDLE), "JAVA_TOOL_OPTIONS": _JAVA_OPTIONS, "WGETRC": WGET_SETTINGS}
 
 
 def files(authority: Authority) -> Mapping[str, bytes]:
@@ -70,4 +71,8 @@ def files(authority: Authority) -> Mapping[str, bytes]:
     from ringfence.network.authority import host_bundle, java_trust_store, trust_bundle
 
     bundle = host_bundle()
-    return {BUNDLE: trust_bundle(authority, bundle), JAVA_STORE: java_trust_store(authority, bundle)}
+    return {
+        BUNDLE: trust_bundle(authority, bundle),
+        JAVA_STORE: java_trust_store(authority, bundle),
+        WGET_SETTINGS: f"ca_certificate = {BUNDLE}\n".encode(),
+    }
