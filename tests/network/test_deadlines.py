@@ -112,7 +112,7 @@ def test_the_command_allows_denies_and_logs(
     lines = [json.loads(line) for line in Path("n.jsonl").read_text().splitlines()]
     assert [(line["host"], line["method"], line["verdict"], line["code"], line["status"]) for line in lines] == [
         ("web.test", "POST", "allowed", "net.allowed", 200),
-        ("no.test", None, "denied", "net.denied", None),
+        ("no.test", "GET", "denied", "net.denied", 403),
     ]
 
 
