@@ -17,6 +17,7 @@ GUARDED = (
     "behaviour",
     "conformance",
     "integrations",
+    "interpreters",
     "network",
     "sandbox",
     "soak",

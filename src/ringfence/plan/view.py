@@ -36,7 +36,7 @@ _DEVICE_LINKS = (
     ("/proc/self/fd/2", "dev/stderr"),
     ("pts/ptmx", "dev/ptmx"),
 )
-_LINKS = (
+_LINKS = (  # but where the interpreter itself lies below one: that is a directory then
     ("/proc/self/mounts", "etc/mtab"),
     ("/tmp", "var/tmp"),  # the guest's own
     ("/run", "var/run"),
@@ -106,10 +106,12 @@ def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str, state
     """
     base = _whole_system() if policy.commands == "any" else _listed_programs(policy.commands, interpreter)
     etc = _etc()
+    roots = base.roots or interpreter.roots
+    links: list[Op] = [["symlink", *link] for link in _LINKS if not any(within(one, f"/{link[1]}") for one in roots)]
     around = Surroundings(
-        interpreter=replace(interpreter, roots=base.roots or interpreter.roots),
+        interpreter=replace(interpreter, roots=roots),
         system=tuple((f"/{op[2]}", str(op[1])) for op in (*base.ops, *etc) if op[0] == "bind"),
-        links=_guest_links(base.ops),
+        links=_guest_links((*base.ops, *links)),
         uid=uid,
         home=home,
         state=state,
@@ -120,7 +122,7 @@ def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str, state
     ops += etc
     ops += _git_excludes(placed.protected)
     ops += device_ops()
-    ops += [["symlink", text, target] for text, target in _LINKS]
+    ops += links
     return View(
         template=(*ops, *placed.template),
         box=(*(op for op in base.ops if _is_private(op)), *placed.box),
@@ -185,8 +187,7 @@ def _is_private(op: Op) -> bool:
 
 def _guest_links(system: tuple[Op, ...]) -> tuple[tuple[str, str], ...]:
     """Links in the guest's root that a mount's target may go through, with what they stand for."""
-    links = [(f"/{op[2]}", rooted(str(op[1]))) for op in system if op[0] == "symlink"]
-    return (*links, ("/var/tmp", "/tmp"), ("/var/run", "/run"))
+    return tuple((f"/{op[2]}", rooted(str(op[1]))) for op in system if op[0] == "symlink")
 
 
 def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
