@@ -290,7 +290,7 @@ def mount_further(
 
 
 # What a guest may see of /proc besides its own processes. An allow-list: a new entry of a newer kernel is masked (B15).
-_PROC_SHOWN = frozenset(
+PROC_SHOWN = frozenset(
     [
         "self",
         "thread-self",
@@ -323,7 +323,7 @@ def write_proc(program: Program) -> None:
 
 
 def _is_masked(name: str) -> bool:
-    return name not in _PROC_SHOWN and not name.isdigit()
+    return name not in PROC_SHOWN and not name.isdigit()
 
 
 class Listing:

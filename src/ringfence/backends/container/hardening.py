@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ringfence.backends.container import masking
 from ringfence.backends.process import state
 from ringfence.backends.walled import runtime
 from ringfence.values import Struct, final
@@ -55,7 +56,7 @@ def host_config(
     taken = {mount["Target"] for mount in shown}
     memory = around.memory
     shm = min(64 << 20, limits.memory // 2)
-    return engine.api.create_host_config(
+    config = engine.api.create_host_config(
         network_mode="none",
         read_only=True,
         tmpfs={path: options for path, options in disks.tmpfs.items() if path not in taken},
@@ -82,6 +83,8 @@ def host_config(
         **({"sysctls": {"net.ipv4.ip_unprivileged_port_start": "0"}} if plan.box["outlets"] is not None else {}),
         **({"runtime": oci_runtime} if oci_runtime else {}),
     )
+    masking.apply(config, engine)
+    return config
 
 
 def mounts(made: Skeleton, guestd: str) -> list[Any]:
