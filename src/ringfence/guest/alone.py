@@ -173,7 +173,8 @@ class Alone(Loop):
         self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
         siblings = not told["gvisor"] and _can_make_siblings()
         self.counted = Counted(self._fence["processes"]) if told["gvisor"] else None
-        self._box = guestd.Guestd(self, _NUMBER, channel, {}, owner=None, inside=_Within if siblings else _Forking)
+        files = {} if self.counted is None else {"cpu": self.counted.cpu}
+        self._box = guestd.Guestd(self, _NUMBER, channel, files, owner=None, inside=_Within if siblings else _Forking)
         self._let_out(told)
         if told["gvisor"] or told["outlets"] is not None:
             k.drop_capabilities()  # for the count of processes, and for loopback's address

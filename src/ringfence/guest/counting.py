@@ -1,4 +1,5 @@
-"""Owns the count of guest processes inside gVisor, whose kernel knows no RLIMIT_NPROC but has the pids controller.
+"""Owns the count of guest processes and of their CPU time inside gVisor: its kernel knows no RLIMIT_NPROC, and has
+cgroups with the controllers pids and cpuacct.
 
 The hierarchy is mounted, taken descriptors of, and unmounted before there is a guest: nobody inside has a path to it.
 """
@@ -19,11 +20,12 @@ class Counted:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        k.mount("none", _PLACE, "cgroup", k.MS_NOSUID | k.MS_NODEV, "pids")
+        k.mount("none", _PLACE, "cgroup", k.MS_NOSUID | k.MS_NODEV, "pids,cpuacct")
         try:
             os.mkdir(_GROUP)
             _write(f"{_GROUP}/pids.max", most)
             self.join = _held(f"{_GROUP}/cgroup.procs", os.O_WRONLY)  # who writes 0 there is counted, with its children
+            self.cpu = _held(f"{_GROUP}/cpuacct.usage", os.O_RDONLY)  # nanoseconds, of those that have ended too
             self._current = _held(f"{_GROUP}/pids.current", os.O_RDONLY)
         finally:
             k.umount(_PLACE)

@@ -13,6 +13,7 @@ import os
 
 from ringfence.backends.walled import runtime
 from ringfence.backends.walled.skeleton import write
+from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,14 @@ _NETWORK = ("CAP_NET_ADMIN",)
 _ESCAPED = {ord(sign): f"\\{ord(sign):03o}" for sign in "\\ \t\n#"}
 
 
+@final
+class Made(Struct):
+    """How a bundle is to be started."""
+
+    mounted: bool  # there is an fstab in it, to be mounted first
+    network: str  # none, but in attacks
+
+
 def make(
     path: str,
     made: Skeleton,
@@ -41,8 +50,8 @@ def make(
     shares: bool = False,
     exact: bool = False,
     loosen: Callable[[dict[str, Any]], None] | None = None,
-) -> bool:
-    """Whether there is an `fstab` in it that is to be mounted first: `mounted` says that we may.
+) -> Made:
+    """`mounted`: we may mount, and an `fstab` in it is to be mounted first.
 
     `shares`: others may change host files that are seen inside, and each such change is seen there too.
     `exact`: files are counted, for which it must be `mounted`.
@@ -65,7 +74,7 @@ def make(
     assert mounted or not exact
     with open(f"{path}/config.json", "w", encoding="utf-8") as file:
         json.dump(config, file)
-    return mounted
+    return Made(mounted, network=str(config.get("network", "none")))
 
 
 def _mounted_first(path: str, mounts: list[dict[str, Any]], *, binds: bool) -> tuple[list[dict[str, Any]], list[str]]:
@@ -79,7 +88,12 @@ def _mounted_first(path: str, mounts: list[dict[str, Any]], *, binds: bool) -> t
             os.mkdir(place)
             lines.append(_line("tmpfs", place, "tmpfs", options))
             left.append(_bind(place, target, writable=True))
-        elif binds and "ro" in options and not any(target.startswith(f"{other['destination']}/") for other in left):
+        elif (
+            binds
+            and mount["type"] == "bind"
+            and "ro" in options
+            and not any(target.startswith(f"{other['destination']}/") for other in left)
+        ):
             lines.append(_line(mount["source"], f"{path}/root{target}", "none", options))
         else:
             left.append(mount)
@@ -114,6 +128,7 @@ def _config(
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            {"destination": "/sys", "type": "tmpfs", "source": "tmpfs", "options": ["ro", "mode=0555"]},  # B04
             _memory("/tmp", limits.disk, "1777", files),
             _memory("/workspace", limits.disk, "0777", files),
             _memory("/dev/shm", min(64 << 20, limits.memory // 2), "1777", files),

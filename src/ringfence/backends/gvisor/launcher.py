@@ -45,12 +45,11 @@ _OWN_MOUNTS = ("/usr/bin/unshare", "--mount", "--propagation=slave")
 class GvisorWall:
     """One runsc container."""
 
-    def __init__(self, found: runsc.Runsc, folder: str, group: Group | None, *, mounted: bool) -> None:
-        """`mounted`: its fstab is mounted first."""
+    def __init__(self, found: runsc.Runsc, folder: str, group: Group | None, made: bundle.Made) -> None:
         self._found = found
         self._folder = folder
         self._group = group
-        self._mounted = mounted
+        self._made = made
         self._id = os.path.basename(folder)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by remove()
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,11 +58,12 @@ class GvisorWall:
         ours, theirs = socket.socketpair()
         lean.widen(ours, theirs)
         joins = self._group.join_fds() if self._group is not None else []
-        first = f'{_JOIN}{_MOUNT if self._mounted else ""}exec "$@"'
+        first = f'{_JOIN}{_MOUNT if self._made.mounted else ""}exec "$@"'
         command = [
-            *(_OWN_MOUNTS if self._mounted else ()),
+            *(_OWN_MOUNTS if self._made.mounted else ()),
             *("/bin/sh", "-c", first, "sh", self._found.path, f"--root={self._folder}/state"),
-            *(f"--platform={self._found.platform}", "--network=none", "--ignore-cgroups", *runsc.rootless()),
+            *(f"--platform={self._found.platform}", f"--network={self._made.network}", "--ignore-cgroups"),
+            *runsc.rootless(),
             *("run", f"--bundle={self._folder}", self._id),
         ]
         with theirs:
@@ -185,7 +185,7 @@ def launch(
     try:
         own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "LC_ALL": "C"}  # guestd's, which looks for no locale then
         network = plan.box["outlets"] is not None
-        mounted = bundle.make(
+        bundled = bundle.make(
             folder,
             made,
             limits,
@@ -197,9 +197,9 @@ def launch(
             exact=exact,
             loosen=loosen,
         )
-        if tree is not None:
+        if tree is not None and plan.cgroup:
             group = tree.create(name.replace("_", "-"), room_for(plan))
-        wall = GvisorWall(found, folder, group, mounted=mounted)
+        wall = GvisorWall(found, folder, group, bundled)
         box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)
         box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
     except BaseException:

@@ -12,6 +12,7 @@ from ringfence.values import Struct, final
 
 PLATFORMS = ("systrap", "kvm", "ptrace")  # fastest first; kvm only where it answers
 _PROBE_S = 6.0
+_WAY = 2  # of asking
 
 
 @final
@@ -47,8 +48,8 @@ def _find(platform: str | None) -> Runsc:
     for name in PLATFORMS if platform is None else (platform,):
         why = known[name] if name in known else _probe(path, name)
         known[name] = why
-        _remember(path, version, known)
         if why is None:
+            _remember(path, version, known)  # that none works may be of this moment, and is tried again
             return Runsc(path, version, name)
         tried.append(f"{name}: {why}")
     raise UnsupportedError(
@@ -70,7 +71,7 @@ def _boot(path: str, version: str) -> list[object]:
 
     allowed = [refusals.sysctl(name) for name in ("kernel.random.boot_id", "user.max_user_namespaces")]
     here = [os.stat("/proc/self/ns/user").st_ino, refusals.is_filtered()]
-    return [*allowed, *here, path, version, os.stat(path).st_mtime_ns]
+    return [*allowed, *here, path, version, os.stat(path).st_mtime_ns, _WAY]
 
 
 def _remembered(path: str, version: str) -> dict[str, str | None]:
@@ -98,9 +99,39 @@ def _version(path: str) -> str:
     return done.stdout.partition("\n")[0].removeprefix("runsc version").strip() or "unknown"
 
 
+_PROBE = {
+    "ociVersion": "1.0.2",
+    "process": {"user": {"uid": 1000, "gid": 1000}, "args": ["/usr/bin/true"], "cwd": "/"},
+    "root": {"path": "root", "readonly": True},
+}
+
+
 def _probe(path: str, platform: str) -> str | None:
-    """None when `true` ran under it. kvm may hang, hence the deadline; what is left of it is killed with its group."""
-    command = [path, f"--platform={platform}", "--network=none", "--ignore-cgroups", *rootless(), "do", "true"]
+    """None when `true` ran under it. In a bundle, as every sandbox has: `runsc do` wants to write to /tmp."""
+    from ringfence.backends.process import owners, state
+
+    folder = f"{state.disk_directory('gvisor')}/{owners.name()}_{os.urandom(4).hex()}"  # as bundles are, for the sweep
+    os.makedirs(f"{folder}/root")
+    mounts = []
+    for name in ("usr", "bin", "lib", "lib64"):
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{folder}/root/{name}")
+        elif os.path.isdir(f"/{name}"):
+            os.mkdir(f"{folder}/root/{name}")
+            options = ["rbind", "ro"]
+            mounts.append({"destination": f"/{name}", "type": "bind", "source": f"/{name}", "options": options})
+    with open(f"{folder}/config.json", "w", encoding="utf-8") as file:
+        json.dump({**_PROBE, "mounts": mounts}, file)
+    try:
+        return _ran(path, platform, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ran(path: str, platform: str, folder: str) -> str | None:
+    """kvm may hang, hence the deadline; what is left of it is killed with its group."""
+    flags = [f"--root={folder}/state", f"--platform={platform}", "--network=none", "--ignore-cgroups", *rootless()]
+    command = [path, *flags, "run", f"--bundle={folder}", f"probe-{os.getpid()}-{platform}"]
     try:
         process = subprocess.Popen(
             command,

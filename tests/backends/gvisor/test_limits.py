@@ -1,0 +1,94 @@
+"""gVisor holds a strict policy: processes, bytes and files are counted exactly, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from accounts import OrdinaryUser
+from backends_declared import missing
+from ringfence import Limits, Policy, Sandbox
+
+HOSTILE = Policy.preset("hostile").replace(limits=Limits(timeout_s=60, disk="2M", disk_files=50, processes=20))
+COUNT = """
+import json, os, time
+told, n = {}, 0
+makes = (lambda name: os.close(os.open(name, os.O_CREAT | os.O_WRONLY)), os.mkdir, lambda name: os.symlink("x", name))
+try:
+    while n < 200:
+        makes[n % 3](f"f{n}"); n += 1
+except OSError as error:
+    told["names"] = [n, error.strerror]
+fd, n = os.open("f0", os.O_WRONLY), 0
+try:
+    while n < 8 << 20:
+        n += os.write(fd, b"x" * 65536)
+except OSError as error:
+    told["bytes"] = [n, error.strerror]
+n = 0
+try:
+    while n < 100:
+        if os.fork() == 0:
+            time.sleep(30); os._exit(0)
+        n += 1
+except OSError as error:
+    told["processes"] = [n + 1, error.strerror]
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed() -> None:
+    reason = missing("gvisor")
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files are counted by a tmpfs of the host's, which takes root")
+def test_a_hostile_policy_is_held_exactly() -> None:
+    with Sandbox(policy=HOSTILE, backend="gvisor") as box:
+        result = box.exec(["python3", "-c", COUNT])
+    assert result.ok, result.render()
+    full = "No space left on device"
+    assert (json.loads(result.stdout), result.enforcement.weaker) == (
+        {
+            "names": [50, full],
+            "bytes": [2 << 20, full],
+            "processes": [20, "Resource temporarily unavailable"],
+        },
+        (),
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other test is for an ordinary user")
+def test_a_guest_at_its_limit_of_processes_is_still_served() -> None:
+    code = "import os, time\ntry:\n  while True: os.fork() or time.sleep(60)\nexcept OSError: time.sleep(60)"
+    limits = Limits(timeout_s=60, processes=8)
+    with Sandbox(policy=Policy(limits=limits), backend="gvisor") as box:
+        with box.spawn(["python3", "-c", code]):
+            box.files.write("here", "1")
+            assert box.files.read_text("here") == "1"
+        assert box.exec(["echo", "again"]).stdout == "again\n"
+
+
+AS_USER = """
+import json, warnings
+warnings.simplefilter("ignore")
+from ringfence import Policy, Sandbox, UnsupportedError
+with Sandbox(backend="gvisor") as box:
+    said = box.exec(["sh", "-c", "id -un; echo 1 > x; cat x; cat /etc/shadow; touch /x"])
+    told = {"stdout": said.stdout, "value": box.run("6 * 7").value, "file": box.files.read_text("x")}
+try:
+    Sandbox(policy=Policy.preset("hostile"), backend="gvisor").plan()
+except UnsupportedError as error:
+    told["refused"] = error.code
+print(json.dumps(told))
+"""
+
+
+def test_an_ordinary_user_has_gvisor_without_root(ordinary_user: OrdinaryUser) -> None:
+    done = ordinary_user.run(AS_USER)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"stdout": "user\n1\n", "value": "42", "file": "1\n", "refused": "strict"}

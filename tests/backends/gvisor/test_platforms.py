@@ -1,0 +1,58 @@
+"""Which platform runsc is started with is found by trying, with a deadline, and never by its name alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ringfence import UnsupportedError
+from ringfence.backends.gvisor import runsc
+
+FAKE = """#!/bin/sh
+case "$*" in
+  *--version*) echo "runsc version fake-1"; exit 0 ;;
+  *--platform=systrap*) echo "unknown platform: systrap" >&2; exit 128 ;;
+  *--platform=kvm*) sleep 600 ;;
+  *--platform=ptrace*) {last} ;;
+esac
+"""
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that answers as runsc does, and its notes beside it."""
+    program = tmp_path / "runsc"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(runsc, "_found", {})
+    monkeypatch.setattr(runsc, "_PROBE_S", 0.5)
+    monkeypatch.setattr(runsc, "_note", lambda: str(tmp_path / "platforms.json"))
+    return program
+
+
+def _write(program: Path, last: str) -> None:
+    program.write_text(FAKE.format(last=last))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+def test_one_that_hangs_is_given_up_after_its_deadline_and_the_next_is_taken(found: Path) -> None:
+    _write(found, "exit 0")
+    assert runsc.find() == runsc.Runsc(str(found), "fake-1", "ptrace")
+
+
+def test_where_none_answers_the_error_says_what_each_said(found: Path) -> None:
+    _write(found, "echo no ptrace here >&2; exit 1")
+    with pytest.raises(UnsupportedError) as raised:
+        runsc.find()
+    tried = "systrap: unknown platform: systrap; kvm: no answer within 0.5 s; ptrace: no ptrace here"
+    assert (raised.value.code, str(raised.value)) == ("gvisor-platform", f"runsc runs nothing here ({tried})")
+
+
+def test_what_was_found_is_not_tried_again_in_the_same_boot(found: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(found, "exit 0")
+    first = runsc.find()
+    monkeypatch.setattr(runsc, "_found", {})
+    monkeypatch.setattr(runsc, "_probe", lambda *_: pytest.fail("it was tried again"))
+    assert runsc.find() == first
