@@ -111,6 +111,11 @@ def judged(attack: Attack, seen: dict[str, Seen], started: float) -> Row:
     return _row(attack, _verdict(seen), seen, _detail(seen), started)
 
 
+def not_here(attack: Attack, why: str, started: float) -> Row:
+    """The row of one that this host, user or backend gives nothing to try."""
+    return _row(attack, "not applicable", {}, why, started)
+
+
 def play(attack: Attack, name: ArmName) -> Seen:
     """One arm. What goes wrong on our side is not a success of the attack, and is told."""
     with Arm(attack, name) as arm:

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.attacks import Matrix, Row
+    from ringfence.attacks import Attack, Matrix, Row
     from ringfence.cli.console import Console
     from ringfence.values import Json
 
@@ -31,7 +31,7 @@ def main(argv: list[str], console: Console) -> int:
 
     ids = choose(given.words, _known(given.last("--backend")))
     if given.has("--list"):
-        return _list(ids, console)
+        return _list([each for each in _catalogue(given.last("--backend")) if each.id in set(ids)], console)
     live = progress_line() if os.isatty(ERR) and not console.json else None
     matrix = run(ids, backend=given.last("--backend"), progress=live or _silent)
     if live is not None:
@@ -39,18 +39,31 @@ def main(argv: list[str], console: Console) -> int:
     if console.json:
         console.out_json(matrix.to_dict())
     else:
-        console.out(table(matrix, coloured=colours(OUT)))
+        console.out(table(matrix, coloured=colours(OUT)) + _noticed(matrix, whole=not given.words))
     return exit_code(matrix)
 
 
-def _known(backend: str | None) -> list[str]:
-    if backend in ("container", "gvisor"):
-        from ringfence.attacks.walled import CASES
+def _noticed(matrix: Matrix, *, whole: bool) -> str:
+    """After a whole run of a wall: how many of its controls an attack noticed the lack of."""
+    if not whole or matrix.backend == "process":
+        return ""
+    from ringfence.attacks import walled
 
-        return [case.id for case in CASES if backend in case.backends]
+    return f"{walled.score(matrix.backend, matrix.rows)}\n"
+
+
+def _known(backend: str | None) -> list[str]:
+    return [attack.id for attack in _catalogue(backend)]
+
+
+def _catalogue(backend: str | None) -> tuple[Attack, ...]:
+    if backend in ("container", "gvisor"):
+        from ringfence.attacks import walled
+
+        return walled.catalogue(backend)
     from ringfence.attacks import catalogue
 
-    return [attack.id for attack in catalogue()]
+    return catalogue()
 
 
 def choose(words: list[str], known: list[str]) -> list[str]:
@@ -84,10 +97,7 @@ def exit_code(matrix: Matrix) -> int:
     return 3 if "inconclusive" in verdicts else 0
 
 
-def _list(ids: list[str], console: Console) -> int:
-    from ringfence.attacks import catalogue
-
-    listed = [attack for attack in catalogue() if attack.id in set(ids)]
+def _list(listed: list[Attack], console: Console) -> int:
     if console.json:
         rows: list[Json] = [{"id": each.id, "title": each.title, "outcome": each.outcome} for each in listed]
         console.out_json({"attacks": rows})

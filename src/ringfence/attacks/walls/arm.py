@@ -1,0 +1,103 @@
+"""One arm of an attack on a container or under gVisor: the arena, with sandboxes of that wall.
+
+What an arm leaves out is either a control of the plan (`plan.mutate`), which guestd applies inside, or one of the wall
+(`controls`), which is in what the engine is asked for. No public name of Ringfence leads to either.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import warnings
+
+from ringfence import Sandbox
+from ringfence.attacks.arena import POLICY, Arm
+from ringfence.attacks.case import NotApplicable
+from ringfence.attacks.walls import controls
+from ringfence.plan.mutate import CONTROLS, without
+from ringfence.values import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ringfence import Policy
+    from ringfence.attacks.case import ArmName, Attack
+    from ringfence.attacks.walls.controls import Loosen
+    from ringfence.files.usedimages import Used
+    from ringfence.values import Workspace
+    from ringfence.walls import WalledLauncher
+
+BACKENDS = ("container", "gvisor")
+
+
+class WalledArm(Arm):
+    """As Arm. `loosen`: what a case changes in this arm beside the controls it names."""
+
+    def __init__(self, attack: Attack, name: ArmName, backend: str) -> None:
+        super().__init__(attack, name)
+        self.backend = backend
+        self.loosen: Loosen | None = None
+
+    @property
+    def contained(self) -> bool:
+        return self.backend == "container"
+
+    def sandbox(
+        self,
+        policy: Policy = POLICY,
+        *,
+        whole: bool = False,
+        workspace: Workspace = "auto",
+        used: Used | None = None,
+    ) -> Sandbox:
+        if self.bare:
+            raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
+        if workspace != "auto" or used is not None:
+            raise NotApplicable("of the process backend alone")
+        made = Sandbox(policy=policy, backend=self.backend)  # type: ignore[arg-type]  # one of BACKENDS
+        launcher: WalledLauncher = made._launcher  # type: ignore[assignment]  # noqa: SLF001  # no public way leads there
+        if not whole:
+            self._weaken(launcher)
+        elif self.loosen is not None:
+            launcher.loosen = self.loosen
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as in the arena
+            box = self.enter(made)
+        if not whole:
+            self._weaken_volume(box)
+        return box
+
+    def _weaken(self, launcher: WalledLauncher) -> None:
+        missing = self.missing
+        inside = tuple(name for name in missing if name in CONTROLS)
+        if inside:
+            whole = launcher._plan()  # noqa: SLF001  # as above
+            left = without(whole, *inside)
+            # What the engine is asked for is a control of its own.
+            launcher._made = replace(left, processes=whole.processes) if self.contained else left  # noqa: SLF001  # as above
+        if self.off and self.attack.change is not None:
+            launcher._made = self.attack.change(launcher._plan(), self)  # noqa: SLF001  # as above
+        names = controls.at_the_wall(self.backend, missing, self.attack.off)
+        steps = [*([self.loosen] if self.loosen else []), *(controls.of(self.backend)[name] for name in names)]
+
+        def loosen(settings: dict[str, Any]) -> None:
+            for step in steps:
+                step(settings)
+
+        launcher.loosen = loosen if steps else None
+
+    def _weaken_volume(self, box: Sandbox) -> None:
+        for name, options in controls.AFTERWARDS.items():
+            if name in self.missing and self.contained and wall_of(box)._engine.name == "podman":  # noqa: SLF001  # as above
+                into = ["nsenter", f"--target={wall_of(box).pid}", "--mount"]
+                subprocess.run([*into, "mount", "-o", f"remount,{options}", "/workspace"], check=True, timeout=20)
+
+    def inspect(self, box: Sandbox) -> dict[str, Any]:
+        """What the engine says of its container."""
+        wall = wall_of(box)
+        found: dict[str, Any] = wall._engine.api.inspect_container(wall._id)  # noqa: SLF001  # as above
+        return found
+
+
+def wall_of(box: Sandbox) -> Any:
+    return box._box._wall  # type: ignore[union-attr]  # noqa: SLF001  # started; no public name leads there

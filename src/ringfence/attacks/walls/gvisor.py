@@ -1,0 +1,67 @@
+"""Attacks on what holds gVisor itself: its count of processes, and the cgroup around the whole of it."""
+
+from __future__ import annotations
+
+from ringfence import Limits, Policy
+from ringfence.attacks.case import DOS, OURS, Seen, attack, cases
+from ringfence.attacks.trace import pid_told
+from ringfence.attacks.walls.arm import wall_of
+from ringfence.attacks.witnesses import descendants
+from ringfence.values import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.attacks.arena import Arm
+
+_LIMITS = Limits(timeout_s=30, memory="96M", processes=24, disk="1M", disk_files=200)
+_FORKS = """
+for i in range(60):
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if pid == 0:
+        time.sleep(12); os._exit(0)
+tell(pid=os.getpid())
+time.sleep(12)
+"""
+
+
+@attack("F06-sentry", "a fork bomb ends at limits.processes", DOS, off="process-limit")
+def fork_bomb(arm: Arm) -> Seen:
+    """gVisor has a process on the host for each address space inside: those are counted. 60 where 24 may be."""
+    box = arm.sandbox(Policy(limits=_LIMITS))
+    pid_told(arm.spawn(_FORKS, box=box))
+    count = len(descendants(wall_of(box)._process.pid))  # noqa: SLF001  # no public name leads there
+    return Seen(count > 24 + 24, f"{count} processes on the host")
+
+
+@attack("F01-sentry", "memory ends at the cgroup around gVisor", DOS, off="cgroup")
+def take_memory(arm: Arm) -> Seen:
+    """Its limit is the guest's and what gVisor itself takes. Held when the whole of it is over; 400 MiB are touched."""
+    box = arm.sandbox(Policy(limits=_LIMITS))
+    code = "held = bytearray(400 << 20)\nfor i in range(0, len(held), 4096): held[i] = 1\ntell(held=1)"
+    told = arm.python(code, box=box, timeout_s=25)
+    alive = wall_of(box)._process.poll() is None  # noqa: SLF001  # as above
+    return Seen(told.said("held") == 1 and alive, f"{told.status}; gVisor {'runs' if alive else 'ended'}")
+
+
+@attack("F10-sentry", "CPU time of many short processes ends at limits.cpu_time_s", DOS, off=OURS)
+def burn_in_children(arm: Arm) -> Seen:
+    """Without the limit it ends by itself. Counted by its own kernel; judged by how it ended."""
+    cpu_s = 20 if arm.off else 0.5
+    limits = replace(_LIMITS, cpu_time_s=cpu_s)
+    code = """
+    def burn(seconds):
+        while time.process_time() < seconds:
+            pass
+    for i in range(8):
+        if os.fork() == 0:
+            burn(0.3); os._exit(0)
+        os.wait()
+    """
+    told = arm.python(code, box=arm.sandbox(Policy(limits=limits)), timeout_s=25)
+    return Seen(told.status == "ok", f"{told.status}, limit {cpu_s} s")
+
+
+CASES = cases(globals())
