@@ -119,6 +119,20 @@ def test_a_monitor_killed_during_a_file_operation_is_an_error() -> None:
             box.files.read("f")
 
 
+def test_a_monitor_killed_between_two_snapshots_is_an_error_of_the_second() -> None:
+    with Sandbox() as box:
+        box.files.write("f", "1")
+        first = box.snapshot()
+        place = box._running_place()
+        os.kill(monitor_of(box), signal.SIGKILL)
+        assert box._trees is not None
+        with pytest.raises(SandboxLostError):
+            box._trees.take(place)  # as if the caller had looked just before
+        with pytest.raises(SandboxLostError):
+            box.snapshot()
+    first.delete()
+
+
 def test_a_one_shot_run_whose_monitor_is_killed_is_lost() -> None:
     results: list[ringfence.Result] = []
     thread = threading.Thread(target=lambda: results.append(ringfence.run("import time\ntime.sleep(60)", timeout_s=20)))

@@ -151,3 +151,10 @@ def test_an_end_of_file_is_a_loss() -> None:
     switch, inbox = opened()
     switch.feed(b"")
     assert (switch.over, inbox.end) == ("lost", {"ev": "over", "why": "lost"})
+
+
+def test_what_is_opened_after_the_end_has_ended() -> None:
+    """Its caller looked just before the end: nobody would ever tell it."""
+    switch, _ = opened()
+    switch.feed(b"")
+    assert switch.open().end == {"ev": "over", "why": "lost"}
