@@ -136,6 +136,17 @@ def test_the_hello_must_name_the_host(internet: World, proxy: bool) -> None:
         assert [seen.header("host") for seen in server.seen] in ([], ["web.test"])  # s_client may leave before it asks
 
 
+def test_a_hello_without_a_name_passes_where_a_rule_says_that_nobody_looks(internet: World) -> None:
+    with internet.https("web.test") as server:
+        place = f"web.test:{server.port}"
+        argv = ["openssl", "s_client", "-connect", place, "-noservername", "-CAfile", "roots.pem"]
+        with internet.sandbox(internet.policy(place)) as box:
+            (denial,) = box.exec(argv).denials
+            assert denial.allow == f'network.rules = [..., {{host = "{place}", protocol = "tcp"}}]'
+        with internet.sandbox(internet.policy(rules=(Rule(place, protocol="tcp"),))) as box:
+            assert "Verify return code: 0 (ok)" in box.exec(argv).stdout
+
+
 def test_what_is_neither_tls_nor_http_needs_a_rule(internet: World) -> None:
     code = """
 import socket
