@@ -80,7 +80,7 @@ def as_json(name: str, value: object) -> E:
 
 
 def oci(layers: list[bytes], described: dict[str, Any] | None = None, *, spoil: str = "") -> bytes:
-    """An OCI layout with gzip layers. `spoil`: a blob that is not what its digest says: config, manifest, layer."""
+    """An OCI layout with gzip layers. `spoil`: what is not as its digest says: config, manifest, layer0, packing."""
     text = json.dumps(config(layers) if described is None else described).encode()
     packed = [gzip.compress(layer, mtime=0) for layer in layers]
     manifest = json.dumps(
@@ -96,6 +96,8 @@ def oci(layers: list[bytes], described: dict[str, Any] | None = None, *, spoil: 
         stored = data
         if name == spoil == "layer0":
             stored = gzip.compress(layers[0] + bytes(512), mtime=0)
+        elif name == "layer0" and spoil == "packing":
+            stored = gzip.compress(layers[0], mtime=1)
         elif name == spoil:
             stored = data + b" "
         parts.append(E(f"blobs/sha256/{sha(data)}", stored))

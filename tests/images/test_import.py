@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from images.packing import ROOT, E, as_json, config, device, directory, docker, 
 from ringfence import images
 from ringfence.errors import ImageError, PolicyError
 from ringfence.files.imagestore import Store
+from ringfence.files.tarstream import Caps
+from ringfence.images import making
 
 OUTFIT = {"dev", "proc", "sys", "tmp", "workspace", "run", "var", "home", "root", "mnt", "opt", "srv", "usr"}
 
@@ -200,6 +203,16 @@ def test_the_images_python_is_found_inside_its_root(
     assert info.python == expected
 
 
+def hungry_xz(data: bytes) -> bytes:
+    """A sound xz stream whose header says that unpacking needs a window of 4 GiB."""
+    packed = bytearray(lzma.compress(data))
+    size = (packed[12] + 1) * 4
+    assert packed[14:16] == b"\x21\x01"  # LZMA2, with one byte of properties: the size of the window
+    packed[16] = 40
+    packed[12 + size - 4 : 12 + size] = zlib.crc32(packed[12 : 12 + size - 4]).to_bytes(4, "little")
+    return bytes(packed)
+
+
 def bad_archives() -> dict[str, tuple[bytes, str, str]]:
     """name → bytes, code of the error, what it says."""
     whole, layer = tar(ROOT), tar(ROOT)
@@ -217,6 +230,9 @@ def bad_archives() -> dict[str, tuple[bytes, str, str]]:
         "whiteout of dot dot": (docker([tar([*ROOT, E(".wh...")])]), "archive", "whiteout"),
         "wrong diff id": (docker([layer], wrong), "image-digest", "does not have the digest"),
         "wrong layer": (oci([layer], spoil="layer0"), "image-digest", "does not have the digest"),
+        "more layers than engines take": (docker([layer] * 128), "archive", "128 layers; the most is 127"),
+        "xz that asks for 4 GiB": (hungry_xz(tar(ROOT)), "archive", "xz data is damaged"),
+        "wrong packing of a layer": (oci([layer], spoil="packing"), "image-digest", "does not have the digest"),
         "wrong config": (oci([layer], spoil="config"), "image-digest", "does not have the digest"),
         "wrong manifest": (oci([layer], spoil="manifest"), "image-digest", "does not have the digest"),
         "other machine": (docker([layer], arm), "image-machine", "s390x"),
@@ -353,3 +369,33 @@ def test_an_image_of_a_running_engine_comes_out_as_it_went_in(
         assert caught.value.code == "image-unknown"
     finally:
         subprocess.run(["docker", "rmi", "ringfence/one:latest"], check=True, capture_output=True)
+
+
+def test_a_folder_with_more_than_an_image_may_hold_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No header says beforehand what a folder holds."""
+    (tmp_path / "root" / "bin").mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        (tmp_path / "root" / "bin" / name).write_bytes(b"x" * 1000)
+    for caps, why in ((Caps(entries=3), "more than 3 files"), (Caps(size=2999), "no space left|larger than 2,999")):
+        monkeypatch.setattr(making, "caps_for", lambda _, caps=caps: caps)
+        with pytest.raises(ImageError, match=why):
+            images.import_image("one", tmp_path / "root")
+        assert nothing_kept(store)
+    monkeypatch.setattr(making, "caps_for", lambda _: Caps(entries=100, size=9000))
+    images.import_image("one", tmp_path / "root")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_file_system_mounted_in_a_folder_is_left_out_and_noted(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "root" / "bin").mkdir(parents=True)
+    (tmp_path / "root" / "other").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "rf-tests", str(tmp_path / "root" / "other")], check=True)
+    try:
+        (tmp_path / "root" / "other" / "secret").write_text("of another")
+        info = images.import_image("one", tmp_path / "root")
+    finally:
+        subprocess.run(["umount", str(tmp_path / "root" / "other")], check=True)
+    assert "other: another file system is mounted there; left out" in info.notes
+    assert not Path(store.root(info.digest), "other").exists()

@@ -7,6 +7,7 @@ import os
 import stat
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from images.packing import E, device, directory, hardlink, symlink, tar
 from ringfence.files.layers import Tree, scan, tree_digest
-from ringfence.files.tarstream import Caps, TarError, TarStream
+from ringfence.files.tarstream import Caps, Entry, TarError, TarStream
 
 
 def apply(root: Path, *layers: list[E], whiteouts: bool = True, caps: Caps | None = None) -> Tree:
@@ -24,6 +25,10 @@ def apply(root: Path, *layers: list[E], whiteouts: bool = True, caps: Caps | Non
             tree.apply_tar(TarStream(io.BytesIO(tar(layer)).read, caps), whiteouts=whiteouts)
         tree.finish()
     return tree
+
+
+def entry(name: str, kind: Literal["file", "dir"] = "file") -> Entry:
+    return Entry(name, kind, mode=0o644, size=1, mtime=0, link="", extended=False)
 
 
 def seen(root: Path) -> dict[str, str]:
@@ -54,6 +59,40 @@ def test_an_opaque_directory_shows_only_its_own_layer(tmp_path: Path) -> None:
 def test_a_whiteout_in_a_plain_tar_is_a_file_of_that_name(tmp_path: Path) -> None:
     apply(tmp_path / "r", [E("x", b"1"), E(".wh.x", b"2")], whiteouts=False)
     assert seen(tmp_path / "r") == {"x": "1", ".wh.x": "2"}
+
+
+def test_a_directory_that_was_removed_is_made_anew_for_what_comes_after(tmp_path: Path) -> None:
+    lower = [directory("d"), E("d/x", b"1")]
+    apply(
+        tmp_path / "r",
+        lower,
+        [E(".wh.d"), E("d/y", b"2")],
+        [E("d", b"file"), symlink("d", "/"), directory("d"), E("d/z", b"3")],
+    )
+    assert seen(tmp_path / "r") == {"d": "/", "d/z": "3"}
+
+
+@pytest.mark.parametrize("last", ["..", ".", "", "../x", "a\0b", "n" * 256])
+def test_a_name_in_the_directory_of_the_one_before_is_looked_at_as_closely(last: str, tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    root.mkdir()
+    with Tree(str(root)) as tree:
+        for name in ("a/b/one", "a/b/two"):
+            tree.add(entry(name), lambda: [b"1"])
+        if last in (".", ""):
+            tree.add(entry(f"a/b/{last}", "dir"), list)
+        else:
+            with pytest.raises(TarError):
+                tree.add(entry(f"a/b/{last}"), lambda: [b"2"])
+    assert seen(root) == {"a": "/", "a/b": "/", "a/b/one": "1", "a/b/two": "1"}
+
+
+def test_what_all_layers_hold_together_is_capped(tmp_path: Path) -> None:
+    layers = [[E(f"f{number}", b"x" * 10)] for number in range(4)]
+    with pytest.raises(TarError, match="more than 3 files and directories"):
+        apply(tmp_path / "many", *layers, caps=Caps(entries=3))
+    with pytest.raises(TarError, match="larger than 39 bytes"):
+        apply(tmp_path / "large", *layers, caps=Caps(size=39))
 
 
 def test_a_file_that_is_replaced_does_not_change_its_hard_links(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -126,6 +127,16 @@ def test_a_damaged_file_does_not_come_into_another_image(store: Store, tmp_path:
     images.verify("two")
     with pytest.raises(ImageError, match="damaged"):
         images.verify("one")
+
+
+@pytest.mark.parametrize("change", [lambda path: path.chmod(0o777), lambda path: os.utime(path, (1, 1))])
+def test_a_file_with_another_mode_or_time_does_not_come_into_another_image(
+    change: Callable[[Path], None], store: Store, tmp_path: Path
+) -> None:
+    big = E("bin/big", b"y" * 5000)
+    change(Path(store.root(images.import_image("one", archive(tmp_path, big)).digest), "bin/big"))
+    images.import_image("two", archive(tmp_path, big, E("bin/more", b"z")))
+    images.verify("two")
 
 
 def test_a_list_of_files_that_lies_is_not_believed(store: Store, tmp_path: Path) -> None:
