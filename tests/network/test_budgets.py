@@ -71,7 +71,7 @@ def test_connections_of_all_sandboxes_together_have_a_most(
             assert _held(other, port, "a.test") == "refused"
             process.write("\n")
             assert process.wait(timeout_s=20).stdout == "held held\n"
-        assert [line.code for line in other.network.log()] == ["net.host-connections"]
+        until(lambda: [line.code for line in other.network.log()] == ["net.host-connections"])
         until(lambda: totals.connections == 0)
         assert _held(other, port, "a.test") == "held"
     until(lambda: totals.connections == 0)
@@ -88,7 +88,8 @@ def test_connections_to_one_target_have_a_most(
             assert _held(other, port, "a.test", "b.test") == "refused held"
             process.write("\n")
             assert process.wait(timeout_s=20).stdout == "held\n"
-        assert sorted(line.code for line in other.network.log()) == ["net.allowed", "net.host-connections"]
+        codes = ["net.allowed", "net.host-connections"]
+        until(lambda: sorted(line.code for line in other.network.log()) == codes)
         until(lambda: totals.open_to("a.test") == 0)
         assert _held(other, port, "a.test") == "held"
     until(lambda: totals.open_to("a.test") + totals.open_to("b.test") == 0)
