@@ -137,6 +137,48 @@ def test_numbers_and_streams_that_are_not_right_are_refused(tmp_path: Path, data
     assert everything(tmp_path) == []
 
 
+def extension(flag: str, body: bytes) -> bytes:
+    """A header of a header, with the bytes that belong to it."""
+    block = bytearray(tarstream.header(b"x", tarstream.FILE, size=len(body), mode=0o644, mtime=0))
+    block[156] = ord(flag)
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block) + body + tarstream.padding(len(body))
+
+
+def record(key: str, value: str) -> bytes:
+    body = f" {key}={value}\n".encode()
+    length = len(body) + 1
+    while length != len(body) + len(str(length)):
+        length = len(body) + len(str(length))
+    return str(length).encode() + body
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        (extension("x", record("path", "a") + record("path", "b")), "malformed"),
+        (extension("x", b"".join(record(f"k{number}", "") for number in range(1001))), "malformed"),
+        (extension("x", record("comment", "c" * (1 << 16))), "too long"),
+        (extension("L", b"n" * (1 << 16) + b"\0"), "too long"),
+        (extension("L", b""), "too long"),
+        (extension("L", b"one\0") + extension("x", record("path", "two")), "two names"),
+        (extension("K", b"one\0") + extension("x", record("linkpath", "two")), "two names"),
+    ],
+    ids=["twice", "records", "large record", "long name", "no name", "two names", "two links"],
+)
+def test_a_header_of_a_header_that_is_not_right_is_refused(tmp_path: Path, before: bytes, why: str) -> None:
+    with pytest.raises(OSError, match=f"refused, nothing was written: .*{why}"):
+        land(tmp_path, before + tar(FIRST))
+    assert everything(tmp_path) == []
+
+
+def test_headers_of_headers_at_their_limits_are_taken(tmp_path: Path) -> None:
+    many = b"".join(record(f"k{number}", "") for number in range(999)) + record("path", "named")
+    land(tmp_path, extension("x", many) + extension("x", record("comment", "c" * 65_000)) + tar(FIRST))
+    assert everything(tmp_path) == ["named"]
+
+
 def test_a_negative_time_is_the_first_there_is(tmp_path: Path) -> None:
     land(tmp_path, _number(MTIME, b"\xff" * 12))
     assert (tmp_path / "f").stat().st_mtime == 0
