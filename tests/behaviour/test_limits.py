@@ -105,12 +105,12 @@ def test_a_guest_with_few_descriptors_is_still_served() -> None:
     ],
 )
 def test_the_smallest_limits_still_run(policy: Policy) -> None:
-    assert ringfence.run("1 + 1", policy=policy).value == "2"
+    assert ringfence.run("1 + 1", policy=policy, backend="process").value == "2"
 
 
 def test_too_little_memory_to_start_says_so() -> None:
     with pytest.raises(ringfence.UnsupportedError, match=r"limits\.memory is too small"):
-        ringfence.run("1", policy=limited(memory="64K", disk="4K"))
+        ringfence.run("1", policy=limited(memory="64K", disk="4K"), backend="process")
 
 
 # ── output ───────────────────────────────────────────────────────────────────────────────────────
