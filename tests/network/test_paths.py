@@ -96,3 +96,16 @@ def test_an_encoded_slash_passes_where_both_readings_fit() -> None:
     assert permitted("/@types%2fnode", ["/@types"])
     assert permitted("/a%2fb", ["/"])
     assert not permitted("/@types%2fnode", ["/@types/"])
+
+
+@pytest.mark.parametrize(
+    "target", ["a", "", "*", "http://a/", "/" + "a" * 16_384, "/a b", "/a#b", "/\u00e9", "/\n", "/\0"]
+)
+def test_a_target_that_no_request_has_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match="path"):
+        split_target(target)
+
+
+def test_the_longest_target_is_taken_whole() -> None:
+    longest = "/" + "a" * 16_381 + "?b"
+    assert split_target(longest) == (longest[:-2], "?b")

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.network.requests import Asked, check_header_block, check_raw_head, check_request, refusal_body, status_of
+from ringfence.network.requests import (
+    Asked,
+    check_authority,
+    check_header_block,
+    check_raw_head,
+    check_request,
+    refusal_body,
+    status_of,
+)
 from ringfence.network.targets import OverBudget, Refusal, Target
 from ringfence.policy.model import Rule
 
@@ -67,6 +75,90 @@ def test_an_accepted_head_says_the_same_to_a_lenient_server(made: tuple[str, lis
     assert {name: [value.lower() for value in lenient.get(name, [])] for name in names} == ours
     assert len(ours["content-length"] + ours["transfer-encoding"]) <= 1
     assert len(ours["host"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("Host: a\r\nX-A: b\r\n Host: c", "folded"),
+        ("Host: a\r\n\tX-A: b", "folded"),
+        ("Host: a\r\nX-A", "no colon"),
+        ("Host : a", "no colon"),
+        ("Host: a\nX-A: b", "CR LF"),
+        ("Host: a\rX-A: b", "CR LF"),
+        ("Host: a\0", "CR LF"),
+        ("Host: a\r\nhost: b", "more than one Host"),
+        ("Host: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked", "more than once"),
+        ("Host: a\r\nContent-Length: 3\r\ncontent-length: 3", "more than once"),
+        ("Host: a\r\nContent-Length: +3", "not a number"),
+    ],
+)
+def test_each_kind_of_head_that_readers_take_in_two_ways_is_refused_by_us_and_not_only_by_h11(
+    lines: str, why: str
+) -> None:
+    with pytest.raises(Refusal, match=why) as caught:
+        check_raw_head(f"GET / HTTP/1.1\r\n{lines}\r\n\r\n".encode())
+    assert caught.value.code == "net.malformed"
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ([(b"x-a", b"b")] * 201, "more than 200"),
+        ([(b"x a", b"b")], "name holds"),
+        ([(b"", b"b")], "name holds"),
+        ([(b"x-a", b"b\x0b")], "control"),
+        ([(b"x-a", b"b\x7f")], "control"),
+    ],
+)
+def test_headers_that_no_sound_client_sends_are_refused(headers: list[tuple[bytes, bytes]], why: str) -> None:
+    with pytest.raises(Refusal, match=why):
+        check_header_block(headers)
+    check_header_block([(b"x-a", b"b\tc")] * 200)
+
+
+@pytest.mark.parametrize(
+    ("authority", "code"),
+    [
+        ("other.example.com", "net.other-host"),
+        ("api.example.com:444", "net.other-host"),
+        ("example.com", "net.other-host"),
+        ("a@api.example.com", "net.malformed"),
+    ],
+)
+def test_a_request_names_the_host_and_port_that_its_connection_is_for(authority: str, code: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        check_authority(TARGET, authority)
+    assert caught.value.code == code
+    check_authority(TARGET, "api.example.com")
+    check_authority(TARGET, "API.example.com:443")
+
+
+def _asked(method: str, *headers: tuple[bytes, bytes], has_body: bool = False) -> Asked:
+    return Asked(method, "/v1/a", "api.example.com", headers, has_body=has_body)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (_asked("POST"), "not among the methods"),
+        (_asked("get"), "not among the methods"),
+        (_asked("GET", (b"X-HTTP-Method-Override", b"DELETE")), "would make another method"),
+        (_asked("GET", (b"x-method-override", b"DELETE")), "would make another method"),
+        (_asked("GET", has_body=True), "with a body"),
+        (_asked("TRACE"), "never permitted"),
+        (_asked("CONNECT"), "never permitted"),
+    ],
+)
+def test_a_rule_of_methods_is_not_passed_by_another_name_of_the_method(asked: Asked, why: str) -> None:
+    target = Target("api.example.com", 443, Rule("api.example.com", methods=["GET"], paths=["/v1/"]))
+    with pytest.raises(Refusal, match=why) as caught:
+        check_request(target, asked)
+    assert caught.value.code == "net.method"
+    assert check_request(target, _asked("GET")).target == "/v1/a"
+    if asked.method in ("TRACE", "CONNECT"):  # even where a rule names no methods
+        with pytest.raises(Refusal, match=why):
+            check_request(TARGET, asked)
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
