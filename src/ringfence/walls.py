@@ -214,7 +214,7 @@ class ContainerLauncher(WalledLauncher):
             syscalls=Control(f"{by}: its seccomp profile, and our allow-list inside", "full"),
             privileges=Control(f"{by}: a uid of its own, all capabilities dropped, no-new-privileges", "full"),
             time=Control("clock of guestd inside, and of the host behind it", "full"),
-            cpu=Control(f"{by}: CPU quota", "full")
+            cpu=Control(f"{by}: CPU quota", "full", "CPU time is limited for each process, not for the tree")
             if "cpu" in found.limits
             else Control("RLIMIT_CPU", "weaker", "time alone: this engine, without root, has no cgroup for shares"),
             memory=Control(f"{by}: memory limit, no swap", "full")

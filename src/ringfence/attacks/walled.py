@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def catalogue(backend: str) -> tuple[Attack, ...]:
     """Every attack there is for it, by id."""
     from ringfence.attacks.cases import all_cases
-    from ringfence.attacks.walls import engine, files, gvisor
+    from ringfence.attacks.walls import engine, files, gvisor, images
 
-    own = (*files.CASES, *(engine.CASES if backend == "container" else gvisor.CASES))
+    own = (*files.CASES, *((*engine.CASES, *images.CASES) if backend == "container" else gvisor.CASES))
     left_out = reused.NOT_OWN[backend]
     borrowed = [each for each in all_cases() if each.id in reused.REUSED[backend]]
     return tuple(sorted((*(each for each in own if each.id not in left_out), *borrowed), key=lambda each: each.id))
@@ -74,13 +74,14 @@ def run_one(attack: Attack, backend: str) -> Row:
 
 
 def play(attack: Attack, name: ArmName, backend: str) -> Seen:
-    with WalledArm(attack, name, backend) as arm:
-        try:
+    """One arm, and its end. What goes wrong on our side is not a success of the attack, and is told."""
+    try:
+        with WalledArm(attack, name, backend) as arm:
             return attack.play(arm)
-        except NotApplicable:
-            raise
-        except Exception as error:  # noqa: BLE001  # a broken arm is a result: its row says so and the run goes on
-            return Seen(succeeded=False, what=f"broken: {type(error).__name__}: {error}")
+    except NotApplicable:
+        raise
+    except Exception as error:  # noqa: BLE001  # a broken arm is a result: its row says so and the run goes on
+        return Seen(succeeded=False, what=f"broken: {type(error).__name__}: {error}")
 
 
 def unnoticed(backend: str, rows: Iterable[Row]) -> tuple[dict[str, str], list[str]]:

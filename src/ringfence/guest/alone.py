@@ -178,6 +178,8 @@ class Alone(Loop):
         self._let_out(told)
         if told["gvisor"] or told["outlets"] is not None:
             k.drop_capabilities()  # for the count of processes, and for loopback's address
+        if told["gvisor"]:
+            os.dup2(0, 2)  # a file of the host's, which a guest there could open by /proc/1/fd and fill (F16)
         self._box.built(self._spawner() if siblings else [])
 
     def _let_out(self, told: Told) -> None:

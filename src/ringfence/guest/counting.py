@@ -36,7 +36,11 @@ class Counted:
 
 
 def _held(path: str, flags: int) -> int:
-    return lean.high(os.open(path, flags | os.O_CLOEXEC))
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        return lean.high(fd)
+    finally:
+        os.close(fd)
 
 
 def _write(path: str, number: int) -> None:

@@ -14,6 +14,7 @@ from ringfence.attacks.arena import POLICY, Arm
 from ringfence.attacks.case import NotApplicable
 from ringfence.attacks.walls import controls
 from ringfence.plan.mutate import CONTROLS, without
+from ringfence.policy.image import Image
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -52,10 +53,12 @@ class WalledArm(Arm):
     ) -> Sandbox:
         if self.bare:
             raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
-        if workspace != "auto" or used is not None:
+        if workspace != "auto":
             raise NotApplicable("of the process backend alone")
         made = Sandbox(policy=policy, backend=self.backend)  # type: ignore[arg-type]  # one of BACKENDS
         launcher: WalledLauncher = made._launcher  # type: ignore[assignment]  # noqa: SLF001  # no public way leads there
+        if used is not None:
+            launcher.used, launcher.image = used, Image("attack")
         if not whole:
             self._weaken(launcher)
         elif self.loosen is not None:
