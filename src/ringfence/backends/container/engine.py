@@ -41,6 +41,7 @@ class Engine(Struct):
 
 _lock = threading.Lock()
 _found: dict[tuple[str | None, str | None], Engine] = {}
+_registered: list[bool] = []
 _services: dict[str, subprocess.Popen[bytes]] = {}  # Podman's that we started, by socket
 
 
@@ -53,12 +54,23 @@ def find(name: str | None = None, socket: str | None = None, *, start: bool = Tr
         raise PolicyError(f"unknown container engine {name!r}", key="backend", fix="docker or podman")
     if not isinstance(socket, str | None):
         raise TypeError(f"socket is a str, the path of an engine's, not {type(socket).__name__}")
+    if not _registered:
+        _registered.append(True)
+        os.register_at_fork(after_in_child=_forget_all)
     with _lock:
         key = (name, socket)
         service = _services.get(_found[key].socket) if key in _found else None
         if key not in _found or (service is not None and service.poll() is not None):
             _found[key] = _find(name, socket, start=start)
         return _found[key]
+
+
+def _forget_all() -> None:
+    """In a forked child: the parent's connections and services are not ours. Closing them would take locks (D17)."""
+    global _lock
+    _lock = threading.Lock()
+    _found.clear()
+    _services.clear()
 
 
 def forget(engine: Engine) -> None:

@@ -5,6 +5,7 @@ It ends when the container does, and when its engine does.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -50,6 +51,10 @@ class Stream:
     def close(self) -> None:
         """From any thread. Idempotent."""
         _shut(self._engine)
+
+    def forget(self) -> None:
+        """In a forked child of the library, which has no thread of ours: close this copy."""
+        _drop(self._engine)
 
     def _take_all(self) -> None:
         held = bytearray()
@@ -104,6 +109,10 @@ class ChannelStream(Stream):
         _shut(self._theirs)
         super().close()
 
+    def forget(self) -> None:
+        _drop(self._theirs)
+        super().forget()
+
     def _pass_in(self) -> None:
         try:
             while data := self._theirs.recv(_READ):
@@ -121,6 +130,13 @@ class ChannelStream(Stream):
         self._giving.join()
         self._theirs.close()
         super()._end()
+
+
+def _drop(sock: socket.socket) -> None:
+    """Its `close` alone would wait for a file object around it."""
+    fd = sock.detach()
+    if fd >= 0:
+        os.close(fd)
 
 
 def _shut(sock: socket.socket) -> None:

@@ -154,6 +154,10 @@ class ContainerWall:
         if not self._removing.wait(_END_S):
             quietly(self._engine.api.kill, self._id)
 
+    def forget(self) -> None:
+        self._closing = True
+        self._stream.forget()
+
     def remove(self) -> None:
         self._removing.set()
         with self._ended:

@@ -120,6 +120,9 @@ class GvisorWall:
             except ProcessLookupError:
                 return
 
+    def forget(self) -> None:
+        self._errors.close()
+
     def remove(self) -> None:
         if self._process is not None:
             try:

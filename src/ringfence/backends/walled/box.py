@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 
 from ringfence.errors import SandboxLostError, StartTimeoutError, UnsupportedError
 from ringfence.guest import lean
@@ -44,6 +46,26 @@ if TYPE_CHECKING:
         def remove(self) -> None:
             """Wait for its end and leave nothing of it."""
 
+        def forget(self) -> None:
+            """In a forked child of the library: close this copy of what leads to it. Takes no lock (D17)."""
+
+
+_boxes: weakref.WeakSet[WalledBox] = weakref.WeakSet()  # of this process
+_registered: list[bool] = []
+
+
+def _remember(box: WalledBox) -> None:
+    if not _registered:
+        _registered.append(True)
+        os.register_at_fork(after_in_child=_forget_all)
+    _boxes.add(box)
+
+
+def _forget_all() -> None:
+    for box in list(_boxes):
+        box.forget()
+    _boxes.clear()
+
 
 _MOST_LISTENERS = 253  # descriptors in one packet
 
@@ -67,6 +89,8 @@ class WalledBox:
         self._destroyed = threading.Event()
         self.on_destroyed: list[Callable[[], None]] = []  # after its last process
         self._findings: list[Denial] = []
+        self._guestd = channel  # where a relay is between, `channel` is another
+        _remember(self)
 
     def begin(self, fence: Mapping[str, object], deadline: float, *, outlets: object, hands: bool = False) -> None:
         """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
@@ -166,6 +190,16 @@ class WalledBox:
                 act()
         finally:
             self._destroyed.set()
+
+    def forget(self) -> None:
+        """In a forked child of the library: the sandbox is not ours, and must not live by this copy of its channel."""
+        self._closed = True
+        self.channel.close()
+        self._guestd.close()
+        if self.outlet is not None:
+            self.outlet.forget()
+            self.outlet = None
+        self._wall.forget()
 
     def wait_destroyed(self, timeout_s: float) -> bool:
         return self._destroyed.wait(timeout_s)
