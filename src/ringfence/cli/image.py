@@ -6,6 +6,7 @@ import os
 
 from ringfence.cli.console import ERR, Problem, colours, write
 from ringfence.cli.escapes import one_line
+from ringfence.cli.options import action_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def main(argv: list[str], console: Console) -> int:
         from ringfence.cli import show_help
 
         return show_help("image", console)
-    action, words = _action(given)
+    action, words = action_of("image", given.words, ACTIONS)
     for name, _ in given.options:
         if action not in _OPTIONS[name]:
             raise Problem(f"image {action} takes no {name}", fix="see: ringfence image --help")
@@ -57,21 +58,6 @@ def main(argv: list[str], console: Console) -> int:
         _count(action, words, 2, 2, "NAME FILE")
         return _export(words, console)
     return _remove(words, given, console) if action == "remove" else _gc(words, given, console)
-
-
-def _action(given: Given) -> tuple[str, list[str]]:
-    if not given.words:
-        raise Problem(
-            "image needs to know what to do", fix=f"one of: {', '.join(ACTIONS)}; see: ringfence image --help"
-        )
-    action = given.words[0]
-    if action in ACTIONS:
-        return action, given.words[1:]
-    from ringfence.cli.names import nearest
-
-    near = nearest(action, ACTIONS)
-    guess = f"did you mean: ringfence image {near}? " if near else ""
-    raise Problem(f"image has no {action!r}", fix=f"{guess}it has: {', '.join(ACTIONS)}")
 
 
 def _count(action: str, words: list[str], least: int, most: int, usage: str = "") -> None:

@@ -166,3 +166,17 @@ class _Reader:
     def _note(self, mistake: Problem) -> None:
         if self.mistake is None:
             self.mistake = mistake
+
+
+def action_of(verb: str, words: list[str], actions: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Which of its actions a verb is asked for, and the words after it. Raises Problem, with the nearest."""
+    if not words:
+        fix = f"one of: {', '.join(actions)}; see: ringfence {verb} --help"
+        raise Problem(f"{verb} needs to know what to do", fix=fix)
+    if words[0] in actions:
+        return words[0], words[1:]
+    from ringfence.cli.names import nearest
+
+    near = nearest(words[0], actions)
+    guess = f"did you mean: ringfence {verb} {near}? " if near else ""
+    raise Problem(f"{verb} has no {words[0]!r}", fix=f"{guess}it has: {', '.join(actions)}")

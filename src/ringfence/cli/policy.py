@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import Problem
+from ringfence.cli.options import action_of
 from ringfence.cli.policies import FOLDER, PRESETS, find, own_policies, path_of
 
 TYPE_CHECKING = False
@@ -31,7 +32,7 @@ def main(argv: list[str], console: Console) -> int:
         from ringfence.cli import show_help
 
         return show_help("policy", console)
-    action, words = _action(given)
+    action, words = action_of("policy", given.words, ACTIONS)
     if action == "show":
         return _show(words, given, console)
     for name, _ in given.options:
@@ -46,21 +47,6 @@ def main(argv: list[str], console: Console) -> int:
         raise Problem(f"policy {action} needs a policy", fix=f"name one: ringfence policy {action} FILE.toml")
     _no_more(action, words[1:])
     return _check(words[0], console) if action == "check" else _explain(words[0], console)
-
-
-def _action(given: Given) -> tuple[str, list[str]]:
-    if not given.words:
-        raise Problem(
-            "policy needs to know what to do", fix=f"one of: {', '.join(ACTIONS)}; see: ringfence policy --help"
-        )
-    action = given.words[0]
-    if action in ACTIONS:
-        return action, given.words[1:]
-    from ringfence.cli.names import nearest
-
-    near = nearest(action, ACTIONS)
-    guess = f"did you mean: ringfence policy {near}? " if near else ""
-    raise Problem(f"policy has no {action!r}", fix=f"{guess}it has: {', '.join(ACTIONS)}")
 
 
 def _no_more(action: str, words: list[str]) -> None:

@@ -181,7 +181,20 @@ class _Build:
         for held in self._held:
             held.close()
 
-    def _cached(self, key: str, what: str) -> _Step | None:
+    def _step(self, key: str, what: str, make: Callable[[Making], None], before: _Step | None = None) -> _Step:
+        """A tree from the cache, else what `make` makes, beginning with the tree of the step before."""
+        cached = self._cached(key)
+        if cached is not None:
+            self._say(f"{what}: from the cache")
+            return cached
+        with Making(self._store, f"image {self._name}") as making:
+            if before is not None:
+                making.tree.adopt(before.held.root)
+            make(making)
+            self._held.append(making.keep_step(key))
+        return _Step(key, self._held[-1])
+
+    def _cached(self, key: str) -> _Step | None:
         digest = self._store.step(key) if self._use_cache else None
         if digest is None:
             return None
@@ -190,31 +203,20 @@ class _Build:
         except ImageError:
             return None
         self._held.append(held)
-        self._say(f"{what}: from the cache")
         return _Step(key, held)
-
-    def _kept(self, making: Making, key: str) -> _Step:
-        self._held.append(making.keep_step(key))
-        return _Step(key, self._held[-1])
 
     def _debian(self, suite: str) -> _Step:
         packages = tuple(sorted(self._recipe.apt))
-        key = _key("debian", suite, list(packages))
-        cached = self._cached(key, f"Debian {suite}")
-        if cached is not None:
-            return cached
-        with Making(self._store, f"image {self._name}") as making:
+
+        def make(making: Making) -> None:
             debian.debootstrap(making.tree, suite=suite, packages=packages, scratch=making.scratch, progress=self._say)
-            return self._kept(making, key)
+
+        return self._step(_key("debian", suite, list(packages)), f"Debian {suite}", make)
 
     def _pip(self, before: _Step) -> _Step:
         packages = tuple(sorted(self._recipe.pip))
-        key = _key("pip", before.key, list(packages))
-        cached = self._cached(key, "pip packages")
-        if cached is not None:
-            return cached
-        with Making(self._store, f"image {self._name}") as making:
-            making.tree.adopt(before.held.root)
+
+        def make(making: Making) -> None:
             python = find_python(making.tree, self._recipe.env)
             if python is None:
                 raise ImageError(
@@ -226,18 +228,16 @@ class _Build:
                 return _sandbox(self._name, before.held.root, python, wheels)
 
             add_pip(making.tree, packages, python, open_box, making.scratch, self._say)
-            return self._kept(making, key)
+
+        return self._step(_key("pip", before.key, list(packages)), "pip packages", make, before)
 
     def _npm(self, before: _Step) -> _Step:
         packages = tuple(sorted(self._recipe.npm))
-        key = _key("npm", before.key, list(packages))
-        cached = self._cached(key, "npm packages")
-        if cached is not None:
-            return cached
-        with Making(self._store, f"image {self._name}") as making:
-            making.tree.adopt(before.held.root)
+
+        def make(making: Making) -> None:
             add_npm(making.tree, packages, making.scratch, self._say)
-            return self._kept(making, key)
+
+        return self._step(_key("npm", before.key, list(packages)), "npm packages", make, before)
 
     def _copy(self, making: Making, one: RecipeFile) -> None:
         self._say(f"copying {one.target}")
