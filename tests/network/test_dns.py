@@ -58,6 +58,17 @@ def test_edns_is_answered_with_edns() -> None:
     assert reply(query("b.test", opt=OPT)) == (dns.NXDOMAIN, 0, struct.pack("!BHHIH", 0, 41, 1232, 0, 0))
 
 
+def test_a_query_longer_than_one_can_be_is_not_read_however_sound_it_is() -> None:
+    def padded(size: int) -> bytes:
+        return query("a.test", opt=struct.pack("!BHHIH", 0, 41, 4096, 0, size) + bytes(size))
+
+    room = dns.LONGEST - len(padded(0))
+    assert reply(padded(room))[:2] == (dns.NOERROR, 1)
+    with pytest.raises(dns.Malformed) as caught:
+        dns.parse(padded(room + 1))
+    assert caught.value.answer is None
+
+
 def test_a_dot_within_a_label_is_no_name() -> None:
     data = struct.pack("!6H", 7, 0, 1, 0, 0, 0) + b"\x06a.test\0" + struct.pack("!2H", A, 1)
     assert dns.parse(data).name is None

@@ -40,6 +40,17 @@ def test_an_entry_is_written_once_and_summed_by_host() -> None:
     assert book.log(9) == ()
 
 
+def test_a_guest_cannot_fill_the_summary_with_methods_that_it_makes_up() -> None:
+    book = Logbook()
+    for number in range(40):
+        for _ in range(2):
+            entry = book.begin("a.test", 80)
+            entry.method = f"M{number}"
+            book.finish(entry, None)
+    (found,) = book.summary()
+    assert (found.allowed, found.methods) == (80, {f"M{number}": 2 for number in range(32)})
+
+
 def test_a_guest_cannot_fill_the_host_with_names() -> None:
     book = Logbook()
     for number in range(logbook.MOST_ENTRIES + 50):

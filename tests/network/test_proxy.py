@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.network.proxy import absolute, connect_request
+from ringfence.network.proxy import _more, absolute, connect_request
+from ringfence.network.requests import LARGEST_HEAD
 from ringfence.network.targets import Refusal
 from ringfence.policy.hosts import canonical_host
 
@@ -78,3 +83,18 @@ def test_any_text_is_a_canonical_host_or_refused(text: str) -> None:
     assert canonical_host(host) == host
     assert 0 < port < 65536
     assert path.startswith("/")
+
+
+def test_a_head_without_an_end_is_given_up_when_it_is_larger_than_one_can_be() -> None:
+    async def fed(held: int) -> int:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.sendall(b"x" * 10)
+            client = SimpleNamespace(sock=ours, received=b"x" * held)
+            await _more(client)  # type: ignore[arg-type]  # has what is used of a Client
+            return len(client.received)
+
+    assert asyncio.run(fed(LARGEST_HEAD)) == LARGEST_HEAD + 10
+    with pytest.raises(EOFError):
+        asyncio.run(fed(LARGEST_HEAD + 1))
