@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from network.world import World, codes, listening
+from network.test_gateway import until
+from network.world import World, codes, curl, listening
 from ringfence import Rule
 from ringfence.cli import main
-from ringfence.network import proxy, serving, splicing
+from ringfence.network import dialling, proxy, serving, splicing
+from ringfence.network.gateway import service
 
 DRIP = """
 import socket, time
@@ -123,3 +127,68 @@ def test_a_policy_that_permits_and_denies_a_host_says_so(internet: World) -> Non
     with internet.sandbox(denied) as box:
         assert "web.test is permitted and denied" in box.plan().explain()
         assert codes(box.exec(["curl", "-s", "http://web.test/"])) == [("web.test:80", "net.denied")]
+
+
+def test_a_resolver_that_hangs_holds_up_its_own_connection_alone(
+    internet: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialling, "RESOLVE_S", 0.3)
+    ended = threading.Event()
+    hung: SimpleQueue[str] = SimpleQueue()
+    look = internet.lookup
+
+    def hang(name: str, port: int) -> list[str]:
+        if name == "slow.test":
+            hung.put(name)
+            ended.wait(30)
+        return look(name, port)
+
+    with internet.http("web.test") as server:
+        monkeypatch.setattr(service().resolver, "lookup", hang)
+        policy = internet.policy(f"slow.test:{server.port}", f"web.test:{server.port}")
+        with internet.sandbox(policy) as box, internet.sandbox(policy) as other:
+            slow, fine = f"http://slow.test:{server.port}/", f"http://web.test:{server.port}/"
+            assert curl(box, slow).stdout.endswith("502")
+            monkeypatch.setattr(dialling, "RESOLVE_S", 10.0)
+            assert curl(box, fine).stdout.endswith("200")
+            assert [line.code for line in box.network.log()] == ["net.unresolved", "net.allowed"]
+            monkeypatch.setattr(dialling, "RESOLVE_S", 0.3)
+            many = box.exec(["sh", "-c", f"for n in $(seq 12); do curl -s -o /dev/null {slow} & done; wait"])
+            assert many.exit_code == 0
+            monkeypatch.setattr(dialling, "RESOLVE_S", 10.0)
+            assert internet.lookups == ["web.test"]
+            until(lambda: hung.qsize() == 8)  # of one sandbox, however many it asks for
+            assert curl(other, fine).stdout.endswith("200")
+            ended.set()
+            assert curl(box, fine).stdout.endswith("200")
+
+
+def test_a_server_that_never_answers_the_connection_is_given_up(
+    internet: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue is full, so the kernel does not answer."""
+    monkeypatch.setattr(dialling, "CONNECT_S", 0.5)
+    internet.names["full.test"] = ["127.0.0.1"]
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        port = listener.getsockname()[1]
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        with internet.sandbox(internet.policy(f"full.test:{port}", f"127.0.0.1:{port}")) as box:
+            for host in ("full.test", "127.0.0.1"):
+                argv = [
+                    "curl",
+                    "-s",
+                    "-o",
+                    "/dev/null",
+                    "-w",
+                    "%{http_code}",
+                    "--noproxy",
+                    "",
+                    f"http://{host}:{port}/",
+                ]
+                assert box.exec(argv).stdout == "502"
+            assert [line.code for line in box.network.log()] == ["net.unreachable"] * 2
+        for one in waiting:
+            one.close()

@@ -518,3 +518,25 @@ def test_a_fork_of_the_caller_leaves_the_gateway_with_the_parent(internet: World
             os._exit(0 if box.state == "closed" else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert curl(box, f"http://web.test:{server.port}/").stdout.endswith("200")
+
+
+def test_the_proxy_is_named_in_both_cases(internet: World) -> None:
+    with internet.sandbox(internet.policy("web.test")) as box:
+        code = "import os\nfor name in ('HTTP_PROXY', 'HTTPS_PROXY', 'ALL_PROXY', 'NO_PROXY'):\n"
+        code += "    print(os.environ[name] == os.environ[name.lower()], os.environ[name])"
+        proxy = "True http://127.0.0.1:3128\n"
+        *proxies, around = box.run(code).stdout.splitlines(keepends=True)
+        assert (proxies[:2], proxies[2].startswith("True "), "127.0.0.1" in around) == ([proxy] * 2, True, True)
+
+
+def test_a_guests_server_finds_a_permitted_port_taken_and_others_free(internet: World) -> None:
+    """docs/network.md says so."""
+    code = """
+import errno, socket
+for port in (8443, 3128, 8080):
+    sock = socket.socket()
+    try: sock.bind(("127.0.0.1", port)); sock.listen(); print(port, "free")
+    except OSError as error: print(port, errno.errorcode[error.errno])
+"""
+    with internet.sandbox(internet.policy("web.test:8443")) as box:
+        assert box.run(code).stdout == "8443 EADDRINUSE\n3128 EADDRINUSE\n8080 free\n"

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
-_MOST_THREADS = 16
+_MOST_THREADS = 64
+_MOST_EACH = 8  # look-ups of one sandbox that have no answer yet: a slow server of its own holds up no other's
+_TURN_S = 0.05
 _MOST_ANSWERS = 16
 _LONGEST_FILE = 1 << 20
 
@@ -55,33 +57,48 @@ class Resolver:
 
     def __init__(self) -> None:
         self.lookup: Callable[[str, int], list[str]] = system_lookup
-        self._work: queue.SimpleQueue[tuple[str, int, asyncio.Future[list[str]]]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[str, int, asyncio.Future[list[str]], object]] = queue.SimpleQueue()
         self._threads = 0
-        self._waiting = 0
+        self._lock = threading.Lock()
+        self._unanswered: dict[object, int] = {}  # by who asked; also those nobody waits for any more
 
-    async def addresses(self, name: str, port: int) -> list[str]:
+    async def addresses(self, name: str, port: int, who: object = None) -> list[str]:
         """Raises Refusal when there are none in time."""
         if is_address(name):
             return [name.strip("[]")]
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self._waiting += 1
-        if self._waiting > self._threads and self._threads < _MOST_THREADS:
-            self._threads += 1
-            threading.Thread(target=self._run, name="ringfence-resolver", daemon=True).start()
-        self._work.put((name, port, answer))
         try:
             async with asyncio.timeout(RESOLVE_S):
+                while not self._asked(who):  # noqa: ASYNC110  # threads answer, and an Event is not theirs to set
+                    await asyncio.sleep(_TURN_S)
+                self._work.put((name, port, answer, who))
                 return (await answer)[:_MOST_ANSWERS]
         except TimeoutError:
             raise Refusal("net.unresolved", f"{name} could not be looked up in time", verdict="failed") from None
         except OSError:
             raise Refusal("net.unresolved", f"{name} has no address", verdict="failed") from None
-        finally:
-            self._waiting -= 1
+
+    def _asked(self, who: object) -> bool:
+        """Whether one more may be asked now; then there is a thread for it, as long as there may be more."""
+        with self._lock:
+            if self._unanswered.get(who, 0) >= _MOST_EACH:
+                return False
+            self._unanswered[who] = self._unanswered.get(who, 0) + 1
+            more = sum(self._unanswered.values()) > self._threads and self._threads < _MOST_THREADS
+            self._threads += more
+        if more:
+            threading.Thread(target=self._run, name="ringfence-resolver", daemon=True).start()
+        return True
+
+    def _answered(self, who: object) -> None:
+        with self._lock:
+            self._unanswered[who] -= 1
+            if not self._unanswered[who]:
+                del self._unanswered[who]
 
     def _run(self) -> None:
         while True:
-            name, port, answer = self._work.get()
+            name, port, answer, who = self._work.get()
             loop = answer.get_loop()
             found: list[str] | OSError
             try:
@@ -90,6 +107,8 @@ class Resolver:
                 found = error
             except UnicodeError:
                 found = OSError(errno.EINVAL, "not a host name")
+            finally:
+                self._answered(who)
             try:
                 loop.call_soon_threadsafe(_tell, answer, found)
             except RuntimeError:
@@ -105,9 +124,9 @@ def _tell(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None
         answer.set_result(found)
 
 
-async def dial(resolver: Resolver, target: Target, private: tuple[str, ...]) -> Counted:
+async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who: object = None) -> Counted:
     """A connected, non-blocking socket. Raises Refusal. One refused answer refuses the name: it may be the next."""
-    addresses = await resolver.addresses(target.name, target.port)
+    addresses = await resolver.addresses(target.name, target.port, who)
     if not addresses:
         raise Refusal("net.unresolved", f"{target.name} has no address", verdict="failed")
     for address in addresses:

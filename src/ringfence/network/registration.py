@@ -125,7 +125,7 @@ class Registration:
     async def dial(self, target: Target) -> socket.socket:
         totals = self._service.totals
         await self._turn(target)
-        sock = await dialling.dial(self._service.resolver, target, self._network.private)
+        sock = await dialling.dial(self._service.resolver, target, self._network.private, self)
         totals.opened(target, sock)
         return sock
 
