@@ -67,6 +67,7 @@ bench:
 	@scripts/setup dev
 	@scripts/setup bench
 	@scripts/setup mitmproxy
+	@scripts/setup llm-sandbox
 	@$(PY) -m benchmarks $(ARGS)
 
 # No index or other address goes into a lock file: hashes say what, the installer's configuration says from where.
@@ -77,6 +78,8 @@ lock:
 	done
 	@cd requirements && echo mitmproxy | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links - --output-file mitmproxy.txt
+	@cd requirements && echo 'llm-sandbox[docker]' | uv pip compile --quiet --universal --python-version 3.11 \
+	    --generate-hashes --no-header --no-emit-index-url --no-emit-find-links - --output-file llm-sandbox.txt
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

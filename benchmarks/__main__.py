@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from benchmarks import gateway, inside, memory, sessions, starting, throughput, walls
+from benchmarks import gateway, inside, llm_sandbox, memory, sessions, starting, throughput, walls
 from benchmarks.as_user import run_as_user
 from benchmarks.measuring import Row
 from ringfence import WeakerLimitWarning
@@ -41,6 +41,7 @@ def groups(scale: float) -> dict[str, Callable[[], list[Row]]]:
         "network": lambda: gateway.starting(times(100)),
         "inside": lambda: inside.slowdown(times(30), times(200_000, 1000)),
         "container": lambda: walls.containers(times(20)),
+        "llm-sandbox": lambda: llm_sandbox.fresh(times(20)),
         "gvisor": lambda: walls.under_gvisor(times(20)),
     }
 
