@@ -121,3 +121,28 @@ def test_how_it_is_cut_does_not_matter(said: list[tuple[dict[str, object], bytes
 @pytest.mark.parametrize("lengths", [(line.MAX_JSON + 1, 0), (2, line.MAX_BYTES + 1), (0xFFFFFFFF, 0xFFFFFFFF)])
 def test_a_length_beyond_the_cap_is_refused_before_anything_is_kept(lengths: tuple[int, int]) -> None:
     assert heard(struct.pack("<II", *lengths)) is None
+
+
+@pytest.mark.parametrize(
+    "mimes",
+    [
+        [],
+        [["text/plain", 2]] * 33,
+        [["", 2]],
+        [["t" * 101, 2]],
+        [["text/pl\u00e9in", 2]],
+        [["text/plain\n", 2]],
+        [["text/plain\x1b[2J", 2]],
+        [["text/plain", 3]],
+        [["text/plain", 1]],
+        [["a", 3], ["b", -1]],
+        [["text/plain", True], ["b", 1]],
+        [["text/plain", 2, 0]],
+        ["text/plain"],
+    ],
+)
+def test_a_display_whose_representations_are_not_right_is_refused(mimes: list[object]) -> None:
+    assert heard(packed({"m": "display", "value": True, "mimes": mimes}, b"hi")) is None
+    most: list[object] = [[f"{number:0100}", 0] for number in range(31)]
+    message: dict[str, object] = {"m": "display", "value": True, "mimes": [*most, ["text/plain", 2]]}
+    assert heard(packed(message, b"hi")) == [(message, b"hi")]
