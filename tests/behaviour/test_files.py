@@ -187,3 +187,18 @@ def test_a_hundred_megabytes_pass_in_little_memory(tmp_path: Path) -> None:
             tracemalloc.stop()
         assert (sum(sizes), peak < 12 << 20) == (100 << 20, True), peak
         assert (tmp_path / "out").read_bytes() == (tmp_path / "in").read_bytes()
+
+
+def test_a_magic_link_leads_nowhere(box: Sandbox) -> None:
+    """J18: such a link is the kernel's own way to a file, past every name on it."""
+    box.files.write("real", "content")
+    for path in ("/proc/self/cwd/real", "/proc/self/root/etc/passwd", "/proc/self/exe", "/proc/1/root/etc/passwd"):
+        with pytest.raises(OSError, match=r"symbolic links|Permission denied|not permitted"):
+            box.files.read(path)
+        with pytest.raises(OSError, match=r"symbolic links|Permission denied|not permitted|Read-only"):
+            box.files.write(path, "changed")
+    box.exec(["ln", "-s", "/proc/self/cwd/real", "behind"]).check()
+    with pytest.raises(OSError, match="symbolic links"):
+        box.files.read("behind")
+    box.exec(["ln", "-s", "/workspace/real", "plain"]).check()
+    assert box.files.read_text("plain") == "content"

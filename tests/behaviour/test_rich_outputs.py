@@ -29,3 +29,24 @@ def test_pandas_tables_figures_and_plotly_in_one_session() -> None:
         (figure,) = box.run("display(go.Figure(go.Scatter(x=[1, 2], y=[3, 4])))").check().outputs
         data = json.loads(figure.data["application/vnd.plotly.v1+json"])
         assert (data["data"][0]["type"], "layout" in data) == ("scatter", True)
+
+
+TOO_MUCH = """
+class Large:
+    def __repr__(self): return "text"
+    def _repr_html_(self): return "h" * (9 << 20)
+    def _repr_markdown_(self): return "small"
+class Many:
+    def __repr__(self): return "text"
+    def _repr_mimebundle_(self): return {f"a/{number}": "x" for number in range(40)}
+"""
+
+
+def test_what_is_too_large_or_too_much_to_show_is_left_out_and_the_session_goes_on() -> None:
+    with Sandbox(policy=ROOM) as box:
+        box.run(TOO_MUCH).check()
+        (large,) = box.run("Large()").check().outputs
+        assert large.data == {"text/plain": b"text", "text/markdown": b"small"}
+        (many,) = box.run("Many()").check().outputs
+        assert many.data == {"text/plain": b"text", **{f"a/{number}": b"x" for number in range(16)}}
+        assert box.run("1").value == "1"

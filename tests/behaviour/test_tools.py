@@ -68,3 +68,10 @@ def test_asyncio_callers_have_tools_too() -> None:
             return (await box.run("(later(1), lookup('a')['key'])")).value
 
     assert asyncio.run(main()) == "(2, 'a')"
+
+
+def test_arguments_larger_than_a_message_are_an_exception_and_the_session_goes_on(box: Sandbox) -> None:
+    result = box.run("before = 1\nlookup('x' * (20 << 20))")
+    assert result.exception is not None
+    assert result.exception.message == "lookup: arguments of more than 4194304 bytes"
+    assert (seen, box.run("before").value) == ([], "1")
