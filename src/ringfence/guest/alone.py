@@ -180,7 +180,7 @@ class Alone(Loop):
             k.drop_capabilities()  # for the count of processes, and for loopback's address
         if told["gvisor"]:
             os.dup2(0, 2)  # a file of the host's, which a guest there could open by /proc/1/fd and fill (F16)
-        self._box.built(self._spawner() if siblings else [])
+        self._box.built(self._spawner() if siblings else [], os.getpid())
 
     def _let_out(self, told: Told) -> None:
         """What listens for the gateway, before there is a guest."""
@@ -268,9 +268,11 @@ class _Within(Inside):
 
     _stopped = False
 
-    def built(self, fds: list[int], on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]) -> None:
+    def built(
+        self, fds: list[int], init_pid: int, on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]
+    ) -> None:
         self._awaited -= 1
-        self.init_pid = os.getpid()
+        self.init_pid = init_pid
         self._on_init_gone, self._on_ready = on_init_gone, on_ready
         self._take_spawner(fds)
 
@@ -314,9 +316,11 @@ class _Forking(_Within):
 
     _monitor: Alone
 
-    def built(self, _: list[int], on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]) -> None:
+    def built(
+        self, _: list[int], init_pid: int, on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]
+    ) -> None:
         self._awaited -= 1
-        self.init_pid = os.getpid()
+        self.init_pid = init_pid
         self._on_init_gone = on_init_gone
         self.ready = True
         on_ready(None)

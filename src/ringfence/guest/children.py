@@ -52,11 +52,12 @@ def number_of(handle: int) -> int:
     """Its process, as this one sees it; another may see another number."""
     if handle in _numbers:
         return _numbers[handle]
-    with open(f"/proc/self/fdinfo/{handle}", "rb") as file:
-        for row in file:
-            if row.startswith(b"Pid:"):
-                return int(row[4:])
-    return 0
+    fd = os.open(f"/proc/self/fdinfo/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        number = os.read(fd, 4096).partition(b"\nPid:")[2].split(None, 1)
+    finally:
+        os.close(fd)
+    return int(number[0]) if number else 0
 
 
 def look() -> None:

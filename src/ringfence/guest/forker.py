@@ -118,6 +118,7 @@ class Making:
 class Forker:
     def __init__(self, monitor: socket, proc: int) -> None:
         self._monitor = monitor
+        self._orders = lean.Receiver(monitor, _MAX_PACKET, _MAX_FDS)
         self._plans: dict[int, Plan] = {}  # of policies that share this view
         self._proc = proc
         self._us = births.Forker(proc, self._listing)
@@ -142,7 +143,7 @@ class Forker:
                     self._hear_init(fd, building)
 
     def _take_order(self, building: dict[int, Making]) -> None:
-        data, fds = lean.recv_fds(self._monitor, _MAX_PACKET, _MAX_FDS)
+        data, fds = self._orders.receive()
         if not data:
             os._exit(0)
         order: Order = lean.loads(data)
@@ -293,7 +294,7 @@ class Forker:
         assert making.spawner is not None
         making.spawner.send(b"go")
         fds = [making.init_pidfd, making.init.fileno(), *self._spawner_parts(making)]
-        lean.send_fds(self._monitor, lean.dumps({"box": making.number, "ok": True}), fds)
+        lean.send_fds(self._monitor, lean.dumps({"box": making.number, "init": making.init_pid}), fds)
         making.init.close()
         making.init = None
 

@@ -76,8 +76,8 @@ class Guestd:
 
     # from the forker
 
-    def built(self, fds: list[int]) -> None:
-        self._inside.built(fds, self._on_init_gone, self._on_ready)
+    def built(self, fds: list[int], init_pid: int) -> None:
+        self._inside.built(fds, init_pid, self._on_init_gone, self._on_ready)
 
     def respawned(self, fds: list[int]) -> None:
         self._inside.respawned(fds)

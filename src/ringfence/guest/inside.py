@@ -63,10 +63,12 @@ class Inside:
 
     # how it comes to be
 
-    def built(self, fds: list[int], on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]) -> None:
+    def built(
+        self, fds: list[int], init_pid: int, on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]
+    ) -> None:
         self._awaited -= 1
         self._init_pidfd, init_fd, *spawner = fds
-        self.init_pid = children.number_of(self._init_pidfd)
+        self.init_pid = init_pid
         self._init = lean.from_fd(init_fd, lean.SOCK_SEQPACKET)
         self._init.setblocking(False)
         self._on_init_gone = on_init_gone

@@ -109,11 +109,28 @@ def send_fds(sock: socket, data: bytes, fds: list[int]) -> None:
 def recv_fds(sock: socket, size: int, most: int) -> tuple[bytes, list[int]]:
     """One packet and its descriptors, which close on exec."""
     data, ancillary, _, _ = sock.recvmsg(size, _socket.CMSG_SPACE(4 * most), _socket.MSG_CMSG_CLOEXEC)
+    return data, _descriptors(ancillary)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     fds: list[int] = []
     for level, kind, content in ancillary:
         if (level, kind) == _RIGHTS:
             fds += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
-    return data, fds
+    return fds
+
+
+class Receiver:
+    """As `recv_fds`, into one buffer: a new one of that size for each packet would be three calls and fresh pages."""
+
+    def __init__(self, sock: socket, size: int, most: int) -> None:
+        self._sock = sock
+        self._buffer = bytearray(size)
+        self._space = _socket.CMSG_SPACE(4 * most)
+
+    def receive(self) -> tuple[bytes, list[int]]:
+        size, ancillary, _, _ = self._sock.recvmsg_into([self._buffer], self._space, _socket.MSG_CMSG_CLOEXEC)
+        return bytes(memoryview(self._buffer)[:size]), _descriptors(ancillary)
 
 
 def readable(sock: socket | int, within_s: float) -> bool:

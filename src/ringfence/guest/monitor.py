@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .shapes import Given, Launch, Template
 
 _MAX_PACKET = 1 << 18
+_MAX_ANSWER = 1 << 12
 _MAX_FDS = 16
 _MAX_WORDS = 200
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
@@ -62,7 +63,9 @@ class Monitor(Loop):
     def __init__(self, control: socket, maker: socket, maker_pid: int, library: int) -> None:
         super().__init__()
         self._control: socket | None = control
+        self._requests = lean.Receiver(control, _MAX_PACKET, _MAX_FDS)
         self._maker = maker
+        self._answers = lean.Receiver(maker, _MAX_ANSWER, _MAX_FDS)
         self._maker_pid = maker_pid
         self._boxes: dict[int, Guestd] = {}
         self._ending = False
@@ -127,7 +130,7 @@ class Monitor(Loop):
     def _on_control(self, _: int) -> None:
         assert self._control is not None
         try:
-            data, fds = lean.recv_fds(self._control, _MAX_PACKET, _MAX_FDS)
+            data, fds = self._requests.receive()
         except OSError:
             data, fds = b"", []
         if not data:
@@ -190,7 +193,7 @@ class Monitor(Loop):
 
     def _on_maker(self, _: int) -> None:
         try:
-            data, fds = lean.recv_fds(self._maker, _MAX_PACKET, _MAX_FDS)
+            data, fds = self._answers.receive()
         except OSError:
             data, fds = b"", []
         if not data:
@@ -206,7 +209,7 @@ class Monitor(Loop):
         elif "spawner" in answer:
             box.respawned(fds)
         else:
-            box.built(fds)
+            box.built(fds, answer["init"])
 
     def _lose_maker(self) -> None:
         """No more sandboxes of this view; those that run go on."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _ROW = struct.Struct("<q6QQqQQQ")
 _WORD = struct.Struct("<Q")
 _ARGUMENTS = 8  # where they begin
+_IN_ROW, _STORES, _LEAST, _ZERO, _FAILED = 12, (7, 11), 8, 9, 10  # words
+_NO_WORDS = [0] * 11
 _STOP, _COMPARE = -1, -2
 _MASK = (1 << 64) - 1
 
@@ -58,14 +60,19 @@ if TYPE_CHECKING:
     Room = _ctypes.Array[_Byte]
 
 
+_sizes: dict[int, type[Room]] = {}
+
+
 def room(size: int) -> Room:
     """Memory with an address that stays, for rows or for what a call writes."""
+    if size not in _sizes:
 
-    class Sized(_ctypes.Array[_Byte]):
-        _length_ = size
-        _type_ = _Byte
+        class Sized(_ctypes.Array[_Byte]):
+            _length_ = size
+            _type_ = _Byte
 
-    return Sized()
+        _sizes[size] = Sized
+    return _sizes[size]()
 
 
 def address_of(place: Room) -> int:
@@ -125,14 +132,15 @@ class Program:
     def __init__(self, used: Routine | None) -> None:
         self.native = used is not None
         self._routine = used
-        self._rows: list[list[Argument]] = []
+        self._words: list[int] = []  # of all rows
         self._whats: list[str] = []
         self._least: list[int] = []
         self._stores: dict[int, list[Slot]] = {}
         self._zeros: dict[int, int] = {}
         self._failures: dict[int, int] = {}
         self._works: dict[int, Callable[[], object] | None] = {}
-        self._holes: dict[str, list[int]] = {}
+        self._slots: list[tuple[int, Slot]] = []  # which word is to be the address of which
+        self._holes: dict[str, list[int]] = {}  # where in memory
         self._kept: list[object] = []  # what rows have the addresses of
         self._filled: dict[str, object] = {}
         self._memory: Room | None = None
@@ -144,14 +152,19 @@ class Program:
     @property
     def next(self) -> int:
         """The number that the next row will have."""
-        return len(self._rows)
+        return len(self._whats)
 
     def call(self, number: int, *arguments: Argument, what: str, least: int = 0) -> int:
         """One system call; returns its row. `what` names it where it fails."""
-        self._rows.append([number, *arguments])
+        words = self._words
+        words.append(number & _MASK)
+        for value in arguments:
+            words.append(value & _MASK if type(value) is int else self._word(value))
+        words += _NO_WORDS[len(arguments) :]
+        words[_LEAST - _IN_ROW] = least & _MASK
         self._whats.append(what)
         self._least.append(least)
-        return len(self._rows) - 1
+        return len(self._whats) - 1
 
     def optional(self, number: int, *arguments: Argument) -> int:
         """One whose failure does not matter."""
@@ -173,7 +186,7 @@ class Program:
 
     def store(self, row: int, *into: Slot) -> None:
         """Make the row's result an argument of one or two others."""
-        assert len(into) <= 2  # a row has two words for it
+        assert len(into) <= len(_STORES)
         self._stores[row] = list(into)
 
     def if_zero(self, row: int, then: int) -> None:
@@ -185,32 +198,27 @@ class Program:
     def seal(self) -> None:
         """All rows are written: lay them out. After the last one a run ends."""
         self.stop()
-        self._memory = room(len(self._rows) * _ROW.size)
+        words = self._words
+        self._memory = room(8 * len(words))
         self._at = _ctypes.addressof(self._memory)
-        for number, row in enumerate(self._rows):
-            words = [self._word(value, number, place) for place, value in enumerate(row[1:])]
-            words += [0] * (6 - len(words))
-            first, second = (*(self._address_of(slot) for slot in self._stores.get(number, ())), 0, 0)[:2]
-            _ROW.pack_into(
-                self._memory,
-                number * _ROW.size,
-                row[0],
-                *words,
-                first,
-                self._least[number],
-                self._address_of_row(self._zeros.get(number)),
-                self._address_of_row(self._failures.get(number)),
-                second,
-            )
+        for place, slot in self._slots:
+            words[place] = self._address_of(slot)
+        for row, slots in self._stores.items():
+            for place, slot in zip(_STORES, slots, strict=False):
+                words[row * _IN_ROW + place] = self._address_of(slot)
+        for place, rows in ((_ZERO, self._zeros), (_FAILED, self._failures)):
+            for row, then in rows.items():
+                words[row * _IN_ROW + place] = self._at + then * _ROW.size
+        struct.pack_into(f"<{len(words)}Q", self._memory, 0, *words)
+        words.clear()
 
-    def _word(self, value: Argument, row: int, place: int) -> int:
+    def _word(self, value: Argument) -> int:
         if isinstance(value, Hole):
-            self._holes.setdefault(value.name, []).append(row * _ROW.size + _ARGUMENTS + 8 * place)
+            self._holes.setdefault(value.name, []).append(8 * len(self._words))
             return 0
         if isinstance(value, Slot):
-            return self._address_of(value)
-        if isinstance(value, int):
-            return value & _MASK
+            self._slots.append((len(self._words), value))
+            return 0
         return self.keep(value)  # type: ignore[arg-type]  # bytes or a room: there is nothing else
 
     def keep(self, value: bytes | Room) -> int:
@@ -223,9 +231,6 @@ class Program:
             self._kept.append(slot.place)
             return _ctypes.addressof(slot.place) + slot.argument
         return self._at + slot.row * _ROW.size + _ARGUMENTS + 8 * slot.argument
-
-    def _address_of_row(self, row: int | None) -> int:
-        return 0 if row is None else self._at + row * _ROW.size
 
     # filling
 

@@ -142,11 +142,11 @@ def _keep_only(wire: int) -> None:
 
 
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
-    sock.send(lean.dumps({"pid": os.getpid()}))
-    if rehearses and sys.path and not lean.readable(sock, counts.QUIET_S):  # no path: guests have an own interpreter
+    if rehearses and sys.path:  # no path: guests have an own interpreter
         from . import pycode
 
         pycode.rehearse()
+    sock.send(lean.dumps({"pid": os.getpid()}))
     while True:
         data, fds = lean.recv_fds(sock, MAX_PACKET, 6)
         if not data:
