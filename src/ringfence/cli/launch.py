@@ -239,11 +239,19 @@ def _run_code(code: str, settings: Settings) -> Result:
 def _start(box: Sandbox) -> None:
     import warnings
 
+    from ringfence.backends.process.spawn import meanwhile
     from ringfence.errors import WeakerLimitWarning
 
+    meanwhile.append(_load_rest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakerLimitWarning)  # the notes after the run say it, in the words of options
         box.start()
+
+
+def _load_rest() -> None:
+    """What is needed once something runs, while the sandbox is still to come."""
+    for name in ("_datetime", "ringfence.cli.streams", "ringfence.policy.digest", "ringfence._sync.once"):
+        __import__(name)
 
 
 def _relay(process: Process, settings: Settings, console: Console) -> tuple[Result, bytes]:

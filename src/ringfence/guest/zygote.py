@@ -27,6 +27,7 @@ CONTROL_FD = 3
 LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
+_COMMAND = b"command"  # as in ringfence.backends.process.spawn
 
 
 def main() -> None:
@@ -41,6 +42,9 @@ def main() -> None:
     k.become_subreaper()
     control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)
     data = control.recv(_MAX_PACKET)
+    if data == _COMMAND:  # the library takes as long to start as we do
+        _hold_rest()
+        data = control.recv(_MAX_PACKET)
     if not data:
         os._exit(0)  # begun ahead of time, and not needed
     hello: Hello = lean.loads(data)
@@ -68,14 +72,12 @@ def _preload(hello: Hello) -> dict[str, object]:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     sys.path[:] = hello["sys_path"]
-    for name in ("_ast", "_sitebuiltins", "atexit"):
-        __import__(name)
     if hello["warm"]:
         from . import fileworker, guestd, pycode, session  # noqa: F401  # before the fork, not after each
-    else:
-        held.Held().hold()
-        node.prepare()
-    fresh.prepare()
+
+        for name in ("_ast", "_sitebuiltins", "atexit"):
+            __import__(name)
+        fresh.prepare()
     spawner.rehearses = hello["warm"]
     forker.preloaded = bool(hello["preload"])
     for name in hello["preload"]:
@@ -86,6 +88,13 @@ def _preload(hello: Hello) -> dict[str, object]:
     os.environ.clear()
     threads = len(os.listdir("/proc/self/task"))
     return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}
+
+
+def _hold_rest() -> None:
+    """A command mostly execs a program: what it may need besides is read, and not run."""
+    held.Held().hold()
+    node.prepare()
+    fresh.prepare()
 
 
 def _load_rest() -> None:

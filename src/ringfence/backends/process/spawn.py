@@ -12,6 +12,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from socket import socket
 
 _FIRST_FREE = 10  # above the fixed descriptors of the zygote
@@ -65,6 +66,8 @@ def start(executable: str, prefix: list[str]) -> Started:
         theirs.close()
         for fd in (*high, library):
             os.close(fd)
+    if _command:
+        control.send(COMMAND)
     return Started(pid, control, errors)  # type: ignore[arg-type]  # the C class has every method that is used
 
 
@@ -74,7 +77,9 @@ def _above(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
 
 
+COMMAND = b"command"  # the first packet to such a zygote: what it can do before it is told more
 _begun: list[Started] = []
+meanwhile: list[Callable[[], object]] = []  # what a command can do while it waits for its zygote
 _command: list[bool] = []
 
 

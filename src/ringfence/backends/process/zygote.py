@@ -53,6 +53,8 @@ class Zygote:
         with self._lock:
             if self._ready:
                 return
+            while spawn.meanwhile:
+                spawn.meanwhile.pop()()
             try:
                 answer = self._answer(self._control)
                 if "error" in answer:
