@@ -38,6 +38,7 @@ NOT_CHOSEN = {
 # object, and with it the same template and spares.
 _plans: dict[object, ProcessPlan] = {}
 _MOST_PLANS = 64
+_last: list[tuple[tuple[object, ...], ProcessPlan]] = []  # the last that was found there, of the host's image
 
 
 def is_command() -> bool:
@@ -338,8 +339,12 @@ def process_plan(
     policy: Policy, image: Image, *, fresh: bool = False, used: Used | None = None, on_disk: bool = False
 ) -> ProcessPlan:
     key = (policy, image, fresh, os.geteuid(), None if used is None else (used.root, used.info.env), on_disk)
+    if used is None and _last and _same(_last[0][0], key):
+        return _last[0][1]
     found = _plans.get(key)
     if found is not None:
+        if used is None:
+            _last[:] = [(key, found)]
         return found
     from ringfence.plan.facts import host_facts
     from ringfence.plan.process import plan_process
@@ -386,6 +391,11 @@ def check_pause(policy: Policy, image: Image) -> None:
             code="pause",
             missing=[Missing("process", "a cgroup with a freezer", 'on_idle = "close"')],
         )
+
+
+def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """The very same policy and image: no need to hash all that is in them."""
+    return one[0] is other[0] and one[1] is other[1] and one[2:] == other[2:]
 
 
 _views: dict[tuple[int, Root | None], View] = {}  # of policies that name no host files, by caller's uid and image

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from ringfence.guest import lean
-from ringfence.values import Struct, final
+from ringfence.values import Struct, final, put
 
 HEADER = struct.Struct("<IBI")
 JSON, STDIN, STDOUT, STDERR, LINE = 0, 1, 2, 3, 4
@@ -26,6 +26,12 @@ class Frame(Struct):
     kind: int
     stream: int
     payload: bytes
+
+    def __init__(self, kind: int, stream: int, payload: bytes) -> None:
+        """Written out, because every message is one."""
+        put(self, "kind", kind)
+        put(self, "stream", stream)
+        put(self, "payload", payload)
 
 
 def pack(kind: int, stream: int, payload: bytes) -> bytes:

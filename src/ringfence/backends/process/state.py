@@ -362,6 +362,8 @@ def _read_record(path: str) -> list[Entry]:
 
 
 def _own(path: str) -> str:
+    if _is_mine(path):
+        return path
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
