@@ -359,7 +359,7 @@ def process_plan(
     if seen is None:
         seen = _view(policy, root)
     if _is_plain(policy):
-        _views[os.geteuid(), root] = seen
+        seen = _views.setdefault((os.geteuid(), root), seen)
     env = image.env if used is None else {**used.info.env, **image.env}
     made = plan_process(policy, facts, seen, image_env=env, fresh=fresh, root=root)
     if on_disk:
@@ -369,7 +369,7 @@ def process_plan(
     if made.shared:
         while len(_plans) >= _MOST_PLANS:
             del _plans[next(iter(_plans))]
-        _plans[key] = made
+        return _plans.setdefault(key, made)  # another thread may have made it meanwhile: one plan, one shelf of spares
     return made
 
 

@@ -275,3 +275,25 @@ def test_a_fork_of_the_caller_waits_for_no_lock_of_a_thread_it_has_not() -> None
         [sys.executable, "-c", _FORK_UNDER_A_LOCK], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "ended\n"
+
+
+def test_threads_that_begin_at_once_share_one_template() -> None:
+    """In a process of its own: here a plan was made long ago."""
+    code = """
+import threading, ringfence
+from ringfence import launching
+from ringfence.backends.process import pool
+together = threading.Barrier(4)
+def begin():
+    together.wait()
+    assert ringfence.run("1").value == "1"
+threads = [threading.Thread(target=begin) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+[kept] = pool._pools.values()
+print(len(launching._plans), len(kept._templates), len(kept._shelves))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("1 1 1\n", "")

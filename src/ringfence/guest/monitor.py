@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 
 from . import children, forker, lean
 from . import kernel as k
@@ -26,6 +27,8 @@ _MAX_PACKET = 1 << 18
 _MAX_ANSWER = 1 << 12
 _MAX_FDS = 16
 _MAX_WORDS = 200
+_LOOK_S = 0.005
+_NEVER = float("inf")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
 
 
@@ -75,10 +78,16 @@ class Monitor(Loop):
         self._library = library
 
     def serve(self) -> None:
+        """Clocks are looked at when one may have run out, and a moment after something happened: not at each event."""
+        look_at = 0.0
         while self._boxes or not self._ending:
-            self.round(self._next_wait())
-            for box in list(self._boxes.values()):
-                box.keep_clocks()
+            now = time.monotonic()
+            if now >= look_at:
+                for box in list(self._boxes.values()):
+                    box.keep_clocks()
+                look_at = now + self._next_wait()
+            self.round(look_at - now if look_at < _NEVER else -1)
+            look_at = min(look_at, time.monotonic() + _LOOK_S)
 
     def crashed(self, error: str) -> None:
         """Our own fault: every sandbox's owner hears why it is lost. What is inside dies with us."""
@@ -89,8 +98,7 @@ class Monitor(Loop):
                 sys.excepthook(type(other), other, other.__traceback__)
 
     def _next_wait(self) -> float:
-        waits = [wait for box in self._boxes.values() if (wait := box.next_wait()) is not None]
-        return min(waits) if waits else -1
+        return min((wait for box in self._boxes.values() if (wait := box.next_wait()) is not None), default=_NEVER)
 
     # what sandboxes need of us
 
