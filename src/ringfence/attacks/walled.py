@@ -97,8 +97,8 @@ def unnoticed(backend: str, rows: Iterable[Row]) -> tuple[dict[str, str], list[s
         if row.verdict != "not applicable":
             named |= {control for control in attack.off if control in CONTROLS}
         if "off" in row.succeeded and row.verdict == "held":
-            for control in (*controls.at_the_wall(backend, attack.off, attack.off), *attack.off):
-                noticed.setdefault(control, row.id)
+            for control in attack.off:
+                noticed.setdefault(controls.same(backend).get(control, control), row.id)
     whole = {*controls.of(backend), *(named - set(controls.same(backend)))}
     return {name: noticed[name] for name in sorted(whole) if name in noticed}, sorted(whole - set(noticed))
 
