@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from network.world import World, codes, curl, listening
 from ringfence import Network, Policy, PolicyError, Rule, Sandbox, UnsupportedError
 from ringfence.events import Denied, HostSummary
 from ringfence.network.gateway import service
+from ringfence.network.quick import Quick
 
 DIRECT = ("--noproxy", "*")
 
@@ -518,6 +520,18 @@ def test_a_fork_of_the_caller_leaves_the_gateway_with_the_parent(internet: World
             os._exit(0 if box.state == "closed" else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert curl(box, f"http://web.test:{server.port}/").stdout.endswith("200")
+
+
+def test_without_the_parser_nothing_passes_and_it_is_told_why(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ringfence.network.intercept", None)
+    monkeypatch.setattr(Quick, "begin", lambda self: self._hand_over())
+    with internet.http("web.test") as server, internet.sandbox(internet.policy(f"web.test:{server.port}")) as box:
+        refused = curl(box, "http://other.test/")
+        assert (refused.stdout[-3:], codes(refused)) == ("403", [("other.test:80", "net.not-allowed")])
+        for options in ((), DIRECT):
+            assert "h11" in curl(box, f"http://web.test:{server.port}/", *options).stdout
+        until(lambda: [line.code for line in box.network.log()] == ["net.not-allowed", *["net.unsupported"] * 2])
+        assert server.seen == []
 
 
 def test_the_proxy_is_named_in_both_cases(internet: World) -> None:

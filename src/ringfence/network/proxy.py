@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ringfence.network import refusing, rules, socks
+from ringfence.network import refusing, rules, simple, socks
 from ringfence.network.requests import LARGEST_HEAD, check_raw_head, malformed
 from ringfence.network.serving import serve_tunnel, without_parser
 from ringfence.network.splicing import reset
@@ -53,9 +53,24 @@ async def _serve_http(registration: Registration, one: Open, client: Client) -> 
     try:
         from ringfence.network.intercept import serve_plain
     except ImportError:
-        await refusing.say_and_close(client.sock, refusing.http_response(without_parser()))
+        named, refusal = _unread(registration, client.received)
+        registration.deny(*named, refusal)
+        await refusing.say_and_close(client.sock, refusing.http_response(refusal))
         return
     await serve_plain(client, registration, chooser(registration, one))
+
+
+def _unread(registration: Registration, head: bytes) -> tuple[tuple[str, int], Refusal]:
+    """Without h11 nothing passes; where the plainest request was to go can be told all the same."""
+    asked = simple.request(head)
+    named = ("(proxy)", 0)
+    try:
+        if asked is not None:
+            named, _ = absolute(asked.target)
+            return named, registration.rules.decide(*named).refusal or without_parser()
+    except Refusal as refusal:
+        return named, refusal
+    return named, without_parser()
 
 
 def chooser(registration: Registration, one: Open) -> Callable[[str, list[str]], tuple[Target, str]]:
