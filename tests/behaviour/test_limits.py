@@ -140,3 +140,18 @@ except OSError as e: reason = e.strerror
 (n, reason)
 """
     assert ringfence.run(code).value == f"({64 << 20}, 'No space left on device')"
+
+
+FLOOD = "for number in range(25_000): display(number)"
+
+
+def test_more_displays_than_a_call_may_have_are_cut_and_the_result_says_so() -> None:
+    patient = Policy(limits=Limits(timeout_s=50, cpu_time_s=50))
+    alone = ringfence.run(FLOOD, policy=patient)
+    assert (alone.status, alone.truncated, 0 < len(alone.outputs) <= 20_000) == ("ok", True, True)
+    with Sandbox(policy=patient) as box:
+        box.run("x = 1").check()
+        cell = box.run(FLOOD)
+        assert (cell.status, cell.truncated, cell.state_kept) == ("lost", True, False)
+        assert 0 < len(cell.outputs) <= 20_000
+        assert box.run("1").value == "1"

@@ -192,6 +192,7 @@ class Process:
             return
         self._messages += len(said)
         if self._messages > _MOST_MESSAGES:  # each costs the host more than its bytes (F16)
+            self._transcript.outputs_cut = True
             self._line = None
             self._on_nonsense()
             return
