@@ -23,7 +23,7 @@ from ringfence.doctor import examine
 
 report = examine(backends=["process"])
 try:
-    error = ringfence.run("print(1)").status
+    error = ringfence.run("print(1)", backend="process").status
 except ringfence.UnsupportedError as refused:
     error = [refused.code, str(refused), refused.fix]
 print(json.dumps({"report": report.to_dict(), "run": error}))
@@ -98,7 +98,7 @@ def test_a_refused_part_is_named_with_its_fix_by_doctor_and_by_run(
     found = probe(ordinary_user, situation)
     state, detail, offered = found.lines[what]
     assert (state, detail.startswith(why), offered) == ("missing", True, fix)
-    assert (found.works, found.auto) == (False, None)
+    assert (found.works, found.auto in (None, "container", "gvisor")) == (False, True)
     assert why in found.rejected["process"]
     assert isinstance(found.run, list)
     assert (found.run[0], found.run[2]) == (code, fix)

@@ -31,7 +31,7 @@ def run() -> dict[str, object]:
     import ringfence
 
     begun = time.monotonic()
-    result = ringfence.run("print(1)", timeout_s=20)
+    result = ringfence.run("print(1)", timeout_s=20, backend="process")
     took = time.monotonic() - begun
     if result.status != "ok" or result.stdout != "1\n":
         return {"ok": False, "detail": f"print(1) ended as {result.status} ({result.reason}): {result.stderr[-200:]!r}"}
