@@ -250,8 +250,11 @@ def _start(box: Sandbox) -> None:
 
 def _load_rest() -> None:
     """What is needed once something runs, while the sandbox is still to come."""
-    for name in ("_datetime", "ringfence.cli.streams", "ringfence.policy.digest", "ringfence._sync.once"):
-        __import__(name)
+    import _datetime  # type: ignore[import-not-found]  # noqa: F401  # a C module without a stub; used later, as the others
+
+    import ringfence._sync.once
+    import ringfence.cli.streams
+    import ringfence.policy.digest  # noqa: F401  # as above
 
 
 def _relay(process: Process, settings: Settings, console: Console) -> tuple[Result, bytes]:
