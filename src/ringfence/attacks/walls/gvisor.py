@@ -29,8 +29,11 @@ time.sleep(12)
 
 @attack("F06-sentry", "a fork bomb ends at limits.processes", DOS, off="process-limit")
 def fork_bomb(arm: Arm) -> Seen:
-    """gVisor has a process on the host for each address space inside: those are counted. 60 where 24 may be."""
-    box = arm.sandbox(Policy(limits=_LIMITS))
+    """gVisor has a process on the host for each address space inside: those are counted. 60 where 24 may be.
+
+    With memory for all of them: else the cgroup ends the whole of it first.
+    """
+    box = arm.sandbox(Policy(limits=replace(_LIMITS, memory="768M")))
     pid_told(arm.spawn(_FORKS, box=box))
     count = len(descendants(wall_of(box)._process.pid))  # noqa: SLF001  # no public name leads there
     return Seen(count > 24 + 24, f"{count} processes on the host")
