@@ -34,12 +34,15 @@ def examine_process() -> BackendReport:
         return BackendReport("process", False, tuple(system))
     answers = asking.trials()
     run = asking.whole()
-    found = [*system, *_tried(answers), _cgroup(asking.cgroup()), _whole(run), *_held(run), _images()]
+    found = [*system, *_tried(answers), _cgroup(asking.cgroup()), _whole(run), *_held(run), _images(answers)]
     return BackendReport("process", run.ok, tuple(found))
 
 
-def _images() -> Finding:
+def _images(answers: dict[str, Answer]) -> Finding:
     """Whether images can be built here; importing them needs nothing."""
+    if os.geteuid() != 0 and "user namespaces" in answers and not answers["user namespaces"].ok:
+        # `unshare` would wait for its deadline where it is refused one.
+        return Finding("image build", "weaker", "images can be imported, not built: that needs user namespaces")
     from ringfence.errors import UnsupportedError
     from ringfence.images.debian import check_host
 
