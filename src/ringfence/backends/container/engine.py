@@ -254,4 +254,17 @@ def _end(service: subprocess.Popen[bytes], folder: str, owner: int) -> None:
             service.wait(5)
         except subprocess.TimeoutExpired:
             os.killpg(service.pid, signal.SIGKILL)
+    _end_holder(f"{folder}/podman-run-{os.geteuid()}/libpod/tmp/pause.pid")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_holder(note: str) -> None:
+    """Without root, and without a runtime directory of the user's, Podman leaves a process for its service alone."""
+    try:
+        with open(note, encoding="ascii") as file:
+            pid = int(file.read())
+        with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+            if file.read() == "catatonit\n":
+                os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError):
+        return  # there is none
