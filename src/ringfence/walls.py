@@ -214,7 +214,7 @@ class ContainerLauncher(WalledLauncher):
             syscalls=Control(f"{by}: its seccomp profile, and our allow-list inside", "full"),
             privileges=Control(f"{by}: a uid of its own, all capabilities dropped, no-new-privileges", "full"),
             time=Control("clock of guestd inside, and of the host behind it", "full"),
-            cpu=Control(f"{by}: CPU quota", "full", "CPU time is limited for each process, not for the tree")
+            cpu=Control(f"{by}: CPU quota, and the count of its cgroup", "full")
             if "cpu" in found.limits
             else Control("RLIMIT_CPU", "weaker", "time alone: this engine, without root, has no cgroup for shares"),
             memory=Control(f"{by}: memory limit, no swap", "full")
@@ -252,6 +252,7 @@ def _as_gvisor_holds(held: Enforcement, by: str) -> Enforcement:
         held,
         syscalls=Control(f"{by}: a kernel of its own", "full"),
         processes=Control(f"{by}: pids limit", "weaker", "of the whole sandbox, on the host"),
+        cpu=Control(held.cpu.mechanism, "weaker", "CPU time for each process, not for the tree"),
         disk=Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted"),
     )
 

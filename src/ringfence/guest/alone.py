@@ -44,10 +44,10 @@ def main() -> NoReturn:
     _check_place()
     k.set_name("rf-guestd")
     channel = _Streams(*_ends())
-    told = _told(channel)
+    told, handed = _told(channel)
     _prepare()
     k.set_dumpable(0)
-    alone = Alone(channel, told)
+    alone = Alone(channel, told, handed)
     alone.serve()
     os._exit(0)
 
@@ -77,21 +77,23 @@ def _ends() -> tuple[int, int]:
     return ends
 
 
-def _told(channel: _Streams) -> Told:
-    """The first frame: what guests are to give up here, and what to listen on for the gateway.
+def _told(channel: _Streams) -> tuple[Told, list[int]]:
+    """The first frame: what guests are to give up here, and what to listen on for the gateway. With it may come where
+    the wall counts CPU time.
 
     What this kernel does not know is left out; the host asked.
     """
     reader = frames.Reader()
+    handed: list[int] = []
     while True:
-        data = channel.recv(_READ)
+        data = channel.recv(_READ) if handed else channel.recv_handed(handed)
         if not data:
             os._exit(0)
         for _, _, payload in reader.feed(data):
             told: Told = lean.loads(payload)
             fence = told["fence"]
             fence["landlock_abi"] = min(fence["landlock_abi"], k.landlock_abi())
-            return told
+            return told, handed
 
 
 def _prepare() -> None:
@@ -142,6 +144,16 @@ class _Streams:
         """To be used up before the next."""
         return self._buffer[: os.readv(self._in, [self._buffer])]
 
+    def recv_handed(self, handed: list[int]) -> bytes | memoryview:
+        """As `recv`; a descriptor that came along is added."""
+        if self._in != self._out:
+            return self.recv(_READ)  # pipes, or two of them: nothing comes along
+        sock = lean.from_fd(os.dup(self._in), lean.SOCK_STREAM)
+        data, fds = lean.recv_fds(sock, _READ, 1)
+        sock.close()
+        handed += [lean.high(fd) for fd in fds]
+        return data
+
     def send(self, data: bytes | bytearray | memoryview) -> int:
         return os.write(self._out, data)
 
@@ -161,7 +173,7 @@ class _Streams:
 class Alone(Loop):
     """What a monitor is to its sandboxes, to the one there is."""
 
-    def __init__(self, channel: _Streams, told: Told) -> None:
+    def __init__(self, channel: _Streams, told: Told, handed: list[int]) -> None:
         super().__init__()
         self._channel = channel
         self._fence = told["fence"]
@@ -173,7 +185,8 @@ class Alone(Loop):
         self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
         siblings = not told["gvisor"] and _can_make_siblings()
         self.counted = Counted(self._fence["processes"]) if told["gvisor"] else None
-        files = {} if self.counted is None else {"cpu": self.counted.cpu}
+        counts = handed if self.counted is None else [self.counted.cpu]
+        files = dict(zip(("cpu",), counts, strict=False))
         self._box = guestd.Guestd(self, _NUMBER, channel, files, owner=None, inside=_Within if siblings else _Forking)
         self._let_out(told)
         if told["gvisor"] or told["outlets"] is not None:

@@ -15,6 +15,12 @@ class Counters:
     def __init__(self, pid: int, identity: str) -> None:
         self._at = {name: path for name, path in _directories(pid).items() if identity in path}
 
+    def cpu_file(self) -> str | None:
+        """Where the CPU time of the whole container is counted."""
+        if "" in self._at:
+            return f"{self._at['']}/cpu.stat"
+        return f"{self._at['cpuacct']}/cpuacct.usage" if "cpuacct" in self._at else None
+
     def read(self) -> tuple[Usage, int]:
         """And how often the memory limit killed."""
         if "" in self._at:

@@ -35,6 +35,12 @@ def leads_into(oci_runtime: str) -> bool:
     return sys.platform == "linux" and oci_runtime.rpartition("/")[2].startswith(_SHARING)
 
 
+def other_end(channel: socket.socket) -> tuple[int, int]:
+    """The process at the other end when it connected, and its user, as this host counts them."""
+    pid, uid, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
 class Door:
     """Of one container that is about to be made. Raises OSError when it cannot be made."""
 
@@ -90,7 +96,7 @@ class Door:
         return None
 
     def _is_guestd(self, peer: socket.socket, uid: int | None) -> bool:
-        who = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        who = other_end(peer)[1]
         if uid is not None and who != uid and _is_mapped(uid):
             return False
         peer.settimeout(_ANSWER_S)

@@ -15,10 +15,12 @@ from ringfence.backends.walled import runtime
 from ringfence.backends.walled.box import WalledBox
 from ringfence.backends.walled.skeleton import skeleton
 from ringfence.errors import SandboxLostError
+from ringfence.results import Control
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any, TypeAlias
 
     from ringfence.backends.container.door import Door
@@ -70,13 +72,28 @@ def launch(
     box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
     try:
         told = fence(plan, limits.memory, engine, shares_kernel=wall.takes_descriptors)
-        box.begin(told, deadline, outlets=egress.outlets, hands=wall.takes_descriptors)
+        with _cpu_counter(wall, box) as cpu:
+            box.begin(told, deadline, outlets=egress.outlets, hands=wall.takes_descriptors, cpu=cpu)
         egress.give_address(lambda: wall.pid, guestd)
     except BaseException:
         box.close()
         box.wait_destroyed(_END_S)
         raise
     return box
+
+
+@contextlib.contextmanager
+def _cpu_counter(wall: ContainerWall, box: WalledBox) -> Iterator[int]:
+    """For guestd. Where there is none, the box says what holds instead."""
+    cpu = wall.cpu_counter() if wall.takes_descriptors else -1
+    if cpu < 0 and box.enforcement.cpu.level == "full":
+        weaker = Control(box.enforcement.cpu.mechanism, "weaker", "CPU time for each process, not for the tree")
+        box.enforcement = replace(box.enforcement, cpu=weaker)
+    try:
+        yield cpu
+    finally:
+        if cpu >= 0:
+            os.close(cpu)
 
 
 def _failed(engine: Engine, error: Exception) -> SandboxLostError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
 
 from ringfence.backends.container import stream as streams
 from ringfence.backends.container.counters import Counters
+from ringfence.backends.container.door import other_end
 from ringfence.errors import SandboxLostError, StartTimeoutError
 from ringfence.results import Usage
 
@@ -99,6 +101,14 @@ class ContainerWall:
         if not self._pid:
             self._pid = int(self._state().get("Pid") or 0)
         return self._pid
+
+    def cpu_counter(self) -> int:
+        """A descriptor from which guestd can read what the whole container used; -1 where there is none."""
+        try:
+            path = Counters(other_end(self.channel)[0], self._id).cpu_file()
+            return -1 if path is None else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return -1
 
     def _state(self) -> dict[str, Any]:
         found: dict[str, Any] = self._engine.api.inspect_container(self._id)["State"]

@@ -92,15 +92,22 @@ class WalledBox:
         self._guestd = channel  # where a relay is between, `channel` is another
         _remember(self)
 
-    def begin(self, fence: Mapping[str, object], deadline: float, *, outlets: object, hands: bool = False) -> None:
+    def begin(
+        self, fence: Mapping[str, object], deadline: float, *, outlets: object, hands: bool = False, cpu: int = -1
+    ) -> None:
         """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
 
         `hands`: the channel takes descriptors, and guestd hands its listeners over by it; else it relays.
+        `cpu`: one for guestd, to read the CPU time of the whole box from.
         Raises SandboxLostError or StartTimeoutError.
         """
         try:
             gvisor = self.backend == "gvisor"
-            self.channel.sendall(frames.message(fence=dict(fence), outlets=outlets, hands=hands, gvisor=gvisor))
+            message = frames.message(fence=dict(fence), outlets=outlets, hands=hands, gvisor=gvisor)
+            if cpu >= 0:
+                lean.send_fds(self.channel, message[:1], [cpu])
+                message = message[1:]
+            self.channel.sendall(message)
             if hands and isinstance(outlets, dict):
                 self._wait(deadline)
                 self._take_listeners(len(outlets["ports"]) + outlet_sockets.BESIDES)

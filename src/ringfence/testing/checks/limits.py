@@ -77,6 +77,14 @@ def cpu_time_is_counted_over_children_and_ends_as_a_limit(make: MakeSandbox) -> 
     assert verdict(result) == ("limit", "cpu-time")
 
 
+def cpu_time_of_processes_that_each_use_little_is_counted(make: MakeSandbox) -> None:
+    """A limit of the kernel's own is for each process: none of these comes near it."""
+    work = "[sys.executable, '-Ic', 'for _ in range(3000000): pass']"
+    code = f"import subprocess, sys\nfor _ in range(200): subprocess.run({work})"
+    result = python(make, code, policy=limited(cpu_time_s=1.5, timeout_s=60))
+    assert verdict(result) == ("limit", "cpu-time")
+
+
 def sleeping_costs_no_cpu_time(make: MakeSandbox) -> None:
     assert python(make, "import time; time.sleep(0.8)", policy=limited(cpu_time_s=0.6)).ok
 
@@ -257,6 +265,7 @@ CHECKS = (
     with_maker(whatever_a_program_does_its_timeout_comes),
     with_maker(a_timeout_of_a_call_narrows_the_policy_and_never_widens_it),
     with_maker(cpu_time_is_counted_over_children_and_ends_as_a_limit, "cpu-time"),
+    with_maker(cpu_time_of_processes_that_each_use_little_is_counted, "cpu-time"),
     with_maker(sleeping_costs_no_cpu_time, "cpu-time"),
     with_maker(cpu_time_is_for_each_call, "cpu-time"),
     with_maker(cpu_time_is_for_each_cell, "cpu-time"),
