@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 def catalogue(backend: str) -> tuple[Attack, ...]:
     """Every attack there is for it, by id."""
     from ringfence.attacks.cases import all_cases
-    from ringfence.attacks.walls import engine, files, gvisor, images
+    from ringfence.attacks.walls import engine, files, gvisor, images, limits
 
-    own = (*files.CASES, *((*engine.CASES, *images.CASES) if backend == "container" else gvisor.CASES))
+    walls = (*engine.CASES, *images.CASES) if backend == "container" else gvisor.CASES
+    own = (*files.CASES, *limits.CASES, *walls)
     left_out = reused.NOT_OWN[backend]
     borrowed = [each for each in all_cases() if each.id in reused.REUSED[backend]]
     return tuple(sorted((*(each for each in own if each.id not in left_out), *borrowed), key=lambda each: each.id))

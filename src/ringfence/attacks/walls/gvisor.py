@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence import Limits, Policy
-from ringfence.attacks.case import DOS, OURS, Seen, attack, cases
+from ringfence.attacks.case import DOS, Seen, attack, cases
 from ringfence.attacks.trace import pid_told
 from ringfence.attacks.walls.arm import wall_of
 from ringfence.attacks.witnesses import descendants
@@ -47,24 +47,6 @@ def take_memory(arm: Arm) -> Seen:
     told = arm.python(code, box=box, timeout_s=25)
     alive = wall_of(box)._process.poll() is None  # noqa: SLF001  # as above
     return Seen(told.said("held") == 1 and alive, f"{told.status}; gVisor {'runs' if alive else 'ended'}")
-
-
-@attack("F10-sentry", "CPU time of many short processes ends at limits.cpu_time_s", DOS, off=OURS)
-def burn_in_children(arm: Arm) -> Seen:
-    """Without the limit it ends by itself. Counted by its own kernel; judged by how it ended."""
-    cpu_s = 20 if arm.off else 0.5
-    limits = replace(_LIMITS, cpu_time_s=cpu_s)
-    code = """
-    def burn(seconds):
-        while time.process_time() < seconds:
-            pass
-    for i in range(8):
-        if os.fork() == 0:
-            burn(0.3); os._exit(0)
-        os.wait()
-    """
-    told = arm.python(code, box=arm.sandbox(Policy(limits=limits)), timeout_s=25)
-    return Seen(told.status == "ok", f"{told.status}, limit {cpu_s} s")
 
 
 CASES = cases(globals())
