@@ -156,3 +156,26 @@ print(*examine(backends=["process"]).backends[0].lines[2])
         "launcher missing cannot start /dev/null: Permission denied "
         "reinstall ringfence where programs may be executed (not on a noexec mount)\n"
     )
+
+
+def test_where_user_namespaces_are_refused_the_look_for_mapped_uids_leaves_no_process(
+    ordinary_user: OrdinaryUser,
+) -> None:
+    code = "from ringfence.files.imagelocks import run_as_root\nprint(run_as_root(['true'], 20))"
+    done = ordinary_user.run(SITUATIONS, "no_user_namespaces", code)
+    assert (done.returncode, "unshare failed" in done.stdout, unshare_processes(ordinary_user)) == (0, True, [])
+
+
+def unshare_processes(user: OrdinaryUser) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if (
+                entry.name.isdigit()
+                and entry.stat().st_uid == user.uid
+                and b"unshare" in (entry / "cmdline").read_bytes()
+            ):
+                found.append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+    return found

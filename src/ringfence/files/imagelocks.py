@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,12 +92,36 @@ def remove_tree(path: str) -> None:
         _remove_as_root(path)
 
 
-def _remove_as_root(path: str) -> None:
-    """A build of an ordinary user that was killed leaves files of the uids that are mapped for it."""
+def run_as_root(command: list[str], timeout_s: float | None = None) -> str | None:
+    """In a user namespace as `AS_ROOT` makes it. Returns what went wrong; None: nothing.
+
+    Where the kernel refuses the namespace, unshare of util-linux 2.38 ends and leaves a helper that waits for ever and
+    holds every pipe: so it is waited for alone, and then all of its session is ended.
+    """
     import subprocess
 
-    done = subprocess.run(
-        [*AS_ROOT, "rm", "-rf", "--", path], stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
-    if done.returncode != 0:
+    quiet = subprocess.DEVNULL
+    try:
+        running = subprocess.Popen(
+            [*AS_ROOT, *command], stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, start_new_session=True
+        )
+    except OSError as error:
+        return str(error)
+    assert running.stderr is not None
+    with running.stderr:
+        try:
+            status = running.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"no answer within {timeout_s:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        said = " ".join(running.stderr.read().decode("utf-8", "replace").split())
+        return (said or f"status {status}") if status else None
+
+
+def _remove_as_root(path: str) -> None:
+    """A build of an ordinary user that was killed leaves files of the uids that are mapped for it."""
+    if run_as_root(["rm", "-rf", "--", path]) is not None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

@@ -13,7 +13,7 @@ import sys
 import threading
 
 from ringfence.errors import ImageError, Missing, UnsupportedError
-from ringfence.files.imagelocks import AS_ROOT
+from ringfence.files.imagelocks import AS_ROOT, run_as_root
 from ringfence.files.tarstream import CutShortError
 from ringfence.images.archives import apply_stream
 
@@ -147,13 +147,8 @@ def check_host() -> None:
 
 def _not_mapped() -> str | None:
     """Why this user cannot be root over a range of uids; None: it can."""
-    try:
-        done = subprocess.run(
-            [*AS_ROOT, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)[:200]
-    return " ".join(done.stderr.decode("utf-8", "replace").split())[:200] if done.returncode else None
+    why = run_as_root(["true"], _PROBE_S)
+    return None if why is None else why[:200]
 
 
 def _command(suite: str, packages: tuple[str, ...]) -> list[str]:
