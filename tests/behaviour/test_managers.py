@@ -482,6 +482,16 @@ def test_warm_sandboxes_wait_unused_are_handed_out_once_and_replaced() -> None:
         assert manager.sandbox(policy=other).state == "new"
 
 
+def test_the_interpreter_of_a_warm_sandbox_waits_too_and_is_no_session_before_it_is_asked_for() -> None:
+    with SandboxManager(policy=SMALL, warm=1) as manager, manager.sandbox() as box:
+        before = box.exec(["ls", "/proc"]).stdout.split()
+        assert box.sessions() == ()
+        assert str(box.run("import os; os.getpid()").value) in before
+        assert [session.name for session in box.sessions()] == ["python"]
+        box.session().restart()
+        assert str(box.run("import os; os.getpid()").value) not in before
+
+
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────
 
 

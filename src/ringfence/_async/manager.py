@@ -182,7 +182,7 @@ class AsyncSandboxManager:
         while len(self._waiting) < self._warm and not self._closed:
             sandbox = AsyncOwnedSandbox(self._nobodys, backend=self._backend, image=self._image, policy=self._policy)
             await sandbox.start()
-            sandbox._waits = True
+            await sandbox._wait_for_use()
             self._waiting.append(sandbox)
 
     # checks

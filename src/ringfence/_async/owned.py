@@ -6,6 +6,8 @@ import time
 
 from ringfence._async.gateway import AsyncGateway
 from ringfence._async.sandbox import AsyncSandbox
+from ringfence._async.session import AsyncSession
+from ringfence.errors import UnsupportedError
 from ringfence.events import SandboxInfo
 from ringfence.results import Usage
 
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
     from ringfence.events import HostSummary
     from ringfence.policy.image import Image
     from ringfence.policy.model import Network, Policy
-    from ringfence.values import BackendName
+    from ringfence.values import BackendName, SessionLanguage
 
 _SLACK_S = 30.0  # beyond idle_s: whoever keeps the workspace ends the sandbox; this is for when nobody does
+
+
+_ROOM_AHEAD = 8  # processes that the policy must allow, for one to be spent before anybody asked for it
 
 
 class AsyncOwnedSandbox(AsyncSandbox):
@@ -42,6 +47,7 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self._owner = owner
         self._started_at = 0.0
         self._waits = False  # started ahead, and not used yet
+        self._ahead: AsyncSession | None = None  # the interpreter of its default session, likewise
 
     async def start(self) -> Self:
         """Raises QuotaError when its owner's quota has no room for it."""
@@ -60,6 +66,24 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self._started_at = time.time()
         self._running_place().before_call = self._count_call
         return self
+
+    async def _wait_for_use(self) -> None:
+        """It was started ahead: so is the interpreter of its default session, where the image has Python."""
+        self._waits = True
+        if self.policy.limits.processes < _ROOM_AHEAD:
+            return
+        session = AsyncSession("python", "python", self._running_place, self._tools)
+        try:
+            await session._prepare()
+        except UnsupportedError:
+            return  # no Python in the image
+        self._ahead = session
+
+    async def session(self, name: str | None = None, *, language: SessionLanguage = "python") -> AsyncSession:
+        asked = language == "python" and name in (None, "python")
+        if asked and self._ahead is not None and "python" not in self._sessions:
+            self._sessions["python"], self._ahead = self._ahead, None
+        return await super().session(name, language=language)
 
     async def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""

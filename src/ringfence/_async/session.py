@@ -277,6 +277,12 @@ class AsyncSession:
         self._inbox, self._reader = place.link.open(), line.Reader()
         await place.link.start(call, self._inbox)
 
+    async def _prepare(self) -> None:
+        """Start the interpreter ahead. It has no cell, and does not count as in use."""
+        await self._start()
+        assert self._inbox is not None
+        await self._place().link.say(op="idle", id=self._inbox.id)
+
     async def _ask(self, message: dict[str, object]) -> None:
         """Something else than a cell: answered at once, or the interpreter is lost."""
         place, inbox, reader = self._place(), self._inbox, self._reader

@@ -181,7 +181,7 @@ class SandboxManager:
         while len(self._waiting) < self._warm and not self._closed:
             sandbox = OwnedSandbox(self._nobodys, backend=self._backend, image=self._image, policy=self._policy)
             sandbox.start()
-            sandbox._waits = True
+            sandbox._wait_for_use()
             self._waiting.append(sandbox)
 
     # checks

@@ -277,6 +277,12 @@ class Session:
         self._inbox, self._reader = place.link.open(), line.Reader()
         place.link.start(call, self._inbox)
 
+    def _prepare(self) -> None:
+        """Start the interpreter ahead. It has no cell, and does not count as in use."""
+        self._start()
+        assert self._inbox is not None
+        self._place().link.say(op="idle", id=self._inbox.id)
+
     def _ask(self, message: dict[str, object]) -> None:
         """Something else than a cell: answered at once, or the interpreter is lost."""
         place, inbox, reader = self._place(), self._inbox, self._reader

@@ -52,6 +52,7 @@ class Job:
         self._stdin = Feed(guestd, number) if request["stdin"] else None
         self._line = Feed(guestd, 0) if kind in _WITH_LINE else None
         self._outputs: dict[int, int] = {}  # descriptor → frame type
+        self._said = b""  # read from its line and not passed on yet
         self._report_fd = -1
         self._report = bytearray()
         self._credit = request["credit"]
@@ -173,14 +174,22 @@ class Job:
             self._read(fd)
 
         def on_line(_: int) -> None:
-            """What was printed before a message comes before it."""
-            for other in [each for each in self._outputs if each != fd]:
-                while other in self._outputs and not self._paused and self._read(other):
-                    pass
-            if not self._paused:
-                self._read(fd)
+            self._read_line(fd)
 
         return on_line if self._outputs[fd] == frames.LINE else on_output
+
+    def _read_line(self, fd: int) -> None:
+        """What was printed before a message comes before it: so the message is read first, and passed on last."""
+        if not self._said and self._credit > 0:
+            try:
+                self._said = os.read(fd, min(_READ, self._credit))
+            except OSError:
+                self._said = b""  # `_read` meets the same
+        for other in [each for each in self._outputs if each != fd]:
+            while other in self._outputs and not self._paused and self._read(other):
+                pass
+        if not self._paused:
+            self._read(fd)
 
     def _read(self, fd: int) -> bool:
         """Pass on what there is. False when there is nothing now, or nobody to take it."""
@@ -188,7 +197,7 @@ class Job:
             self._pause()
             return False
         try:
-            data = os.read(fd, min(_READ_FILES if self.alone else _READ, self._credit))
+            data = self._next(fd)
         except BlockingIOError:
             if self._status is not None:
                 self._let_go(fd)
@@ -206,6 +215,12 @@ class Job:
                 self._let_go(fd)
         return True
 
+    def _next(self, fd: int) -> bytes:
+        if self._said and self._outputs[fd] == frames.LINE:
+            said, self._said = self._said, b""
+            return said
+        return os.read(fd, min(_READ_FILES if self.alone else _READ, self._credit))
+
     def _pause(self) -> None:
         if not self._paused:
             self._paused = True
@@ -219,6 +234,8 @@ class Job:
                 self._guestd.watch(fd, select.EPOLLIN, self._reader(fd))
             if self._status is not None:
                 self._drain()
+            elif self._said:
+                self._read_line(next(fd for fd, kind in self._outputs.items() if kind == frames.LINE))
 
     def add_credit(self, count: int) -> None:
         self._credit += count
@@ -232,6 +249,7 @@ class Job:
 
     def hang_up(self) -> None:
         """What it said on its line is nonsense: nobody reads there any more, and a flood costs us nothing (F16)."""
+        self._said = b""
         for fd in [fd for fd, kind in self._outputs.items() if kind == frames.LINE]:
             self._close_output(fd)
         if self._line is not None:

@@ -40,7 +40,7 @@ def test_a_container_under_runsc_has_a_kernel_of_its_own_and_says_so(under_runsc
         assert box.exec(["wc", "-c"], stdin=much).stdout == f"{len(much)}\n"
         held = box.enforcement
     assert held.syscalls.mechanism.endswith("with runsc: a kernel of its own")
-    assert held.weaker == ("processes", "disk")
+    assert held.weaker == ("processes", "cpu", "disk")
 
 
 def test_a_policy_for_a_kernel_of_its_own_is_refused_without_one(docker: Container) -> None:

@@ -35,6 +35,8 @@ def test_a_warm_sandbox_runs_when_it_is_handed_out_and_another_takes_its_place(m
     taken = [manager.sandbox() for _ in range(WARM + 1)]
     assert [box.state for box in taken[:WARM]] == ["running"] * WARM
     for number, box in enumerate(taken[:WARM]):
+        there = box.exec(["python3", "-c", "import os; print(*os.listdir('/proc'))"]).stdout.split()
+        assert str(box.run("import os; os.getpid()").value) in there  # its interpreter was started ahead
         assert list(box.files.list()) == []
         box.files.write("mine", str(number))
     again: list[Sandbox] = []
