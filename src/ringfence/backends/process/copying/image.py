@@ -19,11 +19,13 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _SEAL = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
 _ADD_SEALS = 1033
 _CHUNK = 1 << 18
+_PIECE = 1 << 22  # what a thread takes at a time
+_MUCH = 1 << 24  # bytes from which on a second thread pays
 _STANDARD = 4  # 0 to 2 and the line: every session has its own
 _NR_SIGACTION, _NR_GETITIMER = 13, 36
 _TIMERS = {0: "ITIMER_REAL", 1: "ITIMER_VIRTUAL", 2: "ITIMER_PROF"}
@@ -224,23 +226,57 @@ def _take_pages(image: MemoryImage, tracee: Tracee) -> None:
         pages.close()
     image.fd = os.memfd_create(OURS.removeprefix("/memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(image.fd, max(offset, 1))
-    with mmap.mmap(-1, _CHUNK) as room, memoryview(room) as view:
-        first = ctypes.c_char.from_buffer(room)
-        for run in image.runs:
-            _copy(tracee, run, image.fd, view, ctypes.addressof(first))
-        del first  # or the map could not be closed
+    _copy(tracee, image)
     fcntl.fcntl(image.fd, _ADD_SEALS, _SEAL)
     image.view = mmap.mmap(image.fd, max(offset, 1), prot=mmap.PROT_READ)
 
 
-def _copy(tracee: Tracee, run: Run, fd: int, view: memoryview, room: int) -> None:
+def _copy(tracee: Tracee, image: MemoryImage) -> None:
+    """By two threads where there is much: the kernel copies, and the session stands still meanwhile."""
+    pieces = iter(
+        [
+            (run.address + done, run.offset + done, min(_PIECE, run.size - done))
+            for run in image.runs
+            for done in range(0, run.size, _PIECE)
+        ]
+    )
+    if image.size_bytes < _MUCH:
+        _copy_pieces(tracee, image.fd, pieces)
+        return
+    import threading
+
+    failures: list[Exception] = []
+
+    def help_along() -> None:
+        try:
+            _copy_pieces(tracee, image.fd, pieces)
+        except (TraceError, OSError) as error:
+            failures.append(error)
+
+    helper = threading.Thread(target=help_along, name="ringfence-copy")
+    helper.start()
+    try:
+        _copy_pieces(tracee, image.fd, pieces)
+    finally:
+        helper.join()
+    if failures:
+        raise failures[0]
+
+
+def _copy_pieces(tracee: Tracee, fd: int, pieces: Iterator[tuple[int, int, int]]) -> None:
     """Through a buffer that stays in the cache: a written page needs no clearing and no fault, a mapped one both."""
-    done = 0
-    while done < run.size:
-        count = tracee.read_into(room, run.address + done, min(_CHUNK, run.size - done))
-        if not count:
-            raise TraceError("its memory cannot be read")
-        written = 0
-        while written < count:
-            written += os.pwrite(fd, view[written:count], run.offset + done + written)
-        done += count
+    with mmap.mmap(-1, _CHUNK) as room, memoryview(room) as view:
+        first = ctypes.c_char.from_buffer(room)
+        try:
+            for address, offset, size in pieces:
+                done = 0
+                while done < size:
+                    count = tracee.read_into(ctypes.addressof(first), address + done, min(_CHUNK, size - done))
+                    if not count:
+                        raise TraceError("its memory cannot be read")
+                    written = 0
+                    while written < count:
+                        written += os.pwrite(fd, view[written:count], offset + done + written)
+                    done += count
+        finally:
+            del first  # or the map could not be closed
