@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from ringfence.backends.container import account, disks, door, skeletons
@@ -42,7 +43,8 @@ def remove(engine: Engine, identity: str) -> None:
 def sweep(engine: Engine) -> None:
     """Containers of processes that are gone, and those of ours that a lost engine could not remove."""
     for identity in _owed.pop(engine.socket, ()):
-        remove(engine, identity)
+        # By the way: an engine that lost a container's end does not answer who removes it, and nobody is to wait.
+        threading.Thread(target=remove, args=(engine, identity), daemon=True).start()
     if engine.socket in _swept:
         return
     _swept.add(engine.socket)
