@@ -208,7 +208,10 @@ def prepare(
     name, fresh = _backend(backend)
     if workspace not in ("auto", "memory", "disk"):
         raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
-    _refuse_later(policy)
+    if policy.network.allow or policy.network.rules:
+        from ringfence.network.asked import check_network
+
+        check_network(policy)
     if name == "auto" and policy.isolation == "own-kernel":
         name = "gvisor"
     if name in ("gvisor", "container"):
@@ -304,35 +307,6 @@ def _backend(backend: BackendName | Backend) -> tuple[BackendName, bool]:
     if name not in _NAMES:
         raise PolicyError(f"unknown backend {backend!r}", key="backend", fix=f"one of: {', '.join(_NAMES)}")
     return name, bool(getattr(backend, "fresh", False))
-
-
-def _refuse_later(policy: Policy) -> None:
-    network = policy.network
-    if network.allow or network.rules:
-        _check_network(policy)
-
-
-def _check_network(policy: Policy) -> None:
-    from ringfence.policy.reach import MOST_PORTS, RESOLVER_PORT, listening_ports
-
-    ports = listening_ports(policy.network)
-    if RESOLVER_PORT in ports:
-        raise PolicyError(
-            f"port {RESOLVER_PORT} cannot be permitted: inside, the resolver has it",
-            key="network.ports",
-            fix="remove it; names are looked up without it",
-        )
-    if len(ports) > MOST_PORTS:
-        raise PolicyError(f"the network names {len(ports)} ports; the most is {MOST_PORTS}", key="network.ports")
-    if policy.secrets or policy.network.rules:
-        from ringfence.network import trust
-
-        if trust.is_needed(policy.network, policy.secrets):
-            trust.check_packages()
-    if policy.secrets:
-        from ringfence.network.swapping import Vault
-
-        Vault(policy.secrets)  # a value that is not there, or cannot be kept, is told before anything starts
 
 
 def process_plan(
