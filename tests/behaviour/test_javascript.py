@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from ringfence import Display, Exit, Limits, Policy, Prompt, Result, Sandbox, Stdout
+from ringfence import Limits, Policy, Result, Sandbox
+from ringfence.testing.checks.sessions import answered
 
 
 def js(box: Sandbox, code: str, **given: object) -> Result:
@@ -144,20 +145,8 @@ def test_javascript_reads_what_its_cell_was_given_and_no_more(box: Sandbox) -> N
 
 
 def test_a_spawned_javascript_cell_asks_its_caller(box: Sandbox) -> None:
-    seen: list[object] = []
     code = "const n = prompt('name? '); console.log('hi', n); display([1]); n"
-    with box.session(language="javascript").spawn(code) as cell:
-        for event in cell:
-            match event:
-                case Prompt(text=text):
-                    seen.append(text)
-                    cell.write("zoe\n")
-                case Stdout(text=text):
-                    seen.append(text)
-                case Display(output=output):
-                    seen.append((output.text, output.is_value))
-                case Exit(result=result):
-                    seen.append(result.status)
+    seen = answered(box.session(language="javascript"), code)
     assert seen == ["name? ", "hi zoe\n", ("[ 1 ]", False), ("'zoe'", True), "ok"]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from ringfence import Display, Exit, Limits, Policy, PolicyError, Prompt, Sandbox, SandboxClosedError, Stdout
+from ringfence import Display, Exit, Limits, Policy, PolicyError, Prompt, Sandbox, SandboxClosedError, Session, Stdout
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
 
 STUBBORN = """
@@ -191,8 +191,14 @@ def input_is_fed_or_refused(box: Sandbox) -> None:
 
 
 def a_spawned_cell_asks_its_caller(box: Sandbox) -> None:
+    seen = answered(box.session(), "n = input('name? ')\nprint('hi', n)\ndisplay(1)\nn")
+    assert seen == ["name? ", "hi zoe\n", ("1", False), ("'zoe'", True), "ok"]
+
+
+def answered(session: Session, code: str) -> list[object]:
+    """What a cell that asks for a name did, in order."""
     seen: list[object] = []
-    with box.session().spawn("n = input('name? ')\nprint('hi', n)\ndisplay(1)\nn") as cell:
+    with session.spawn(code) as cell:
         for event in cell:
             match event:
                 case Prompt(text=text):
@@ -204,7 +210,7 @@ def a_spawned_cell_asks_its_caller(box: Sandbox) -> None:
                     seen.append((output.text, output.is_value))
                 case Exit(result=result):
                     seen.append(result.status)
-    assert seen == ["name? ", "hi zoe\n", ("1", False), ("'zoe'", True), "ok"]
+    return seen
 
 
 def top_level_await_keeps_its_loop(box: Sandbox) -> None:
