@@ -3,7 +3,7 @@
 //
 // V8's own REPL mode evaluates the cells: const and let may be declared again, await stands at the top, and the value
 // of the last expression is the cell's. It is reached through an inspector session inside this process: no port.
-(require, importModule, job) => {
+(require, importModule, job, watcher) => {
   "use strict";
   const fs = require("fs");
   const inspector = require("inspector");
@@ -14,6 +14,7 @@
   const vm = require("vm");
   const { Buffer } = require("buffer");
   const { createRequire } = require("module");
+  const { Worker } = require("worker_threads");
 
   const LINE = 3;
   const MOST = 1 << 23; // of one representation
@@ -265,6 +266,44 @@
     return found;
   };
 
+  // An interrupt ends a cell in one of three ways: node ends the frame that a cell begins in; a cell that waits is told
+  // by onInterrupt; and a loop after an await is ended by the watcher, which takes the signal from its first cell on.
+
+  const ARMED = 0; // these two as in watcher.js
+  const HEARD = 1;
+  const ARMING_MS = 1000;
+  let watched = null; // shared with the watcher, once there is one
+  const onInterrupt = () => interrupt && interrupt();
+  const onWatcher = () => {
+    Atomics.add(watched, HEARD, 1);
+    Atomics.notify(watched, HEARD);
+    onInterrupt();
+  };
+
+  /** Have the signal taken by a watcher. Runs in a frame that an interrupt ends: until it is armed, nobody else would. */
+  const watch = () => {
+    const shared = new Int32Array(new SharedArrayBuffer(8));
+    const worker = new Worker(watcher, { eval: true, workerData: shared, env: {} });
+    worker.on("error", () => process.on("SIGINT", onInterrupt)); // no thread to be had: as before
+    worker.on("message", onWatcher);
+    worker.unref();
+    watched = shared;
+    Atomics.wait(shared, ARMED, 0, ARMING_MS);
+  };
+
+  const watchFromNowOn = () => {
+    if (watched || job.kind !== "session") return;
+    process.removeListener("SIGINT", onInterrupt); // its handler would stand in the watcher's place
+    state.run = watch;
+    guarded.runInThisContext({ breakOnSigint: true });
+  };
+
+  /** Code of the guest that takes the signal takes it from the watcher too: a cell that waits can still be told. */
+  const onListener = (name, listener) => {
+    if (name !== "SIGINT" || listener === onInterrupt) return;
+    if (!process.listeners("SIGINT").includes(onInterrupt)) process.on("SIGINT", onInterrupt);
+  };
+
   class Interrupted extends Error {
     constructor() {
       super("the cell was interrupted");
@@ -276,21 +315,27 @@
   /** {value} or {error, at}: nothing is thrown. */
   const evaluate = (code, name) =>
     new Promise((end) => {
-      interrupt = () => end({ error: new Interrupted() });
+      let waits = true;
+      const ended = (how) => {
+        waits = false;
+        end(how);
+      };
+      interrupt = () => ended({ error: new Interrupted() });
       const request = { expression: `${code}\n//# sourceURL=${name}`, replMode: true, objectGroup: "cell" };
       state.run = () => {
         session.post("Runtime.evaluate", request, (error, answered) => {
           const failed = answered && answered.exceptionDetails;
-          if (error) end({ error: Object.assign(new Error(error.message), { stack: error.message }) });
-          else if (failed) end({ error: objectOf(failed.exception ?? { value: failed.text }), at: failed });
-          else end({ value: objectOf(answered.result) });
+          if (error) ended({ error: Object.assign(new Error(error.message), { stack: error.message }) });
+          else if (failed) ended({ error: objectOf(failed.exception ?? { value: failed.text }), at: failed });
+          else ended({ value: objectOf(answered.result) });
         });
         process._tickCallback?.(); // what follows an await on something that is there already can be interrupted too
       };
       try {
         guarded.runInThisContext({ breakOnSigint: true });
+        if (waits) watchFromNowOn();
       } catch (error) {
-        end({ error: error.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED" ? new Interrupted() : error });
+        ended({ error: error.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED" ? new Interrupted() : error });
       }
     });
 
@@ -373,7 +418,8 @@
   const uncaught = (error) => writeAll(2, Buffer.from(`${traceOf(error, null, "")}\n`));
 
   const serve = () => {
-    process.on("SIGINT", () => interrupt && interrupt());
+    process.on("SIGINT", onInterrupt);
+    process.on("newListener", onListener);
     process.on("uncaughtException", uncaught);
     socket = new net.Socket({ fd: LINE, readable: true, writable: false });
     let busy = false;
