@@ -1,6 +1,4 @@
-"""What the zygote does beside making sandboxes: it keeps the kernel's cgroup lock warm at the start, and cleans up when
-the library ended without a word (SIGKILL, or a command in a hurry).
-"""
+"""What the zygote does when the library ended without a word (SIGKILL, or a command in a hurry): it cleans up."""
 
 from __future__ import annotations
 
@@ -11,47 +9,12 @@ import select
 import sys
 import time
 
-from . import kernel
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .shapes import Hello
 
-_WARM_S = 0.06
-_WARM_EVERY_S = 0.003
 _GIVE_UP_S = 10
 _TRIES = 200
-
-
-def warm_up_joins(owner: str) -> int:
-    """The first process to join a cgroup after a quiet moment waits 5 to 15 ms for the kernel (M8), others do not.
-
-    A child of ours joins a group of ours while the zygote still imports, so that the first sandbox comes second.
-    Returns its pid, for `stop`.
-    """
-    pid = os.fork()
-    if pid:
-        return pid
-    kernel.die_with_parent()
-    try:
-        os.makedirs(owner, 0o755, exist_ok=True)
-        fd = os.open(f"{owner}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        end = time.monotonic() + _WARM_S
-        while time.monotonic() < end:
-            os.write(fd, b"0")
-            time.sleep(_WARM_EVERY_S)
-    finally:
-        os._exit(0)
-
-
-def stop(child: int) -> None:
-    """End the child that warms the lock, so that the library can remove the group it is in."""
-    try:
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG)  # raises when it is no child of ours any more
-        os.kill(child, _signal.SIGKILL)
-        os.waitpid(child, 0)
-    except (ChildProcessError, ProcessLookupError):
-        return
 
 
 def clean_up(hello: Hello, library: int) -> None:

@@ -58,10 +58,10 @@ class Group(ABC):
 
     @abstractmethod
     def join_fds(self) -> list[int]:
-        """Write-only descriptors; a process that writes b"0" to each of them has joined.
+        """Write-only descriptors; a process of one thread that writes b"0" to each of them has joined.
 
-        Opened here because the kernel checks the credentials of the opener. The caller closes them. The first write
-        after a quiet moment costs 5 to 15 ms (an RCU grace period), the others about 0.02 ms.
+        Opened here because the kernel checks the credentials of the opener. The caller closes them. On cgroup v2 the
+        first write after a quiet moment costs 5 to 15 ms (an RCU grace period), the others about 0.02 ms.
         """
 
     @abstractmethod

@@ -42,7 +42,6 @@ class Zygote:
             "preload": preload,
             "warm": not spawn.is_command(),
             "cgroups": tree.owner_directories() if tree is not None else [],
-            "join": tree.owner_directories()[0] if tree is not None and tree.kind == "cgroup v1" else None,
             "record": state.record(),
             "uids": state.directory("uid") if os.geteuid() == 0 else None,
         }
