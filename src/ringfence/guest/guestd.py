@@ -152,6 +152,8 @@ class Guestd:
             job = self._jobs.get(stream)
             if job is not None:
                 job.write(payload) if kind == frames.STDIN else job.tell(payload)
+        if self.relaying is not None:
+            self.relaying.settle()
 
     def _drain_out(self) -> None:
         try:

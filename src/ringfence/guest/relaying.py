@@ -58,6 +58,8 @@ class Relaying:
         self.shared = Shared()
         self.buffer = memoryview(bytearray(_PIECE))  # one for all: a new one for each read is most of what it costs
         self._waiting: set[_Stream] = set()  # for the channel
+        self._taker: _Stream | None = None  # whose are `_taken`: one call for all that came at once
+        self._taken: list[bytes] = []
         monitor.watch(self._datagrams.fileno(), select.EPOLLIN, lambda _: self._on_query())
         self._accepting(on=True)
 
@@ -118,18 +120,29 @@ class Relaying:
     # frames of the host's
 
     def take(self, kind: int, number: int, payload: bytes) -> None:
+        """Bytes of a stream may be passed on only by `settle`."""
+        stream = self._streams.get(number) if kind != frames.PACKET else None
+        if kind != frames.DATA or stream is not self._taker:
+            self.settle()
+            stream = self._streams.get(number) if kind != frames.PACKET else None
         if kind == frames.PACKET:
             self._answer(number, payload)
-            return
-        stream = self._streams.get(number)
-        if stream is None:
+        elif stream is None:
             return  # it has ended here, and the host did not know yet
-        if kind == frames.DATA:
-            stream.give(payload)
+        elif kind == frames.DATA:
+            self._taker = stream
+            self._taken.append(payload)
         elif kind == frames.CREDIT:
             stream.grant(*_CREDIT.unpack(payload))
         elif kind == frames.END:
             stream.end(payload)
+
+    def settle(self) -> None:
+        """Pass on what was taken, before the buffer that it lies in is used again."""
+        stream, self._taker = self._taker, None
+        if stream is not None:
+            taken, self._taken = self._taken, []
+            stream.give(taken)
 
     # DNS by UDP
 
@@ -216,14 +229,18 @@ class _Stream:
 
     # of the host's
 
-    def give(self, data: bytes) -> None:
-        if self._held:
-            self._held += data
+    def give(self, pieces: list[bytes]) -> None:
+        sent = 0 if self._held else self._sent(pieces)
+        if sent < 0:
             return
-        sent = self._sent(data)
-        if sent >= 0:
-            self._held += data[sent:]
+        left = sent
+        for piece in pieces:
+            self._held += piece[left:]
+            left = max(0, left - len(piece))
+        if sent:
             self._passed(sent)
+        else:
+            self.rewatch()
 
     def grant(self, count: int) -> None:
         self._credit += count
@@ -237,15 +254,15 @@ class _Stream:
         self._settle()
 
     def _flush(self) -> None:
-        sent = self._sent(self._held)
+        sent = self._sent([self._held])
         if sent >= 0:
             del self._held[:sent]
             self._passed(sent)
 
-    def _sent(self, data: bytes | bytearray) -> int:
+    def _sent(self, pieces: list[bytes] | list[bytearray]) -> int:
         """How much the client took; -1 when it is gone."""
         try:
-            return self._sock.send(data)
+            return self._sock.sendmsg(pieces)
         except BlockingIOError:
             return 0
         except OSError:

@@ -7,7 +7,7 @@ share: a thousand that stand still hold little, and a few fast ones are not held
 from __future__ import annotations
 
 FIRST = 1 << 16
-MOST = 1 << 21
+MOST = 1 << 22
 SHARED = 1 << 24
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _READ = 1 << 19
-_MOST_OUT = 1 << 18  # to guestd: then streams and the library wait
+_MOST_OUT = 1 << 20  # to guestd: then streams and the library wait
 _MOST_HELD = 1 << 26  # for a caller that does not read; jobs have credit of their own, so only hostile bytes come here
 
 
