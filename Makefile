@@ -21,11 +21,12 @@ SYSTEM_PACKAGES := git gcc g++ libc6-dev nodejs mmdebstrap uidmap zstd e2fsprogs
 # bubblewrap is a peer in the benchmarks.
 BENCH_PACKAGES := bubblewrap tinyproxy
 
-.PHONY: help setup system demo test lint format typecheck pytest attack bench lock clean
+.PHONY: help setup system demo test lint format typecheck pytest everywhere attack bench lock clean
 
 help:
 	@echo 'make demo       set up .venv and show the main job'
 	@echo 'make test       set up all that tests need; lint, types, tests'
+	@echo 'make everywhere the behaviour tests on every backend (an hour); make test has the conformance table on each'
 	@echo 'make format     rewrite the code in the house format'
 	@echo 'make attack     the escape attempts, as a user runs them'
 	@echo 'make bench      the table of docs/performance.md, measured here'
@@ -57,6 +58,9 @@ typecheck: setup
 
 pytest: setup
 	@$(PY) -m pytest -q $(ARGS)
+
+everywhere: system setup
+	@$(PY) -m pytest -q tests/behaviour --backend process --backend container --backend podman --backend gvisor $(ARGS)
 
 attack:
 	@scripts/setup build

@@ -52,6 +52,10 @@ DECLARED: dict[str, Declared] = {
 }
 
 
+# PID 1 and, where siblings can be made, the spawner: the least numbers inside, and all of ours.
+OURS = {"process": 2, "container": 2, "podman": 2, "gvisor": 1}
+
+
 @cache
 def missing(name: str) -> str | None:
     """Why this host cannot run it; None when it can."""

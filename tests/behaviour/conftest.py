@@ -1,4 +1,4 @@
-"""One fixture for every backend there is: the same tests hold for each."""
+"""The same tests hold for every backend there is: those marked `everywhere`, and the conformance table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends_declared import DECLARED, missing
-from ringfence import Sandbox
+from ringfence import AsyncSandbox, AsyncSandboxManager, Sandbox, SandboxManager, run, run_async
 from ringfence.backends import Process
 from ringfence.testing.conformance import CHECKS
 
@@ -16,20 +16,58 @@ if TYPE_CHECKING:
     from ringfence.backends import Backend
 
 BACKENDS: dict[str, Backend] = {"process": Process(), "fresh": Process(fresh=True)}
+TAKES_A_BACKEND = (
+    *(kind.__init__ for kind in (Sandbox, AsyncSandbox, SandboxManager, AsyncSandboxManager)),
+    *(run, run_async),
+)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every check on each backend that can run here. One that was asked for by --backend must be able to."""
-    if "backend_name" not in metafunc.fixturenames:
-        return
-    asked: list[str] = metafunc.config.getoption("--backend")
+def names_here(config: pytest.Config) -> list[str]:
+    """Each backend that can run here. One that was asked for by --backend must be able to."""
+    asked: list[str] = config.getoption("--backend")
     for name in asked:
         reason = "it is not declared" if name not in DECLARED else missing(name)
         if reason is not None:
             raise pytest.UsageError(f"--backend {name}: {reason}")
-    names = asked or [name for name in DECLARED if missing(name) is None]
+    return asked or [name for name in DECLARED if missing(name) is None]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every check of the conformance table on each backend; a test marked `everywhere` on each that was asked for."""
+    names = names_here(metafunc.config)
+    if metafunc.definition.get_closest_marker("everywhere") is not None:
+        metafunc.parametrize("everywhere", _of_everywhere(metafunc, names), indirect=True)
+    if "backend_name" not in metafunc.fixturenames:
+        return
     pairs = [(name, one) for name in names for one in CHECKS if one.name.startswith(DECLARED[name].only)]
     metafunc.parametrize(("backend_name", "one"), pairs, ids=[f"{name}-{one}" for name, one in pairs])
+
+
+def _of_everywhere(metafunc: pytest.Metafunc, names: list[str]) -> list[object]:
+    """The mark names each backend that a test is not for, with the reason. Podman's is Docker's."""
+    but: dict[str, str] = {}
+    for mark in metafunc.definition.iter_markers("everywhere"):
+        but |= mark.kwargs
+    if "container" in but:
+        but["podman"] = but["container"]
+    asked = names if metafunc.config.getoption("--backend") else ["process"]
+    return [
+        pytest.param(name, marks=pytest.mark.skip(f"not for {name}: {but[name]}")) if name in but else name
+        for name in asked
+        if name != "fresh"
+    ]
+
+
+@pytest.fixture(autouse=True)
+def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Without the mark: what the library takes by itself here. With it, what is made without a backend has that one."""
+    name = getattr(request, "param", "process")
+    if hasattr(request, "param") and name != "process":
+        chosen = DECLARED[name].backend()
+        for call in TAKES_A_BACKEND:
+            assert call.__kwdefaults__ is not None
+            monkeypatch.setitem(call.__kwdefaults__, "backend", chosen)
+    return str(name)
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -14,6 +14,8 @@ import ringfence
 from ringfence import ImageError, Limits, Mount, Policy, PolicyError, Sandbox
 from ringfence.backends.process import pool
 
+pytestmark = pytest.mark.everywhere
+
 ANY: Any = ringfence
 
 

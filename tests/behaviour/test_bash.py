@@ -8,6 +8,8 @@ import pytest
 
 from ringfence import PolicyError, Result, Sandbox
 
+pytestmark = pytest.mark.everywhere
+
 
 def sh(box: Sandbox, code: str, **given: object) -> Result:
     return box.run(code, language="bash", **given)  # type: ignore[arg-type]  # options of run, as they come

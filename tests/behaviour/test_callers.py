@@ -13,6 +13,8 @@ import pytest
 import leftovers
 from behaviour.host import SOURCE, Host, belongings, wait_until_gone
 
+pytestmark = pytest.mark.everywhere
+
 
 def answers(code: str, *, timeout_s: float = 40) -> list[str]:
     """What a program of its own printed. It must end by itself, and leave nothing."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from ringfence import AsyncSandbox
 from ringfence.testing.checks.reaching import SERVER
+
+pytestmark = pytest.mark.everywhere
 
 
 def test_asyncio_callers_have_it_too() -> None:

@@ -15,6 +15,8 @@ from ringfence.backends import Backend
 from ringfence.images.presets import preset
 from ringfence.languages import TABLE
 
+pytestmark = pytest.mark.everywhere
+
 
 def js(box: Sandbox, code: str, **given: object) -> Result:
     return box.run(code, language="javascript", **given)  # type: ignore[arg-type]  # options of run, as they come
@@ -44,6 +46,7 @@ def test_an_interpreter_the_policy_does_not_list_is_not_found(language: str, pro
         assert box.run("1 + 1").value == "2"
 
 
+@pytest.mark.everywhere(container="a new interpreter has the line before it has started")
 def test_python_code_cannot_say_that_there_is_no_python(box: Sandbox) -> None:
     forged = """
 import json, os, struct

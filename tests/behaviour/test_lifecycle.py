@@ -12,6 +12,8 @@ import pytest
 import ringfence
 from ringfence import Limits, Policy, Sandbox, UnsupportedError
 
+pytestmark = pytest.mark.everywhere
+
 
 def test_nothing_happens_in_the_constructor() -> None:
     before = len(os.listdir("/proc/self/fd"))
@@ -63,6 +65,7 @@ def test_a_program_with_more_than_1024_descriptors_can_run_sandboxes() -> None:
             os.close(fd)
 
 
+@pytest.mark.everywhere(gvisor="its /proc is its own", container="the rest of /proc is covered, not absent")
 def test_strict_shows_only_processes_in_proc() -> None:
     policy = Policy(strict=True)
     code = "import os\n(sorted(n for n in os.listdir('/proc') if not n.isdigit()), os.path.exists('/proc/self/status'))"

@@ -10,6 +10,8 @@ import pytest
 import ringfence
 from ringfence import Limits, Policy, Result, Sandbox
 
+pytestmark = pytest.mark.everywhere
+
 
 def limited(**limits: Any) -> Policy:
     return Policy(limits=Limits(**limits))
@@ -55,6 +57,7 @@ def test_a_timeout_takes_daemons_that_ignore_signals_and_is_answered() -> None:
         "import mmap\nm = mmap.mmap(-1, 1 << 30)\nfor i in range(0, 1 << 30, 4096): m[i] = 1",
     ],
 )
+@pytest.mark.everywhere(gvisor="its kernel's memory is counted too", container="guestd's memory is counted too")
 def test_more_memory_than_the_limit_is_oom(code: str) -> None:
     policy = limited(memory="64M", disk="1M")
     result = ringfence.run(code, policy=policy)
@@ -85,6 +88,7 @@ def test_exactly_so_many_processes_run_at_once(limit: int) -> None:
     assert result.value == f"({limit}, 'Resource temporarily unavailable')", result.render()
 
 
+@pytest.mark.everywhere(container="a new interpreter needs five")
 def test_a_guest_with_few_descriptors_is_still_served() -> None:
     with Sandbox(policy=limited(open_files=4)) as box:
         box.files.write("d/f", "x")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from ringfence import Limits, Policy, Sandbox
+
+pytestmark = pytest.mark.everywhere
 
 ROOM = Policy(limits=Limits(memory="1G", timeout_s=60, processes=64))
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,6 +10,8 @@ import ringfence
 from ringfence.backends import Backend
 from ringfence.results import GuestException
 
+pytestmark = pytest.mark.everywhere
+
 
 def test_output_value_and_exit_code_of_a_program(backend: Backend) -> None:
     code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7"
@@ -278,6 +280,7 @@ def test_a_long_program_runs() -> None:
     assert ringfence.run(code).value == "39999"
 
 
+@pytest.mark.everywhere(gvisor="tells mechanisms of its own", container="tells mechanisms of its own")
 def test_the_result_says_what_held_and_under_which_policy() -> None:
     result = ringfence.run("1")
     assert result.policy_digest == ringfence.Policy().digest

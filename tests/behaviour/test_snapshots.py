@@ -26,6 +26,8 @@ from ringfence import (
 from ringfence._sync.trees import Trees
 from ringfence.files.store import own_store
 
+pytestmark = pytest.mark.everywhere
+
 TREE = """
 import os
 os.makedirs("d/e"); os.mkdir("shut")
@@ -209,6 +211,7 @@ def test_rollback_ends_what_runs_and_sessions_start_anew(box: Sandbox, kept: Sna
     assert not box.files.exists("log2")
 
 
+@pytest.mark.everywhere(gvisor="looking at a file there takes as long as reading it")
 def test_a_second_snapshot_reads_only_what_changed(box: Sandbox) -> None:
     """The change time of access would tell; here the CPU time inside does: it is no more than a look at each name."""
     make = """
@@ -309,6 +312,9 @@ def test_a_tree_deeper_than_any_path_is_kept_or_refused_and_goes_away(box: Sandb
         one.delete()
 
 
+@pytest.mark.everywhere(
+    gvisor="a folder of root's cannot be written to", container="a folder of root's cannot be written to"
+)
 def test_mounts_are_no_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "host").write_text("host")
     policy = Policy(

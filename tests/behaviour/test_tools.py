@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from ringfence.values import Json
 
+pytestmark = pytest.mark.everywhere
+
 seen: list[object] = []
 
 
