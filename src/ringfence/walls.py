@@ -61,7 +61,7 @@ class WalledLauncher:
 
             service().start()  # its thread imports what it needs while the sandbox is built
         box = self._guarded(made) if self.policy.mounts else self._launch(made, self._checked(made))
-        box.python = python_of(made)
+        box.python = {**python_of(made), "fresh": self._starts_python_anew(made)}
         if made.box["outlets"] is not None:
             self._let_out(box)
         return box
@@ -125,6 +125,10 @@ class WalledLauncher:
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
         raise NotImplementedError
 
+    def _starts_python_anew(self, made: ProcessPlan) -> bool:
+        """Else guests' Python is a fork of guestd: it runs where the policy lists no such program, too."""
+        return made.foreign or self.policy.commands == "any"
+
 
 class GvisorLauncher(WalledLauncher):
     name = "gvisor"
@@ -154,7 +158,7 @@ class GvisorLauncher(WalledLauncher):
 
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
         from ringfence.backends.gvisor.launcher import launch
-        from ringfence.launching import check_pause
+        from ringfence.launching import check_pause, interpreter
 
         check_pause(self.policy, self.image)
 
@@ -163,11 +167,16 @@ class GvisorLauncher(WalledLauncher):
             self.policy.limits,
             enforcement,
             platform=self.platform,
+            python=interpreter().executable if self.policy.commands == "any" and not made.foreign else None,
             env=made.env,
             shares=bool(self.policy.mounts),
             exact=self.policy.strict,
             loosen=self.loosen,
         )
+
+    def _starts_python_anew(self, made: ProcessPlan) -> bool:
+        """The caller's Python runs guestd there: starting a second one takes as long as all else together."""
+        return made.foreign
 
 
 class ContainerLauncher(WalledLauncher):
@@ -258,10 +267,10 @@ def _as_gvisor_holds(held: Enforcement, by: str) -> Enforcement:
 
 
 def python_of(made: ProcessPlan) -> dict[str, object]:
-    """How Python code is run inside: by the image's own interpreter, started anew."""
+    """How Python code is run inside: by the image's own interpreter."""
     from ringfence.launching import interpreter
 
     if made.foreign:
-        return {"fresh": True, "executable": made.python, "sys_path": None}
+        return {"executable": made.python, "sys_path": None}
     caller = interpreter()
-    return {"fresh": True, "executable": caller.command, "sys_path": list(caller.sys_path)}
+    return {"executable": caller.command, "sys_path": list(caller.sys_path)}

@@ -75,6 +75,7 @@ class AsyncOwnedSandbox(AsyncSandbox):
         session = AsyncSession("python", "python", self._running_place, self._tools)
         try:
             await session._prepare()
+            await session._ask({"m": "rehearse"})
         except UnsupportedError:
             return  # no Python in the image
         self._ahead = session

@@ -48,9 +48,10 @@ def _image(session: Session) -> SessionImage | None:
         place.link.poll()
         if inbox is None or inbox.end is not None:
             return None
-        if session.language != "python" or place.box.python.get("fresh"):
-            alone = session.language == "python"
-            raise refused(session.name, "it runs afresh" if alone else f"it speaks {session.language}")
+        if session.language != "python":
+            raise refused(session.name, f"it speaks {session.language}")
+        if place.box.backend != "process" or place.box.python["fresh"]:
+            raise refused(session.name, "only a session that the process backend forked can be")
         if session._cell is not None and session._cell.running:
             raise refused(session.name, "a cell runs in it")
         from ringfence.backends.process.copying.image import take as take_memory

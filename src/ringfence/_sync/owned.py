@@ -76,6 +76,7 @@ class OwnedSandbox(Sandbox):
         session = Session("python", "python", self._running_place, self._tools)
         try:
             session._prepare()
+            session._ask({"m": "rehearse"})
         except UnsupportedError:
             return  # no Python in the image
         self._ahead = session

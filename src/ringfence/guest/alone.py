@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NOT_FIRST = "--not-first"  # our own attacks start it so, as a user that has no other process
 _READ = 1 << 16
-_BUFFER = 1 << 19
+_BUFFER = 1 << 21
 _NUMBER = 1  # there is one sandbox
 _QUIET_S = 0.03
 _MOST_JOBS = 48  # at once, where the kernel holds no such limit and one too many ends it
@@ -67,10 +67,10 @@ def _ends() -> tuple[int, int]:
         sock.connect(door)
         sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 20)
         sock.sendall(key.encode())
-        ends = (lean.high(sock.fileno()),) * 2
+        ends = (k.high(sock.fileno()),) * 2
         sock.close()
     else:
-        ends = (lean.high(0), lean.high(1))
+        ends = (k.high(0), k.high(1))
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -151,7 +151,7 @@ class _Streams:
         sock = lean.from_fd(os.dup(self._in), lean.SOCK_STREAM)
         data, fds = lean.recv_fds(sock, _READ, 1)
         sock.close()
-        handed += [lean.high(fd) for fd in fds]
+        handed += [k.high(fd) for fd in fds]
         return data
 
     def send(self, data: bytes | bytearray | memoryview) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 
-from . import init, lean, spawner
+from . import init, spawner
 from . import kernel as k
 from .program import Hole, Program, Slot, address_of, room, routine
 
@@ -34,7 +34,7 @@ class Forker:
         self.proc = proc
         self.listing = listing
         self.pidfd = os.pidfd_open(os.getpid())
-        self.reserved = lean.high(proc)  # a number, for the pidfd of the PID 1 that a spawner is made for
+        self.reserved = k.high(proc)  # a number, for the pidfd of the PID 1 that a spawner is made for
         self.routine = routine()
         self.thread_id = k.thread_id_address()
 

@@ -7,7 +7,6 @@ is the current directory while a template is built and `/` afterwards.
 from __future__ import annotations
 
 import _socket
-import fcntl
 import os
 import stat
 import struct
@@ -428,8 +427,10 @@ _LOOPBACK_UP = struct.pack("16sh22x", b"lo", 0x41)  # IFF_UP, IFF_RUNNING
 
 
 def bring_up_loopback() -> None:
+    from fcntl import ioctl
+
     sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
-    fcntl.ioctl(sock, _SIOCSIFFLAGS, _LOOPBACK_UP)
+    ioctl(sock, _SIOCSIFFLAGS, _LOOPBACK_UP)
     sock.close()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 from . import kernel as k
-from . import lean
 
 _PLACE = "/sys"  # covered for a moment
 _GROUP = f"{_PLACE}/guests"
@@ -38,7 +37,7 @@ class Counted:
 def _held(path: str, flags: int) -> int:
     fd = os.open(path, flags | os.O_CLOEXEC)
     try:
-        return lean.high(fd)
+        return k.high(fd)
     finally:
         os.close(fd)
 

@@ -5,9 +5,7 @@ Mount rights go first (nothing can be mounted under Landlock), system calls last
 
 from __future__ import annotations
 
-import binascii
 import os
-import resource
 import struct
 
 from . import kernel as k
@@ -17,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .shapes import Fence
 
-_NR_WRITE, _NR_OPENAT, _NR_PRLIMIT, _NR_SET_AFFINITY = 1, 257, 302, 203
+_NR_WRITE, _NR_OPENAT, _NR_SET_AFFINITY = 1, 257, 203
 
 
 _filters: dict[str, k.Filter] = {}
@@ -32,7 +30,7 @@ def prepare(fence: Fence) -> None:
 
 def _filter(program: str) -> k.Filter:
     if program not in _filters:
-        _filters[program] = k.Filter(binascii.a2b_base64(program))
+        _filters[program] = k.Filter(bytes.fromhex(program))
     return _filters[program]
 
 
@@ -68,10 +66,8 @@ def write_limits(program: Program, fence: Fence, *, processes: int) -> None:
     """rlimits and CPUs. The host's own limits are those of the process that writes this down."""
     for name, value in fence["rlimits"].items():
         if name != "CPU":  # is for a guest: who makes guests for hours uses more
-            _write_limit(
-                program, getattr(resource, f"RLIMIT_{name}"), max(value, _OUR_FILES) if name == "NOFILE" else value
-            )
-    _write_limit(program, resource.RLIMIT_NPROC, processes)
+            _write_limit(program, name, max(value, _OUR_FILES) if name == "NOFILE" else value)
+    _write_limit(program, "NPROC", processes)
     program.call(_NR_SET_AFFINITY, 0, _CPU_BYTES, Hole(AFFINITY), what="sched_setaffinity")
 
 
@@ -80,18 +76,17 @@ def cpu_mask(cpus: list[int]) -> bytes:
     return sum(1 << cpu for cpu in cpus or os.sched_getaffinity(0)).to_bytes(_CPU_BYTES, "little")
 
 
-def _write_limit(program: Program, which: int, value: int) -> None:
-    limits = struct.pack("<QQ", *(limit & (1 << 64) - 1 for limit in _lowered(which, value)))
-    program.call(_NR_PRLIMIT, 0, which, limits, 0, what=f"setrlimit {which}")
+def _write_limit(program: Program, name: str, value: int) -> None:
+    limits = struct.pack("<QQ", *_lowered(name, value))
+    program.call(k.NR_PRLIMIT, 0, k.RLIMITS[name], limits, 0, what=f"setrlimit {name}")
 
 
-def _lowered(which: int, value: int) -> tuple[int, int]:
+def _lowered(name: str, value: int) -> tuple[int, int]:
     """A limit, soft and hard. Where the host's own is tighter already, that one stays."""
-    hard = resource.getrlimit(which)[1]
-    if hard != resource.RLIM_INFINITY and hard < value:
-        value = hard
+    hard = k.limits(name)[1]
+    value = min(value, hard)
     # Of CPU time the soft limit sends SIGXCPU, which tells why; the hard one, a second later, is for who ignores it.
-    grace = int(which == resource.RLIMIT_CPU and value != hard)
+    grace = int(name == "CPU" and value != hard)
     return value, value + grace
 
 
@@ -187,12 +182,12 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool, session: b
     Dumpable, because /proc/self must belong to the guest; its siblings have the same rights anyway. Before an exec it
     stays as it is: exec makes it dumpable, and until then a sibling could write to the report that we own (J02).
     """
-    resource.setrlimit(resource.RLIMIT_NPROC, _lowered(resource.RLIMIT_NPROC, processes))
-    if "NOFILE" in fence["rlimits"]:
-        files = _lowered(resource.RLIMIT_NOFILE, fence["rlimits"]["NOFILE"])
-        resource.setrlimit(resource.RLIMIT_NOFILE, files)
-    if "CPU" in fence["rlimits"] and not session:
-        resource.setrlimit(resource.RLIMIT_CPU, _lowered(resource.RLIMIT_CPU, fence["rlimits"]["CPU"]))
+    limits = {"NPROC": processes}
+    limits |= {name: value for name, value in fence["rlimits"].items() if name in ("NOFILE", "CPU")}
+    if session:
+        limits.pop("CPU", None)
+    for name, value in limits.items():
+        k.set_limits(name, *_lowered(name, value))
     if fence["last_layer"]:
         _filter(fence["last_layer"]).install()
     if dumpable:

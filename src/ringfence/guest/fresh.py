@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .shapes import Work
 
+MODULES = ("lean", "line", "display", "cells", "pycode", "shell", "session")  # each after those that it imports
 _FD = 4
 _START = f"import os;_f=open({_FD},'rb');_f.seek(0);exec(compile(_f.read(),'<fresh>','exec'),{{'file':_f}})"
 _PROGRAM = """
@@ -35,12 +36,15 @@ os._exit(begin[job["language"]](job, {report}) if job["kind"] == "session" else 
 """
 
 
+def text_of(name: str) -> str:
+    """A file beside this one: by whatever loaded us, which may hold it in memory."""
+    data: bytes = __spec__.loader.get_data(f"{os.path.dirname(__file__)}/{name}")  # type: ignore[union-attr]  # it has
+    return data.decode()
+
+
 def prepare() -> None:
     """Read our own text, before there is a root without it."""
-    folder = os.path.dirname(__file__)
-    for name in ("lean", "line", "display", "cells", "pycode", "shell", "session"):
-        with open(f"{folder}/{name}.py", encoding="utf-8") as file:
-            _sources.append((name, file.read()))
+    _sources.extend((name, text_of(f"{name}.py")) for name in MODULES)
 
 
 _sources: list[tuple[str, str]] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _json
 import _signal  # type: ignore[import-not-found]  # the C module below `signal` has no stub
 import _socket
-import fcntl
 import select
 import struct
 
@@ -91,10 +90,10 @@ def pair(kind: int) -> tuple[socket, socket]:
     return ours, theirs  # type: ignore[return-value]  # the C class has every method that is used here
 
 
-def widen(*ends: socket) -> None:
-    """As much room in a channel as the kernel gives: twice what it has by itself, half the turns for much data."""
+def widen(*ends: socket, room: int = 1 << 20) -> None:
+    """As much room in a channel, where the kernel gives it: the more, the fewer turns for much data."""
     for end in ends:
-        end.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 20)
+        end.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, room)
 
 
 def from_fd(fd: int, kind: int) -> socket:
@@ -137,11 +136,6 @@ def readable(sock: socket | int, within_s: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(within_s * 1000))
-
-
-def high(fd: int) -> int:
-    """A copy whose number none of the fixed ones overwrites."""
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16)
 
 
 def set_host_name(name: str) -> None:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 
 from . import lean
+from .fresh import text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .shapes import Work
 
 PROGRAM = "node"
+TEXTS = {"text": "session.js", "watcher": "watcher.js"}
 _FD = 4
 _START = (
     f"{{const p=JSON.parse(require('fs').readFileSync({_FD},'utf8'));require('fs').closeSync({_FD});"
-    "require('vm').runInThisContext(p.text,{filename:'<kernel>'})(require,(name)=>import(name),p.job)}"
+    "require('vm').runInThisContext(p.text,{filename:'<kernel>'})(require,(name)=>import(name),p.job,p.watcher)}"
 )
-_text: list[str] = []
+# An interrupt may end a callback in its middle; node takes that for a broken program, and aborts, unless told not to.
+_OPTIONS = ("--no-force-async-hooks-checks",)
+_texts: dict[str, str] = {}
 
 
 def prepare() -> None:
     """Read our own text, before there is a root without it."""
-    with open(f"{os.path.dirname(__file__)}/session.js", encoding="utf-8") as file:
-        _text.append(file.read())
+    _texts.update({name: text_of(path) for name, path in TEXTS.items()})
 
 
 def argv(job: Work, line_fd: int) -> list[str]:
@@ -30,7 +33,7 @@ def argv(job: Work, line_fd: int) -> list[str]:
     memory = os.memfd_create("run", 0)
     handed = {name: job[name] for name in ("kind", "code", "args", "tools") if name in job}
     with open(memory, "wb", closefd=False) as file:
-        file.write(lean.dumps({"text": _text[0], "job": handed}))
+        file.write(lean.dumps({**_texts, "job": handed}))
     os.lseek(memory, 0, os.SEEK_SET)
     if memory != _FD:
         os.dup2(memory, _FD, inheritable=True)
@@ -38,7 +41,7 @@ def argv(job: Work, line_fd: int) -> list[str]:
     if job["kind"] == "session":
         _input_as_file()
     os.set_inheritable(line_fd, True)
-    return [PROGRAM, "-e", _START]
+    return [PROGRAM, *_OPTIONS, "-e", _START]
 
 
 def _input_as_file() -> None:

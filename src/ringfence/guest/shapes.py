@@ -62,7 +62,6 @@ class Hello(TypedDict):
     preload: list[str]
     warm: bool  # more than one sandbox is to be expected
     cgroups: list[str]  # directories to remove when the library is gone
-    join: str | None  # one of them to join ahead of time: cgroup v1
     record: str  # of what the library noted; there when something is, and then there is more to remove
     uids: str | None  # directory of lock files, those that nobody holds then too
 

@@ -133,10 +133,10 @@ def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoRetu
 
 def _keep_only(wire: int) -> None:
     """Descriptors 0–2 read and write nothing, 4 is the socket to the monitor, all others are closed (D01, D02)."""
-    null = lean.high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+    null = k.high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.dup2(lean.high(wire), REPORT_FD + 1, inheritable=False)
+    os.dup2(k.high(wire), REPORT_FD + 1, inheritable=False)
     os.dup2(null, REPORT_FD, inheritable=False)  # kept free for the report of the job to come
     k.close_from(REPORT_FD + 2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 
@@ -12,10 +11,12 @@ _MOST = 0x7FFF
 
 def make(cols: int, rows: int) -> tuple[int, int]:
     """Master and slave of a new terminal of this sandbox's own devpts."""
+    from fcntl import ioctl  # where it is needed, as in job
+
     master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, bytes(4)))[0]
+        ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        number = struct.unpack("I", ioctl(master, _TIOCGPTN, bytes(4)))[0]
         set_size(master, cols, rows)
         return master, os.open(f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -24,9 +25,13 @@ def make(cols: int, rows: int) -> tuple[int, int]:
 
 
 def set_size(fd: int, cols: int, rows: int) -> None:
-    fcntl.ioctl(fd, _TIOCSWINSZ, struct.pack("HHHH", min(rows, _MOST), min(cols, _MOST), 0, 0))
+    from fcntl import ioctl
+
+    ioctl(fd, _TIOCSWINSZ, struct.pack("HHHH", min(rows, _MOST), min(cols, _MOST), 0, 0))
 
 
 def take(slave: int) -> None:
     """Make it the controlling terminal of this process, which leads a session of its own."""
-    fcntl.ioctl(slave, _TIOCSCTTY, 0)
+    from fcntl import ioctl
+
+    ioctl(slave, _TIOCSCTTY, 0)

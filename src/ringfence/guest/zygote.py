@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import select
 import sys
 
@@ -36,8 +35,8 @@ def main() -> None:
     k.new_session_keyring()
     os.umask(0o022)
     os.chdir("/")
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a monitor holds a dozen for each sandbox
+    hard = k.limits("NOFILE")[1]
+    k.set_limits("NOFILE", hard, hard)  # a monitor holds a dozen for each sandbox
     lean.ignore_signals(lean.SIGINT, lean.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
     k.become_subreaper()
     control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)
@@ -48,7 +47,6 @@ def main() -> None:
     if not data:
         os._exit(0)  # begun ahead of time, and not needed
     hello: Hello = lean.loads(data)
-    warming = after.warm_up_joins(hello["join"]) if hello["join"] is not None else 0
     answer = lean.dumps(_preload(hello))
     try:
         control.send(answer)
@@ -60,8 +58,6 @@ def main() -> None:
     gc.freeze()  # a collection in a fork would otherwise copy every page
     gc.enable()
     said_goodbye = _serve(control, _zygote_request)
-    if warming:
-        after.stop(warming)
     if not said_goodbye:
         after.clean_up(hello, LIBRARY_FD)
     os._exit(0)

@@ -101,9 +101,9 @@ def _open_filter(plan: ProcessPlan, left_out: frozenset[str]) -> ProcessPlan:
     """Both layers without these controls, together: each call compiles anew. ValueError for an unknown one."""
     fence = _fence(plan)
     if fence["seccomp"] is not None:
-        fence["seccomp"] = base64_of(seccomp.guest_filter(without=left_out))
+        fence["seccomp"] = seccomp.guest_filter(without=left_out).hex()
     if fence["last_layer"] is not None:
-        fence["last_layer"] = base64_of(seccomp.last_layer(without=left_out))
+        fence["last_layer"] = seccomp.last_layer(without=left_out).hex()
     return replace(plan, box={**plan.box, "fence": fence})
 
 
@@ -133,9 +133,3 @@ def _left_out(name: str) -> Callable[[Iterable[Op]], tuple[Op, ...]]:
 def _writable(ops: Iterable[Op]) -> tuple[Op, ...]:
     """Every bind of a host path without its read-only flag."""
     return tuple([*op[:3], {**op[3], "rw": True}] if op[0] == "bind" and isinstance(op[3], dict) else op for op in ops)
-
-
-def base64_of(program: bytes) -> str:
-    from binascii import b2a_base64
-
-    return b2a_base64(program, newline=False).decode()

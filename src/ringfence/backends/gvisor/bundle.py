@@ -44,6 +44,7 @@ def make(
     limits: Limits,
     *,
     guestd: str,
+    python: str | None = None,
     env: Mapping[str, str],
     network: bool = False,
     mounted: bool = False,
@@ -51,8 +52,9 @@ def make(
     exact: bool = False,
     loosen: Callable[[dict[str, Any]], None] | None = None,
 ) -> Made:
-    """`mounted`: we may mount, and an `fstab` in it is to be mounted first.
+    """`guestd`: the folder of `runtime`; `python`: as `runtime.command` takes it.
 
+    `mounted`: we may mount, and an `fstab` in it is to be mounted first.
     `shares`: others may change host files that are seen inside, and each such change is seen there too.
     `exact`: files are counted, for which it must be `mounted`.
     `loosen` is for our own attacks, which leave out one control: it changes the configuration.
@@ -63,6 +65,7 @@ def make(
     with open(f"{path}/nothing", "wb"):
         pass
     config = _config(path, made, limits, guestd=guestd, env=env, exact=exact)
+    config["process"]["args"] = runtime.command(python)
     capabilities = [*_CAPABILITIES, *(_NETWORK if network else ())]
     config["process"]["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), capabilities)
     if loosen is not None:
@@ -116,7 +119,6 @@ def _config(
         "process": {
             "terminal": False,
             "user": {"uid": 1000, "gid": 1000},
-            "args": runtime.command(),
             "env": [f"{name}={value}" for name, value in env.items()],
             "cwd": "/",
             "noNewPrivileges": True,

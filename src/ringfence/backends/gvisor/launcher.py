@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ringfence.results import Enforcement
 
 _START_S = 30.0
+_CHANNEL = 1 << 21  # one piece of the relay's
 _END_S = 10.0
 _KERNEL_BYTES = 160 << 20  # what the sentry and its gofer take themselves, beside the guest
 # gVisor's own threads, and its stand-ins on the host: a process for each address space inside and a thread of it for
@@ -56,7 +57,7 @@ class GvisorWall:
 
     def start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        lean.widen(ours, theirs)
+        lean.widen(ours, theirs, room=_CHANNEL)
         joins = self._group.join_fds() if self._group is not None else []
         first = f'{_JOIN}{_MOUNT if self._made.mounted else ""}exec "$@"'
         command = [
@@ -166,14 +167,16 @@ def launch(
     enforcement: Enforcement,
     *,
     platform: str | None,
+    python: str | None,
     env: Mapping[str, str],
     shares: bool = False,
     exact: bool = False,
     loosen: Callable[[dict[str, Any]], None] | None = None,
 ) -> WalledBox:
-    """A sandbox that has run nothing. `shares`: it sees host files that others may change. `exact`: its files are
-    counted, which takes root.
+    """A sandbox that has run nothing.
 
+    `python`: that guestd runs in, as `runtime.command` takes it. `shares`: it sees host files that others may change.
+    `exact`: its files are counted, which takes root.
     Raises UnsupportedError, StartTimeoutError or SandboxLostError.
     """
     found = runsc.find(platform)
@@ -193,6 +196,7 @@ def launch(
             made,
             limits,
             guestd=guestd,
+            python=python,
             env=own,
             network=network,
             mounted=os.geteuid() == 0,

@@ -5,10 +5,13 @@ A start then opens one file instead of sixty, which under gVisor is a third of i
 
 from __future__ import annotations
 
+import marshal
 import os
 import sysconfig
 from importlib import _bootstrap_external  # what writes every .pyc
 from importlib.machinery import SourceFileLoader
+
+from ringfence.guest import fresh, node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,18 +19,22 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import TypeAlias
 
-    Module: TypeAlias = tuple[str, str, bool, CodeType]
+    Module: TypeAlias = tuple[str, str, bool, bytes]
 
 _PACKAGES = ("ringfence", "ringfence/guest")
 _STANDARD = ("__future__", "struct", "types")
-_EXTENSIONS = ("_ctypes", "_json", "_socket", "_struct", "binascii", "fcntl", "resource", "select")
+_EXTENSIONS = ("_ctypes", "_json", "_socket", "_struct", "fcntl", "select")
 _as_file = _bootstrap_external._code_to_hash_pyc  # type: ignore[attr-defined]  # noqa: SLF001  # as py_compile does
 _PLACE = "held"  # the constant of within.py that stands for all of it
 
 
 def make(target: str, inside: str, version: str) -> None:
     """`target`: the folder that is shown at `inside`, with our package and the interpreter's library in it."""
-    held = (tuple(_modules(target, inside, version)), tuple(_extensions(target, inside, version)))
+    held = (
+        tuple(_modules(target, inside, version)),
+        tuple(_extensions(target, inside, version)),
+        tuple(_texts(target, inside)),
+    )
     path = f"{target}/ringfence/guest/within.py"
     code = _compiled(path, f"{inside}/ringfence/guest/within.py")
     assert _PLACE in code.co_consts
@@ -44,10 +51,10 @@ def _modules(target: str, inside: str, version: str) -> Iterator[Module]:
             path = f"{package}/{name}"
             own = name == "__init__.py"
             dotted = package.replace("/", ".") if own else path.removesuffix(".py").replace("/", ".")
-            yield dotted, f"{inside}/{path}", own, _compiled(f"{target}/{path}", f"{inside}/{path}")
+            yield dotted, f"{inside}/{path}", own, _dumped(f"{target}/{path}", f"{inside}/{path}")
     for name in _STANDARD:
         path = f"lib/{version}/{name}.py"
-        yield name, f"{inside}/{path}", False, _compiled(f"{target}/{path}", f"{inside}/{path}")
+        yield name, f"{inside}/{path}", False, _dumped(f"{target}/{path}", f"{inside}/{path}")
 
 
 def _extensions(target: str, inside: str, version: str) -> Iterator[tuple[str, str]]:
@@ -57,6 +64,19 @@ def _extensions(target: str, inside: str, version: str) -> Iterator[tuple[str, s
         path = f"lib/{version}/lib-dynload/{name}{suffix}"
         if os.path.exists(f"{target}/{path}"):
             yield name, f"{inside}/{path}"
+
+
+def _texts(target: str, inside: str) -> Iterator[tuple[str, bytes]]:
+    """What guestd hands to other interpreters."""
+    folder = _PACKAGES[-1]
+    for name in (*(f"{module}.py" for module in fresh.MODULES), *node.TEXTS.values()):
+        with open(f"{target}/{folder}/{name}", "rb") as file:
+            yield f"{inside}/{folder}/{name}", file.read()
+
+
+def _dumped(path: str, shown: str) -> bytes:
+    """Loaded when the module is: most are not, before there is a job."""
+    return marshal.dumps(_compiled(path, shown))
 
 
 def _compiled(path: str, shown: str) -> CodeType:

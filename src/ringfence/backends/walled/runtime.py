@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from functools import cache
 
 from ringfence.backends.walled import onefile
 from ringfence.plan import elf
@@ -20,8 +21,13 @@ _LEFT_OUT = frozenset(
 )
 
 
-def command() -> list[str]:
-    """What starts guestd inside. The loader is ours too, so nothing of the image is used."""
+def command(python: str | None = None) -> list[str]:
+    """What starts guestd inside. The loader is ours too, so nothing of the image is used.
+
+    `python`: the caller's own, where it is shown inside. Guests' Python can then be forks of guestd.
+    """
+    if python is not None:
+        return [python, "-I", "-S", f"{INSIDE}/guestd.pyc"]
     loader = f"{INSIDE}/lib/ld.so"
     python = f"{INSIDE}/bin/python3"
     guestd = f"{INSIDE}/guestd.pyc"
@@ -52,6 +58,7 @@ def _sources() -> str:
     return os.path.dirname(os.path.abspath(ringfence.guest.__file__))
 
 
+@cache
 def _key() -> str:
     import hashlib
 
