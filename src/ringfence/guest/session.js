@@ -284,7 +284,7 @@
   const watch = () => {
     const shared = new Int32Array(new SharedArrayBuffer(8));
     const worker = new Worker(watcher, { eval: true, workerData: shared, env: {} });
-    worker.on("error", () => process.on("SIGINT", onInterrupt)); // no thread to be had: as before
+    worker.on("error", () => process.on("SIGINT", onInterrupt));
     worker.on("message", onWatcher);
     worker.unref();
     watched = shared;
@@ -295,7 +295,12 @@
     if (watched || job.kind !== "session") return;
     process.removeListener("SIGINT", onInterrupt); // its handler would stand in the watcher's place
     state.run = watch;
-    guarded.runInThisContext({ breakOnSigint: true });
+    try {
+      guarded.runInThisContext({ breakOnSigint: true });
+    } catch (error) {
+      process.on("SIGINT", onInterrupt); // no thread to be had: a cell that waits is told, as before
+      if (error.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED") throw error;
+    }
   };
 
   /** Code of the guest that takes the signal takes it from the watcher too: a cell that waits can still be told. */
