@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from . import packing, planting, tarstream, trees, zipstream
+from . import lean, packing, planting, tarstream, trees, zipstream
 from .beneath import make_directories, open_path, remove_made, write_all
 
 TYPE_CHECKING = False
@@ -100,6 +100,7 @@ def _send_body(body: packing.Body) -> None:
 def unpack(args: Args) -> dict[str, object]:
     """An archive into a folder: into one beside it first, so that what is refused leaves nothing."""
     path = str(args["path"])
+    lean.hold_stops()  # one between making something and knowing of it would leave it there
     made = make_directories(path)
     target = open_path(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -119,11 +120,13 @@ def _unpack_below(target: int, args: Args) -> None:
         rules = planting.Rules(any_link=bool(args["any_link"]), hard_links=True, exact_modes=True)
         planter = planting.Planter(stage, _caps(args), rules)
         try:
+            lean.hold_stops(hold=False)
             if archive >= 0:
                 most = args["most_files"]
                 _plant_zip(archive, planter, most if isinstance(most, int) else 1 << 20)
             else:
                 _plant_tar(planter)
+            lean.hold_stops()
         finally:
             planter.close()
         planting.merge(stage, target)
@@ -134,8 +137,10 @@ def _unpack_below(target: int, args: Args) -> None:
 def _spool() -> int:
     """All of standard input in a file without a name: a zip is read from its end."""
     fd = _nameless()
+    lean.hold_stops(hold=False)
     while chunk := os.read(0, _CHUNK):
         write_all(fd, chunk)
+    lean.hold_stops()
     return fd
 
 

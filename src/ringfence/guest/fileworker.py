@@ -91,7 +91,8 @@ def _read(args: Args) -> dict[str, object]:
 
 
 def _copy_in(fd: int) -> None:
-    """All of standard input: by the kernel, from pipe to file, where the file system can."""
+    """All of standard input: by the kernel, from pipe to file, where the file system can. A stop is taken here."""
+    lean.hold_stops(hold=False)
     try:
         while os.splice(0, fd, _SPLICE):
             pass
@@ -101,6 +102,7 @@ def _copy_in(fd: int) -> None:
     # After a splice of nothing too: gVisor's is nothing when the pipe is empty just then.
     while chunk := os.read(0, _CHUNK):
         write_all(fd, chunk)
+    lean.hold_stops()
 
 
 def _write(args: Args) -> dict[str, object]:
@@ -108,6 +110,7 @@ def _write(args: Args) -> dict[str, object]:
     if args["into"] is not None and _is_directory(path):
         path = os.path.join(path, str(args["into"]))
     parent = os.path.dirname(absolute(path).rstrip("/"))
+    lean.hold_stops()  # as in filestreams.unpack
     made = make_directories(parent)
     try:
         return _write_below(path, args)

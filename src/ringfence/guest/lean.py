@@ -164,5 +164,10 @@ def ignore_signals(*numbers: int) -> None:
         _signal.signal(number, _signal.SIG_IGN)
 
 
+def hold_stops(*, hold: bool = True) -> None:
+    """Let a SIGTERM wait, or take it from here on, and one that waited at once."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK if hold else _signal.SIG_UNBLOCK, (SIGTERM,))
+
+
 def handle_signal(number: int, handler: Callable[[int, object], None]) -> None:
     _signal.signal(number, handler)
