@@ -5,7 +5,6 @@ A start then opens one file instead of sixty, which under gVisor is a third of i
 
 from __future__ import annotations
 
-import marshal
 import os
 import sysconfig
 from importlib import _bootstrap_external  # what writes every .pyc
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import TypeAlias
 
-    Module: TypeAlias = tuple[str, str, bool, bytes]
+    Module: TypeAlias = tuple[str, str, bool, CodeType]
 
 _PACKAGES = ("ringfence", "ringfence/guest")
 _STANDARD = ("__future__", "struct", "types")
@@ -51,10 +50,10 @@ def _modules(target: str, inside: str, version: str) -> Iterator[Module]:
             path = f"{package}/{name}"
             own = name == "__init__.py"
             dotted = package.replace("/", ".") if own else path.removesuffix(".py").replace("/", ".")
-            yield dotted, f"{inside}/{path}", own, _dumped(f"{target}/{path}", f"{inside}/{path}")
+            yield dotted, f"{inside}/{path}", own, _compiled(f"{target}/{path}", f"{inside}/{path}")
     for name in _STANDARD:
         path = f"lib/{version}/{name}.py"
-        yield name, f"{inside}/{path}", False, _dumped(f"{target}/{path}", f"{inside}/{path}")
+        yield name, f"{inside}/{path}", False, _compiled(f"{target}/{path}", f"{inside}/{path}")
 
 
 def _extensions(target: str, inside: str, version: str) -> Iterator[tuple[str, str]]:
@@ -72,11 +71,6 @@ def _texts(target: str, inside: str) -> Iterator[tuple[str, bytes]]:
     for name in (*(f"{module}.py" for module in fresh.MODULES), *node.TEXTS.values()):
         with open(f"{target}/{folder}/{name}", "rb") as file:
             yield f"{inside}/{folder}/{name}", file.read()
-
-
-def _dumped(path: str, shown: str) -> bytes:
-    """Loaded when the module is: most are not, before there is a job."""
-    return marshal.dumps(_compiled(path, shown))
 
 
 def _compiled(path: str, shown: str) -> CodeType:
