@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 
 import pytest
 
@@ -95,6 +96,41 @@ def test_a_stream_that_stands_still_holds_up_no_other_and_there_may_be_hundreds(
             result = box.run(MANY.replace("PORT", str(port)))
             assert (result.stdout, result.stderr) == ("True\nTrue\n", "")
             assert box.usage().connections == 202
+
+
+COUNT = """
+import socket
+sock = socket.create_connection(("drip.test", PORT)); sock.sendall(b"g")
+got = 0
+while piece := sock.recv(1 << 16): got += len(piece)
+print(got)
+"""
+
+
+def test_thousands_of_small_pieces_that_waited_arrive_at_once(walled: World) -> None:
+    asked, paused = threading.Event(), threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.recv(1)
+        asked.set()
+        paused.wait(20)
+        for _ in range(3000):
+            connection.sendall(b"x")
+            time.sleep(0.0002)
+        dripped.set()
+
+    dripped = threading.Event()
+    walled.names["drip.test"] = ["127.0.0.1"]
+    with listening(drip) as port:
+        policy = walled.policy(rules=(Rule(f"drip.test:{port}", protocol="tcp"),))
+        with walled.sandbox(policy) as box, box.spawn(["python3", "-c", COUNT.replace("PORT", str(port))]) as process:
+            assert asked.wait(20)
+            box.pause()
+            paused.set()
+            assert dripped.wait(20)
+            box.resume()
+            assert process.wait().stdout == "3000\n"
 
 
 ENDS = """

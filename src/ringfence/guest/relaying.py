@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .shapes import Outlets
 
 _PIECE = 1 << 18
+_MOST_AT_ONCE = 512  # pieces for one call; the kernel takes 1024
 _ACCEPTS = 16  # before others have their turn
 _QUERIES = 256  # DNS messages that wait for their answer
 _LONGEST_QUERY = 4096
@@ -132,6 +133,8 @@ class Relaying:
         elif kind == frames.DATA:
             self._taker = stream
             self._taken.append(payload)
+            if len(self._taken) == _MOST_AT_ONCE:
+                self.settle()
         elif kind == frames.CREDIT:
             stream.grant(*_CREDIT.unpack(payload))
         elif kind == frames.END:
