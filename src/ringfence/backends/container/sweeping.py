@@ -52,7 +52,7 @@ def sweep(engine: Engine) -> None:
         if owners.is_dead(found.get("Labels", {}).get(disks.LABEL, "")):
             if found.get("State") == "paused":
                 quietly(engine.api.unpause, found["Id"])  # Podman removes none that stands still
-            quietly(engine.api.remove_container, found["Id"], force=True, v=True)
+            remove(engine, found["Id"])
     account.sweep()
     door.sweep()
     disks.sweep(engine)
