@@ -26,7 +26,7 @@ BENCH_PACKAGES := bubblewrap tinyproxy
 help:
 	@echo 'make demo       set up .venv and show the main job'
 	@echo 'make test       set up all that tests need; lint, types, tests'
-	@echo 'make everywhere the behaviour tests on every backend (an hour); make test has the conformance table on each'
+	@echo 'make everywhere the behaviour tests on every backend; make test has the conformance table on each'
 	@echo 'make format     rewrite the code in the house format'
 	@echo 'make attack     the escape attempts, as a user runs them'
 	@echo 'make bench      the table of docs/performance.md, measured here'

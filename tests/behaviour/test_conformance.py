@@ -90,7 +90,7 @@ def test_a_backend_that_leaks_between_sandboxes_fails_the_suite() -> None:
             return
 
     with Sandbox() as box:
-        report = check(lambda **_: Shared(box), only=["isolation.one_sandbox", "limits.threads", "disk.usage"])  # type: ignore[arg-type]
+        report = check(lambda **_: Shared(box), only=["isolation.one_sandbox", "limits.threads", "disk.usage"])  # type: ignore[arg-type]  # it stands in
     assert [outcome.status for outcome in report.outcomes] == ["failed", "failed", "failed"]
 
 

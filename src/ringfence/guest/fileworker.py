@@ -72,7 +72,8 @@ def _shown(error: OSError) -> str | None:
 
 
 def _read(args: Args) -> dict[str, object]:
-    path, offset, size, most = str(args["path"]), int(args["offset"]), args["size"], args["most"]  # type: ignore[call-overload]
+    path, offset, size, most = str(args["path"]), args["offset"], args["size"], args["most"]
+    assert isinstance(offset, int)
     fd = open_path(path, os.O_RDONLY)
     there = max(0, regular(fd, path).st_size - offset)
     if isinstance(most, int) and min(there, size if isinstance(size, int) else there) > most:

@@ -38,7 +38,7 @@ os._exit(begin[job["language"]](job, {report}) if job["kind"] == "session" else 
 
 def text_of(name: str) -> str:
     """A file beside this one: by whatever loaded us, which may hold it in memory."""
-    data: bytes = __spec__.loader.get_data(f"{os.path.dirname(__file__)}/{name}")  # type: ignore[union-attr]  # it has
+    data: bytes = __spec__.loader.get_data(f"{os.path.dirname(__file__)}/{name}")  # type: ignore[union-attr]  # loaders of files, and ours, have it
     return data.decode()
 
 

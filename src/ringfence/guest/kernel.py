@@ -117,10 +117,6 @@ class _Unsigned(Integer):
     _type_ = "Q"
 
 
-class _Limits(_ctypes.Array):  # type: ignore[type-arg]  # soft and hard
-    _type_, _length_ = _Unsigned, 2
-
-
 class _Text(_Bytes):  # the address of bytes
     _type_ = "z"
 
@@ -195,9 +191,9 @@ RLIMITS = {name: number for number, name in enumerate((*_NAMES, "MSGQUEUE", "NIC
 
 def limits(name: str) -> tuple[int, int]:
     """This process's own, soft and hard."""
-    found = _Limits()
-    syscall(NR_PRLIMIT, 0, RLIMITS[name], None, _ctypes.byref(found), what=f"getrlimit {name}")
-    return found[0], found[1]
+    found = bytearray(16)
+    syscall(NR_PRLIMIT, 0, RLIMITS[name], None, _ctypes.byref(_Unsigned.from_buffer(found)), what=f"getrlimit {name}")
+    return int.from_bytes(found[:8], "little"), int.from_bytes(found[8:], "little")
 
 
 def set_limits(name: str, soft: int, hard: int) -> None:
