@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ringfence.events import Change
 
@@ -33,8 +33,10 @@ def changes(before: Tree, after: Tree) -> tuple[Change, ...]:
             continue
         text = _diff(path, (old, before), (new, after)) if room > 0 else None
         room -= len(text or "")
-        kind = "added" if old is None else "removed" if new is None else "changed"
-        found.append(Change(path, kind, _size(old, before), _size(new, after), text))  # type: ignore[arg-type]  # three
+        kind: Literal["added", "changed", "removed"] = (
+            "added" if old is None else "removed" if new is None else "changed"
+        )
+        found.append(Change(path, kind, _size(old, before), _size(new, after), text))
     return tuple(found)
 
 

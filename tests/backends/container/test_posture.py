@@ -83,7 +83,7 @@ print(pwd.getpwuid(os.getuid()).pw_name, os.stat("/workspace").st_uid == os.getu
 """
 
 
-DEVICES = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero".split()  # noqa: SIM905  # shorter
+DEVICES = ["fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]
 
 
 def test_inside_nothing_is_left_to_give_up(contained: Container) -> None:
