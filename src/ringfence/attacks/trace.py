@@ -65,8 +65,22 @@ def host_pid(box: Sandbox, inner: int) -> int:
 
 
 def inside(box: Sandbox) -> list[int]:
-    """The host's numbers of all processes inside: what descends from the monitor. Works for an ordinary user too."""
-    return descendants(monitor_of(box))
+    """The host's numbers of all processes inside: what descends from the monitor and shares PID 1's namespace.
+
+    The monitor has other sandboxes too. An ordinary user may not see whose namespace is whose: what is not known to be
+    another sandbox's counts.
+    """
+    init = _init_of(box)
+    own = _pid_namespace(init)
+    below = descendants(int(status_of(init)["PPid"]))
+    return [pid for pid in below if own is None or _pid_namespace(pid) in (own, None)]
+
+
+def _pid_namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
 
 
 def monitor_of(box: Sandbox) -> int:

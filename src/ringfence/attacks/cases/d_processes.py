@@ -218,25 +218,25 @@ def stop_spawner(arm: Arm) -> Seen:
     """Off, the host sees that the blow lands: the spawner stands still. On, the sandbox still does what it is told:
     each run leaves a file that a later one could not have made."""
     box = arm.sandbox()
+    before = _standing_spawners(box)
     told = arm.python(_STOP, box=box)
     if arm.off:
         deadline = time.monotonic() + 2
-        while (state := spawner_state(box)) != "T" and time.monotonic() < deadline:
+        while not (stopped := _standing_spawners(box) - before) and time.monotonic() < deadline:
             time.sleep(0.01)  # a stop is delivered when its target next runs, which may be after the guest's end
-        return Seen(state == "T", f"state of the spawner: {state}; {told.words()}")
+        return Seen(bool(stopped), f"spawners that stand still: {len(stopped)}; {told.words()}")
     arm.python("spill('/workspace/next', canary, os.O_CREAT)\nos.kill(-1, 9)", box=box, canary=arm.canary)
     arm.python("spill('/workspace/after', canary, os.O_CREAT)", box=box, canary=arm.canary)
     done = [name for name in ("next", "after") if box.files.read_text(name) == arm.canary]
     return Seen(len(done) < 2, f"{told.words()}; runs that then did their work: {len(done)} of 2")
 
 
-def spawner_state(box: Sandbox) -> str:
-    """The letter of /proc/<pid>/status of the process that makes the guests; "" when there is none."""
-    for pid in inside(box):
-        status = status_of(pid)
-        if status.get("Name") == "rf-spawner":
-            return status["State"][:1]
-    return ""
+def _standing_spawners(box: Sandbox) -> set[int]:
+    """The processes that make guests and are stopped."""
+    each = {pid: status_of(pid) for pid in inside(box)}
+    return {
+        pid for pid, status in each.items() if status.get("Name") == "rf-spawner" and status["State"].startswith("T")
+    }
 
 
 _DAEMON = """
