@@ -377,15 +377,17 @@ _views: dict[tuple[int, Root | None], View] = {}  # of policies that name no hos
 
 def _view(policy: Policy, root: Root | None) -> View:
     from ringfence.plan.interpreter import home_directory
+    from ringfence.plan.process import through_sources
 
     state = _state_directories(policy)
     if root is None:
         from ringfence.plan.view import view
 
-        return view(policy, interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
+        return through_sources(view(policy, interpreter(), uid=os.geteuid(), home=home_directory(), state=state))
     from ringfence.plan.imageview import image_view
 
-    return image_view(policy, root, interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
+    seen = image_view(policy, root, interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
+    return through_sources(seen)
 
 
 def release_image(digest: str) -> bool:

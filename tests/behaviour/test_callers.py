@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -299,3 +300,28 @@ print(len(launching._plans), len(kept._templates), len(kept._shelves))
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50, check=False
     )
     assert (ran.stdout, ran.stderr) == ("1 1 1\n", "")
+
+
+def test_policies_that_differ_in_limits_share_a_template_of_a_python_below_tmp() -> None:
+    """What lies below the guest's own /tmp is bound for each sandbox anew, from sources that the template keeps."""
+    code = """
+import ringfence
+from ringfence import Limits, Policy
+from ringfence.backends.process import pool
+for size in ("40M", "41M"):
+    assert ringfence.run("1", policy=Policy(limits=Limits(disk=size))).value == "1"
+[kept] = pool._pools.values()
+print(len(kept._templates), len(kept._shelves))
+"""
+    with tempfile.TemporaryDirectory(prefix="rf-tests-", dir="/tmp") as folder:
+        subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", folder], check=True)
+        environment = {**os.environ, "PYTHONPATH": SOURCE}
+        ran = subprocess.run(
+            [f"{folder}/bin/python", "-W", "ignore", "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+    assert (ran.stdout, ran.stderr) == ("1 2\n", "")

@@ -6,6 +6,7 @@ from ringfence.errors import UnsupportedError
 from ringfence.plan import seccomp_programs
 from ringfence.plan.model import HostFacts, ProcessPlan
 from ringfence.results import Control, Enforcement
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,13 +28,12 @@ HOME = "/workspace"
 def plan_process(
     policy: Policy, facts: HostFacts, view: View, *, image_env: Mapping[str, str], fresh: bool, root: Root | None = None
 ) -> ProcessPlan:
-    """`root`: of a stored image, None for the host's."""
+    """`view`: through its sources. `root`: of a stored image, None for the host's."""
     _check_machine(facts)
     limits = policy.limits
-    sources, box_ops = _through_sources(view.box)
     shm = min(_SHM_BYTES, limits.memory // 2)
     return ProcessPlan(
-        template=(*view.template, *sources) if sources else view.template,
+        template=view.template,
         box={
             "as_root": facts.as_root,
             "owner": 0,
@@ -42,7 +42,7 @@ def plan_process(
             "proc_subset": policy.strict,
             "proc_masks": True,
             "sizes": _sizes(limits, shm, _made_in_tmp(view.box)),
-            "ops": box_ops,
+            "ops": list(view.box),
             "outlets": _outlets(policy),
             "fence": _fence(policy, facts),
         },
@@ -75,11 +75,14 @@ def _namespaces(facts: HostFacts) -> int:
     return own if facts.as_root else own | NEWUSER
 
 
-def _through_sources(ops: tuple[Op, ...]) -> tuple[list[Op], list[Op]]:
-    """The monitor makes box operations when the host's tree is gone: the template keeps their sources for it."""
+def through_sources(view: View) -> View:
+    """The monitor makes box operations when the host's tree is gone: the template keeps their sources for it.
+
+    Done once for a view: plans that share it share its template, by identity.
+    """
     sources: list[Op] = []
     changed: list[Op] = []
-    for op in ops:
+    for op in view.box:
         if op[0] in ("bind", "overlay"):
             kept = f".sources/{len(sources)}"
             writable = isinstance(op[3], dict) and bool(op[3].get("rw"))
@@ -87,7 +90,7 @@ def _through_sources(ops: tuple[Op, ...]) -> tuple[list[Op], list[Op]]:
             changed.append([op[0], f"/{kept}", *op[2:]])
         else:
             changed.append(op)
-    return sources, changed
+    return replace(view, template=(*view.template, *sources), box=tuple(changed))
 
 
 def _whole_pages(size: int) -> int:
