@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from benchmarks import gateway, inside, llm_sandbox, memory, sessions, starting, throughput, walls
+from benchmarks import gateway, images, inside, llm_sandbox, memory, sessions, starting, throughput, walls
 from benchmarks.as_user import run_as_user
 from benchmarks.measuring import Row
 from ringfence import WeakerLimitWarning
@@ -42,6 +42,7 @@ def groups(scale: float) -> dict[str, Callable[[], list[Row]]]:
         "inside": lambda: inside.slowdown(times(30), times(200_000, 1000)),
         "container": lambda: walls.containers(times(20)),
         "llm-sandbox": lambda: llm_sandbox.fresh(times(20)),
+        "import": lambda: [images.importing(times(10), times(200, 20))],
         "gvisor": lambda: walls.under_gvisor(times(20)),
     }
 
