@@ -312,6 +312,10 @@ class Arm:
         os.chmod(self.directory, 0o777 if os.geteuid() == 0 else 0o700)
         return POLICY.replace(mounts=[Mount(self.directory, mode=mode)])
 
+    def workspace_bytes(self, box: Sandbox) -> int:
+        """In use, deleted files that are still open among them."""
+        return box.files.usage().bytes
+
     def enter(self, manager: contextlib.AbstractContextManager[witnesses.T]) -> witnesses.T:
         """Anything else that must end with the arm."""
         return self._ends.enter_context(manager)

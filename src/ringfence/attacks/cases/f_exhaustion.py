@@ -341,7 +341,7 @@ def deleted_files(arm: Arm) -> Seen:
     box = arm.sandbox()
     script = _FILL.replace("0o644)", "0o644)\nos.unlink(path)") + "tell(pid=os.getpid())\ntime.sleep(8)"
     pid_told(arm.spawn(script, box=box, path="/workspace/gone"))
-    used = box.files.usage().bytes
+    used = arm.workspace_bytes(box)
     return Seen(used > 9 * _MB, f"{used // _MB} MB of 8")
 
 

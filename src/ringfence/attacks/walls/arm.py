@@ -6,6 +6,7 @@ What an arm leaves out is either a control of the plan (`plan.mutate`), which gu
 
 from __future__ import annotations
 
+import os
 import subprocess
 import warnings
 
@@ -90,10 +91,17 @@ class WalledArm(Arm):
         launcher.loosen = loosen if steps else None
 
     def _weaken_volume(self, box: Sandbox) -> None:
+        names = controls.at_the_wall(self.backend, self.missing, self.attack.off)
         for name, options in controls.AFTERWARDS.items():
-            if name in self.missing and self.contained and wall_of(box)._engine.name == "podman":  # noqa: SLF001  # as above
+            if name in names and self.contained and wall_of(box)._engine.name == "podman":  # noqa: SLF001  # as above
                 into = ["nsenter", f"--target={wall_of(box).pid}", "--mount"]
                 subprocess.run([*into, "mount", "-o", f"remount,{options}", "/workspace"], check=True, timeout=20)
+
+    def workspace_bytes(self, box: Sandbox) -> int:
+        if not self.contained:
+            return super().workspace_bytes(box)
+        found = os.statvfs(f"/proc/{wall_of(box).pid}/root/workspace")
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
 
     def inspect(self, box: Sandbox) -> dict[str, Any]:
         """What the engine says of its container."""

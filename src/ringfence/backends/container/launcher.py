@@ -72,7 +72,7 @@ def launch(
     box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
     try:
         told = fence(plan, limits.memory, engine, shares_kernel=wall.takes_descriptors)
-        with _cpu_counter(wall, box) as cpu:
+        with _cpu_counter(wall if plan.cgroup else None, box) as cpu:
             box.begin(told, deadline, outlets=egress.outlets, hands=wall.takes_descriptors, cpu=cpu)
         egress.give_address(lambda: wall.pid, guestd)
     except BaseException:
@@ -83,9 +83,9 @@ def launch(
 
 
 @contextlib.contextmanager
-def _cpu_counter(wall: ContainerWall, box: WalledBox) -> Iterator[int]:
+def _cpu_counter(wall: ContainerWall | None, box: WalledBox) -> Iterator[int]:
     """For guestd. Where there is none, the box says what holds instead."""
-    cpu = wall.cpu_counter() if wall.takes_descriptors else -1
+    cpu = wall.cpu_counter() if wall is not None and wall.takes_descriptors else -1
     if cpu < 0 and box.enforcement.cpu.level == "full":
         weaker = Control(box.enforcement.cpu.mechanism, "weaker", "CPU time for each process, not for the tree")
         box.enforcement = replace(box.enforcement, cpu=weaker)

@@ -150,6 +150,24 @@ print(count * 4096, os.WTERMSIG(os.waitpid(pid, 0)[1]))
         assert box.files.usage().bytes == 0
 
 
+def a_deleted_file_counts_while_it_is_open(make: MakeSandbox) -> None:
+    code = """
+import os, sys
+fd = os.open("f", os.O_WRONLY | os.O_CREAT)
+os.unlink("f")
+os.write(fd, bytes(512 << 10))
+print("written", flush=True)
+sys.stdin.read()
+"""
+    with make(policy=POLICY) as box:
+        with box.spawn(["python3", "-c", code]) as process:
+            next(iter(process))
+            assert box.files.usage().bytes == 512 << 10
+            process.close_stdin()
+            assert process.wait().ok
+        assert box.files.usage().bytes == 0
+
+
 def what_the_host_writes_counts_as_well(make: MakeSandbox) -> None:
     """F14: files.write is a guest's write, to the last page, and has its error."""
     with make(policy=POLICY) as box:
@@ -220,6 +238,7 @@ CHECKS = (
     with_maker(exactly_so_many_bytes_fit_and_one_more_page_is_no_space, "disk-quota"),
     with_maker(no_other_way_to_write_leads_past_the_quota, "disk-quota"),
     with_maker(a_mapping_past_the_quota_is_a_bus_error_at_the_same_page, "disk-quota"),
+    with_maker(a_deleted_file_counts_while_it_is_open, "disk-quota"),
     with_maker(what_the_host_writes_counts_as_well, "disk-quota"),
     with_maker(temporary_files_have_the_same_bound, "disk-quota"),
     with_maker(exactly_so_many_names_fit, "disk-quota"),
