@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 # Small, so that an arm without one control cannot take much of the host; one policy, so that spares serve most cases.
 LIMITS = Limits(timeout_s=10, cpu_time_s=10, memory="256M", processes=48, open_files=256, disk="8M", disk_files=2000)
 POLICY = Policy(limits=LIMITS)
-_HOST_PLACE = "/var/tmp"  # not /tmp: a plan that shows the host's root shows what the sandbox's root covers there
 _BARE_S = 20.0
 
 
@@ -256,10 +255,7 @@ class Arm:
     def directory(self) -> str:
         """A host directory of this arm. As root it is open to all: that a guest has another uid is another control."""
         if self._directory is None:
-            import tempfile
-
-            made = tempfile.TemporaryDirectory(prefix="ringfence-attack-", dir=_HOST_PLACE, ignore_cleanup_errors=True)
-            self._directory = self._ends.enter_context(made)
+            self._directory = self._ends.enter_context(witnesses.host_folder())
             os.chmod(self._directory, 0o755 if os.geteuid() == 0 else 0o700)
         return self._directory
 

@@ -13,6 +13,7 @@ from collections import deque
 
 from ringfence.attacks.hosts import SOURCE
 from ringfence.attacks.report import Row
+from ringfence.attacks.witnesses import remove_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Second:
         if self._owed:
             self._process.kill()
         self._process.communicate()
+        if self._process.returncode < 0:
+            remove_folders(self._process.pid)
 
     @property
     def has_room(self) -> bool:

@@ -13,11 +13,33 @@ from typing import TypeVar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import tempfile
     from collections.abc import Iterator
     from typing import Self
 
 T = TypeVar("T")
 _GRACE_S = 0.15
+_PLACE = "/var/tmp"  # not /tmp: a plan that shows the host's root shows what the sandbox's root covers there
+
+
+def host_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new one on the host, for one arm."""
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix=_folders_of(os.getpid()), dir=_PLACE, ignore_cleanup_errors=True)
+
+
+def remove_folders(pid: int) -> None:
+    """Those of a process that was killed."""
+    import shutil
+
+    for entry in os.scandir(_PLACE):
+        if entry.name.startswith(_folders_of(pid)):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _folders_of(pid: int) -> str:
+    return f"ringfence-attack-{pid}-"
 
 
 class Listener:

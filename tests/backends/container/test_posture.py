@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,18 @@ def test_mounts_are_shown_read_only_or_writable(contained: Container, tmp_path: 
         assert "Read-only" in box.exec(["touch", "/ro/new"]).stderr
         box.exec(["sh", "-c", "echo new > /rw/new"]).check()
     assert (tmp_path / "rw" / "new").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/var/tmp"])
+def test_what_is_mounted_right_below_tmp_is_seen_at_every_start(contained: Container, place: str) -> None:
+    """Podman mounts in any order what lies equally deep, and has file systems of its own there."""
+    with tempfile.TemporaryDirectory(prefix="rf-tests-", dir="/var/tmp") as folder:
+        os.chmod(folder, 0o777)
+        policy = Policy(mounts=[Mount(folder, target=f"{place}/project", mode="rw")])
+        for turn in range(6):
+            with Sandbox(backend=contained, policy=policy) as box:
+                box.exec(["touch", f"{place}/project/{turn}"]).check()
+            assert os.path.exists(f"{folder}/{turn}")
 
 
 def test_more_cpus_than_there_are_is_all_of_them(contained: Container) -> None:

@@ -20,7 +20,7 @@ from ringfence.attacks.case import (
     not_applicable,
 )
 from ringfence.attacks.hosts import host_process
-from ringfence.attacks.witnesses import text_of
+from ringfence.attacks.witnesses import host_folder, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ def _judge(wins: int, tries: int, what: str) -> Seen:
 
 def _race_folder(arm: Arm) -> str:
     """A shared folder with `place` (a real one) and `link` (to a folder of the host that is not shared)."""
-    import tempfile
-
-    outside = arm.enter(tempfile.TemporaryDirectory(prefix="ringfence-attack-", dir="/var/tmp"))
+    outside = arm.enter(host_folder())
     with open(f"{outside}/file", "w", encoding="utf-8") as file:
         file.write(arm.canary)
     os.chmod(outside, 0o777)

@@ -13,7 +13,7 @@ import zlib
 from ringfence import Limits, Mount, Policy
 from ringfence.attacks.arena import LIMITS
 from ringfence.attacks.case import DOS, OURS, READ, WRITE, Seen, attack, cases
-from ringfence.attacks.witnesses import text_of
+from ringfence.attacks.witnesses import host_folder, text_of
 from ringfence.files.landing import Landing
 from ringfence.guest.packing import Caps
 
@@ -269,9 +269,7 @@ def planted_target(arm: Arm) -> Seen:
 )
 def planted_way(arm: Arm) -> Seen:
     """The caller names a folder in a shared one; a guest made it a link to a folder that is not shared."""
-    import tempfile
-
-    outside = arm.enter(tempfile.TemporaryDirectory(prefix="ringfence-attack-", dir="/var/tmp"))
+    outside = arm.enter(host_folder())
     os.chmod(outside, 0o777)
     box = arm.sandbox(arm.shared(), whole=True)
     box.files.write("tree/file", arm.canary)
@@ -312,9 +310,7 @@ def planted_source(arm: Arm) -> Seen:
 
 def _swapped(arm: Arm) -> tuple[Sandbox, str]:
     """A shared folder in which a guest swaps `place` with a link to a folder that is not shared."""
-    import tempfile
-
-    outside = arm.enter(tempfile.TemporaryDirectory(prefix="ringfence-attack-", dir="/var/tmp"))
+    outside = arm.enter(host_folder())
     with open(f"{outside}/file", "w", encoding="utf-8") as file:
         file.write(arm.canary)
     os.chmod(outside, 0o777)

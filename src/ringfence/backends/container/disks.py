@@ -48,6 +48,14 @@ class Disks:
         else:
             self._make_volume("/workspace")
 
+    def spelled(self, target: str) -> str:
+        """A mount's target as this engine is to be told it.
+
+        Podman mounts by depth, and in any order what lies equally deep. What is below /tmp must come after the file
+        system on /var/tmp, a link to it: by way of that link it lies deeper.
+        """
+        return f"/var{target}" if "/var/tmp" in self.tmpfs and target.startswith("/tmp/") else target
+
     def _room(self, mode: str) -> str:
         whose = f"uid={self._uid},gid={self._uid}"
         return f"size={self._limits.disk},nr_inodes={self._limits.disk_files + 1},mode={mode},{whose}"

@@ -53,6 +53,8 @@ def host_config(
     oci_runtime: str | None,
     around: Around,
 ) -> Any:
+    for mount in shown:
+        mount["Target"] = disks.spelled(mount["Target"])
     taken = {mount["Target"] for mount in shown}
     memory = around.memory
     shm = min(64 << 20, limits.memory // 2)
