@@ -24,7 +24,7 @@ GUARDED = (
     "test_async.py",
 )
 _CGROUPS = Path("/sys/fs/cgroup")
-_PLACES = [Path("/run/ringfence"), Path("/tmp"), Path("/dev/shm")]
+_PLACES = [Path("/run/ringfence"), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")]
 
 
 class Process(NamedTuple):
