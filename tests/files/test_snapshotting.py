@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from ringfence.files.lineage import Lineage, Look
 from ringfence.files.manifest import Caps, Entry, Manifest, hasher
 from ringfence.files.snapshotting import Taking, orders
 from ringfence.files.store import Holder, Store, Writer
+from ringfence.guest import keeping
 from ringfence.guest.keeping import AGAIN, DATA, DONE, END, ENTRY, GONE, HEADER
 from ringfence.guest.knowing import Known
 
@@ -249,3 +252,24 @@ def test_every_name_of_a_file_is_made_again_with_it() -> None:
     link = Entry("0", "h", 0o644, 0, 0, "a")
     made = [step for step in steps([other, link], [f("a"), link]) if step[0] != "facts"]
     assert made == [("remove", "0"), ("remove", "a"), ("file", "a"), ("link", "0")]
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_one_state_and_a_written_one_is_not(tmp_path: Path) -> None:
+    """C07. The kernel sets the change time in both cases."""
+    path = tmp_path / "whole"
+    path.write_bytes(b"old")
+    with path.open("rb") as file:
+        before = os.fstat(file.fileno())
+        time.sleep(0.02)  # some ticks: the next change has another time
+        (tmp_path / "new").write_bytes(b"new")
+        (tmp_path / "new").replace(path)
+        assert os.fstat(file.fileno()).st_ctime_ns != before.st_ctime_ns
+        assert keeping._is_same(before, os.fstat(file.fileno()))
+    with path.open("r+b") as file:
+        before = os.fstat(file.fileno())
+        time.sleep(0.02)
+        file.write(b"neu")
+        file.flush()
+        assert not keeping._is_same(before, os.fstat(file.fileno()))
+        path.unlink()
+        assert not keeping._is_same(before, os.fstat(file.fileno()))

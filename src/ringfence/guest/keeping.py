@@ -395,6 +395,12 @@ def _is_old(info: os.stat_result) -> bool:
 
 
 def _is_same(before: os.stat_result, after: os.stat_result) -> bool:
+    """Whether what was read between the two is one state.
+
+    That a file loses a name sets its change time too: one that is replaced all the time is whole each time.
+    """
+    if after.st_nlink < before.st_nlink:
+        return (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
     return (before.st_size, before.st_ctime_ns) == (after.st_size, after.st_ctime_ns)
 
 
