@@ -224,7 +224,7 @@ class Pool:
         return self.tree.create(box_id, GroupLimits(plan.memory_bytes, plan.processes + OURS + RESERVE, plan.cpus))
 
     def _make_group_ahead(self, plan: ProcessPlan) -> None:
-        """A command's, on cgroup v1: while the zygote warms the kernel's lock, making one would wait for it."""
+        """A command's, on cgroup v1, where it is five folders: while its zygote still starts."""
         if (
             spawn.is_command()
             and self._zygote is None
