@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.attacks import Attack, Row, arena, catalogue, harness, second
+from ringfence.attacks import Attack, Row, arena, catalogue, harness, second, trace
 from ringfence.attacks.case import BARE, OURS, READ, Seen, attack
 from ringfence.attacks.guestside import PRELUDE
 from ringfence.attacks.harness import run_one
@@ -141,3 +142,12 @@ def test_what_a_second_process_owed_when_it_died_is_run_here(names: list[str], m
     assert [row.id for row in found.rows] == names
     assert {row.verdict for row in found.rows} <= {"held", "not applicable"}
     assert set(Path("/var/tmp").glob("ringfence-attack-*")) <= before
+
+
+def test_a_traced_process_that_does_nothing_is_killed_and_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to the tracer, it would keep its sandbox from ending, and Docker from answering."""
+    monkeypatch.setattr(trace, "_DEADLINE_S", 0.3)
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        with pytest.raises(TimeoutError), trace._Tracer(process.pid) as tracer:
+            tracer.follow([])
+        assert not os.path.exists(f"/proc/{process.pid}")

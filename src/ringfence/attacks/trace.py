@@ -6,9 +6,11 @@ it. What came back is read from the stopped process, not from what the guest say
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import signal
 import struct
 import time
 
@@ -17,6 +19,8 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Self
+
     from ringfence import Process, Sandbox
     from ringfence.attacks.arena import Arm
 
@@ -117,21 +121,46 @@ def answers(arm: Arm, box: Sandbox, attempts: list[Attempt], *, before: str = ""
     """
     script = [(each.number, each.args) for each in attempts]
     process = arm.spawn(_ATTEMPTS.format(before=before), box=box, attempts=script)
-    tracer = _Tracer(host_pid(box, pid_told(process)[0]))
-    process.write("go\n")
-    found = tracer.follow([each.number for each in attempts])
+    with _Tracer(host_pid(box, pid_told(process)[0])) as tracer:
+        process.write("go\n")
+        found = tracer.follow([each.number for each in attempts])
     return {attempts[index].name: result for index, result in found.items()}
 
 
 class _Tracer:
+    """Use as a context manager: who is traced when it ends is nobody's to reap but ours, and its sandbox, even its
+    engine, would wait for that for ever."""
+
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.ptrace.restype = ctypes.c_long
         self._deadline = time.monotonic() + _DEADLINE_S
+        self._traces = False
+
+    def __enter__(self) -> Self:
         self._ptrace(_SEIZE, 0, _TRACESYSGOOD)
-        self._ptrace(_INTERRUPT, 0, 0)
-        self._wait()
+        self._traces = True
+        try:
+            self._ptrace(_INTERRUPT, 0, 0)
+            self._wait()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Kill what is still traced. Its number is its own until we have reaped it."""
+        if not self._traces:
+            return
+        self._traces = False
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            while not _is_over(os.waitpid(self._pid, _ALL_CHILDREN)[1]):
+                pass
 
     def _ptrace(self, request: int, address: int, data: object) -> None:
         word = ctypes.c_long(data) if isinstance(data, int) else data
@@ -154,13 +183,15 @@ class _Tracer:
         while True:
             self._ptrace(_SYSCALL, 0, 0)
             status = self._wait()
-            if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            if _is_over(status):
+                self._traces = False
                 return found
             if os.WSTOPSIG(status) != _SYSCALL_STOP:
                 continue
             kind, number, first, second, result = self._info()
             if kind == _ENTRY and number == _NR_EXIT_GROUP:
                 self._ptrace(_DETACH, 0, 0)
+                self._traces = False
                 return found
             if kind == _ENTRY and number == _NR_GETPRIORITY and first == _MARK:
                 index, wanted = second, None
@@ -175,3 +206,7 @@ class _Tracer:
         self._ptrace(_SYSCALL_INFO, len(buffer), buffer)
         number, first, second = struct.unpack_from("QQQ", buffer, 24)
         return buffer.raw[0], number, first, second, struct.unpack_from("q", buffer, 24)[0]
+
+
+def _is_over(status: int) -> bool:
+    return os.WIFEXITED(status) or os.WIFSIGNALED(status)
