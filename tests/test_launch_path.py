@@ -18,7 +18,7 @@ HEAVY = frozenset(
     argparse ast asyncio attr concurrent.futures contextlib dataclasses datetime decimal email enum functools http
     importlib.metadata inspect logging msgspec multiprocessing pathlib pickle platform pydantic random re rich selectors
     shutil socket ssl subprocess tempfile threading tomllib traceback typing unittest urllib uuid zipfile
-    """.split()  # noqa: SIM905 - a column of words reads better than a column of quotes
+    """.split()  # noqa: SIM905  # a column of words reads better than a column of quotes
 )
 # Paid for today, with who asks for it and what it costs alone; `json`, `socket` and `threading` together cost 13 ms.
 ALLOWED = {

@@ -307,7 +307,8 @@ def _chmod(args: Args) -> dict[str, object]:
     path = str(args["path"])
     fd = open_path(path, os.O_PATH)
     try:
-        os.chmod(f"/proc/self/fd/{fd}", int(args["mode"]))  # type: ignore[call-overload]  # what was opened, unreadable or not
+        # By that name: a file that may not be read was opened too.
+        os.chmod(f"/proc/self/fd/{fd}", int(args["mode"]))  # type: ignore[call-overload]  # our own number
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     return {}

@@ -9,6 +9,10 @@ import sys
 from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import ExtensionFileLoader
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+
 HELD: object = (
     "held"  # in the one file: modules as (name, path, whether a package, code); extensions as (name, path); texts too
 )
@@ -19,12 +23,17 @@ class Held:
 
     __module__ = "ringfence.guest.within"  # ours, for who forgets what is ours: this file is run as __main__
 
-    def __init__(self, modules, extensions, texts):  # type: ignore[no-untyped-def]  # who imports this module runs guestd
+    def __init__(
+        self,
+        modules: "list[tuple[str, str, bool, CodeType]]",
+        extensions: "list[tuple[str, str]]",
+        texts: "list[tuple[str, bytes]]",
+    ) -> None:
         self._modules = {name: (path, package, code) for name, path, package, code in modules}
         self._extensions = dict(extensions)
         self._texts = dict(texts)
 
-    def find_spec(self, name, _path=None, _target=None):  # type: ignore[no-untyped-def]  # as above
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
         if name in self._extensions:
             path = self._extensions[name]
             return ModuleSpec(name, ExtensionFileLoader(name, path), origin=path)
@@ -35,20 +44,20 @@ class Held:
         spec.has_location = True
         return spec
 
-    def get_data(self, path):  # type: ignore[no-untyped-def]  # as above
+    def get_data(self, path: str) -> bytes:
         return self._texts[path]
 
-    def create_module(self, _spec):  # type: ignore[no-untyped-def]  # as above
+    def create_module(self, _spec: ModuleSpec) -> "ModuleType | None":
         return None
 
-    def exec_module(self, module):  # type: ignore[no-untyped-def]  # as above
+    def exec_module(self, module: "ModuleType") -> None:
         exec(self._modules[module.__name__][2], module.__dict__)  # noqa: S102  # as every import does
 
 
 if isinstance(HELD, str):
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 else:
-    sys.meta_path.insert(0, Held(*HELD))  # type: ignore[misc, no-untyped-call]  # what `onefile` puts there
+    sys.meta_path.insert(0, Held(*HELD))  # type: ignore[misc]  # what `onefile` puts there
 
 from ringfence.guest.alone import main  # noqa: E402  # after it can be found
 

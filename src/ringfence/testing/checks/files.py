@@ -13,7 +13,7 @@ from ringfence import FileInfo, Limits, Policy, PolicyError, Sandbox
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def names(box: Sandbox, path: str = ".", *, recursive: bool = False, pattern: str | None = None) -> list[str]:
@@ -154,7 +154,7 @@ def failures_are_pythons_own_errors_with_the_path_that_was_asked_for(box: Sandbo
     box.files.write("file", "")
     box.files.write("dir/inner", "")
     files = box.files
-    cases = [
+    cases: list[tuple[type[OSError], str, Callable[[], object]]] = [
         (FileNotFoundError, "none", lambda: files.read("none")),
         (FileNotFoundError, "none", lambda: files.stat("none")),
         (FileNotFoundError, "none", lambda: list(files.list("none"))),
@@ -177,7 +177,7 @@ def failures_are_pythons_own_errors_with_the_path_that_was_asked_for(box: Sandbo
     seen = []
     for kind, path, call in cases:
         with raises(kind) as caught:
-            call()  # type: ignore[no-untyped-call]  # a wrong one is the point
+            call()
         assert isinstance(caught.value, OSError)
         seen.append((path, caught.value.filename))
     assert [filename for _, filename in seen] == [path for path, _ in seen]
