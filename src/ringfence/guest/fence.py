@@ -192,3 +192,14 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool, session: b
         _filter(fence["last_layer"]).install()
     if dumpable:
         k.set_dumpable(1)
+
+
+def rehearse(fence: Fence, *, dumpable: bool) -> None:
+    """The same steps without their effect: limits as they are, no filter, not dumpable until the job comes."""
+    for name in ("NPROC", "NOFILE", "CPU"):
+        _lowered(name, fence["rlimits"].get(name, 0))
+        k.set_limits(name, *k.limits(name))
+    if fence["last_layer"]:
+        _filter(fence["last_layer"])
+    if dumpable:
+        k.set_dumpable(int(not fence["not_dumpable"]))

@@ -30,7 +30,7 @@ for name, text in {sources!r}:
 os = module.os
 file.close()
 os.set_inheritable({report}, False)
-job = module.pycode.lean.loads({job!r})
+job = sys.modules["ringfence.guest.lean"].loads({job!r})
 begin = {{"python": module.serve, "bash": sys.modules["ringfence.guest.shell"].serve}}
 os._exit(begin[job["language"]](job, {report}) if job["kind"] == "session" else module.pycode.run(job, {report}))
 """

@@ -54,6 +54,7 @@ class Guestd:
         self.relaying: Relaying | None = None  # where connections go by this channel too
         self.image = -1  # memory of another session, for one that is to become a copy of it
         self._wants_image: Job | None = None
+        self._pipes_ahead: list[tuple[int, int]] = []
         self._reader = frames.Reader()
         self._out = bytearray()
         self._jobs: dict[int, Job] = {}
@@ -106,6 +107,7 @@ class Guestd:
             return
         self._monitor.watch(self._channel.fileno(), select.EPOLLIN, self._on_channel)
         self.say(ev="ready", init=self._inside.init_pid)
+        self._pipes_ahead = self._make_pipes()  # of the first job: nobody waits for them now
 
     # the channel
 
@@ -197,6 +199,19 @@ class Guestd:
         elif sent < len(head) + len(data):
             self._send(data[sent - len(head) :])
 
+    def output_pipes(self) -> list[tuple[int, int]]:
+        """Two, each our end and the guest's: for the caller to close."""
+        pipes, self._pipes_ahead = self._pipes_ahead, []
+        return pipes or self._make_pipes()
+
+    def _make_pipes(self) -> list[tuple[int, int]]:
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in ("stdout", "stderr")]
+        for ours, _ in pipes:
+            os.set_blocking(ours, False)
+            if self.owner is not None:
+                os.fchown(ours, self.owner, self.owner)
+        return pipes
+
     def finished(self, job: Job, **outcome: object) -> None:
         self._jobs.pop(job.id, None)
         self._idle_since = time.monotonic()
@@ -210,12 +225,11 @@ class Guestd:
                 self.destroy()
             return
         # Nothing outlives a one-shot run: what it left behind is gone before the host hears of its end (L02).
-        left = self._inside.has_children()
-        self._inside.kill()
-        if left:
+        if self._inside.has_children():
             self._last_word = word
         else:
-            self._send(word)
+            self._send(word)  # before PID 1's end, which may take the CPU that the host waits for
+        self._inside.kill()
 
     # requests of the host
 
@@ -467,7 +481,7 @@ class Guestd:
         self._monitor.unwatch(self._channel.fileno())
         self._last_words()
         self._channel.close()
-        for fd in (*self._kept, self.image):
+        for fd in (*self._kept, self.image, *(end for pipe in self._pipes_ahead for end in pipe)):
             if fd >= 0:
                 os.close(fd)
         number, self._number = self._number, -1

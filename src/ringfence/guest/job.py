@@ -116,14 +116,11 @@ class Job:
             self._stdin.open(ours)
         else:
             stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        out, out_theirs = os.pipe2(os.O_CLOEXEC)
-        err, err_theirs = os.pipe2(os.O_CLOEXEC)
+        (out, out_theirs), (err, err_theirs) = self._guestd.output_pipes()
         report, report_theirs = self._line_pair(self._line) if self._line is not None else os.pipe2(os.O_CLOEXEC)
-        for fd in (out, err, report):
-            os.set_blocking(fd, False)
-        if self._guestd.owner is not None:
-            for fd in (out, err, *([stdin] if piped else [])):
-                os.fchown(fd, self._guestd.owner, self._guestd.owner)
+        os.set_blocking(report, False)
+        if piped and self._guestd.owner is not None:
+            os.fchown(stdin, self._guestd.owner, self._guestd.owner)
         if self.alone:
             _enlarge(out, *([stdin] if piped else []))
         self._opened = (out, err, report)

@@ -11,7 +11,6 @@ import builtins
 import os
 import sys
 
-from . import lean
 from .cells import Cells, exit_code, new_randomness
 from .display import flush
 from .line import Line
@@ -19,6 +18,9 @@ from .line import Line
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .shapes import Work
+
+# As the planner has them: the C library keeps every assignment that it has seen.
+_USUAL = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}
 
 
 def run(job: Work, line_fd: int) -> int:
@@ -46,12 +48,20 @@ def rehearse() -> None:
     null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     cells = Cells(Line(null))
     cells.install()
-    cells.execute("x = 1\nlen('')\n", "<run>")
+    _code_of(cells.execute("x = 1\nlen('')\nprint(end='')\n", "<run>"))
     os.close(null)
+    for number in (_signal.SIGINT, _signal.SIGPIPE):  # as they are: nobody inside is to be interrupted yet
+        _signal.signal(number, _signal.getsignal(number))
+    ours = {name: sys.modules[name] for name in _left or _ours()}
+    _forget_ours()
+    sys.modules.update(ours)
+    new_randomness()
     _settle([], list(sys.path))
+    _has_threads()
+    import atexit  # noqa: F401  # not more of it: what was preloaded may have asked to be told of an end
+
     flush()
-    lean.loads(lean.dumps({"name": "value"}))
-    os.environ.update({"PATH": "", "HOME": "", "TMPDIR": "", "USER": "", "LANG": ""})
+    os.environ.update(_USUAL)
     os.environ.clear()
     os.environ.update(saved[0])
     sys.displayhook, sys.modules["__main__"], sys.meta_path[:] = saved[1:]

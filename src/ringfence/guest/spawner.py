@@ -143,9 +143,7 @@ def _keep_only(wire: int) -> None:
 
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
     if rehearses and sys.path:  # no path: guests have an own interpreter
-        from . import pycode
-
-        pycode.rehearse()
+        _rehearse(fence)
     sock.send(lean.dumps({"pid": os.getpid()}))
     while True:
         data, fds = lean.recv_fds(sock, MAX_PACKET, 6)
@@ -156,6 +154,26 @@ def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
             sock.close()
             _child(job, fds, fence, limit + counts.OURS - 1)
         _clone(sock, job, fds, fence, limit + counts.OURS)
+
+
+def _rehearse(fence: Fence) -> None:
+    """Do what the first job will do, as far as it can be done twice: a page that is written to is copied once."""
+    from . import pycode
+
+    body = lean.dumps({"kind": "python", "language": "python", "cwd": "/workspace", "code": "", "env": {}, "args": []})
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
+    lean.send_fds(ours, lean.dumps({"become": True, "pty": None, "body": body.decode()}), [null] * 4)
+    data, fds = lean.recv_fds(theirs, MAX_PACKET, 6)
+    ours.close()
+    theirs.close()
+    job = _take(lean.loads(data), fds)
+    for fd in (null, *fds):
+        os.close(fd)
+    os.getsid(0)
+    fencing.rehearse(fence, dumpable=_stays(job))
+    _leave_directory(job)
+    pycode.rehearse()
 
 
 def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
@@ -190,11 +208,7 @@ def _child(job: Handed, fds: list[int], fence: Fence, processes: int, join: int 
 
 
 def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: int) -> int:
-    text = handed["body"] if handed["body"] is not None else _read_all(fds[-1])
-    for target, fd in enumerate(fds[:3]):
-        os.dup2(fd, target)
-    os.dup2(fds[3], REPORT_FD, inheritable=False)
-    job: Work = lean.loads(text)
+    job = _take(handed, fds)
     if join >= 0 and job["kind"] not in ("file", "connect"):  # those are ours, and served when the guest's are full
         os.write(join, b"0")
     if job.get("image"):
@@ -230,6 +244,16 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     from . import pycode
 
     return pycode.run(job, REPORT_FD)
+
+
+def _take(handed: Handed, fds: list[int]) -> Work:
+    """The streams to where they belong. Returns what is to be done."""
+    text = handed["body"] if handed["body"] is not None else _read_all(fds[-1])
+    for target, fd in enumerate(fds[:3]):
+        os.dup2(fd, target)
+    os.dup2(fds[3], REPORT_FD, inheritable=False)
+    job: Work = lean.loads(text)
+    return job
 
 
 def _stays(job: Work) -> bool:
