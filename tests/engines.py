@@ -52,6 +52,7 @@ class Started:
                 start_new_session=True,
                 preexec_fn=_end_with_us,  # noqa: PLW1509  # one call of libc's, bound before the fork
                 env={**os.environ, "PATH": _path(), "TMPDIR": str(self._folder)},  # Podman leaves files there
+                cwd=self._folder,  # and here an "oom" for each container that met its limit
             )
         deadline = time.monotonic() + _ANSWER_S
         while time.monotonic() < deadline and self._process.poll() is None:

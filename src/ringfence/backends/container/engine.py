@@ -214,8 +214,8 @@ def _start_podman() -> Engine | None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": folder},  # it leaves files there
-        cwd="/",
+        env={**os.environ, "TMPDIR": folder},  # it leaves files there, and its monitors an "oom" where they run
+        cwd=folder,
         start_new_session=True,
     )
     import atexit
