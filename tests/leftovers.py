@@ -127,6 +127,8 @@ def _files() -> frozenset[str]:
         pattern = "*" if place.name == "ringfence" else "ringfence-*"
         # uid locks are a fixed, reused set of empty files: their number is bounded by design
         found.update(str(p) for p in place.glob(pattern) if p.name != "uid")
+    # Podman's monitors write one where they run when a container meets its memory limit
+    found.update(str(p) for p in (Path("/oom"), Path("oom").absolute()) if p.exists())
     return frozenset(found)
 
 
