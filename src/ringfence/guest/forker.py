@@ -32,6 +32,7 @@ _LATE = (
 )
 _REHEARSALS = 10  # until the interpreter has specialised its instructions
 
+warm = False  # whether there will be several sandboxes, some of which wait for their first job
 preloaded = False  # whether modules were imported for the policy's sake, which may have asked to be told of a fork
 
 
@@ -97,6 +98,7 @@ class Making:
         self.plan_id = order["plan_id"]
         self.owner = order["owner"]
         self.affinity = order["affinity"]
+        self.rehearses = warm and order["waits"] and bool(sys.path)  # no path: guests have an own interpreter
         self.plan = plan
         self.join = join
         self.init_pid = 0
@@ -130,7 +132,7 @@ class Forker:
     def serve(self) -> NoReturn:
         self._poll.register(self._monitor, select.POLLIN)
         building: dict[int, Making] = {}
-        cold = spawner.rehearses and bool(sys.path)
+        cold = warm and bool(sys.path)
         while True:
             ready = self._poll.poll(counts.QUIET_S * 1000 if cold else None)
             if not ready:
@@ -191,7 +193,7 @@ class Forker:
         birth.fill(inner.fileno(), spawner_end.fileno(), making.join, making.affinity)
         where = self._run(birth)
         if where > birth.end and birth.is_spawner(where):
-            _child(lambda: _begin_spawner(birth, where), spawner_end)
+            _child(lambda: _begin_spawner(birth, where, rehearse=making.rehearses), spawner_end)
         if where > birth.end:
             _child(lambda: _obey(birth, where), inner)
         inner.close()
@@ -220,7 +222,7 @@ class Forker:
         birth.fill(inner.fileno(), making.join, making.affinity)
         where = self._run(birth)
         if where > birth.end:
-            _child(lambda: _begin_spawner(birth, where), inner)
+            _child(lambda: _begin_spawner(birth, where, rehearse=making.rehearses), inner)
         inner.close()
         answer.close()
         try:
@@ -306,6 +308,7 @@ class Forker:
         for fd in making.spawner_fds:
             os.close(fd)
         making.spawner_fds = []
+        making.rehearses = False  # somebody waits for it
         if making.spawner is not None:
             making.spawner.close()
         try:
@@ -340,12 +343,12 @@ def _obey(birth: births.Birth, where: int) -> None:
     init.obey()
 
 
-def _begin_spawner(birth: births.Birth, where: int) -> None:
+def _begin_spawner(birth: births.Birth, where: int, *, rehearse: bool) -> None:
     birth.check(where)
     birth.forget_routine()
     if preloaded:
         k.after_fork_in_child()
-    spawner.begin(birth.plan["fence"])
+    spawner.begin(birth.plan["fence"], rehearse=rehearse)
 
 
 def _errno_in(said: str) -> int | None:

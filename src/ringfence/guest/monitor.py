@@ -178,6 +178,7 @@ class Monitor(Loop):
             "box": number,
             "owner": request["owner"],
             "affinity": request["affinity"],
+            "waits": request["waits"],
             "plan_id": request["plan_id"],
             "plan": request["plan"],
             "listeners": "listeners" in request["fds"],

@@ -88,6 +88,7 @@ class Launch(TypedDict):
     box: int
     owner: int
     affinity: list[int]
+    waits: bool  # nobody wants it yet: it has time to rehearse
     plan_id: int
     plan: Plan | None  # None: sent before under the same number
     fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid, listeners, disk
@@ -106,6 +107,7 @@ class Order(TypedDict):
     box: int
     owner: int
     affinity: list[int]
+    waits: bool
     plan_id: int
     plan: Plan | None
     listeners: bool  # the last descriptor is the channel that the sandbox's listeners go by

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
 
-rehearses = False  # whether sandboxes wait here for their first job
-
-
 # holes of the program
 _SOCK = "the spawner's socket"
 _NR_WRITE, _NR_RECVFROM, _NR_CHDIR, _NR_UMASK, _NR_SETSID, _NR_SETGROUPS, _NR_EXIT = 1, 45, 80, 95, 112, 116, 231
@@ -97,8 +94,10 @@ def _call(program: Program, what: str, number: int, *arguments: object) -> int:
     return program.call(number, *arguments, what=what)
 
 
-def begin(fence: Fence) -> NoReturn:
+def begin(fence: Fence, *, rehearse: bool) -> NoReturn:
     """The rows are done: serve jobs."""
+    if rehearse:
+        _rehearse(fence)
     _serve(lean.from_fd(REPORT_FD + 1, lean.SOCK_SEQPACKET), fence, fence["processes"])
 
 
@@ -142,8 +141,6 @@ def _keep_only(wire: int) -> None:
 
 
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
-    if rehearses and sys.path:  # no path: guests have an own interpreter
-        _rehearse(fence)
     sock.send(lean.dumps({"pid": os.getpid()}))
     while True:
         data, fds = lean.recv_fds(sock, MAX_PACKET, 6)

@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from . import after, forker, fresh, held, lean, monitor, node, spawner
+from . import after, forker, fresh, held, lean, monitor, node
 from . import kernel as k
 
 TYPE_CHECKING = False
@@ -74,7 +74,7 @@ def _preload(hello: Hello) -> dict[str, object]:
         for name in ("_ast", "_sitebuiltins", "atexit"):
             __import__(name)
         fresh.prepare()
-    spawner.rehearses = hello["warm"]
+    forker.warm = hello["warm"]
     forker.preloaded = bool(hello["preload"])
     for name in hello["preload"]:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ringfence.values import Struct
 
 TYPE_CHECKING = False
@@ -43,12 +45,13 @@ def _quote(text: str) -> str:
 
 
 def _sha256(data: bytes) -> str:
-    # hashlib loads OpenSSL, some 3 ms; these are the interpreter's own, under the name each version gives it.
+    # hashlib loads OpenSSL, some 3 ms; these are the interpreter's own, under the name each version gives it. The name
+    # is chosen by the version: a module that is not there is looked for in every directory, each time.
     try:
-        from _sha2 import sha256  # type: ignore[import-not-found]  # 3.12 and later; typeshed leaves it out
+        if sys.version_info >= (3, 12):
+            from _sha2 import sha256  # type: ignore[import-not-found]  # typeshed leaves it out
+        else:
+            from _sha256 import sha256  # type: ignore[import-not-found]  # the same
     except ImportError:
-        try:
-            from _sha256 import sha256  # type: ignore[import-not-found]  # 3.11; typeshed leaves it out
-        except ImportError:
-            from hashlib import sha256
+        from hashlib import sha256
     return str(sha256(data).hexdigest())

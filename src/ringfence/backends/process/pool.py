@@ -111,7 +111,8 @@ class Pool:
             self._do(shelf)
         return box
 
-    def _start(self, plan: ProcessPlan, template: Template) -> ProcessBox:
+    def _start(self, plan: ProcessPlan, template: Template, *, waits: bool = False) -> ProcessBox:
+        """`waits`: nobody does for it."""
         with self._lock:
             self._count += 1
             number = self._count
@@ -133,7 +134,7 @@ class Pool:
                 assert uid is not None
                 disk = _make_disk(*plan.disk, uid.uid)
                 sockets.append(("disk", disk))
-            self._send(template, plan, number, sockets, group, uid)
+            self._send(template, plan, number, sockets, group, uid, waits=waits)
         except BaseException:
             ours.close()
             if outlet is not None:
@@ -187,6 +188,8 @@ class Pool:
         sockets: list[tuple[str, int]],
         group: Group | None,
         uid: HeldUid | None,
+        *,
+        waits: bool,
     ) -> None:
         """Ask for the sandbox, with what is bound late: its uid, its CPUs, its cgroup."""
         named: list[tuple[str, int | None]] = [*sockets]
@@ -201,6 +204,7 @@ class Pool:
             "box": number,
             "owner": 1000 if uid is None else uid.uid,
             "affinity": _choose_cpus(plan.cpus),
+            "waits": waits,
             "fds": [name for name, _ in there],
         }
         try:
@@ -335,7 +339,7 @@ class Pool:
     def _refill(self, shelf: Shelf) -> None:
         while not self._closed and len(shelf.spares) < shelf.wanted:
             try:
-                spare = self._start(shelf.plan, self._template(shelf.plan))
+                spare = self._start(shelf.plan, self._template(shelf.plan), waits=True)
             except (RingfenceError, OSError):
                 return  # the next take() meets the same failure and says so to the caller
             if not self._shelve(shelf, spare):
