@@ -159,6 +159,17 @@ def check_stdin(stdin: object) -> bytes | None:
 
 
 @final
+class Once(Struct):
+    """A piece of code for one run, checked."""
+
+    language: str
+    code: str
+    stdin: bytes | None
+    env: dict[str, str]
+    timeout_s: float
+
+
+@final
 class Call(Struct):
     """One thing to run, checked. `job` is guestd's part of it."""
 

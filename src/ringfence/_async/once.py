@@ -1,15 +1,10 @@
-"""One call, one fresh sandbox, nothing left."""
+"""One call, one fresh sandbox, nothing left. What it is given is checked here; what does it is loaded after that."""
 
 from __future__ import annotations
 
 from ringfence import calls
-from ringfence._async.link import AsyncLink
-from ringfence._async.process import AsyncProcess, Place
-from ringfence._async.sandbox import DESTROY_S, AsyncSandbox
-from ringfence._async.waiting import blocking, launched
-from ringfence.launching import check_policy, prepare
+from ringfence.launching import begin_early, check_policy, end_unneeded
 from ringfence.policy.model import Policy
-from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +12,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends import Backend
     from ringfence.policy.image import Image
-    from ringfence.results import Denial, Result
+    from ringfence.results import Result
     from ringfence.values import BackendName
 
 
@@ -39,39 +34,11 @@ async def run_async(
     check_policy(policy)
     checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
-    if language != "python":
-        from ringfence._async.program import Once, run_once
-
-        async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
-            result = await run_once(sandbox, Once(language, checked, given, variables, seconds))
-        return _with(findings(await sandbox.denials()), result)
-    launcher = prepare(backend, image, policy)
-    box = await launched(launcher)
-    link = AsyncLink(box)
+    asked = calls.Once(language, checked, given, variables, seconds)
+    begin_early(backend, image, policy)
     try:
-        place = Place(box, link, policy, launcher.image.name)
-        if box.outlet is not None:
-            from ringfence._async.equipping import equip
+        from ringfence._async.running import run_alone
 
-            await equip(place)
-        call = calls.python_call(box, policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=True)
-        process = await AsyncProcess(place, call, link.open(), keep_events=False)._begin()
-        if call.stdin:
-            await process._feed_stdin(call.stdin)
-        result = await process.wait()
+        return await run_alone(asked, backend, image, policy)
     finally:
-        link.finish("closed")
-        box.close()
-    if any(mount.mode == "rw" for mount in policy.mounts):
-        await blocking(box.wait_destroyed, DESTROY_S)
-    return _with(box.findings(), result)
-
-
-def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:
-    """Of a sandbox's denials those that no result has: what was seen after the end."""
-    return tuple(denial for denial in denials if denial.kind not in ("network", "secret"))
-
-
-def _with(seen: tuple[Denial, ...], result: Result) -> Result:
-    """What a look at the writable mounts showed after the end is part of what happened."""
-    return replace(result, denials=(*result.denials, *seen)) if seen else result
+        end_unneeded()

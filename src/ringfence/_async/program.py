@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringfence import calls
 from ringfence.languages import commands, find
-from ringfence.values import Struct, final, replace
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,18 +14,7 @@ if TYPE_CHECKING:
     from ringfence.results import Result
 
 
-@final
-class Once(Struct):
-    """What to run, checked."""
-
-    language: str
-    code: str
-    stdin: bytes | None
-    env: Mapping[str, str]
-    timeout_s: float
-
-
-async def run_once(sandbox: AsyncSandbox, once: Once) -> Result:
+async def run_once(sandbox: AsyncSandbox, once: calls.Once) -> Result:
     """How it ended; with the reason "compile" when nothing ran. The time is for both together."""
     if once.language == "javascript":
         return await sandbox._complete(sandbox._running_place(), _javascript_call(sandbox, once))
@@ -74,7 +63,7 @@ def _exec(
     )
 
 
-def _javascript_call(sandbox: AsyncSandbox, once: Once) -> calls.Call:
+def _javascript_call(sandbox: AsyncSandbox, once: calls.Once) -> calls.Call:
     """By the same kernel as a session's cells, which then lets node end: value, imports and await are the same."""
     box = sandbox._running_place().box
     env = {**box.env, **once.env}

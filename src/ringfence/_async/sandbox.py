@@ -189,10 +189,11 @@ class AsyncSandbox:
         if language in calls.PROGRAMS:
             session = await self.session(language=check_session_language(language))
             return await session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
-        from ringfence._async.program import Once, run_once
+        from ringfence._async.program import run_once
 
         seconds = calls.check_timeout(timeout_s, self.policy.limits)
-        return await run_once(self, Once(language, checked, calls.check_stdin(stdin), calls.check_env(env), seconds))
+        given, variables = calls.check_stdin(stdin), calls.check_env(env)
+        return await run_once(self, calls.Once(language, checked, given, variables, seconds))
 
     async def exec(
         self,

@@ -1,16 +1,11 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""One call, one fresh sandbox, nothing left."""
+"""One call, one fresh sandbox, nothing left. What it is given is checked here; what does it is loaded after that."""
 
 from __future__ import annotations
 
 from ringfence import calls
-from ringfence._sync.link import Link
-from ringfence._sync.process import Place, Process
-from ringfence._sync.sandbox import DESTROY_S, Sandbox
-from ringfence._sync.waiting import blocking, launched
-from ringfence.launching import check_policy, prepare
+from ringfence.launching import begin_early, check_policy, end_unneeded
 from ringfence.policy.model import Policy
-from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +13,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends import Backend
     from ringfence.policy.image import Image
-    from ringfence.results import Denial, Result
+    from ringfence.results import Result
     from ringfence.values import BackendName
 
 
@@ -40,39 +35,11 @@ def run(
     check_policy(policy)
     checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
-    if language != "python":
-        from ringfence._sync.program import Once, run_once
-
-        with Sandbox(backend=backend, image=image, policy=policy) as sandbox:
-            result = run_once(sandbox, Once(language, checked, given, variables, seconds))
-        return _with(findings(sandbox.denials()), result)
-    launcher = prepare(backend, image, policy)
-    box = launched(launcher)
-    link = Link(box)
+    asked = calls.Once(language, checked, given, variables, seconds)
+    begin_early(backend, image, policy)
     try:
-        place = Place(box, link, policy, launcher.image.name)
-        if box.outlet is not None:
-            from ringfence._sync.equipping import equip
+        from ringfence._sync.running import run_alone
 
-            equip(place)
-        call = calls.python_call(box, policy, checked, stdin=given, env=variables, timeout_s=seconds, one_shot=True)
-        process = Process(place, call, link.open(), keep_events=False)._begin()
-        if call.stdin:
-            process._feed_stdin(call.stdin)
-        result = process.wait()
+        return run_alone(asked, backend, image, policy)
     finally:
-        link.finish("closed")
-        box.close()
-    if any(mount.mode == "rw" for mount in policy.mounts):
-        blocking(box.wait_destroyed, DESTROY_S)
-    return _with(box.findings(), result)
-
-
-def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:
-    """Of a sandbox's denials those that no result has: what was seen after the end."""
-    return tuple(denial for denial in denials if denial.kind not in ("network", "secret"))
-
-
-def _with(seen: tuple[Denial, ...], result: Result) -> Result:
-    """What a look at the writable mounts showed after the end is part of what happened."""
-    return replace(result, denials=(*result.denials, *seen)) if seen else result
+        end_unneeded()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ringfence import calls
 from ringfence.languages import commands, find
-from ringfence.values import Struct, final, replace
+from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,18 +15,7 @@ if TYPE_CHECKING:
     from ringfence.results import Result
 
 
-@final
-class Once(Struct):
-    """What to run, checked."""
-
-    language: str
-    code: str
-    stdin: bytes | None
-    env: Mapping[str, str]
-    timeout_s: float
-
-
-def run_once(sandbox: Sandbox, once: Once) -> Result:
+def run_once(sandbox: Sandbox, once: calls.Once) -> Result:
     """How it ended; with the reason "compile" when nothing ran. The time is for both together."""
     if once.language == "javascript":
         return sandbox._complete(sandbox._running_place(), _javascript_call(sandbox, once))
@@ -73,7 +62,7 @@ def _exec(
     )
 
 
-def _javascript_call(sandbox: Sandbox, once: Once) -> calls.Call:
+def _javascript_call(sandbox: Sandbox, once: calls.Once) -> calls.Call:
     """By the same kernel as a session's cells, which then lets node end: value, imports and are the same."""
     box = sandbox._running_place().box
     env = {**box.env, **once.env}

@@ -189,10 +189,11 @@ class Sandbox:
         if language in calls.PROGRAMS:
             session = self.session(language=check_session_language(language))
             return session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
-        from ringfence._sync.program import Once, run_once
+        from ringfence._sync.program import run_once
 
         seconds = calls.check_timeout(timeout_s, self.policy.limits)
-        return run_once(self, Once(language, checked, calls.check_stdin(stdin), calls.check_env(env), seconds))
+        given, variables = calls.check_stdin(stdin), calls.check_env(env)
+        return run_once(self, calls.Once(language, checked, given, variables, seconds))
 
     def exec(
         self,

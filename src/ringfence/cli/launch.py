@@ -215,7 +215,7 @@ def _end(box: Sandbox, settings: Settings) -> None:
 
 def _with_findings(result: Result, box: Sandbox) -> Result:
     """What a look at the writable mounts showed after the end is part of what happened."""
-    from ringfence._sync.once import findings
+    from ringfence._sync.running import findings
 
     found = findings(box.denials())
     if not found:

@@ -60,7 +60,6 @@ class Plan(TypedDict):
 class Hello(TypedDict):
     sys_path: list[str]
     preload: list[str]
-    warm: bool  # more than one sandbox is to be expected
     cgroups: list[str]  # directories to remove when the library is gone
     record: str  # of what the library noted; there when something is, and then there is more to remove
     uids: str | None  # directory of lock files, those that nobody holds then too

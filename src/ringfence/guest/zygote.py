@@ -26,7 +26,12 @@ CONTROL_FD = 3
 LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
-_COMMAND = b"command"  # as in ringfence.backends.process.spawn
+_QUIET_MS = 100  # the first run of a process is over by then
+_FOR_JOBS = (
+    *("fileworker", "guestd", "pycode", "session", "shell"),
+    *("connector", "filesearch", "filestreams", "filewatch", "keeping", "restoring", "stepwise"),
+)
+_COMMAND, _LIBRARY = b"command", b"library"  # as in ringfence.backends.process.spawn
 
 
 def main() -> None:
@@ -40,10 +45,12 @@ def main() -> None:
     lean.ignore_signals(lean.SIGINT, lean.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
     k.become_subreaper()
     control = lean.from_fd(CONTROL_FD, lean.SOCK_SEQPACKET)
-    data = control.recv(_MAX_PACKET)
-    if data == _COMMAND:  # the library takes as long to start as we do
+    purpose = control.recv(_MAX_PACKET)
+    if purpose == _COMMAND:  # the library takes as long to start as we do
         _hold_rest()
-        data = control.recv(_MAX_PACKET)
+    elif purpose == _LIBRARY:
+        _load_rest()
+    data = control.recv(_MAX_PACKET) if purpose else b""
     if not data:
         os._exit(0)  # begun ahead of time, and not needed
     hello: Hello = lean.loads(data)
@@ -52,12 +59,9 @@ def main() -> None:
         control.send(answer)
     except OSError:
         pass  # the library went while we imported: what follows sees it, and cleans up
-    if hello["warm"]:
-        _load_rest()
-        _warm_up()
     gc.freeze()  # a collection in a fork would otherwise copy every page
     gc.enable()
-    said_goodbye = _serve(control, _zygote_request)
+    said_goodbye = _serve(control, _zygote_request, cold=purpose == _LIBRARY)
     if not said_goodbye:
         after.clean_up(hello, LIBRARY_FD)
     os._exit(0)
@@ -68,13 +72,6 @@ def _preload(hello: Hello) -> dict[str, object]:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     sys.path[:] = hello["sys_path"]
-    if hello["warm"]:
-        from . import fileworker, guestd, pycode, session  # noqa: F401  # before the fork, not after each
-
-        for name in ("_ast", "_sitebuiltins", "atexit"):
-            __import__(name)
-        fresh.prepare()
-    forker.warm = hello["warm"]
     forker.preloaded = bool(hello["preload"])
     for name in hello["preload"]:
         try:
@@ -94,27 +91,37 @@ def _hold_rest() -> None:
 
 
 def _load_rest() -> None:
-    """What some jobs need, while the library makes its plan: a sandbox does not show where it lies."""
-    from . import connector, filesearch, filestreams, filewatch, keeping, restoring, shell, stepwise  # noqa: F401  # for the forks
-
+    """What jobs need, while the library makes its plan: a sandbox does not show where it lies."""
+    for name in _FOR_JOBS:
+        __import__(f"{__package__}.{name}")
+    for name in ("_ast", "_sitebuiltins", "atexit"):
+        __import__(name)
+    fresh.prepare()
     node.prepare()
 
 
 def _warm_up() -> None:
-    """What most programs import anyway, while the library still makes its first plan."""
+    """What most programs import anyway. 14 ms: the library's first template does not wait for it."""
     for name in ("threading", "traceback", "linecache", "json", "ctypes"):
         __import__(name)
     gc.collect()
+    gc.freeze()
+    forker.warm = True
 
 
-def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None]) -> bool:
-    """Requests until the library says goodbye (True) or is gone without."""
+def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None], *, cold: bool) -> bool:
+    """Requests until the library says goodbye (True) or is gone without. `cold`: there is time to warm up later."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(LIBRARY_FD, select.POLLIN)
+    served = 0
     while True:
-        ready = dict(poll.poll())
+        ready = dict(poll.poll(_QUIET_MS if cold and served else None))
+        if cold and served and LIBRARY_FD not in ready:
+            cold = False
+            _warm_up()
         if control.fileno() in ready:
+            served += 1
             data, fds = _receive(control)
             request = lean.loads(data) if data else None
             if request is None or "bye" in request:

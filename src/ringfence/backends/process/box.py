@@ -58,7 +58,7 @@ class ProcessBox:
         self._group = group
         self._uid = uid
         self._retire = retire
-        self._template, self._number = origin
+        self.template, self._number = origin
         self._own_template = not plan.shared
         self._init_pidfd = -1
         self._ooms = 0
@@ -150,17 +150,17 @@ class ProcessBox:
     @property
     def generation(self) -> object:
         """Sandboxes of equal ones have the same addresses."""
-        return self._template.zygote
+        return self.template.zygote
 
     def give_image(self, fd: int) -> None:
         """Memory for its next session that asks for one."""
-        self._template.give(self._number, fd)
+        self.template.give(self._number, fd)
 
     def owns(self, pid: int) -> bool:
         """Whether that is a process of this sandbox's. Ask while it stands still: a number may be given out again."""
         try:
             status = _status(pid)
-            made_by_us = _status(int(status["PPid"]))["PPid"] == str(self._template.zygote.pid)
+            made_by_us = _status(int(status["PPid"]))["PPid"] == str(self.template.zygote.pid)
         except (OSError, KeyError, ValueError):
             return False
         inside = len(status["NSpid"].split()) > 1
@@ -219,7 +219,7 @@ class ProcessBox:
                 self.outlet.wait_ended(_END_S)
         finally:
             if self._own_template:
-                self._template.close()
+                self.template.close()
             for done in self.on_destroyed:
                 done()
             if not self._gone:
@@ -250,7 +250,7 @@ class ProcessBox:
         self._closed = True
         self.channel.detach()
         if self._own_template:
-            self._template.abandon()
+            self.template.abandon()
         self._init_pidfd = -1
         if self.outlet is not None:
             self.outlet.abandon()
@@ -273,7 +273,7 @@ class ProcessBox:
             self.outlet = None
         self._drop_outlet()
         if self._own_template:
-            self._template.forget()
+            self.template.forget()
         if self._init_pidfd >= 0:
             os.close(self._init_pidfd)
             self._init_pidfd = -1

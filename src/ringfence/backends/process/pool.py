@@ -58,11 +58,13 @@ class Pool:
         self._lock = _thread.allocate_lock()
         self._zygote: Zygote | None = None
         self._templates: dict[int, Template] = {}
+        self._outgrown: list[Template] = []  # replaced, and still with sandboxes
         self._shelves: dict[int, Shelf] = {}
         self._work: _queue.SimpleQueue[ProcessBox | Shelf | None] = _queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._count = 0
+        self._is_first = True
         self._ahead: tuple[ProcessPlan, Group] | None = None
         self._boxes: set[ProcessBox] = set()  # given out, kept or being removed: a fork of the caller lets go of them
 
@@ -70,9 +72,10 @@ class Pool:
         """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises."""
         deadline = time.monotonic() + START_S
         kept = plan.shared and plan.disk is None and not spawn.is_command()  # a disk is made for one sandbox
-        box = self._from_shelf(plan) if kept else None
+        shelf, box = self._from_shelf(plan) if kept else (None, None)
         if box is not None:
             try:
+                self._refill_soon(shelf)
                 box.wait_ready(deadline)
                 return box
             except BaseException as error:
@@ -85,7 +88,10 @@ class Pool:
             try:
                 template = self._template(plan)
                 box = self._start(plan, template)
+                if shelf is not None and self._thread is None:
+                    self._start_thread()  # while it is built
                 box.wait_ready(deadline)
+                self._refill_soon(shelf)  # now: a spare that is built beside it would be in its way
                 return box
             except BaseException as error:
                 if box is not None:
@@ -95,7 +101,7 @@ class Pool:
                     raise
         raise AssertionError("unreachable")
 
-    def _from_shelf(self, plan: ProcessPlan) -> ProcessBox | None:
+    def _from_shelf(self, plan: ProcessPlan) -> tuple[Shelf, ProcessBox | None]:
         with self._lock:
             shelf, gone = self._shelf(plan)
             shelf.used_at = time.monotonic()
@@ -107,9 +113,11 @@ class Pool:
                 shelf.wanted = min(_MOST_SPARES, shelf.wanted + 1) if shelf.wanted else 0
         for spare in gone:
             spare.close()
-        if shelf.wanted:
+        return shelf, box
+
+    def _refill_soon(self, shelf: Shelf | None) -> None:
+        if shelf is not None and shelf.wanted:
             self._do(shelf)
-        return box
 
     def _start(self, plan: ProcessPlan, template: Template, *, waits: bool = False) -> ProcessBox:
         """`waits`: nobody does for it."""
@@ -153,7 +161,7 @@ class Pool:
             if outlet is not None:
                 outlet[1].close()
         self._boxes.add(box)
-        box.on_destroyed.append(lambda: self._boxes.discard(box))
+        box.on_destroyed.append(lambda: self._let_go(box))
         return box
 
     def _python_of(self, plan: ProcessPlan) -> dict[str, object]:
@@ -221,6 +229,8 @@ class Pool:
             ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is plan:
             return ahead[1]
+        if ahead is not None:
+            ahead[1].remove()
         return self._new_group(plan, box_id)
 
     def _new_group(self, plan: ProcessPlan, box_id: str) -> Group:
@@ -228,14 +238,10 @@ class Pool:
         return self.tree.create(box_id, GroupLimits(plan.memory_bytes, plan.processes + OURS + RESERVE, plan.cpus))
 
     def _make_group_ahead(self, plan: ProcessPlan) -> None:
-        """A command's, on cgroup v1, where it is five folders: while its zygote still starts."""
-        if (
-            spawn.is_command()
-            and self._zygote is None
-            and plan.cgroup
-            and self.tree is not None
-            and self.tree.kind == "cgroup v1"
-        ):
+        """The first one's, on cgroup v1, where it is five folders: while its zygote still starts."""
+        with self._lock:
+            first, self._is_first = self._is_first, False
+        if first and plan.cgroup and self.tree is not None and self.tree.kind == "cgroup v1":
             self._ahead = (plan, self._new_group(plan, f"0-{os.urandom(3).hex()}"))
 
     def _template(self, plan: ProcessPlan) -> Template:
@@ -254,6 +260,38 @@ class Pool:
                 template.close()
                 return known
         return template
+
+    def _grown_template(self, plan: ProcessPlan) -> Template:
+        """One from a zygote that has loaded everything: what is kept is to be fast."""
+        template = self._template(plan)
+        if not template.young:
+            return template
+        grown = template.zygote.template(plan)
+        with self._lock:
+            known = self._templates.get(id(plan.template))
+            if known is template:
+                self._templates[id(plan.template)] = known = grown
+                self._outgrown.append(template)
+        if known is not grown:  # lost meanwhile, or another thread's
+            grown.close()
+            return self._template(plan)
+        self._close_outgrown()
+        return grown
+
+    def _let_go(self, box: ProcessBox) -> None:
+        self._boxes.discard(box)
+        self._close_outgrown()
+
+    def _close_outgrown(self) -> None:
+        """Templates of the past, once no sandbox of theirs is left."""
+        if not self._outgrown:
+            return
+        with self._lock:
+            used = {box.template for box in list(self._boxes)}
+            unused = [template for template in self._outgrown if template not in used]
+            self._outgrown = [template for template in self._outgrown if template in used]
+        for template in unused:
+            template.close()
 
     def _live_zygote(self) -> Zygote:
         if self._zygote is None or not self._zygote.alive:
@@ -339,7 +377,7 @@ class Pool:
     def _refill(self, shelf: Shelf) -> None:
         while not self._closed and len(shelf.spares) < shelf.wanted:
             try:
-                spare = self._start(shelf.plan, self._template(shelf.plan), waits=True)
+                spare = self._start(shelf.plan, self._grown_template(shelf.plan), waits=True)
             except (RingfenceError, OSError):
                 return  # the next take() meets the same failure and says so to the caller
             if not self._shelve(shelf, spare):
@@ -376,7 +414,7 @@ class Pool:
             work = self._work.get_nowait()
             if isinstance(work, ProcessBox):
                 work.destroy()
-        for template in self._templates.values():
+        for template in (*self._templates.values(), *self._outgrown):
             template.close()
         if self._zygote is not None:
             self._zygote.close()
@@ -388,7 +426,7 @@ class Pool:
         self._closed = True
         self._work.put(None)
         boxes, zygote = list(self._boxes), self._zygote
-        for template in self._templates.values():
+        for template in (*self._templates.values(), *self._outgrown):
             template.abandon()
         for box in boxes:
             box.abandon()
@@ -403,7 +441,7 @@ class Pool:
 
     def forget(self) -> None:
         """In a forked child: nothing of this is ours; the parent goes on with it."""
-        for template in self._templates.values():
+        for template in (*self._templates.values(), *self._outgrown):
             template.forget()
         for box in self._boxes:
             box.forget()

@@ -21,9 +21,10 @@ _FIRST_FREE = 10  # above the fixed descriptors of the zygote
 class Started:
     """A zygote's process that has not been spoken to."""
 
-    __slots__ = ("control", "errors", "pid")
+    __slots__ = ("control", "errors", "owner", "pid")
 
     def __init__(self, pid: int, control: socket, errors: int) -> None:
+        self.owner = os.getpid()
         self.pid = pid
         self.control = control
         self.errors = errors  # a file in memory with what it said on standard error
@@ -66,8 +67,7 @@ def start(executable: str, prefix: list[str]) -> Started:
         theirs.close()
         for fd in (*high, library):
             os.close(fd)
-    if _command:
-        control.send(COMMAND)
+    control.send(COMMAND if _command else LIBRARY)
     return Started(pid, control, errors)  # type: ignore[arg-type]  # the C class has every method that is used
 
 
@@ -77,8 +77,10 @@ def _above(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
 
 
-COMMAND = b"command"  # the first packet to such a zygote: what it can do before it is told more
+# The first packet to a zygote, so that it gets ready before it is told more: whether there will be one sandbox or many.
+COMMAND, LIBRARY = b"command", b"library"
 _begun: list[Started] = []
+_is_first: list[bool] = [True]  # taken away by whoever makes the first sandbox of this process
 meanwhile: list[Callable[[], object]] = []  # what a command can do while it waits for its zygote
 _command: list[bool] = []
 
@@ -95,12 +97,50 @@ def begin() -> None:
         return
 
 
+def begin_first() -> None:
+    """For a library whose first sandbox is asked for: the same, once. Not where a user manager has to start it."""
+    try:
+        _is_first.pop()
+    except IndexError:
+        return
+    if os.geteuid() == 0 or "XDG_RUNTIME_DIR" not in os.environ:
+        try:
+            _begun.append(start(real_executable(), []))
+        except OSError:
+            return
+
+
 def is_command() -> bool:
     return bool(_command)
 
 
 def take(executable: str) -> Started | None:
     """The zygote that was begun, if there is one and it is of this interpreter."""
-    if _begun and executable == real_executable():
-        return _begun.pop()
+    try:
+        begun = _begun.pop()
+    except IndexError:
+        return None
+    if begun.owner == os.getpid() and executable == real_executable():
+        return begun
+    _end(begun)
     return None
+
+
+def end_unneeded() -> None:
+    """What was begun for a sandbox that did not come about."""
+    if _begun and not _command:
+        try:
+            _end(_begun.pop())
+        except IndexError:
+            return  # another thread took it
+
+
+def _end(begun: Started) -> None:
+    """It ends when nobody holds the other end of its socket. In a fork of its owner it is not ours to wait for."""
+    begun.control.close()
+    os.close(begun.errors)
+    if begun.owner == os.getpid():
+        try:
+            os.waitpid(begun.pid, 0)
+        except ChildProcessError:
+            return  # the caller reaps all children

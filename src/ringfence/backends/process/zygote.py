@@ -37,10 +37,10 @@ class Zygote:
         self._control.settimeout(_START_S)
         self._tree = tree
         self._ready = False
+        self._made_any = False
         hello = {
             "sys_path": interpreter.sys_path,
             "preload": preload,
-            "warm": not spawn.is_command(),
             "cgroups": tree.owner_directories() if tree is not None else [],
             "record": state.record(),
             "uids": state.directory("uid") if os.geteuid() == 0 else None,
@@ -72,6 +72,7 @@ class Zygote:
         request = lean.dumps({"ops": plan.template, "as_root": plan.box["as_root"], "foreign": plan.foreign})
         ours.settimeout(_BUILD_S)
         with self._lock:
+            young, self._made_any = not self._made_any, True
             _send(self._control, request, [theirs.fileno()])
         theirs.close()
         try:
@@ -81,7 +82,7 @@ class Zygote:
         except BaseException:
             ours.close()
             raise
-        return Template(ours, self)
+        return Template(ours, self, young=young)
 
     def _answer(self, sock: socket) -> dict[str, object]:
         try:
@@ -147,7 +148,8 @@ class Zygote:
 class Template:
     """A zygote's fork with a policy's view. Sandboxes are made of it."""
 
-    def __init__(self, control: socket, zygote: Zygote) -> None:
+    def __init__(self, control: socket, zygote: Zygote, *, young: bool) -> None:
+        self.young = young  # made before the zygote had loaded what most programs import
         self.zygote = zygote  # all forks of one lie at the same addresses
         self._control = control
         self._lock = _thread.allocate_lock()
@@ -189,7 +191,7 @@ def _send(control: socket, data: bytes, fds: list[int]) -> None:
 
 
 def _start(executable: str, prefix: list[str]) -> spawn.Started:
-    begun = spawn.take(executable) if not prefix else None
+    begun = spawn.take("" if prefix else executable)
     try:
         return begun or spawn.start(executable, prefix)
     except OSError as error:
