@@ -89,3 +89,14 @@ print(until(lambda: not one._outgrown and first._control.fileno() < 0))
 print(ringfence.run("'json' in __import__('sys').modules").value)
 """
     assert said_by(code) == "True True\nTrue\n42\n1 False\nTrue\nTrue\n"
+
+
+def test_a_command_starts_one_zygote() -> None:
+    code = """
+from ringfence.cli import main
+start, started = spawn.start, []
+spawn.start = lambda *args: started.append(args) or start(*args)
+spawn.begin()
+print(main(["exec", "--", "/bin/true"]), len(started))
+"""
+    assert said_by(code) == "0 1\n"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
 
+_SIGKILL = 9
 _FIRST_FREE = 10  # above the fixed descriptors of the zygote
 
 
@@ -67,7 +68,10 @@ def start(executable: str, prefix: list[str]) -> Started:
         theirs.close()
         for fd in (*high, library):
             os.close(fd)
-    control.send(COMMAND if _command else LIBRARY)
+    try:
+        control.send(COMMAND if _command else LIBRARY)
+    except OSError:
+        pass  # it has ended already: who speaks to it next is told why
     return Started(pid, control, errors)  # type: ignore[arg-type]  # the C class has every method that is used
 
 
@@ -91,6 +95,7 @@ def begin() -> None:
     Failing is no error here: the pool tries again and says why.
     """
     _command.append(True)
+    _is_first.clear()
     try:
         _begun.append(start(real_executable(), []))
     except OSError:
@@ -136,11 +141,12 @@ def end_unneeded() -> None:
 
 
 def _end(begun: Started) -> None:
-    """It ends when nobody holds the other end of its socket. In a fork of its owner it is not ours to wait for."""
+    """It has done nothing yet. In a fork of its owner it is not ours to end."""
     begun.control.close()
     os.close(begun.errors)
     if begun.owner == os.getpid():
         try:
+            os.kill(begun.pid, _SIGKILL)
             os.waitpid(begun.pid, 0)
-        except ChildProcessError:
+        except (ProcessLookupError, ChildProcessError):
             return  # the caller reaps all children
