@@ -93,7 +93,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
             if handler is not signal.SIG_IGN:  # nohup and shells' background jobs ignore some on purpose
                 signal.signal(number, stop)
         if job.python is not None:
-            gc.enable()
+            _collect_again()
             result, tail = _run_code(job.python, settings), b""
         else:
             result, tail = _run(box, job, settings, console, stop)
@@ -141,7 +141,7 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Sto
     try:
         _start(box)
         began = time.monotonic()
-        gc.enable()
+        _collect_again()
         refused = None if job.prepare is None else job.prepare(box)
         if refused is not None:
             return refused, _show(refused, settings, console)
@@ -252,9 +252,15 @@ def _load_rest() -> None:
     """What is needed once something runs, while the sandbox is still to come."""
     import _datetime  # type: ignore[import-not-found]  # noqa: F401  # a C module without a stub; used later, as the others
 
-    import ringfence._sync.once
+    import ringfence._sync.running
     import ringfence.cli.streams
     import ringfence.policy.digest  # noqa: F401  # as above
+
+
+def _collect_again() -> None:
+    """What a start has made stays until the end: the collector need not look at it, which would take a millisecond."""
+    gc.freeze()
+    gc.enable()
 
 
 def _relay(process: Process, settings: Settings, console: Console) -> tuple[Result, bytes]:

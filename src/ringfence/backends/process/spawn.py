@@ -146,6 +146,7 @@ def _end(begun: Started) -> None:
     os.close(begun.errors)
     if begun.owner == os.getpid():
         try:
+            os.waitid(os.P_PID, begun.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises: the number is not its own
             os.kill(begun.pid, _SIGKILL)
             os.waitpid(begun.pid, 0)
         except (ProcessLookupError, ChildProcessError):
