@@ -1,4 +1,4 @@
-"""Owns how the forker makes the two fixed processes of a sandbox: programs that are written once for each plan.
+"""Owns how the forker makes the two fixed processes of a sandbox: programs that are written once for each kind of plan.
 
 PID 1 and the spawner are clones with the monitor as their parent, and do all that they do before their first order
 without Python. A program returns in each process that it made: `where` tells which one it is.
@@ -102,10 +102,13 @@ class InitBirth(Birth):
             program.if_zero(cloned, self._spawner.first)
         program.seal()
 
-    def fill(self, init_sock: int, spawner_sock: int, join: list[int], affinity: list[int]) -> None:
+    def fill(self, init_sock: int) -> None:
+        """After `one` is."""
         self._init.fill(init_sock)
+
+    def fill_spawner(self, sock: int, join: list[int], affinity: list[int], limits: dict[str, bytes]) -> None:
         if self._spawner is not None:
-            self._spawner.fill(spawner_sock, join, affinity)
+            self._spawner.fill(sock, join, affinity, limits)
 
     @property
     def init_pid(self) -> int:
@@ -164,8 +167,8 @@ class SpawnerBirth(Birth):
             program.if_failed(row, end)
         return cloned
 
-    def fill(self, sock: int, join: list[int], affinity: list[int]) -> None:
-        self._spawner.fill(sock, join, affinity)
+    def fill(self, sock: int, join: list[int], affinity: list[int], limits: dict[str, bytes]) -> None:
+        self._spawner.fill(sock, join, affinity, limits)
 
     def fill_doors(self, doors: dict[str, int], answer: int) -> None:
         for name in self._doors:

@@ -62,23 +62,35 @@ _CPU_BYTES = 1024  # a mask of 8192 CPUs, more than any kernel is built for
 AFFINITY = "affinity"  # a hole: `cpu_mask` fills it
 
 
-def write_limits(program: Program, fence: Fence, *, processes: int) -> None:
-    """rlimits and CPUs. The host's own limits are those of the process that writes this down."""
-    for name, value in fence["rlimits"].items():
-        if name != "CPU":  # is for a guest: who makes guests for hours uses more
-            _write_limit(program, name, max(value, _OUR_FILES) if name == "NOFILE" else value)
-    _write_limit(program, "NPROC", processes)
+def write_limits(program: Program, fence: Fence) -> None:
+    """rlimits and CPUs, as holes: policies that differ in numbers alone have the same rows."""
+    for name in _early_limits(fence):
+        program.call(k.NR_PRLIMIT, 0, k.RLIMITS[name], Hole(f"limit {name}"), 0, what=f"setrlimit {name}")
     program.call(_NR_SET_AFFINITY, 0, _CPU_BYTES, Hole(AFFINITY), what="sched_setaffinity")
+
+
+def _early_limits(fence: Fence) -> list[str]:
+    """Not of CPU time, which is for a guest: who makes guests for hours uses more."""
+    return [*(name for name in fence["rlimits"] if name != "CPU"), "NPROC"]
+
+
+def limits_for(fence: Fence, *, processes: int) -> dict[str, bytes]:
+    """What `fill_limits` fills in. The host's own limits are those of the process that asks."""
+    wanted = {**fence["rlimits"], "NPROC": processes}
+    if "NOFILE" in wanted:
+        wanted["NOFILE"] = max(wanted["NOFILE"], _OUR_FILES)
+    return {f"limit {name}": struct.pack("<QQ", *_lowered(name, wanted[name])) for name in _early_limits(fence)}
+
+
+def fill_limits(program: Program, limits: dict[str, bytes], affinity: list[int]) -> None:
+    for hole, packed in limits.items():
+        program.fill(hole, packed)
+    program.fill(AFFINITY, cpu_mask(affinity))
 
 
 def cpu_mask(cpus: list[int]) -> bytes:
     """None named: those that this process has."""
     return sum(1 << cpu for cpu in cpus or os.sched_getaffinity(0)).to_bytes(_CPU_BYTES, "little")
-
-
-def _write_limit(program: Program, name: str, value: int) -> None:
-    limits = struct.pack("<QQ", *_lowered(name, value))
-    program.call(k.NR_PRLIMIT, 0, k.RLIMITS[name], limits, 0, what=f"setrlimit {name}")
 
 
 def _lowered(name: str, value: int) -> tuple[int, int]:
@@ -92,9 +104,9 @@ def _lowered(name: str, value: int) -> tuple[int, int]:
 
 def set_limits(fence: Fence, *, processes: int) -> None:
     program = Program(None)
-    write_limits(program, fence, processes=processes)
+    write_limits(program, fence)
     program.seal()
-    program.fill(AFFINITY, cpu_mask(fence["affinity"]))
+    fill_limits(program, limits_for(fence, processes=processes), fence["affinity"])
     program.run_all()
 
 

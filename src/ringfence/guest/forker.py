@@ -90,12 +90,20 @@ def _own_user_namespace(proc: int) -> None:
     box.write(proc, "self/gid_map", f"0 {gid} 1")
 
 
+class Known:
+    """A plan. `kind`: the same number for those that differ in limits alone."""
+
+    def __init__(self, plan: Plan, kind: int) -> None:
+        self.plan, self.kind = plan, kind
+        self.limits = spawner.limits_of(plan["fence"])
+
+
 class Making:
     """One sandbox from its order until the monitor says that it is gone."""
 
-    def __init__(self, order: Order, plan: Plan, join: list[int]) -> None:
+    def __init__(self, order: Order, known: Known, join: list[int]) -> None:
         self.number = order["box"]
-        self.plan_id = order["plan_id"]
+        self.kind, self.limits, plan = known.kind, known.limits, known.plan
         self.owner = order["owner"]
         self.affinity = order["affinity"]
         self.rehearses = warm and order["waits"] and bool(sys.path)  # no path: guests have an own interpreter
@@ -121,7 +129,8 @@ class Forker:
     def __init__(self, monitor: socket, proc: int) -> None:
         self._monitor = monitor
         self._orders = lean.Receiver(monitor, _MAX_PACKET, _MAX_FDS)
-        self._plans: dict[int, Plan] = {}  # of policies that share this view
+        self._plans: dict[int, Known] = {}  # of policies that share this view
+        self._kinds: list[object] = []
         self._proc = proc
         self._us = births.Forker(proc, self._listing)
         self._inits: dict[tuple[int, int, bool], births.InitBirth] = {}
@@ -159,12 +168,11 @@ class Forker:
 
     def _begin(self, order: Order, fds: list[int], building: dict[int, Making]) -> None:
         if order["plan"] is not None:
-            self._plans[order["plan_id"]] = order["plan"]
+            self._plans[order["plan_id"]] = Known(order["plan"], self._kind_of(order["plan"]))
             fence.prepare(order["plan"]["fence"])
-        plan = self._plans[order["plan_id"]]
         listeners = fds.pop() if order["listeners"] else -1
         disk = fds.pop() if order["disk"] else -1
-        making = Making(order, plan, fds)
+        making = Making(order, self._plans[order["plan_id"]], fds)
         self._made[making.number] = making
         try:
             self._make_init(making, listeners, disk)
@@ -179,9 +187,16 @@ class Forker:
         building[making.init.fileno()] = making
         self._poll.register(making.init, select.POLLIN)
 
+    def _kind_of(self, plan: Plan) -> int:
+        held = plan["fence"]
+        kind = {**plan, "sizes": None, "fence": {**held, "processes": 0, "rlimits": list(held["rlimits"])}}
+        if kind not in self._kinds:
+            self._kinds.append(kind)
+        return self._kinds.index(kind)
+
     def _make_init(self, making: Making, listeners: int, disk: int) -> None:
         """PID 1, and as root the spawner. What we touch between two forks is copied twice: so nothing is."""
-        key = (making.plan_id, len(making.join), disk >= 0)
+        key = (making.kind, len(making.join), disk >= 0)
         birth = self._inits.get(key)
         if birth is None:
             birth = births.InitBirth(self._us, making.plan, len(making.join), with_disk=disk >= 0)
@@ -189,11 +204,12 @@ class Forker:
         making.init, inner = lean.pair(lean.SOCK_SEQPACKET)
         outer, spawner_end = lean.pair(lean.SOCK_SEQPACKET)
         one = birth.one
-        one.owner, one.listeners, one.disk = making.owner, listeners, disk
-        birth.fill(inner.fileno(), spawner_end.fileno(), making.join, making.affinity)
+        one.owner, one.listeners, one.disk, one.sizes = making.owner, listeners, disk, making.plan["sizes"]
+        birth.fill(inner.fileno())
+        birth.fill_spawner(spawner_end.fileno(), making.join, making.affinity, making.limits)
         where = self._run(birth)
         if where > birth.end and birth.is_spawner(where):
-            _child(lambda: _begin_spawner(birth, where, rehearse=making.rehearses), spawner_end)
+            _child(lambda: _begin_spawner(birth, where, making), spawner_end)
         if where > birth.end:
             _child(lambda: _obey(birth, where), inner)
         inner.close()
@@ -209,7 +225,7 @@ class Forker:
 
     def _make_spawner(self, making: Making) -> None:
         """In PID 1's pid namespace, with the monitor as its parent. It goes into the other namespaces by itself."""
-        key = (making.plan_id, len(making.join))
+        key = (making.kind, len(making.join))
         birth = self._spawners.get(key)
         if birth is None:
             birth = self._spawners[key] = births.SpawnerBirth(self._us, making.plan, len(making.join))
@@ -219,10 +235,10 @@ class Forker:
             birth.fill_init(making.init_pidfd)
         else:
             birth.fill_doors(making.doors, answer.fileno())
-        birth.fill(inner.fileno(), making.join, making.affinity)
+        birth.fill(inner.fileno(), making.join, making.affinity, making.limits)
         where = self._run(birth)
         if where > birth.end:
-            _child(lambda: _begin_spawner(birth, where, rehearse=making.rehearses), inner)
+            _child(lambda: _begin_spawner(birth, where, making), inner)
         inner.close()
         answer.close()
         try:
@@ -343,12 +359,12 @@ def _obey(birth: births.Birth, where: int) -> None:
     init.obey()
 
 
-def _begin_spawner(birth: births.Birth, where: int, *, rehearse: bool) -> None:
+def _begin_spawner(birth: births.Birth, where: int, making: Making) -> None:
     birth.check(where)
     birth.forget_routine()
     if preloaded:
         k.after_fork_in_child()
-    spawner.begin(birth.plan["fence"], rehearse=rehearse)
+    spawner.begin(making.plan["fence"], rehearse=making.rehearses)
 
 
 def _errno_in(said: str) -> int | None:

@@ -99,7 +99,7 @@ class Written:
 
     def _mount_further(self) -> None:
         owner, plan = self._made.owner, self._plan
-        box.mount_further(plan["sizes"], owner=owner, ops=plan["ops"], idmap=_idmapper(owner), disk=self._made.disk)
+        box.mount_further(self._made.sizes, owner=owner, ops=plan["ops"], idmap=_idmapper(owner), disk=self._made.disk)
 
     def _enter_user_namespace(self) -> None:
         """Real root until here: all mounts belong to the initial user namespace. The forker writes the map."""
@@ -135,16 +135,17 @@ class Written:
         self._closing.fill([sock, self._proc, made.listeners, made.disk])
         if as_root:
             program.fill(OWNER, 1000 if self._plan["user_namespace"] else made.owner)
-        for target, text in box.options_of(self._plan["sizes"], owner=made.owner, as_root=as_root).items():
+        for target, text in box.options_of(made.sizes, owner=made.owner, as_root=as_root).items():
             program.fill(box.options_hole(target), text.encode())
 
 
 class Made:
-    """What differs between the sandboxes of one plan."""
+    """What differs between the sandboxes of one kind."""
 
     def __init__(self, *, with_disk: bool) -> None:
         self.with_disk = with_disk
         self.owner, self.listeners, self.disk = 1000, -1, -1
+        self.sizes: dict[str, str] = {}
 
 
 def _call(program: Program, what: str, number: int, *arguments: object) -> int:

@@ -56,7 +56,7 @@ class Written:
         _call(program, "chdir /workspace", _NR_CHDIR, b"/workspace")
         _call(program, "umask", _NR_UMASK, 0o022)
         init.write_streams(program, Hole(_SOCK), REPORT_FD + 1)  # the one below is for the report of the job to come
-        fencing.write_limits(program, fence, processes=fence["processes"] + counts.OURS + counts.RESERVE)
+        fencing.write_limits(program, fence)
         fencing.write_rights(program, fence, landlock=True)
         _call(program, "close_range", k.NR_CLOSE_RANGE, REPORT_FD + 2, 0x7FFFFFFF)
         self.last = program.stop()
@@ -76,14 +76,19 @@ class Written:
             _call(program, f"setns {k.CLONE_NEWUSER:#x}", k.NR_SETNS, self._doors[0], k.CLONE_NEWUSER)
         init.write_become(program, mapped=plan["user_namespace"])
 
-    def fill(self, sock: int, join: list[int], affinity: list[int]) -> None:
+    def fill(self, sock: int, join: list[int], affinity: list[int], limits: dict[str, bytes]) -> None:
         program = self._program
         program.fill(_SOCK, sock)
         for number, fd in enumerate(join):
             program.fill(_join(number), fd)
         doors = [program.filled(door) for door in self._doors]
         self._closing.fill([sock, *join, *doors])
-        program.fill(fencing.AFFINITY, fencing.cpu_mask(affinity))
+        fencing.fill_limits(program, limits, affinity)
+
+
+def limits_of(fence: Fence) -> dict[str, bytes]:
+    """For `Written.fill`: the same for all sandboxes of a plan."""
+    return fencing.limits_for(fence, processes=fence["processes"] + counts.OURS + counts.RESERVE)
 
 
 def _join(number: int) -> str:

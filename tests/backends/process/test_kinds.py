@@ -1,0 +1,36 @@
+"""Policies that differ in limits alone share a template and its rows, and each keeps its own numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ringfence
+from ringfence import Limits, Policy
+
+_LOOK = """
+import json, os, resource
+files = os.statvfs("/workspace")
+asked = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in ("NPROC", "NOFILE", "CPU")}
+print(json.dumps([asked, files.f_blocks * files.f_frsize, len(os.sched_getaffinity(0))]))
+"""
+_NARROW = Policy(limits=Limits(processes=20, open_files=100, cpu_time_s=3, disk=16 << 20))
+_WIDE = Policy(limits=Limits(processes=50, open_files=200, cpu_time_s=7, disk=48 << 20))
+
+
+def seen(policy: Policy) -> list[Any]:
+    result = ringfence.run(_LOOK, policy=policy)
+    assert result.ok, result.stderr
+    found: list[Any] = json.loads(result.stdout)
+    return found
+
+
+def test_each_keeps_its_own_limits_whichever_came_before() -> None:
+    narrow, wide = seen(_NARROW), seen(_WIDE)
+    assert narrow[0]["NOFILE"] == [100, 100]
+    assert wide[0]["NOFILE"] == [200, 200]
+    assert wide[0]["CPU"][0] - narrow[0]["CPU"][0] == 4
+    assert wide[0]["NPROC"][0] - narrow[0]["NPROC"][0] == 30
+    assert (narrow[1], wide[1]) == (16 << 20, 48 << 20)
+    for _ in range(2):
+        assert (seen(_NARROW), seen(_WIDE)) == (narrow, wide)
