@@ -57,15 +57,6 @@ def run(monitor: socket, request: Template) -> NoReturn:
     Forker(monitor, proc).serve()
 
 
-def _warm_up() -> None:
-    """In a quiet moment, what every run would do first: the interpreter's caches are then warm in every fork."""
-    from . import pycode
-
-    for _ in range(_REHEARSALS):
-        pycode.rehearse()
-    pycode.forget_early()
-
-
 def _import_no_more() -> None:
     """From here on a file that is imported would be the image's, run by a process with rights (J19).
 
@@ -137,21 +128,29 @@ class Forker:
         self._spawners: dict[tuple[int, int], births.SpawnerBirth] = {}
         self._made: dict[int, Making] = {}
         self._poll = select.poll()
+        self._cold = warm and bool(sys.path)
 
     def serve(self) -> NoReturn:
         self._poll.register(self._monitor, select.POLLIN)
         building: dict[int, Making] = {}
-        cold = warm and bool(sys.path)
         while True:
-            ready = self._poll.poll(counts.QUIET_S * 1000 if cold else None)
+            ready = self._poll.poll(counts.QUIET_S * 1000 if self._cold else None)
             if not ready:
-                cold = False
-                _warm_up()
+                self._warm_up()
             for fd, _ in ready:
                 if fd == self._monitor.fileno():
                     self._take_order(building)
                 elif fd in building:
                     self._hear_init(fd, building)
+
+    def _warm_up(self) -> None:
+        """In a quiet moment, what every run would do first: the interpreter's caches are then warm in every fork."""
+        from . import pycode
+
+        self._cold = False
+        for _ in range(_REHEARSALS):
+            pycode.rehearse()
+        pycode.forget_early()
 
     def _take_order(self, building: dict[int, Making]) -> None:
         data, fds = self._orders.receive()
@@ -173,6 +172,8 @@ class Forker:
         listeners = fds.pop() if order["listeners"] else -1
         disk = fds.pop() if order["disk"] else -1
         making = Making(order, self._plans[order["plan_id"]], fds)
+        if making.rehearses and self._cold:
+            self._warm_up()  # nobody waits
         self._made[making.number] = making
         try:
             self._make_init(making, listeners, disk)
