@@ -90,6 +90,7 @@ class Pool:
                 box = self._start(plan, template)
                 if shelf is not None and self._thread is None:
                     self._start_thread()  # while it is built
+                template.wait_built()
                 box.wait_ready(deadline)
                 self._refill_soon(shelf)  # now: a spare that is built beside it would be in its way
                 return box
@@ -267,6 +268,11 @@ class Pool:
         if not template.young:
             return template
         grown = template.zygote.template(plan)
+        try:
+            grown.wait_built()
+        except BaseException:
+            grown.close()
+            raise
         with self._lock:
             known = self._templates.get(id(plan.template))
             if known is template:

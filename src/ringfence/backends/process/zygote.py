@@ -36,6 +36,7 @@ class Zygote:
         self.pid, self._control, self._errors = begun.pid, begun.control, begun.errors
         self._control.settimeout(_START_S)
         self._tree = tree
+        self._moves = bool(prefix)  # it is moved to its leaf first: what it forks before would stay outside
         self._ready = False
         self._made_any = False
         hello = {
@@ -66,27 +67,36 @@ class Zygote:
             self._ready = True
 
     def template(self, plan: ProcessPlan) -> Template:
-        """A fork with a root of its own. Raises UnsupportedError when this host does not let us build one."""
-        self.wait_ready()
+        """A fork with a root of its own. It may still be built: sandboxes can be asked for, `wait_built` tells."""
+        if self._moves:
+            self.wait_ready()
         ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
         request = lean.dumps({"ops": plan.template, "as_root": plan.box["as_root"], "foreign": plan.foreign})
         ours.settimeout(_BUILD_S)
-        with self._lock:
-            young, self._made_any = not self._made_any, True
-            _send(self._control, request, [theirs.fileno()])
-        theirs.close()
         try:
-            answer = self._answer(ours)
-            if "error" in answer:
-                raise explain_refusal(str(answer["error"]), answer.get("errno"))
+            with self._lock:
+                young, self._made_any = not self._made_any, True
+                _send(self._control, request, [theirs.fileno()])
         except BaseException:
             ours.close()
             raise
+        finally:
+            theirs.close()
         return Template(ours, self, young=young)
+
+    def built(self, sock: socket) -> None:
+        """Until the template behind `sock` is. Raises UnsupportedError when this host does not let us build one."""
+        self.wait_ready()
+        answer = self._answer(sock)
+        if "error" in answer:
+            raise explain_refusal(str(answer["error"]), answer.get("errno"))
 
     def _answer(self, sock: socket) -> dict[str, object]:
         try:
-            data = sock.recv(_MAX_PACKET)
+            try:
+                data = sock.recv(_MAX_PACKET)
+            except ConnectionResetError:  # it went with a request unread; what it said before comes after that
+                data = sock.recv(_MAX_PACKET)
         except TimeoutError:
             raise StartTimeoutError("the sandbox's zygote did not answer in time", fix="try again") from None
         except OSError:
@@ -153,15 +163,36 @@ class Template:
         self.zygote = zygote  # all forks of one lie at the same addresses
         self._control = control
         self._lock = _thread.allocate_lock()
+        self._building = _thread.allocate_lock()
+        self._built: bool | Exception = False
         self._plans: dict[int, ProcessPlan] = {}  # that the forker has; held, so that their numbers stay their own
+
+    def wait_built(self) -> None:
+        """Raises what `Zygote.built` does, to everybody who asks."""
+        if self._built is True:
+            return
+        with self._building:
+            if self._built is False:
+                try:
+                    self.zygote.built(self._control)
+                    self._built = True
+                except Exception as error:
+                    self._built = error
+                    raise
+            if isinstance(self._built, Exception):
+                raise self._built
 
     def launch(self, plan: ProcessPlan, request: Mapping[str, object], fds: list[int]) -> None:
         """Have a sandbox made. It reports on its channel, which is the first descriptor."""
-        with self._lock:
-            new = id(plan) not in self._plans
-            whole = {**request, "plan_id": id(plan), "plan": dict(plan.box) if new else None}
-            _send(self._control, lean.dumps(whole), fds)
-            self._plans[id(plan)] = plan
+        try:
+            with self._lock:
+                new = id(plan) not in self._plans
+                whole = {**request, "plan_id": id(plan), "plan": dict(plan.box) if new else None}
+                _send(self._control, lean.dumps(whole), fds)
+                self._plans[id(plan)] = plan
+        except SandboxLostError:
+            self.wait_built()  # where it could not be built, that is why
+            raise
 
     def give(self, number: int, fd: int) -> None:
         """Hand a memory image to one of its sandboxes."""
