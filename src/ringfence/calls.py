@@ -22,6 +22,7 @@ MAX_CODE = 16 << 20
 MAX_ARGUMENTS = 3 << 19  # the kernel takes 2 MiB, with the variables
 UNENDING_S = 10.0**9
 MAX_OUTPUTS = 1 << 24  # bytes of displayed objects that a result holds, where the policy's output is not more
+DESTROY_S = 10.0  # how long a caller waits who must see that nothing is left
 GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word before it kills by itself
 
 

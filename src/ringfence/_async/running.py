@@ -5,7 +5,6 @@ from __future__ import annotations
 from ringfence import calls
 from ringfence._async.link import AsyncLink
 from ringfence._async.process import AsyncProcess, Place
-from ringfence._async.sandbox import DESTROY_S, AsyncSandbox
 from ringfence._async.waiting import blocking, launched
 from ringfence.launching import prepare
 from ringfence.values import replace
@@ -23,6 +22,7 @@ async def run_alone(once: calls.Once, backend: BackendName | Backend, image: str
     """How it ended, with what was seen after the end."""
     if once.language != "python":
         from ringfence._async.program import run_once
+        from ringfence._async.sandbox import AsyncSandbox
 
         async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
             result = await run_once(sandbox, once)
@@ -47,7 +47,7 @@ async def run_alone(once: calls.Once, backend: BackendName | Backend, image: str
         link.finish("closed")
         box.close()
     if any(mount.mode == "rw" for mount in policy.mounts):
-        await blocking(box.wait_destroyed, DESTROY_S)
+        await blocking(box.wait_destroyed, calls.DESTROY_S)
     return _with(box.findings(), result)
 
 

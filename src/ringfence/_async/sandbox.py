@@ -10,7 +10,6 @@ from ringfence._async.files import AsyncFiles
 from ringfence._async.gateway import AsyncGateway
 from ringfence._async.link import AsyncLink
 from ringfence._async.process import AsyncProcess, AsyncPty, Place
-from ringfence._async.session import AsyncSession, check_name, check_session_language
 from ringfence._async.waiting import blocking, launched, opening
 from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, UnsupportedError
 from ringfence.events import ProcessInfo
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence._async.exposing import AsyncAddress
+    from ringfence._async.session import AsyncSession
     from ringfence._async.trees import AsyncTrees
     from ringfence._async.waiting import Opening
     from ringfence.backends import Backend
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
 _SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
-DESTROY_S = 10.0
 _PAUSE_S = 3.0  # for guestd's word that it stands still or goes on
 
 
@@ -150,7 +149,7 @@ class AsyncSandbox:
             return
         self._place.link.finish("closed")
         self._box.close()
-        await blocking(self._box.wait_destroyed, DESTROY_S)
+        await blocking(self._box.wait_destroyed, calls.DESTROY_S)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -187,6 +186,8 @@ class AsyncSandbox:
         """In the default session of `language`; one that has none is compiled if need be, and run once."""
         checked, language = calls.check_code(code), calls.check_language(language)
         if language in calls.PROGRAMS:
+            from ringfence._async.session import check_session_language
+
             session = await self.session(language=check_session_language(language))
             return await session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
         from ringfence._async.program import run_once
@@ -306,6 +307,8 @@ class AsyncSandbox:
 
     async def session(self, name: str | None = None, *, language: SessionLanguage = "python") -> AsyncSession:
         """The session of that name, opened if there is none; without a name, the default one of `language`."""
+        from ringfence._async.session import AsyncSession, check_name, check_session_language
+
         spoken = check_session_language(language)
         called = spoken if name is None else check_name(name)
         self._running_place()

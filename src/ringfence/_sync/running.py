@@ -6,7 +6,6 @@ from __future__ import annotations
 from ringfence import calls
 from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process
-from ringfence._sync.sandbox import DESTROY_S, Sandbox
 from ringfence._sync.waiting import blocking, launched
 from ringfence.launching import prepare
 from ringfence.values import replace
@@ -24,6 +23,7 @@ def run_alone(once: calls.Once, backend: BackendName | Backend, image: str | Ima
     """How it ended, with what was seen after the end."""
     if once.language != "python":
         from ringfence._sync.program import run_once
+        from ringfence._sync.sandbox import Sandbox
 
         with Sandbox(backend=backend, image=image, policy=policy) as sandbox:
             result = run_once(sandbox, once)
@@ -48,7 +48,7 @@ def run_alone(once: calls.Once, backend: BackendName | Backend, image: str | Ima
         link.finish("closed")
         box.close()
     if any(mount.mode == "rw" for mount in policy.mounts):
-        blocking(box.wait_destroyed, DESTROY_S)
+        blocking(box.wait_destroyed, calls.DESTROY_S)
     return _with(box.findings(), result)
 
 

@@ -11,7 +11,6 @@ from ringfence._sync.files import Files
 from ringfence._sync.gateway import Gateway
 from ringfence._sync.link import Link
 from ringfence._sync.process import Place, Process, Pty
-from ringfence._sync.session import Session, check_name, check_session_language
 from ringfence._sync.waiting import blocking, launched, opening
 from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, UnsupportedError
 from ringfence.events import ProcessInfo
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence._sync.exposing import Address
+    from ringfence._sync.session import Session
     from ringfence._sync.trees import Trees
     from ringfence.backends import Backend
     from ringfence.backends.base import Box, Launcher
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
 _SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
-DESTROY_S = 10.0
 _PAUSE_S = 3.0  # for guestd's word that it stands still or goes on
 
 
@@ -150,7 +149,7 @@ class Sandbox:
             return
         self._place.link.finish("closed")
         self._box.close()
-        blocking(self._box.wait_destroyed, DESTROY_S)
+        blocking(self._box.wait_destroyed, calls.DESTROY_S)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -187,6 +186,8 @@ class Sandbox:
         """In the default session of `language`; one that has none is compiled if need be, and run once."""
         checked, language = calls.check_code(code), calls.check_language(language)
         if language in calls.PROGRAMS:
+            from ringfence._sync.session import check_session_language
+
             session = self.session(language=check_session_language(language))
             return session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
         from ringfence._sync.program import run_once
@@ -306,6 +307,8 @@ class Sandbox:
 
     def session(self, name: str | None = None, *, language: SessionLanguage = "python") -> Session:
         """The session of that name, opened if there is none; without a name, the default one of `language`."""
+        from ringfence._sync.session import Session, check_name, check_session_language
+
         spoken = check_session_language(language)
         called = spoken if name is None else check_name(name)
         self._running_place()
