@@ -34,6 +34,7 @@ _SHELVES = 32
 _MOST_SPARES = 4
 _SPARE_IDLE_S = 60.0
 _REFILL_AFTER_S = 0.004
+_FIRST_REFILL_S = 0.03  # a program that runs one thing and ends does not pay for what it never uses
 
 
 class Shelf:
@@ -43,6 +44,7 @@ class Shelf:
         self.plan = plan
         self.spares: list[ProcessBox] = []
         self.wanted = 1
+        self.refill_after_s = _FIRST_REFILL_S
         self.used_at = time.monotonic()
 
 
@@ -368,7 +370,7 @@ class Pool:
                     self._destroy(work)
                 else:
                     # let the run that took the spare have the CPU first
-                    due.setdefault(id(work), (time.monotonic() + _REFILL_AFTER_S, work))
+                    due.setdefault(id(work), (time.monotonic() + work.refill_after_s, work))
             for key, (at, shelf) in list(due.items()):
                 if time.monotonic() >= at:
                     del due[key]
@@ -381,6 +383,7 @@ class Pool:
             return  # a descriptor that the caller closed under us; what is left of it is for the sweep
 
     def _refill(self, shelf: Shelf) -> None:
+        shelf.refill_after_s = _REFILL_AFTER_S
         while not self._closed and len(shelf.spares) < shelf.wanted:
             try:
                 spare = self._start(shelf.plan, self._grown_template(shelf.plan), waits=True)
