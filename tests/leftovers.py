@@ -153,11 +153,12 @@ def stock() -> Stock:
         with one._lock:
             kept = [spare for shelf in one._shelves.values() for spare in shelf.spares]
             roots = list(one._templates.values())
+            outgrown = list(one._outgrown)  # each until its last sandbox has ended
             zygote = one._zygote
         zygotes += zygote is not None
         templates += len(roots)
         spares += len(kept)
-        held += [root._control.fileno() for root in roots]
+        held += [root._control.fileno() for root in (*roots, *outgrown)]
         held += [zygote._control.fileno(), zygote._errors] if zygote is not None else []
         for spare in kept:
             held += [spare.channel.fileno(), spare._init_pidfd, spare._uid.fileno() if spare._uid is not None else -1]
