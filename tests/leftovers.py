@@ -145,16 +145,16 @@ def stock() -> Stock:
     pool = sys.modules.get("ringfence.backends.process.pool")
     if pool is None:
         return Stock(0, 0, 0, frozenset())
-    held = [fd for fd, _ in pool._canary]
+    held = [fd for fd, _ in sys.modules["ringfence.backends.process.canary"]._opened]
     record = sys.modules.get("ringfence.backends.process.record")
     held += [owner._fd for owner in record._owners.values()] if record is not None else []
     zygotes = templates = spares = 0
     for one in list(pool._pools.values()):
         with one._lock:
             kept = [spare for shelf in one._shelves.values() for spare in shelf.spares]
-            roots = list(one._templates.values())
-            outgrown = list(one._outgrown)  # each until its last sandbox has ended
-            zygote = one._zygote
+            roots = list(one._templates._of_view.values())
+            outgrown = list(one._templates._outgrown)  # each until its last sandbox has ended
+            zygote = one._templates._zygote
         zygotes += zygote is not None
         templates += len(roots)
         spares += len(kept)

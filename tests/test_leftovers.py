@@ -88,8 +88,8 @@ def test_a_sandbox_that_nobody_closed_is_seen_and_the_spares_are_not() -> None:
 def test_a_template_that_nobody_ends_is_seen() -> None:
     before = after_a_run()
     one = next(iter(pool._pools.values()))
-    (view, template), *_ = one._templates.items()
-    del one._templates[view]
+    (view, template), *_ = one._templates._of_view.items()
+    del one._templates._of_view[view]
     for shelf in one._shelves.values():
         shelf.wanted = 0  # until the next run: no spare is to be built, of a new template, while we look
         while shelf.spares:

@@ -86,11 +86,13 @@ class ProcessLauncher:
 
     def launch(self) -> ProcessBox:
         """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
-        begin_early("process", "host" if self.used is None else None, self.policy)
+        from ringfence import early
+
+        early.begin("process", "host" if self.used is None else None, self.policy)
         try:
             return self._launch_whole()
         finally:
-            end_unneeded()
+            early.end_unneeded()
 
     def _launch_whole(self) -> ProcessBox:
         made = self.process_plan()
@@ -197,27 +199,6 @@ class AutoLauncher:
             taken, box = choosing.Others(error, self._make).launched()
         self._turn_to(taken)
         return box
-
-
-def begin_early(backend: object, image: object, policy: Policy) -> None:
-    """Start the process that this library's first sandbox needs while the rest of us is still loaded.
-
-    Only for a call that will get one: nothing is begun for a policy that could yet be refused.
-    """
-    if backend not in ("auto", "process") or image != "host" or policy.isolation == "own-kernel":
-        return
-    if policy.mounts or policy.commands != "any" or policy.network.allow or policy.network.rules:
-        return
-    from ringfence.backends.process.spawn import begin_first
-
-    begin_first()
-
-
-def end_unneeded() -> None:
-    """What `begin_early` began, when no sandbox came about."""
-    spawn = sys.modules.get("ringfence.backends.process.spawn")
-    if spawn is not None:
-        spawn.end_unneeded()
 
 
 def check_policy(policy: object) -> None:

@@ -123,7 +123,7 @@ t = threading.Thread(target=reap); t.start()
 print([ringfence.run(f"{n}").value for n in range(5)])
 from ringfence.backends.process import pool
 one = next(iter(pool._pools.values()))
-os.kill(one._zygote.pid, signal.SIGKILL)
+os.kill(one._templates._zygote.pid, signal.SIGKILL)
 print([ringfence.run(f"{n}").value for n in range(5)])
 with ringfence.Sandbox() as box: print(box.exec(["sh", "-c", "exit 4"]).exit_code)
 pool.close_all()
@@ -257,7 +257,7 @@ import os, time, ringfence
 from ringfence.backends.process import pool
 ringfence.run("1")
 one = next(iter(pool._pools.values()))
-with next(iter(one._templates.values()))._lock:  # as the thread that makes spares does
+with next(iter(one._templates._of_view.values()))._lock:  # as the thread that makes spares does
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -294,7 +294,7 @@ threads = [threading.Thread(target=begin) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 [kept] = pool._pools.values()
-print(len(launching._plans), len(kept._templates), len(kept._shelves))
+print(len(launching._plans), len(kept._templates._of_view), len(kept._shelves))
 """
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50, check=False
@@ -311,7 +311,7 @@ from ringfence.backends.process import pool
 for size in ("40M", "41M"):
     assert ringfence.run("1", policy=Policy(limits=Limits(disk=size))).value == "1"
 [kept] = pool._pools.values()
-print(len(kept._templates), len(kept._shelves))
+print(len(kept._templates._of_view), len(kept._shelves))
 """
     with tempfile.TemporaryDirectory(prefix="rf-tests-", dir="/tmp") as folder:
         subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", folder], check=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 import leftovers
 import ringfence
 from behaviour import host
-from ringfence import Sandbox, SandboxError, SandboxLostError
+from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError
 from ringfence.backends.process import pool
 
 
@@ -192,11 +194,37 @@ def test_a_monitor_that_crashes_says_why_and_its_sandboxes_are_lost() -> None:
         assert (result.status, result.reason, result.exit_code) == ("lost", "guest-lost", None)
         with pytest.raises(SandboxLostError, match=r"is lost: its monitor crashed: [A-Z][A-Za-z]+"):
             box.run("1")
-        assert one._zygote is not None
-        said = os.pread(one._zygote._errors, 1 << 16, 0).decode()
+        assert one._templates._zygote is not None
+        said = os.pread(one._templates._zygote._errors, 1 << 16, 0).decode()
         assert (said.count("Traceback"), "monitor.py" in said) == (1, True)
         time.sleep(0.1)
         assert ringfence.run("1").value == "1"
+
+
+def test_a_monitor_without_a_free_descriptor_refuses_what_is_new_and_keeps_the_rest(tmp_path: Path) -> None:
+    alone = Policy(mounts=[Mount(str(tmp_path))])  # its monitor has no other sandbox, no spare either
+    with Sandbox(policy=alone) as box, box.spawn(["cat"]) as there:
+        assert box.exec(["true"]).ok  # what both need is open by now
+        monitor = monitor_of(box)
+        limits = resource.prlimit(monitor, resource.RLIMIT_NOFILE)
+        before = {int(name) for name in os.listdir(f"/proc/{monitor}/fd")}
+        free = [number for number in range(max(before) + 20) if number not in before]
+        outcomes: list[str] = []
+        for first_refused in free[:16]:  # it runs out at each of the descriptors of a command in turn
+            resource.prlimit(monitor, resource.RLIMIT_NOFILE, (first_refused, limits[1]))
+            try:
+                outcomes.append(box.exec(["true"]).status)
+            except OSError as error:
+                outcomes.append(str(error.strerror))
+        resource.prlimit(monitor, resource.RLIMIT_NOFILE, limits)
+        refused = outcomes.index("ok")
+        full = f"{os.strerror(errno.EMFILE)}: the sandbox cannot start another process"
+        assert refused > 3
+        assert outcomes == [full] * refused + ["ok"] * (16 - refused)
+        assert {int(name) for name in os.listdir(f"/proc/{monitor}/fd")} == before
+        there.write(b"still here")
+        there.close_stdin()
+        assert there.wait().stdout == "still here"
 
 
 _STOP = """

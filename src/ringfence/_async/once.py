@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ringfence import calls
-from ringfence.launching import begin_early, check_policy, end_unneeded
+from ringfence import calls, early
+from ringfence.launching import check_policy
 from ringfence.policy.model import Policy
 
 TYPE_CHECKING = False
@@ -35,10 +35,10 @@ async def run_async(
     checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
     asked = calls.Once(language, checked, given, variables, seconds)
-    begin_early(backend, image, policy)
+    early.begin(backend, image, policy)
     try:
         from ringfence._async.running import run_alone
 
         return await run_alone(asked, backend, image, policy)
     finally:
-        end_unneeded()
+        early.end_unneeded()

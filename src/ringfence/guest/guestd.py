@@ -13,7 +13,7 @@ import time
 
 from . import frames, lean
 from .inside import Inside
-from .job import Job
+from .job import Job, output_pipes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Guestd:
         self.relaying: Relaying | None = None  # where connections go by this channel too
         self.image = -1  # memory of another session, for one that is to become a copy of it
         self._wants_image: Job | None = None
-        self._pipes_ahead: list[tuple[int, int]] = []
+        self._pipes_ahead: list[int] = []
         self._reader = frames.Reader()
         self._out = bytearray()
         self._jobs: dict[int, Job] = {}
@@ -107,7 +107,10 @@ class Guestd:
             return
         self._monitor.watch(self._channel.fileno(), select.EPOLLIN, self._on_channel)
         self.say(ev="ready", init=self._inside.init_pid)
-        self._pipes_ahead = self._make_pipes()  # of the first job: nobody waits for them now
+        try:
+            self._pipes_ahead = output_pipes(self.owner)  # of the first job: nobody waits for them now
+        except OSError:
+            self._pipes_ahead = []  # the job that finds none meets the same, and tells its caller
 
     # the channel
 
@@ -199,18 +202,10 @@ class Guestd:
         elif sent < len(head) + len(data):
             self._send(data[sent - len(head) :])
 
-    def output_pipes(self) -> list[tuple[int, int]]:
-        """Two, each our end and the guest's: for the caller to close."""
+    def output_pipes(self) -> list[int]:
+        """For the caller to close. Raises OSError."""
         pipes, self._pipes_ahead = self._pipes_ahead, []
-        return pipes or self._make_pipes()
-
-    def _make_pipes(self) -> list[tuple[int, int]]:
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in ("stdout", "stderr")]
-        for ours, _ in pipes:
-            os.set_blocking(ours, False)
-            if self.owner is not None:
-                os.fchown(ours, self.owner, self.owner)
-        return pipes
+        return pipes or output_pipes(self.owner)
 
     def finished(self, job: Job, **outcome: object) -> None:
         self._jobs.pop(job.id, None)
@@ -481,7 +476,7 @@ class Guestd:
         self._monitor.unwatch(self._channel.fileno())
         self._last_words()
         self._channel.close()
-        for fd in (*self._kept, self.image, *(end for pipe in self._pipes_ahead for end in pipe)):
+        for fd in (*self._kept, self.image, *self._pipes_ahead):
             if fd >= 0:
                 os.close(fd)
         number, self._number = self._number, -1

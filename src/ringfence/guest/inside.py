@@ -469,8 +469,11 @@ class Inside:
         try:
             with open(f"/proc/{self.init_pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno not in (
+                errno.EMFILE,
+                errno.ENFILE,
+            )  # we are short of descriptors: that says nothing of it
         return bool(int(fields[6]) & _PF_EXITING)
 
 

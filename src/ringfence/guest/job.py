@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -63,7 +64,11 @@ class Job:
 
     def start(self, inside: Inside) -> None:
         """Ask for it to be started; `started` or `refused` follows, at once or later."""
-        theirs = self._pipes()
+        try:
+            theirs = self._pipes()
+        except OSError as error:
+            self.refused(error.errno or errno.EIO, error.strerror or str(error))
+            return
         body = lean.dumps(self._request["job"])
         if self.one_shot:
             inside.become(self, body, theirs)
@@ -109,30 +114,49 @@ class Job:
         self._guestd.refused(self, number, error)
 
     def _pipes(self) -> list[int]:
-        piped = self._stdin is not None and self.terminal is None
-        if piped:
-            assert self._stdin is not None
-            stdin, ours = os.pipe2(os.O_CLOEXEC)
-            self._stdin.open(ours)
-        else:
-            stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        (out, out_theirs), (err, err_theirs) = self._guestd.output_pipes()
-        report, report_theirs = self._line_pair(self._line) if self._line is not None else os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(report, False)
-        if piped and self._guestd.owner is not None:
-            os.fchown(stdin, self._guestd.owner, self._guestd.owner)
+        """The guest's ends. Raises OSError, and then none is left open."""
+        made: list[int] = []
+        try:
+            made = self._guestd.output_pipes()
+            out, err, out_theirs, err_theirs = made
+            report, report_theirs = self._line_pair(self._line) if self._line is not None else os.pipe2(os.O_CLOEXEC)
+            made += (report, report_theirs)
+            os.set_blocking(report, False)
+            stdin = self._input()
+            made.append(stdin)
+            os.close(
+                os.dup(stdin)
+            )  # room for the handle of its process: lost on its way here, it could not be waited for
+        except OSError:
+            for fd in made:
+                os.close(fd)
+            raise
         if self.alone:
-            _enlarge(out, *([stdin] if piped else []))
+            _enlarge(out, *([stdin] if self._stdin is not None else []))
         self._opened = (out, err, report)
         image = []
         if self._request["job"].get("image"):
             image, self._guestd.image = [self._guestd.image], -1
         return [stdin, out_theirs, err_theirs, report_theirs, *image]
 
+    def _input(self) -> int:
+        if self._stdin is None or self.terminal is not None:
+            return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        stdin, ours = os.pipe2(os.O_CLOEXEC)
+        self._stdin.open(ours)
+        if self._guestd.owner is not None:
+            os.fchown(stdin, self._guestd.owner, self._guestd.owner)
+        return stdin
+
     def _line_pair(self, line: Feed) -> tuple[int, int]:
         """The line to the interpreter: both ways, messages that the host and the guest alone read."""
         ours, theirs = lean.pair(lean.SOCK_STREAM)
-        line.open(os.dup(ours.fileno()))
+        try:
+            line.open(os.dup(ours.fileno()))
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         return ours.detach(), theirs.detach()
 
     def _close_feeds(self) -> None:
@@ -357,6 +381,22 @@ class Job:
         self._close_feeds()
         report = self._report.decode("utf-8", "replace")
         self._guestd.finished(self, why=self.why, report=report, ended_at=self._ended_at, **status)
+
+
+def output_pipes(owner: int | None) -> list[int]:
+    """Of stdout and stderr: our two ends, then the guest's. Raises OSError, and then none is left open."""
+    out, out_theirs = os.pipe2(os.O_CLOEXEC)
+    try:
+        err, err_theirs = os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        os.close(out)
+        os.close(out_theirs)
+        raise
+    for ours in (out, err):
+        os.set_blocking(ours, False)
+        if owner is not None:
+            os.fchown(ours, owner, owner)
+    return [out, err, out_theirs, err_theirs]
 
 
 def _enlarge(*pipes: int) -> None:

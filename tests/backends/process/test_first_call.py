@@ -80,12 +80,12 @@ def test_the_first_template_gives_way_to_one_that_has_loaded_everything() -> Non
 with Sandbox() as box:
     (one,) = pool._pools.values()
     first = box._box.template
-    print(first.young, until(lambda: one._outgrown == [first]))
-    print(until(lambda: [t.young for t in one._templates.values()] == [False]))
+    print(first.young, until(lambda: one._templates._outgrown == [first]))
+    print(until(lambda: [t.young for t in one._templates._of_view.values()] == [False]))
     print(box.run("6 * 7").value)
     with box.fork() as other:
         print(other.run("_ * 0 + 1").value, other._box.template is first)
-print(until(lambda: not one._outgrown and first._control.fileno() < 0))
+print(until(lambda: not one._templates._outgrown and first._control.fileno() < 0))
 print(ringfence.run("'json' in __import__('sys').modules").value)
 """
     assert said_by(code) == "True True\nTrue\n42\n1 False\nTrue\nTrue\n"

@@ -1,4 +1,4 @@
-"""Owns what this library process keeps between sandboxes: zygotes, templates, spares, and the thread that cleans up.
+"""Owns what this library process keeps between sandboxes: spares, and the thread that builds them and cleans up.
 
 A spare is a sandbox that is built and fenced and has never run guest code. It is given out once. Spares are kept only
 for policies that name no host files, because what such a policy shows may change.
@@ -13,10 +13,10 @@ import os
 import sys
 import time
 
-from ringfence.backends.process import cgroup, spawn, uids
+from ringfence.backends.process import canary, cgroup, spawn, uids
 from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.cgroup import GroupLimits
-from ringfence.backends.process.zygote import Template, Zygote
+from ringfence.backends.process.templates import Templates
 from ringfence.errors import RingfenceError, SandboxLostError
 from ringfence.guest import lean
 from ringfence.guest.counts import OURS, RESERVE
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends.process.cgroup import Group, Tree
     from ringfence.backends.process.uids import HeldUid
+    from ringfence.backends.process.zygote import Template
     from ringfence.plan.interpreter import Interpreter
     from ringfence.plan.model import ProcessPlan
 
@@ -54,13 +55,9 @@ class Pool:
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...]) -> None:
         self.tree: Tree | None = cgroup.find() or cgroup.delegable()
         self.hits = self.misses = 0
-        self._interpreter = interpreter
-        self._preload = preload
         self._python = {"sys_path": interpreter.sys_path, "executable": interpreter.command}
         self._lock = _thread.allocate_lock()
-        self._zygote: Zygote | None = None
-        self._templates: dict[int, Template] = {}
-        self._outgrown: list[Template] = []  # replaced, and still with sandboxes
+        self._templates = Templates(interpreter, preload, self.tree)
         self._shelves: dict[int, Shelf] = {}
         self._work: _queue.SimpleQueue[ProcessBox | Shelf | None] = _queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -88,7 +85,7 @@ class Pool:
         for attempt in (1, 2, 3):  # a lost template is often met by several threads at once
             box = template = None
             try:
-                template = self._template(plan)
+                template = self._templates.get(plan)
                 box = self._start(plan, template)
                 if shelf is not None and self._thread is None:
                     self._start_thread()  # while it is built
@@ -99,7 +96,8 @@ class Pool:
             except BaseException as error:
                 if box is not None:
                     box.close()
-                self._drop_template(plan, template)
+                if template is not None:
+                    self._templates.drop(plan, template)
                 if attempt == 3 or not isinstance(error, SandboxLostError):
                     raise
         raise AssertionError("unreachable")
@@ -182,13 +180,11 @@ class Pool:
             for shelf in shelves:
                 shelf.spares, shelf.wanted = [], 0
                 del self._shelves[id(shelf.plan)]
-            template = self._templates.pop(id(view), None)
         for spare in spares:
             spare.close()
         for spare in spares:
             spare.wait_destroyed(START_S)
-        if template is not None:
-            template.close()
+        self._templates.release(view)
         return True
 
     def _send(
@@ -247,80 +243,13 @@ class Pool:
         if first and plan.cgroup and self.tree is not None and self.tree.kind == "cgroup v1":
             self._ahead = (plan, self._new_group(plan, f"0-{os.urandom(3).hex()}"))
 
-    def _template(self, plan: ProcessPlan) -> Template:
-        """Policies that differ in limits alone share a view, and so its template."""
-        view = id(plan.template)
-        with self._lock:
-            zygote = self._live_zygote()
-            found = self._templates.get(view) if plan.shared else None
-        if found is not None:
-            return found
-        template = zygote.template(plan)
-        if plan.shared:
-            with self._lock:
-                known = self._templates.setdefault(view, template)
-            if known is not template:  # another thread built one at the same time
-                template.close()
-                return known
-        return template
-
-    def _grown_template(self, plan: ProcessPlan) -> Template:
-        """One from a zygote that has loaded everything: what is kept is to be fast."""
-        template = self._template(plan)
-        if not template.young:
-            return template
-        grown = template.zygote.template(plan)
-        try:
-            grown.wait_built()
-        except BaseException:
-            grown.close()
-            raise
-        with self._lock:
-            known = self._templates.get(id(plan.template))
-            if known is template:
-                self._templates[id(plan.template)] = known = grown
-                self._outgrown.append(template)
-        if known is not grown:  # lost meanwhile, or another thread's
-            grown.close()
-            return self._template(plan)
-        self._close_outgrown()
-        return grown
-
     def _let_go(self, box: ProcessBox) -> None:
         self._boxes.discard(box)
         self._close_outgrown()
 
     def _close_outgrown(self) -> None:
-        """Templates of the past, once no sandbox of theirs is left."""
-        if not self._outgrown:
-            return
-        with self._lock:
-            used = {box.template for box in list(self._boxes)}
-            unused = [template for template in self._outgrown if template not in used]
-            self._outgrown = [template for template in self._outgrown if template in used]
-        for template in unused:
-            template.close()
-
-    def _live_zygote(self) -> Zygote:
-        if self._zygote is None or not self._zygote.alive:
-            if self._zygote is not None:
-                self._zygote.close()
-                for template in self._templates.values():
-                    template.close()
-                self._templates.clear()
-            if not _canary:
-                _open_canary()
-            self._zygote = Zygote(self._interpreter, self._preload, self.tree)
-        return self._zygote
-
-    def _drop_template(self, plan: ProcessPlan, template: Template | None) -> None:
-        """Not one that another thread has put in its place meanwhile."""
-        if template is None:
-            return
-        with self._lock:
-            if self._templates.get(id(plan.template)) is template:
-                del self._templates[id(plan.template)]
-        template.close()
+        if self._templates.has_outgrown:
+            self._templates.close_outgrown({box.template for box in list(self._boxes)})
 
     def _shelf(self, plan: ProcessPlan) -> tuple[Shelf, list[ProcessBox]]:
         """The plan's, and the spares of one that had to go for it. Caller holds the lock."""
@@ -386,9 +315,10 @@ class Pool:
         shelf.refill_after_s = _REFILL_AFTER_S
         while not self._closed and len(shelf.spares) < shelf.wanted:
             try:
-                spare = self._start(shelf.plan, self._grown_template(shelf.plan), waits=True)
+                spare = self._start(shelf.plan, self._templates.grown(shelf.plan), waits=True)
             except (RingfenceError, OSError):
                 return  # the next take() meets the same failure and says so to the caller
+            self._close_outgrown()
             if not self._shelve(shelf, spare):
                 spare.close()
 
@@ -423,10 +353,7 @@ class Pool:
             work = self._work.get_nowait()
             if isinstance(work, ProcessBox):
                 work.destroy()
-        for template in (*self._templates.values(), *self._outgrown):
-            template.close()
-        if self._zygote is not None:
-            self._zygote.close()
+        self._templates.close()
         if self.tree is not None:
             self.tree.close()
 
@@ -434,9 +361,7 @@ class Pool:
         """The caller closed our descriptors. What they led to ends by itself; its cgroups are removed behind us."""
         self._closed = True
         self._work.put(None)
-        boxes, zygote = list(self._boxes), self._zygote
-        for template in (*self._templates.values(), *self._outgrown):
-            template.abandon()
+        boxes, zygote = list(self._boxes), self._templates.abandon()
         for box in boxes:
             box.abandon()
 
@@ -450,12 +375,9 @@ class Pool:
 
     def forget(self) -> None:
         """In a forked child: nothing of this is ours; the parent goes on with it."""
-        for template in (*self._templates.values(), *self._outgrown):
-            template.forget()
+        self._templates.forget()
         for box in self._boxes:
             box.forget()
-        if self._zygote is not None:
-            self._zygote.forget()
 
 
 def _make_disk(size: int, files: int, owner: int) -> int:
@@ -480,11 +402,11 @@ _pools_lock = _thread.allocate_lock()
 def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
     key = (interpreter.executable, preload)
     with _pools_lock:
-        if _canary and not _canary_lives():
+        if canary.is_dead():
             for one in _pools.values():
                 one.abandon()
             _pools.clear()
-            _canary.clear()
+            canary.forget()
         found = _pools.get(key)
         if found is None:
             if not _pools:
@@ -493,32 +415,12 @@ def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
         return found
 
 
-# A descriptor that nobody else uses, and its inode: when another file has the number, or none, the caller has closed
-# what it did not open, ours among it (daemons do). Then no descriptor of ours can be trusted to be ours.
-_canary: list[tuple[int, int]] = []
-
-
-def _open_canary() -> None:
-    fd = os.memfd_create("ringfence", os.MFD_CLOEXEC)
-    _canary.append((fd, os.fstat(fd).st_ino))
-
-
-def _canary_lives() -> bool:
-    fd, inode = _canary[0]
-    try:
-        return os.fstat(fd).st_ino == inode
-    except OSError:
-        return False
-
-
 def close_all() -> None:
     """End every pool of this process. At exit, and in tests that count what is left."""
     with _pools_lock:
         pools = list(_pools.values())
         _pools.clear()
-        if _canary and _canary_lives():
-            os.close(_canary[0][0])
-        _canary.clear()
+        canary.close()
     for one in pools:
         one.close()
     if "ringfence.network.gateway" in sys.modules:
