@@ -18,6 +18,7 @@ PACKAGE = "ringfence"
 # A module may import from its own layer and from those above it in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("guest",),  # imports nothing of ours, so that it can run in an image that holds nothing of ours
+    ("spawn",),  # the first thing a command does
     ("values", "errors", "results", "events", "rendering", "languages"),
     ("policy",),
     ("plan",),

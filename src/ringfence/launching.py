@@ -43,7 +43,7 @@ _last: list[tuple[tuple[object, ...], ProcessPlan]] = []  # the last that was fo
 
 def is_command() -> bool:
     """Whether this process is a command of ours that makes one sandbox for one thing."""
-    spawn = sys.modules.get("ringfence.backends.process.spawn")
+    spawn = sys.modules.get("ringfence.spawn")
     return spawn is not None and bool(spawn.is_command())
 
 
@@ -199,6 +199,14 @@ class AutoLauncher:
             taken, box = choosing.Others(error, self._make).launched()
         self._turn_to(taken)
         return box
+
+
+def ask(policy: Policy) -> None:
+    """Have the sandbox of a command made, which a launcher for the same policy then finds. Raises as that does."""
+    image = _image("host")
+    made = ProcessLauncher(policy, image, fresh=False, rejected={}).process_plan()
+    if made.shared:
+        _pool(image).ask(made)
 
 
 def check_policy(policy: object) -> None:
@@ -475,7 +483,7 @@ _warned: set[tuple[str, ...]] = set()
 
 def _warn_if_weaker(made: ProcessPlan) -> None:
     weaker = made.enforcement.weaker
-    if not weaker or weaker in _warned:
+    if not weaker or weaker in _warned or is_command():  # a command tells it after the run, in the words of its options
         return
     _warned.add(weaker)
     import warnings

@@ -237,7 +237,7 @@ def test_sigterm_kills_the_guest_too() -> None:
 
 
 def test_as_an_ordinary_user_it_is_the_same(ordinary_user: OrdinaryUser) -> None:
-    script = "import sys; from ringfence.cli import main; sys.exit(main())"
+    script = "import sys; from ringfence.__main__ import main; sys.exit(main())"
     inside = "id -u; echo out; echo err >&2; exit 3"
     done = ordinary_user.run(script, "exec", "-q", "--", "sh", "-c", inside)
     assert (done.returncode, done.stdout, done.stderr) == (3, "1000\nout\n", "err\n")

@@ -146,7 +146,7 @@ def test_a_host_without_landlock_still_works_and_says_what_is_weaker(ordinary_us
 
 def test_a_launcher_that_cannot_be_executed_is_the_first_thing_missing(ordinary_user: OrdinaryUser) -> None:
     code = """
-import ringfence.backends.process.spawn as spawn
+import ringfence.spawn as spawn
 spawn.launcher = lambda: "/dev/null"
 from ringfence.doctor import examine
 print(*examine(backends=["process"]).backends[0].lines[2])

@@ -35,10 +35,16 @@ async def run_async(
     checked, language, given = calls.check_code(code), calls.check_language(language), calls.check_stdin(stdin)
     variables, seconds = calls.check_env(env), calls.check_timeout(timeout_s, policy.limits)
     asked = calls.Once(language, checked, given, variables, seconds)
-    early.begin(backend, image, policy)
+    early.begin(backend, image, policy, _load_rest)
     try:
         from ringfence._async.running import run_alone
 
         return await run_alone(asked, backend, image, policy)
     finally:
         early.end_unneeded()
+
+
+def _load_rest() -> None:
+    """What is needed once something runs."""
+    import ringfence._async.link
+    import ringfence._async.process  # noqa: F401  # used later, as the other

@@ -317,6 +317,20 @@ class AsyncPty(AsyncProcess):
         await self._place.link.say(op="resize", id=self._inbox.id, **size)
 
 
+async def completed(place: Place, call: calls.Call) -> Result:
+    """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
+    place.count_call()
+    process = await AsyncProcess(place, call, place.link.open(), keep_events=False)._begin()
+    try:
+        if call.stdin:
+            await process._feed_stdin(call.stdin)
+        return await process.wait()
+    except BaseException:
+        if process.running:
+            await process.kill()
+        raise
+
+
 def _refused(end: dict[str, object]) -> OSError:
     """guestd could not start one more process: the guest is at its limits."""
     number = end["errno"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringfence import calls
+from ringfence._async.process import completed
 from ringfence.languages import commands, find
 from ringfence.values import replace
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 async def run_once(sandbox: AsyncSandbox, once: calls.Once) -> Result:
     """How it ended; with the reason "compile" when nothing ran. The time is for both together."""
     if once.language == "javascript":
-        return await sandbox._complete(sandbox._running_place(), _javascript_call(sandbox, once))
+        return await completed(sandbox._running_place(), _javascript_call(sandbox, once))
     folder = f"/tmp/{calls.new_id('run')}"  # inside, a file system of this sandbox alone
     what = commands(find(once.language), once.code, folder)
     await sandbox.files.mkdir(folder)
@@ -30,9 +31,7 @@ async def run_once(sandbox: AsyncSandbox, once: calls.Once) -> Result:
             if not compiled.ok or left <= 0:
                 return compiled
         variables = {**what.env, **once.env}
-        result = await sandbox._complete(
-            sandbox._running_place(), _exec(sandbox, what.run, variables, left, stdin=once.stdin)
-        )
+        result = await completed(sandbox._running_place(), _exec(sandbox, what.run, variables, left, stdin=once.stdin))
     finally:
         if sandbox.state == "running":
             await sandbox.files.remove(folder, recursive=True, missing_ok=True)
@@ -45,7 +44,7 @@ async def compile_once(
     sandbox: AsyncSandbox, argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float
 ) -> Result:
     """Under the policy's limits, as everything inside. A compiler that refuses is the reason "compile"."""
-    result = await sandbox._complete(sandbox._running_place(), _exec(sandbox, argv, env, timeout_s))
+    result = await completed(sandbox._running_place(), _exec(sandbox, argv, env, timeout_s))
     return replace(result, reason="compile") if result.reason == "exit" else result
 
 

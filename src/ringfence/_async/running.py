@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from ringfence import calls
-from ringfence._async.link import AsyncLink
-from ringfence._async.process import AsyncProcess, Place
 from ringfence._async.waiting import blocking, launched
 from ringfence.launching import prepare
 from ringfence.values import replace
@@ -29,6 +27,9 @@ async def run_alone(once: calls.Once, backend: BackendName | Backend, image: str
         return _with(findings(await sandbox.denials()), result)
     launcher = prepare(backend, image, policy)
     box = await launched(launcher)
+    from ringfence._async.link import AsyncLink
+    from ringfence._async.process import AsyncProcess, Place
+
     link = AsyncLink(box)
     try:
         place = Place(box, link, policy, launcher.image.name)

@@ -6,13 +6,9 @@ import os
 import time
 
 from ringfence import calls, endings
-from ringfence._async.files import AsyncFiles
 from ringfence._async.gateway import AsyncGateway
-from ringfence._async.link import AsyncLink
-from ringfence._async.process import AsyncProcess, AsyncPty, Place
 from ringfence._async.waiting import blocking, launched, opening
 from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, UnsupportedError
-from ringfence.events import ProcessInfo
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
 from ringfence.values import replace
@@ -25,11 +21,14 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence._async.exposing import AsyncAddress
+    from ringfence._async.files import AsyncFiles
+    from ringfence._async.process import AsyncProcess, AsyncPty, Place
     from ringfence._async.session import AsyncSession
     from ringfence._async.trees import AsyncTrees
     from ringfence._async.waiting import Opening
     from ringfence.backends import Backend
     from ringfence.backends.base import Box, Launcher
+    from ringfence.events import ProcessInfo
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
     from ringfence.results import Denial, Enforcement, Result, Usage
@@ -58,11 +57,11 @@ class AsyncSandbox:
         self.id = calls.new_id("s")
         self.policy = policy
         self.labels = dict(labels or {})
-        self.files = AsyncFiles(self._running_place)
         self.network = AsyncGateway(lambda: self._box)
         self._launcher: Launcher = prepare(backend, image, policy, workspace=workspace)
         self._made_with = (backend, workspace)
         self._snapshot = snapshot
+        self._files: AsyncFiles | None = None
         self._trees: AsyncTrees | None = None
         if snapshot is not None:
             self._check_snapshot(snapshot)
@@ -88,6 +87,14 @@ class AsyncSandbox:
         return "closed" if over in ("closed", "idle", "lifetime") else "lost"
 
     @property
+    def files(self) -> AsyncFiles:
+        if self._files is None:
+            from ringfence._async.files import AsyncFiles
+
+            self._files = AsyncFiles(self._running_place)
+        return self._files
+
+    @property
     def backend(self) -> str:
         """The one that was taken, never "auto". Raises SandboxClosedError before start."""
         if self._box is None:
@@ -109,6 +116,9 @@ class AsyncSandbox:
         if self._box is not None:
             return self
         self._box = box = await launched(self._launcher)
+        from ringfence._async.link import AsyncLink
+        from ringfence._async.process import Place
+
         link = AsyncLink(box)
         self._place = Place(box, link, self.policy, self._launcher.image.name)
         limits = self.policy.limits
@@ -208,7 +218,9 @@ class AsyncSandbox:
     ) -> Result:
         """A command, without a shell. A str raises TypeError that names `run(…, language="bash")`."""
         place, call = self._exec_call(argv, cwd, env, user, timeout_s, stdin=calls.check_stdin(stdin))
-        return await self._complete(place, call)
+        from ringfence._async.process import completed
+
+        return await completed(place, call)
 
     def spawn(
         self,
@@ -225,6 +237,8 @@ class AsyncSandbox:
 
     async def _spawn(self, place: Place, call: calls.Call) -> AsyncProcess:
         place.count_call()
+        from ringfence._async.process import AsyncProcess
+
         process = await AsyncProcess(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[process.id] = (process, time.time())
         return process
@@ -259,19 +273,6 @@ class AsyncSandbox:
         )
         return place, call
 
-    async def _complete(self, place: Place, call: calls.Call) -> Result:
-        """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
-        place.count_call()
-        process = await AsyncProcess(place, call, place.link.open(), keep_events=False)._begin()
-        try:
-            if call.stdin:
-                await process._feed_stdin(call.stdin)
-            return await process.wait()
-        except BaseException:
-            if process.running:
-                await process.kill()
-            raise
-
     def pty(
         self,
         argv: Argv | None = None,
@@ -301,6 +302,8 @@ class AsyncSandbox:
 
     async def _open_terminal(self, place: Place, call: calls.Call) -> AsyncPty:
         place.count_call()
+        from ringfence._async.process import AsyncPty
+
         terminal = await AsyncPty(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[terminal.id] = (terminal, time.time())
         return terminal
@@ -335,6 +338,8 @@ class AsyncSandbox:
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         from datetime import UTC, datetime
+
+        from ringfence.events import ProcessInfo
 
         return tuple(
             ProcessInfo(id, process.argv, process.running, datetime.fromtimestamp(at, UTC))
@@ -458,6 +463,7 @@ class AsyncSandbox:
 
     async def _expose(self, port: int) -> AsyncAddress:
         from ringfence._async.exposing import opened
+        from ringfence._async.process import AsyncProcess
 
         async def connect() -> AsyncProcess:
             place = self._running_place()

@@ -318,6 +318,20 @@ class Pty(Process):
         self._place.link.say(op="resize", id=self._inbox.id, **size)
 
 
+def completed(place: Place, call: calls.Call) -> Result:
+    """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
+    place.count_call()
+    process = Process(place, call, place.link.open(), keep_events=False)._begin()
+    try:
+        if call.stdin:
+            process._feed_stdin(call.stdin)
+        return process.wait()
+    except BaseException:
+        if process.running:
+            process.kill()
+        raise
+
+
 def _refused(end: dict[str, object]) -> OSError:
     """guestd could not start one more process: the guest is at its limits."""
     number = end["errno"]

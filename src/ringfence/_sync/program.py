@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from ringfence import calls
+from ringfence._sync.process import completed
 from ringfence.languages import commands, find
 from ringfence.values import replace
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def run_once(sandbox: Sandbox, once: calls.Once) -> Result:
     """How it ended; with the reason "compile" when nothing ran. The time is for both together."""
     if once.language == "javascript":
-        return sandbox._complete(sandbox._running_place(), _javascript_call(sandbox, once))
+        return completed(sandbox._running_place(), _javascript_call(sandbox, once))
     folder = f"/tmp/{calls.new_id('run')}"  # inside, a file system of this sandbox alone
     what = commands(find(once.language), once.code, folder)
     sandbox.files.mkdir(folder)
@@ -31,9 +32,7 @@ def run_once(sandbox: Sandbox, once: calls.Once) -> Result:
             if not compiled.ok or left <= 0:
                 return compiled
         variables = {**what.env, **once.env}
-        result = sandbox._complete(
-            sandbox._running_place(), _exec(sandbox, what.run, variables, left, stdin=once.stdin)
-        )
+        result = completed(sandbox._running_place(), _exec(sandbox, what.run, variables, left, stdin=once.stdin))
     finally:
         if sandbox.state == "running":
             sandbox.files.remove(folder, recursive=True, missing_ok=True)
@@ -44,7 +43,7 @@ def run_once(sandbox: Sandbox, once: calls.Once) -> Result:
 
 def compile_once(sandbox: Sandbox, argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -> Result:
     """Under the policy's limits, as everything inside. A compiler that refuses is the reason "compile"."""
-    result = sandbox._complete(sandbox._running_place(), _exec(sandbox, argv, env, timeout_s))
+    result = completed(sandbox._running_place(), _exec(sandbox, argv, env, timeout_s))
     return replace(result, reason="compile") if result.reason == "exit" else result
 
 

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from ringfence import calls
-from ringfence._sync.link import Link
-from ringfence._sync.process import Place, Process
 from ringfence._sync.waiting import blocking, launched
 from ringfence.launching import prepare
 from ringfence.values import replace
@@ -30,6 +28,9 @@ def run_alone(once: calls.Once, backend: BackendName | Backend, image: str | Ima
         return _with(findings(sandbox.denials()), result)
     launcher = prepare(backend, image, policy)
     box = launched(launcher)
+    from ringfence._sync.link import Link
+    from ringfence._sync.process import Place, Process
+
     link = Link(box)
     try:
         place = Place(box, link, policy, launcher.image.name)

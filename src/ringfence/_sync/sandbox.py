@@ -7,13 +7,9 @@ import os
 import time
 
 from ringfence import calls, endings
-from ringfence._sync.files import Files
 from ringfence._sync.gateway import Gateway
-from ringfence._sync.link import Link
-from ringfence._sync.process import Place, Process, Pty
 from ringfence._sync.waiting import blocking, launched, opening
 from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, UnsupportedError
-from ringfence.events import ProcessInfo
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
 from ringfence.values import replace
@@ -26,10 +22,13 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence._sync.exposing import Address
+    from ringfence._sync.files import Files
+    from ringfence._sync.process import Place, Process, Pty
     from ringfence._sync.session import Session
     from ringfence._sync.trees import Trees
     from ringfence.backends import Backend
     from ringfence.backends.base import Box, Launcher
+    from ringfence.events import ProcessInfo
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
     from ringfence.results import Denial, Enforcement, Result, Usage
@@ -58,11 +57,11 @@ class Sandbox:
         self.id = calls.new_id("s")
         self.policy = policy
         self.labels = dict(labels or {})
-        self.files = Files(self._running_place)
         self.network = Gateway(lambda: self._box)
         self._launcher: Launcher = prepare(backend, image, policy, workspace=workspace)
         self._made_with = (backend, workspace)
         self._snapshot = snapshot
+        self._files: Files | None = None
         self._trees: Trees | None = None
         if snapshot is not None:
             self._check_snapshot(snapshot)
@@ -88,6 +87,14 @@ class Sandbox:
         return "closed" if over in ("closed", "idle", "lifetime") else "lost"
 
     @property
+    def files(self) -> Files:
+        if self._files is None:
+            from ringfence._sync.files import Files
+
+            self._files = Files(self._running_place)
+        return self._files
+
+    @property
     def backend(self) -> str:
         """The one that was taken, never "auto". Raises SandboxClosedError before start."""
         if self._box is None:
@@ -109,6 +116,9 @@ class Sandbox:
         if self._box is not None:
             return self
         self._box = box = launched(self._launcher)
+        from ringfence._sync.link import Link
+        from ringfence._sync.process import Place
+
         link = Link(box)
         self._place = Place(box, link, self.policy, self._launcher.image.name)
         limits = self.policy.limits
@@ -208,7 +218,9 @@ class Sandbox:
     ) -> Result:
         """A command, without a shell. A str raises TypeError that names `run(…, language="bash")`."""
         place, call = self._exec_call(argv, cwd, env, user, timeout_s, stdin=calls.check_stdin(stdin))
-        return self._complete(place, call)
+        from ringfence._sync.process import completed
+
+        return completed(place, call)
 
     def spawn(
         self,
@@ -225,6 +237,8 @@ class Sandbox:
 
     def _spawn(self, place: Place, call: calls.Call) -> Process:
         place.count_call()
+        from ringfence._sync.process import Process
+
         process = Process(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[process.id] = (process, time.time())
         return process
@@ -259,19 +273,6 @@ class Sandbox:
         )
         return place, call
 
-    def _complete(self, place: Place, call: calls.Call) -> Result:
-        """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
-        place.count_call()
-        process = Process(place, call, place.link.open(), keep_events=False)._begin()
-        try:
-            if call.stdin:
-                process._feed_stdin(call.stdin)
-            return process.wait()
-        except BaseException:
-            if process.running:
-                process.kill()
-            raise
-
     def pty(
         self,
         argv: Argv | None = None,
@@ -301,6 +302,8 @@ class Sandbox:
 
     def _open_terminal(self, place: Place, call: calls.Call) -> Pty:
         place.count_call()
+        from ringfence._sync.process import Pty
+
         terminal = Pty(place, call, place.link.open(), keep_events=True)._begin()
         self._processes[terminal.id] = (terminal, time.time())
         return terminal
@@ -335,6 +338,8 @@ class Sandbox:
 
     def processes(self) -> tuple[ProcessInfo, ...]:
         from datetime import UTC, datetime
+
+        from ringfence.events import ProcessInfo
 
         return tuple(
             ProcessInfo(id, process.argv, process.running, datetime.fromtimestamp(at, UTC))
@@ -458,6 +463,7 @@ class Sandbox:
 
     def _expose(self, port: int) -> Address:
         from ringfence._sync.exposing import opened
+        from ringfence._sync.process import Process
 
         def connect() -> Process:
             place = self._running_place()

@@ -15,6 +15,7 @@ import textwrap
 import warnings
 
 from ringfence import Limits, Mount, Policy, Sandbox, calls
+from ringfence._sync.process import completed
 from ringfence.attacks import witnesses
 from ringfence.attacks.case import BARE, NotApplicable, Seen
 from ringfence.attacks.guestside import PRELUDE
@@ -202,7 +203,7 @@ class Arm:
             timeout_s=calls.check_timeout(timeout_s, limits),
             one_shot=False,
         )
-        return box._complete(place, call)  # noqa: SLF001  # as above
+        return completed(place, call)
 
     def script(self, code: str, **values: object) -> str:
         """The whole text that runs: prelude, values as literals, code."""

@@ -5,9 +5,7 @@ Start-up time is a feature: nothing is imported here that `ringfence exec` does 
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 
 from ringfence.cli.console import Console, OutputClosed, Problem
 
@@ -39,52 +37,10 @@ LATER = {
 _GUEST_VERBS = ("run", "exec", "shell")  # their exit codes below 125 are the guest's
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one command line (without the program's name) and return its exit code; raises nothing.
-
-    Without `argv` it is the process's own command line.
-    """
-    if argv is not None:
-        return _main(argv)
-    gc.disable()  # until a guest runs: a start makes much and throws nothing away
-    _fill_closed_descriptors()
-    _begin(sys.argv[1:])
+def main(argv: list[str]) -> int:
+    """Run one command line (without the program's name) and return its exit code; raises nothing."""
     try:
-        code = _main(sys.argv[1:])
-    finally:
-        from ringfence.cli.launch import die_of_interrupts
-
-        die_of_interrupts()
-    _leave(code)
-    return code
-
-
-def _begin(words: list[str]) -> None:
-    """The zygote takes as long to start as we do: begin with it. Not where nothing will run."""
-    if words and words[0] in _GUEST_VERBS and not {"--help", "-h", "--explain"} & set(words[1:]):
-        from ringfence.backends.process.spawn import begin
-
-        begin()
-
-
-def _leave(code: int) -> None:
-    """At once, when a zygote is there to remove what is left: the interpreter's own end would take as long again."""
-    if "ringfence.backends.process.spawn" not in sys.modules:
-        return
-    from ringfence.backends.process.spawn import is_command
-
-    if is_command():
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        if "ringfence.backends.process.record" in sys.modules:
-            sys.modules["ringfence.backends.process.record"].close()
-        os._exit(code)
-
-
-def _main(words: list[str]) -> int:
-    try:
-        return _guarded(words, Console())
+        return _guarded(argv, Console())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OutputClosed:
@@ -195,12 +151,3 @@ def _unknown(verb: str) -> Problem:
     return Problem(
         f"there is no verb {verb!r}", fix=f"to run a command: ringfence exec -- {verb}; verbs: ringfence --help"
     )
-
-
-def _fill_closed_descriptors() -> None:
-    """With `>&-` the next file opened would be number 1, and the guest's output would go into it."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)

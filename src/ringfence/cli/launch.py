@@ -9,6 +9,7 @@ import gc
 import os
 import time
 
+from ringfence import early
 from ringfence.cli.console import ERR, OUT, Problem, dump, write
 from ringfence.cli.ending import exit_code, has_notes
 
@@ -126,14 +127,16 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
 
 
 def _sandbox(settings: Settings) -> Sandbox:
-    """Not started. Raises Problem for what can be known to fail before that."""
-    from ringfence import Sandbox
-
+    """Not started, but asked for where nothing can refuse it. Raises Problem for what can be known to fail."""
     snapshot = None
     if settings.start_from is not None:
         from ringfence.cli.kept import load
 
         snapshot = load(settings.start_from)
+    else:
+        early.ask(settings.backend, settings.image, settings.policy)
+    from ringfence import Sandbox
+
     return Sandbox(backend=settings.backend, image=settings.image, policy=settings.policy, snapshot=snapshot)
 
 
@@ -203,7 +206,7 @@ def _end(box: Sandbox, settings: Settings) -> None:
 
     With writable mounts it waits: what the end scan finds is part of what it has to tell.
     """
-    from ringfence.backends.process.spawn import is_command
+    from ringfence.spawn import is_command
 
     if is_command() and not any(mount.mode == "rw" for mount in settings.policy.mounts):
         from ringfence._sync.sandbox import let_go
@@ -237,21 +240,18 @@ def _run_code(code: str, settings: Settings) -> Result:
 
 
 def _start(box: Sandbox) -> None:
-    import warnings
-
-    from ringfence.backends.process.spawn import meanwhile
-    from ringfence.errors import WeakerLimitWarning
+    from ringfence.spawn import meanwhile
 
     meanwhile.append(_load_rest)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WeakerLimitWarning)  # the notes after the run say it, in the words of options
-        box.start()
+    box.start()
 
 
 def _load_rest() -> None:
     """What is needed once something runs, while the sandbox is still to come."""
     import _datetime  # type: ignore[import-not-found]  # noqa: F401  # a C module without a stub; used later, as the others
 
+    import ringfence._sync.link
+    import ringfence._sync.process
     import ringfence._sync.running
     import ringfence.cli.streams
     import ringfence.policy.digest  # noqa: F401  # as above

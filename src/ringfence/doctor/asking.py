@@ -35,8 +35,8 @@ class Answer(Struct):
 
 def trials() -> dict[str, Answer]:
     """Every trial's answer by name. Empty when the launcher did not start; `launcher` then says why."""
-    from ringfence.backends.process.spawn import launcher
     from ringfence.plan.interpreter import interpreter
+    from ringfence.spawn import launcher
 
     env = {"RINGFENCE_TRIAL_PYTHON": interpreter().executable}
     out, problem = _run([launcher(), f"{_HERE}/trial"], env, _TRIALS_S)

@@ -43,6 +43,7 @@ class Applier:
         self._idmap = idmap
         self._owner = owner  # of what is made for the guest; None: ourselves
         self._copies = 0
+        self._folders: dict[str, int] = {"": 0o755}  # that are known to be there, and their modes
 
     def apply(self, ops: list[Op]) -> None:
         for op in ops:
@@ -56,22 +57,60 @@ class Applier:
             method(*args)
 
     def _op_dir(self, target: str, mode: int) -> None:
-        os.makedirs(target, 0o755, exist_ok=True)
-        os.chmod(target, mode)
+        self._folder(target)
+        if self._folders[target] != mode:
+            os.chmod(target, mode)
+            self._folders[target] = mode
 
     def _op_file(self, target: str, text: str, mode: int) -> None:
-        _parents(target)
+        self._folder(os.path.dirname(target))
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(target, mode)
+        try:
+            os.fchmod(fd, mode)
+            rest = text.encode()
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
 
     def _op_symlink(self, text: str, target: str) -> None:
-        _parents(target)
+        self._folder(os.path.dirname(target))
         os.symlink(text, target)
 
+    def _folder(self, path: str) -> None:
+        """Have it there, and what is above it."""
+        if path in self._folders:
+            return
+        self._folder(os.path.dirname(path))
+        try:
+            os.mkdir(path, 0o755)
+            self._folders[path] = 0o755
+        except FileExistsError:
+            info = os.stat(path)
+            if not stat.S_ISDIR(info.st_mode):
+                raise
+            self._folders[path] = stat.S_IMODE(info.st_mode)
+
+    def _make_like(self, source: str, target: str) -> None:
+        """A mount point of the kind of `source`, unless something is there already."""
+        if target in self._folders or os.path.lexists(target):
+            self._forget_below(target)
+        elif os.path.isdir(source):
+            self._folder(target)
+        else:
+            self._file(target)
+
+    def _forget_below(self, target: str) -> None:
+        """What is there is covered by a mount."""
+        self._folders = {path: mode for path, mode in self._folders.items() if not path.startswith(f"{target}/")}
+
+    def _file(self, target: str) -> None:
+        """An empty one."""
+        self._folder(os.path.dirname(target))
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+
     def _op_bind(self, source: str, target: str, options: dict[str, bool]) -> None:
-        _make_like(source, target)
+        self._make_like(source, target)
         attributes = k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
         if not options.get("rw"):
             attributes |= k.MOUNT_ATTR_RDONLY
@@ -100,12 +139,13 @@ class Applier:
 
     def _op_dev(self, name: str) -> None:
         target = f"dev/{name}"
-        _make_like("/dev/null", target)
+        self._file(target)
         k.mount(f"/dev/{name}", target, None, k.MS_BIND)
         k.mount_setattr(k.AT_FDCWD, target, 0, add=k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NOEXEC)
 
     def _op_tmpfs(self, target: str, options: str) -> None:
-        os.makedirs(target, 0o755, exist_ok=True)
+        self._folder(target)
+        self._forget_below(target)
         k.mount("tmpfs", target, "tmpfs", _TMPFS_FLAGS, options)
 
     def _op_hide(self, target: str) -> None:
@@ -124,7 +164,8 @@ class Applier:
         lower = f"{DISK}/lower{self._copies}"
         os.mkdir(lower, 0o700)
         self._op_bind(source, lower, {"idmap": bool(options.get("idmap"))})
-        os.makedirs(target, 0o755, exist_ok=True)
+        self._folder(target)
+        self._forget_below(target)
         layers = f"lowerdir={self._without(lower, options.get('absent'))}"
         flags = _TMPFS_FLAGS
         if options.get("ro"):
@@ -175,23 +216,6 @@ def _look_like(path: str, other: str) -> None:
         pass  # an owner that this user namespace does not have: it shows as the guest's, who may write nothing there
     os.chmod(path, stat.S_IMODE(info.st_mode))
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-
-
-def _parents(target: str) -> None:
-    parent = os.path.dirname(target)
-    if parent:
-        os.makedirs(parent, 0o755, exist_ok=True)
-
-
-def _make_like(source: str, target: str) -> None:
-    """A mount point of the kind of `source`, unless something is there already."""
-    if os.path.lexists(target):
-        return
-    if os.path.isdir(source):
-        os.makedirs(target, 0o755, exist_ok=True)
-        return
-    _parents(target)
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
 
 
 def cover(target: str, *, directory: bool | None = None) -> None:

@@ -43,12 +43,6 @@ def run(control: socket, request: Template, library: int) -> NoReturn:
         ours.close()
         forker.run(theirs, request)
     theirs.close()
-    from . import guestd  # noqa: F401  # needed later: a command's forker builds the view meanwhile
-
-    answer = ours.recv(_MAX_PACKET) or b'{"error":"the forker ended","errno":null}'
-    control.send(answer)
-    if "error" in lean.loads(answer):
-        os._exit(1)
     k.no_new_privileges()
     if os.geteuid() == 0:
         k.keep_monitor_capabilities()
@@ -73,7 +67,7 @@ class Monitor(Loop):
         self._boxes: dict[int, Guestd] = {}
         self._ending = False
         self.watch(control.fileno(), select.EPOLLIN, self._on_control)
-        self.watch(maker.fileno(), select.EPOLLIN, self._on_maker)
+        self.watch(maker.fileno(), select.EPOLLIN, self._on_view)
         self.watch(library, select.EPOLLIN, self._on_library_gone)
         self._library = library
 
@@ -170,9 +164,6 @@ class Monitor(Loop):
         number = request["box"]
         channel = lean.from_fd(dict(named)["channel"], lean.SOCK_STREAM)
         owner = request["owner"] if os.geteuid() == 0 else None
-        from .guestd import Guestd
-
-        self._boxes[number] = Guestd(self, number, channel, dict(named), owner=owner)
         order = {
             "op": "build",
             "box": number,
@@ -187,7 +178,13 @@ class Monitor(Loop):
         theirs = [fd for wanted in ("join", "disk", "listeners") for name, fd in named if name == wanted]
         try:
             lean.send_fds(self._maker, lean.dumps(order), theirs)
+            ordered = True
         except OSError:
+            ordered = False
+        from .guestd import Guestd  # a command's forker builds meanwhile
+
+        self._boxes[number] = Guestd(self, number, channel, dict(named), owner=owner)
+        if not ordered:
             self._boxes[number].maker_gone()
         for fd in theirs:
             os.close(fd)
@@ -199,6 +196,19 @@ class Monitor(Loop):
             box.destroy()
 
     # the forker
+
+    def _on_view(self, _: int) -> None:
+        """Its first word: whether the view could be built. Orders that came before that wait with it."""
+        answer = self._maker.recv(_MAX_PACKET) or b'{"error":"the forker ended","errno":null}'
+        try:
+            if self._control is not None:
+                self._control.send(answer)
+        except OSError:
+            pass  # nobody waits for it any more, which we hear of next
+        if "error" in lean.loads(answer):
+            os._exit(1)
+        self.unwatch(self._maker.fileno())
+        self.watch(self._maker.fileno(), select.EPOLLIN, self._on_maker)
 
     def _on_maker(self, _: int) -> None:
         try:

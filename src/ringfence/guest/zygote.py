@@ -31,7 +31,7 @@ _FOR_JOBS = (
     *("fileworker", "guestd", "pycode", "session", "shell"),
     *("connector", "filesearch", "filestreams", "filewatch", "keeping", "restoring", "stepwise"),
 )
-_COMMAND, _LIBRARY = b"command", b"library"  # as in ringfence.backends.process.spawn
+_LIBRARY, _COMMAND = b"library", b"command"  # as in ringfence.spawn
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ import os, sys, time, warnings
 warnings.simplefilter("ignore")
 import ringfence
 from ringfence import Mount, Policy, Sandbox
-from ringfence.backends.process import pool, spawn
+from ringfence import spawn
+from ringfence.backends.process import pool
 
 def children():
     with open(f"/proc/self/task/{os.getpid()}/children") as file:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.backends.process import spawn
+from ringfence import spawn
 
 PYTHON = os.path.realpath(sys.executable)
 

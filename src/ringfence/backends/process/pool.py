@@ -13,7 +13,8 @@ import os
 import sys
 import time
 
-from ringfence.backends.process import canary, cgroup, spawn, uids
+from ringfence import spawn
+from ringfence.backends.process import canary, cgroup, uids
 from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.cgroup import GroupLimits
 from ringfence.backends.process.templates import Templates
@@ -65,6 +66,7 @@ class Pool:
         self._count = 0
         self._is_first = True
         self._ahead: tuple[ProcessPlan, Group] | None = None
+        self._asked: tuple[ProcessPlan, Template, ProcessBox] | None = None
         self._boxes: set[ProcessBox] = set()  # given out, kept or being removed: a fork of the caller lets go of them
 
     def take(self, plan: ProcessPlan) -> ProcessBox:
@@ -82,11 +84,15 @@ class Pool:
                 if not isinstance(error, SandboxLostError):  # that one: its template died while it waited
                     raise
         self._make_group_ahead(plan)
+        asked, self._asked = self._asked, None
         for attempt in (1, 2, 3):  # a lost template is often met by several threads at once
             box = template = None
             try:
-                template = self._templates.get(plan)
-                box = self._start(plan, template)
+                if attempt == 1 and asked is not None and asked[0] is plan:
+                    _, template, box = asked
+                else:
+                    template = self._templates.get(plan)
+                    box = self._start(plan, template)
                 if shelf is not None and self._thread is None:
                     self._start_thread()  # while it is built
                 template.wait_built()
@@ -101,6 +107,12 @@ class Pool:
                 if attempt == 3 or not isinstance(error, SandboxLostError):
                     raise
         raise AssertionError("unreachable")
+
+    def ask(self, plan: ProcessPlan) -> None:
+        """For a command, which makes one sandbox: begin it. `take` gives it out."""
+        self._make_group_ahead(plan)
+        template = self._templates.get(plan)
+        self._asked = (plan, template, self._start(plan, template))
 
     def _from_shelf(self, plan: ProcessPlan) -> tuple[Shelf, ProcessBox | None]:
         with self._lock:

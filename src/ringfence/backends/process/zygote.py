@@ -6,7 +6,8 @@ import _thread
 import os
 import sys
 
-from ringfence.backends.process import spawn, state
+from ringfence import spawn
+from ringfence.backends.process import state
 from ringfence.errors import Missing, SandboxLostError, StartTimeoutError, UnsupportedError
 from ringfence.guest import lean
 

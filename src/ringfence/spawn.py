@@ -1,4 +1,5 @@
-"""Starts a zygote's process: by exec, with an empty environment. On the first line of a command, so it imports little.
+"""Starts a zygote's process: by exec, with an empty environment. The first thing a command does: it imports little,
+and lies outside its package, whose own imports would come first.
 
 A command of ours knows at once that it will need a zygote: `begin` starts one that gets ready while the rest is loaded,
 and the pool takes it with `take`.
@@ -33,7 +34,7 @@ class Started:
 
 def launcher() -> str:
     """The one file after whose exec everything privileged happens."""
-    return os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "guest", "launch")
+    return os.path.join(os.path.dirname(__file__), "guest", "launch")
 
 
 def real_executable() -> str:
@@ -69,7 +70,7 @@ def start(executable: str, prefix: list[str]) -> Started:
         for fd in (*high, library):
             os.close(fd)
     try:
-        control.send(COMMAND if _command else LIBRARY)
+        control.send(_command[0] if _command else LIBRARY)
     except OSError:
         pass  # it has ended already: who speaks to it next is told why
     return Started(pid, control, errors)  # type: ignore[arg-type]  # the C class has every method that is used
@@ -81,20 +82,23 @@ def _above(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
 
 
-# The first packet to a zygote, so that it gets ready before it is told more: whether there will be one sandbox or many.
-COMMAND, LIBRARY = b"command", b"library"
+# The first packet to a zygote, so that it gets ready before it is told more: whether there will be many sandboxes, one
+# for anything, or one for one program.
+LIBRARY, COMMAND, PROGRAM = b"library", b"command", b"program"
 _begun: list[Started] = []
 _is_first: list[bool] = [True]  # taken away by whoever makes the first sandbox of this process
-meanwhile: list[Callable[[], object]] = []  # what a command can do while it waits for its zygote
-_command: list[bool] = []
+meanwhile: list[Callable[[], object]] = []  # what can be done while the first sandbox is made
+_command: list[bytes] = []  # what is said to its zygote
 
 
-def begin() -> None:
+def begin(*, program: bool = False) -> None:
     """For a command that will make one sandbox: start its zygote ahead of time, and keep no spares later.
+
+    `program`: one program will run there, and nothing else: no code that is passed on, no file that is put there.
 
     Failing is no error here: the pool tries again and says why.
     """
-    _command.append(True)
+    _command.append(PROGRAM if program else COMMAND)
     _is_first.clear()
     try:
         _begun.append(start(real_executable(), []))
@@ -102,17 +106,19 @@ def begin() -> None:
         return
 
 
-def begin_first() -> None:
+def begin_first() -> bool:
     """For a library whose first sandbox is asked for: the same, once. Not where a user manager has to start it."""
     try:
         _is_first.pop()
     except IndexError:
-        return
-    if os.geteuid() == 0 or "XDG_RUNTIME_DIR" not in os.environ:
-        try:
-            _begun.append(start(real_executable(), []))
-        except OSError:
-            return
+        return False
+    if os.geteuid() != 0 and "XDG_RUNTIME_DIR" in os.environ:
+        return False
+    try:
+        _begun.append(start(real_executable(), []))
+    except OSError:
+        return False
+    return True
 
 
 def is_command() -> bool:
