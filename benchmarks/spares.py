@@ -14,10 +14,10 @@ def of(preload: tuple[str, ...] = ()) -> Pool:
 
 
 def wait_for_one(where: Pool, within_s: float = 2.0) -> None:
-    """Until every policy used so far has a sandbox that is ready, or time is up."""
+    """Until every policy that is to have one has a sandbox that is ready, or time is up."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        shelves = list(where._shelves.values())  # noqa: SLF001  # the pool has no public view, and needs none
+        shelves = [shelf for shelf in where._shelves.values() if shelf.wanted]  # noqa: SLF001  # the pool has no public view, and needs none
         if shelves and all(any(spare.ready_now for spare in shelf.spares) for shelf in shelves):
             return
         time.sleep(0.002)
