@@ -53,7 +53,8 @@ def _is_doubtful() -> bool:
         return not refusals.has_capability(_SYS_ADMIN)
     switches = ("user.max_user_namespaces", "kernel.unprivileged_userns_clone")
     off = any(refusals.sysctl(name) == "0" for name in switches)
-    return off or refusals.apparmor_restricts() or refusals.is_filtered() or refusals.container() is not None
+    confined = refusals.apparmor_restricts() or refusals.apparmor_profile() is not None
+    return off or confined or refusals.is_filtered() or refusals.container() is not None
 
 
 class Others:

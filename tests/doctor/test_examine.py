@@ -191,8 +191,8 @@ def test_a_package_is_named_as_the_distribution_names_it(
 
 
 def test_a_path_cannot_break_out_of_the_profile() -> None:
-    assert 'ringfence-launch "/a\\"b/\\*/\\{c\\}/launch" flags' in fixes.apparmor_profile('/a"b/*/{c}/launch')
-    assert fixes.apparmor_profile("/a\nEOF\nreboot\n").startswith("# ")
+    assert 'ringfence-launch "/a\\"b/\\*/\\{c\\}/launch" flags' in fixes.profile_for('/a"b/*/{c}/launch')
+    assert fixes.profile_for("/a\nEOF\nreboot\n").startswith("# ")
 
 
 GROUPS = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from ringfence.backends.process.refusals import DOCTOR, apparmor_restricts
+from ringfence.backends.process.refusals import DOCTOR, apparmor_profile, apparmor_restricts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ _DROP_IN = "/etc/systemd/system/user@.service.d/delegate.conf"
 def for_cause(cause: Cause, launcher: str) -> tuple[str | None, str | None]:
     """(for a person, for the script) of a refused step."""
     if cause.fix == DOCTOR:
-        if apparmor_restricts():
-            return f"{DOCTOR} | sudo sh   # an AppArmor profile for {launcher} alone", apparmor_profile(launcher)
+        if apparmor_restricts() or apparmor_profile() is not None:
+            return f"{DOCTOR} | sudo sh   # an AppArmor profile for {launcher} alone", profile_for(launcher)
         return None, None
     if cause.fix is None:
         return None, None
@@ -30,7 +30,7 @@ def for_cause(cause: Cause, launcher: str) -> tuple[str | None, str | None]:
     return cause.fix, comment(cause.fix)
 
 
-def apparmor_profile(launcher: str) -> str:
+def profile_for(launcher: str) -> str:
     """A profile for one file of ours. Never for python, which would free every script, and never the sysctl."""
     if not launcher.isprintable():
         return comment("install ringfence below a path without control characters, then ask doctor again")

@@ -199,7 +199,11 @@ class Monitor(Loop):
 
     def _on_view(self, _: int) -> None:
         """Its first word: whether the view could be built. Orders that came before that wait with it."""
-        answer = self._maker.recv(_MAX_PACKET) or b'{"error":"the forker ended","errno":null}'
+        try:
+            answer = self._maker.recv(_MAX_PACKET)
+        except ConnectionResetError:  # it went with an order unread; what it said before comes after that
+            answer = self._maker.recv(_MAX_PACKET)
+        answer = answer or b'{"error":"the forker ended","errno":null}'
         try:
             if self._control is not None:
                 self._control.send(answer)

@@ -165,13 +165,29 @@ def _user_refused(text: str) -> Cause:
     if container() is not None or ("[unshare" in text and is_filtered()):
         why = "a filter around this process (a container's, mostly) refuses it"
         return Cause("userns-restricted", missing, why, container_fix())
+    profile = apparmor_profile()
+    if profile is not None:
+        why = f"this process is confined by AppArmor's profile {profile}, which denies it"
+        return Cause("userns-restricted", missing, why, DOCTOR)
     why = "a security module, or a chroot around this process, refuses it"
-    return Cause("userns-restricted", missing, why, DOCTOR)
+    return Cause("userns-restricted", missing, why, "ask who set up SELinux, or the chroot, on this machine")
 
 
 def apparmor_restricts() -> bool:
     """Ubuntu 23.10 and later: user namespaces only for programs that have a profile."""
     return sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1"
+
+
+def apparmor_profile() -> str | None:
+    """The one that confines this process."""
+    for path in ("/proc/self/attr/apparmor/current", "/proc/self/attr/current"):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                name, _, mode = file.read().strip().rpartition(" ")
+        except OSError:
+            continue
+        return name if mode in ("(enforce)", "(kill)") else None
+    return None
 
 
 def has_capability(number: int) -> bool:
