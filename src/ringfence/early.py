@@ -5,8 +5,6 @@ Only where nothing can refuse the call later: no policy that is refused starts a
 
 from __future__ import annotations
 
-import sys
-
 from ringfence import spawn
 
 TYPE_CHECKING = False
@@ -40,8 +38,7 @@ def ask(backend: object, image: object, policy: Policy) -> None:
 
 def end_unneeded() -> None:
     """What `begin` began, when no sandbox came about."""
-    if "ringfence.spawn" in sys.modules:
-        spawn.end_unneeded()
+    spawn.end_unneeded()
 
 
 def _is_sure(backend: object, image: object, policy: Policy) -> bool:

@@ -107,17 +107,19 @@ def begin(*, program: bool = False) -> None:
 
 
 def begin_first() -> bool:
-    """For a library whose first sandbox is asked for: the same, once. Not where a user manager has to start it."""
+    """For a library whose first sandbox is asked for: the same, once; False later.
+
+    Not where a user manager has to start it.
+    """
     try:
         _is_first.pop()
     except IndexError:
         return False
-    if os.geteuid() != 0 and "XDG_RUNTIME_DIR" in os.environ:
-        return False
-    try:
-        _begun.append(start(real_executable(), []))
-    except OSError:
-        return False
+    if os.geteuid() == 0 or "XDG_RUNTIME_DIR" not in os.environ:
+        try:
+            _begun.append(start(real_executable(), []))
+        except OSError:
+            pass  # as above
     return True
 
 

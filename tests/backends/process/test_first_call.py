@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from ringfence import __main__, spawn
+
 _CHILDREN = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
@@ -101,3 +105,60 @@ spawn.begin()
 print(main(["exec", "--", "/bin/true"]), len(started))
 """
     assert said_by(code) == "0 1\n"
+
+
+def test_a_commands_sandbox_is_begun_once_and_before_the_rest_is_loaded() -> None:
+    code = """
+from ringfence.cli import main
+begin, begun = pool.Pool._start, []
+def _start(self, *args, **more):
+    begun.append("ringfence._sync.sandbox" in sys.modules)
+    return begin(self, *args, **more)
+pool.Pool._start = _start
+del sys.modules["ringfence._sync.sandbox"], vars(ringfence)["Sandbox"]
+spawn.begin(program=True)
+print(main(["exec", "--", "/bin/echo", "ran"]), begun)
+"""
+    assert said_by(code) == "ran\n0 [False]\n"
+
+
+def test_a_command_that_could_not_begin_its_sandbox_early_tries_again() -> None:
+    code = """
+from ringfence.cli import main
+from ringfence.errors import SandboxLostError
+get, asked = pool.Templates.get, []
+def fails_first(self, plan):
+    asked.append(plan)
+    if len(asked) == 1:
+        raise SandboxLostError("not yet")
+    return get(self, plan)
+pool.Templates.get = fails_first
+spawn.begin()
+print(main(["exec", "--", "/bin/true"]), len(asked))
+"""
+    assert said_by(code) == "0 2\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "begun"),
+    [
+        (["exec", "--", "ls", "-l"], [True]),
+        (["exec", "ls", "-l"], [True]),
+        (["exec"], [True]),
+        (["exec", "-q", "--", "ls"], [False]),
+        (["exec", "--policy", "mine.toml", "--", "ls"], [False]),
+        (["run", "-c", "1"], [False]),
+        (["shell"], [False]),
+        (["exec", "--help"], []),
+        (["exec", "--explain", "--", "ls"], []),
+        (["doctor"], []),
+        ([], []),
+    ],
+)
+def test_a_command_begins_its_zygote_for_a_program_alone_where_no_option_may_ask_for_more(
+    words: list[str], begun: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(spawn, "begin", lambda *, program: seen.append(program))
+    __main__._begin(words)
+    assert seen == begun
