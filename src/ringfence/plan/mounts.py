@@ -227,22 +227,44 @@ def rooted(path: str) -> str:
 
 def closed_to_others(path: str, *, entries: int = 64) -> bool:
     """Whether an unrelated uid could not read `path` or one of the first `entries` things below it (M4)."""
-    queue = [path]
-    for current in queue:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return False
+    if _is_closed(mode):
+        return True
+    folders = [path] if stat.S_ISDIR(mode) else []
+    left = entries - 1
+    for folder in folders:
+        if left <= 0:
+            return False
         try:
-            mode = os.lstat(current).st_mode
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            continue
-        is_directory = stat.S_ISDIR(mode)
-        needed = 0o005 if is_directory else 0o004
-        if not stat.S_ISLNK(mode) and mode & needed != needed:
             return True
-        if is_directory and len(queue) < entries:
-            try:
-                queue += [f"{current}/{name}" for name in sorted(os.listdir(current))[: entries - len(queue)]]
-            except OSError:
-                return True
+        try:
+            names = sorted(os.listdir(fd))[:left]
+            modes = [_mode(name, fd) for name in names]
+        finally:
+            os.close(fd)
+        if any(map(_is_closed, modes)):
+            return True
+        folders += [f"{folder}/{name}" for name, mode in zip(names, modes, strict=True) if stat.S_ISDIR(mode)]
+        left -= len(names)
     return False
+
+
+def _mode(name: str, folder: int) -> int:
+    """0: it is gone."""
+    try:
+        return os.lstat(name, dir_fd=folder).st_mode
+    except OSError:
+        return 0
+
+
+def _is_closed(mode: int) -> bool:
+    needed = 0o005 if stat.S_ISDIR(mode) else 0o004
+    return mode & needed != needed and mode != 0 and not stat.S_ISLNK(mode)
 
 
 def _kernel_mount_below(source: str) -> str | None:

@@ -225,7 +225,9 @@ def _etc() -> list[Op]:
     if os.path.exists("/usr/share/zoneinfo/UTC"):
         ops.append(["symlink", "/usr/share/zoneinfo/UTC", "etc/localtime"])
     for name in (*_ETC, *(name for name in _listed("/etc") if name.startswith(_ETC_FAMILIES))):
-        source = os.path.realpath(f"/etc/{name}")
+        source = f"/etc/{name}"
+        if os.path.islink(source):
+            source = os.path.realpath(source)
         if not os.path.exists(source):
             continue
         if within(source, "/usr"):

@@ -28,7 +28,8 @@ def find() -> Tree | None:
     for controller in CONTROLLERS:
         root = f"{base.MOUNT}/{controller}"
         if os.access(root, os.W_OK) and os.access(f"{root}/cgroup.procs", os.W_OK):
-            roots[controller] = os.path.realpath(root)  # cpu and cpuacct are often links to one hierarchy
+            linked = os.path.islink(root)  # cpu and cpuacct are often links to one hierarchy
+            roots[controller] = os.path.realpath(root) if linked else root
     return Tree(roots) if roots else None
 
 

@@ -110,7 +110,6 @@ class Pool:
 
     def ask(self, plan: ProcessPlan) -> None:
         """For a command, which makes one sandbox: begin it. `take` gives it out."""
-        self._make_group_ahead(plan)
         template = self._templates.get(plan)
         self._asked = (plan, template, self._start(plan, template))
 
