@@ -52,6 +52,37 @@ print(json.dumps([repr(value) for value in values]))
 """
 
 
+WIPED = """
+import mmap, os
+def made():
+    found = mmap.mmap(-1, 8192, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    found.madvise(18)  # MADV_WIPEONFORK: where libraries, and libc since 2.41, keep the state of their generators
+    return found
+def seen_by_a_child(page):
+    out, into = os.pipe()
+    if os.fork() == 0:
+        os.write(into, page[:4])
+        os._exit(0)
+    os.wait(); os.close(into)
+    return os.read(out, 4)
+state = made()
+state[:4] = b"seed"
+plain = mmap.mmap(-1, 8192, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+plain[:4] = b"kept"
+"""
+
+
+def test_what_a_fork_wipes_is_wiped_in_a_copy_and_in_the_copys_own_children(box: Sandbox) -> None:
+    box.run(WIPED).check()
+    look = "(state[:4], plain[:4], seen_by_a_child(state), seen_by_a_child(plain))"
+    empty = r"b'\x00\x00\x00\x00'"
+    with box.fork() as copy, copy.fork() as of_the_copy:
+        for one in (copy, of_the_copy):
+            assert one.run(look).value == f"({empty}, b'kept', {empty}, b'kept')"
+            assert one.run(f"state[:4] = b'anew'\n{look}").value == f"(b'anew', b'kept', {empty}, b'kept')"
+    assert box.run(look).value == f"(b'seed', b'kept', {empty}, b'kept')"
+
+
 def test_randomness_is_not_copied() -> None:
     with Sandbox(policy=ROOM) as box:
         box.run("import random, ssl, uuid, tempfile, secrets, numpy\nrandom.seed(7); numpy.random.seed(7)").check()

@@ -265,6 +265,15 @@ def test_the_net_log_has_a_line_for_each_request(tmp_path: Path) -> None:
     ]
 
 
+def test_an_event_of_the_net_log_is_one_line_whatever_a_guest_names(tmp_path: Path) -> None:
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    host = 'a.com", "verdict": "allowed"}\r\n{"host": "forged"}\u2028\x85'
+    Sandbox.network.lines = (Request(at, host, 443, "denied", "net.name", None, None, "/\n", None, 0, 0, 0.5),)
+    assert main(["exec", "--net-log", "n.log", "--allow-net", "a.com", "x"]) == 0
+    (line,) = (tmp_path / "n.log").read_text().splitlines()
+    assert (json.loads(line)["host"], json.loads(line)["verdict"], json.loads(line)["path"]) == (host, "denied", "/\n")
+
+
 def test_explain_prints_the_plan_and_runs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["exec", "--explain", "x"]) == 0
     assert (capfd.readouterr().out, log()) == ("the plan\n", [])

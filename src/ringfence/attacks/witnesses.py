@@ -88,6 +88,17 @@ class Listener:
 
 
 @contextlib.contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Something of ours, in this process, by something careless."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
 def _listening(sock: socket.socket) -> Iterator[Listener]:
     listener = Listener(sock)
     try:
@@ -102,7 +113,7 @@ def tcp(canary: str, *, ipv6: bool = False) -> contextlib.AbstractContextManager
     family, host = (socket.AF_INET6, "::1") if ipv6 else (socket.AF_INET, "127.0.0.1")
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.bind((host, 0))
-    sock.listen(16)
+    sock.listen(64)
     return _listening(sock)
 
 
@@ -115,7 +126,7 @@ def udp() -> contextlib.AbstractContextManager[Listener]:
 def abstract(canary: str) -> contextlib.AbstractContextManager[Listener]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(f"\0ringfence-attack-{canary}")
-    sock.listen(16)
+    sock.listen(64)
     return _listening(sock)
 
 
@@ -124,7 +135,7 @@ def path(name: str, canary: str) -> contextlib.AbstractContextManager[Listener]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(name)
     os.chmod(name, 0o777)
-    sock.listen(16)
+    sock.listen(64)
     return _listening(sock)
 
 

@@ -406,7 +406,34 @@ def forked_supervisor(arm: Arm) -> Seen:
     return _orphans(arm, code, mark)
 
 
-D18 = not_applicable("D18", "a paused sandbox dies with its supervisor", PERSIST, "pause() is not in this version")
+_PAUSES = """
+import ringfence, time
+with ringfence.Sandbox() as box:
+    guest = box.spawn(["python3", "-c", {inner!r}])
+    next(iter(guest))
+    time.sleep(0.2)  # the exec that follows its word
+    box.pause()
+    open({mark!r}, "w").close()
+    time.sleep(6)
+"""
+
+
+@attack("D18", "a paused sandbox dies with its supervisor", PERSIST, off=BARE, needs="cgroup")
+def paused(arm: Arm) -> Seen:
+    """Frozen by a cgroup, it takes no SIGKILL on v1: it must be thawed to die. Bare: a stopped child lives on."""
+    sleep, mark = os.path.realpath("/bin/sleep"), f"{arm.directory}/paused"
+    if arm.bare:
+        code = (
+            f"import os, signal, subprocess\nchild = subprocess.Popen([{arm.canary!r}, '6'], executable={sleep!r})\n"
+            f"os.kill(child.pid, signal.SIGSTOP)\nopen({mark!r}, 'w').close()\nchild.wait()\n"
+        )
+    else:
+        inner = f"import os; print('up', flush=True); os.execv({sleep!r}, [{arm.canary!r}, '6'])"
+        code = _PAUSES.format(inner=inner, mark=mark)
+    seen = _orphans(arm, code, mark)
+    if not os.path.exists(mark):
+        raise AssertionError("it was not paused")
+    return seen
 
 
 def _supervisor(body: str) -> str:

@@ -11,7 +11,8 @@ import contextlib
 from ringfence import Network, Policy, Rule
 from ringfence.attacks.arena import LIMITS
 from ringfence.attacks.case import DOS, ESCAPE, LEAK, OURS, NotApplicable, Seen, attack, cases
-from ringfence.network import dialling, proxy, registration, requests, resolving, rules, serving, socks
+from ringfence.attacks.witnesses import replaced
+from ringfence.network import budgets, dialling, dns, proxy, registration, requests, resolving, rules, serving, socks
 from ringfence.network.gateway import service
 from ringfence.network.targets import Target
 from ringfence.policy.hosts import HostPattern
@@ -45,20 +46,10 @@ proxy = ("127.0.0.1", 3128)
 """
 
 
-@contextlib.contextmanager
-def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
 def _careless(arm: Arm, owner: object, name: str, value: object) -> None:
     """Take a check out of the gateway, in the arm without it, until the arm ends."""
     if arm.off:
-        arm.enter(_replaced(owner, name, value))
+        arm.enter(replaced(owner, name, value))
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -78,13 +69,16 @@ def _internet(arm: Arm, names: dict[str, str]) -> list[str]:
             raise OSError("no such name")
         return [found]
 
-    arm.enter(_replaced(service().resolver, "lookup", lookup))
+    arm.enter(replaced(service().resolver, "lookup", lookup))
     return asked
 
 
-def _policy(*allow: str, private: bool = True, rules: tuple[Rule, ...] = (), upload: str = "1M") -> Policy:
+def _policy(
+    *allow: str, private: bool = True, rules: tuple[Rule, ...] = (), upload: str = "1M", connections: int = 64
+) -> Policy:
     ranges = ["127.0.0.0/8"] if private else []
-    return Policy(limits=LIMITS, network=Network(allow=list(allow), rules=list(rules), private=ranges, upload=upload))
+    network = Network(allow=list(allow), rules=list(rules), private=ranges, upload=upload, connections=connections)
+    return Policy(limits=LIMITS, network=network)
 
 
 def _needs_http() -> None:
@@ -302,6 +296,66 @@ def upload_budget(arm: Arm) -> Seen:
     told = arm.python(code, policy=_policy(rules=(rule,), upload="1K"), port=listener.port)
     came = sum(len(data) for data in listener.received())
     return Seen(came > 1024, f"{came} bytes; {told.words()}")
+
+
+_HOLDS = (
+    _GUEST
+    + """
+held = []
+for _ in range(40):
+    try:
+        sock = socket.create_connection(("web.test", port), timeout=3)
+        sock.sendall(b"one more")
+        held.append(sock)
+    except OSError:
+        pass
+time.sleep(0.5)
+tell(held=len(held))
+"""
+)
+
+
+@attack("F26", "a flood of connections stays inside", DOS, off=OURS, label="connection budget")
+def connection_flood(arm: Arm) -> Seen:
+    """Forty at once where eight are allowed, all held open. The witness counts those that sent it something."""
+    listener = arm.listen_tcp()
+    _internet(arm, {"web.test": _LOOPBACK})
+    rule = Rule(f"web.test:{listener.port}", protocol="tcp")
+    policy = _policy(rules=(rule,), connections=64 if arm.off else 8)
+    told = arm.python(_HOLDS, policy=policy, port=listener.port)
+    came = sum(bool(data) for data in listener.received(0.05))
+    return Seen(came > 8, f"{came} connections came; {told.words()}")
+
+
+_ASKS = """
+import socket
+query = b"\\0\\7\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0\\3web\\4test\\0\\0\\1\\0\\1"
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.connect(("127.0.0.1", 53))
+    for _ in range(400):
+        sock.send(query)
+        time.sleep(0.0002)
+    time.sleep(0.5)
+"""
+
+
+@attack("F27", "a flood of DNS queries stays inside", DOS, off=OURS, label="query budget")
+def query_flood(arm: Arm) -> Seen:
+    """Four hundred where the budget, made small for this, has fifty and few more a second. The witness is the
+    gateway's own reading of queries."""
+    read: list[bytes] = []
+    whole = dns.parse
+
+    def counting(data: bytes) -> dns.Query:
+        read.append(data)
+        return whole(data)
+
+    arm.enter(replaced(dns, "parse", counting))
+    arm.enter(replaced(registration, "SANDBOX_BURST", 50.0))
+    arm.enter(replaced(registration, "SANDBOX_RATE", 20.0))
+    _careless(arm, budgets.Bucket, "take", lambda _: True)
+    told = arm.python(_ASKS, policy=_policy("web.test"))
+    return Seen(len(read) > 200, f"{len(read)} queries were read; {told.words()}")
 
 
 CASES = cases(globals())

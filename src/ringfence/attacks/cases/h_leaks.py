@@ -6,10 +6,16 @@ import os
 import subprocess
 import sys
 
+from ringfence import Sandbox
+from ringfence._sync import waiting
+from ringfence.attacks.arena import POLICY
 from ringfence.attacks.case import LEAK, OURS, NotApplicable, Seen, attack, cases, not_applicable
+from ringfence.attacks.witnesses import replaced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringfence.attacks.arena import Arm
 
 _ENVIRONS = """
@@ -227,9 +233,37 @@ ELSEWHERE = [
     not_applicable("H07", "configuration of the host's package managers is not shown", LEAK, "tried as A01"),
     not_applicable("H08", "clock, uptime and timing", LEAK, "documented: the kernel is shared"),
     not_applicable("H09", "one tenant's id leads nobody to another's data", LEAK, "there is no server in this version"),
-    not_applicable(
-        "H10", "the host's exceptions are not told to guests", LEAK, "a guest can call nothing of the host's"
-    ),
 ]
+
+
+_ASKS = """
+import sys, traceback
+try:
+    lookup()
+except Exception as error:
+    print(repr(error), error.args, error.__cause__, error.__context__, vars(error))
+    traceback.print_exc(file=sys.stdout)
+"""
+
+
+@attack("H10", "the host's exceptions are not told to guests", LEAK, off=OURS, label="kind of the exception alone")
+def exception_text(arm: Arm) -> Seen:
+    """A function of the caller's fails on something that only the host knows. Off: the text goes with it."""
+
+    def lookup() -> str:
+        raise OSError(f"no answer from {arm.canary}")
+
+    def careless(tool: Callable[[], object], _: object) -> tuple[bool, object]:
+        try:
+            return True, tool()
+        except OSError as error:
+            return False, repr(error)
+
+    if arm.off:
+        arm.enter(replaced(waiting, "_outcome", careless))
+    box = arm.enter(Sandbox(policy=POLICY, backend="process", tools={"lookup": lookup}))
+    result = box.run(_ASKS)
+    return Seen(arm.canary in result.stdout, result.stdout.partition("\n")[0][:160])
+
 
 CASES = cases(globals())

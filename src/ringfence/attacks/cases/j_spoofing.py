@@ -378,7 +378,7 @@ ELSEWHERE = [
     not_applicable(
         "J12", "escape sequences do not reach a terminal", SPOOF, "the command line's: its own tests try them"
     ),
-    not_applicable("J13", "one event is one line of the log", SPOOF, "there is no log in this version"),
+    not_applicable("J13", "one event is one line of the log", SPOOF, "the command line's: its own tests try it"),
     not_applicable("J14", "guest text is data to a model's client", SPOOF, "there is no MCP server in this version"),
     not_applicable(
         "J15",

@@ -8,6 +8,8 @@ import time
 from ringfence import Policy, Sandbox, Snapshot, SnapshotError, UnsupportedError
 from ringfence.attacks.arena import LIMITS, POLICY
 from ringfence.attacks.case import DOS, ESCAPE, OURS, READ, SPOOF, WRITE, NotApplicable, Seen, attack, cases
+from ringfence.attacks.witnesses import replaced
+from ringfence.backends.process.copying import image
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -206,6 +208,29 @@ def shared_randomness(arm: Arm) -> Seen:
     shared = [one for one in told[0] if one in told[1]]
     found = shared if arm.off else [one for one in told[0][:-1] if one in told[1]]
     return Seen(bool(found), f"{len(found)} of {len(told[0])} the same")
+
+
+_KEEPS_A_STATE = """
+import mmap, os
+state = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+state.madvise(18)  # MADV_WIPEONFORK, as libc has it for the state of its getrandom
+state[:32] = canary
+"""
+
+
+@attack("K05-state", "a copy of a session has no generator's state", SPOOF, off=OURS, label="wiped as by a fork")
+def shared_state(arm: Arm) -> Seen:
+    """Where libraries keep what must never be twice: memory that is empty in a fork, and so in a copy."""
+    if arm.off:
+        arm.enter(replaced(image, "wiped_on_fork", lambda _: frozenset()))
+    box = arm.sandbox(whole=True)
+    box.run(f"canary = {arm.canary.encode()!r}\n{_KEEPS_A_STATE}\ndel canary").check()
+    try:
+        copy = arm.enter(box.fork())
+    except UnsupportedError as error:
+        raise NotApplicable(f"memory cannot be copied here: {error}") from None
+    found = str(copy.run("bytes(state[:32])").value)
+    return Seen(arm.canary in found, f"the copy's: {found[:40]}")
 
 
 CASES = cases(globals())

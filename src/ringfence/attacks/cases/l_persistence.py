@@ -12,6 +12,7 @@ import sys
 import time
 
 import ringfence
+from ringfence import UnsupportedError
 from ringfence.attacks.arena import POLICY
 from ringfence.attacks.case import (
     BARE,
@@ -309,7 +310,53 @@ def shared_memory(arm: Arm) -> Seen:
 
 
 L10 = not_applicable("L10", "the control plane is not flooded", DOS, "there is no server in this version")
-L11 = not_applicable("L11", "a copy and its original do not touch each other", ESCAPE, "fork() is not in this version")
+
+_MEDDLES = """
+import os
+for path in ("/workspace/f", "/tmp/f", "/dev/shm/f"):
+    open(path, "w").write("meddled")
+for pid in range(1, 400):
+    try:
+        os.kill(pid, 9) if pid != os.getpid() else None
+    except OSError:
+        pass
+n = 0
+"""
+_FORKS = """
+open("f", "w").write("own")
+if os.fork() == 0:
+    open("f", "w").write("meddled")
+    os.kill(os.getppid(), 9)
+    os._exit(0)
+time.sleep(5)
+"""
+
+
+@attack("L11", "a copy and its original do not touch each other", ESCAPE, off=BARE)
+def copy_and_original(arm: Arm) -> Seen:
+    """Each writes where the other has a file, kills every number there is, and changes what both remember; then the
+    copy ends. Bare: a fork, whose files and signals are its parent's."""
+    if arm.bare:
+        told = arm.python(_FORKS)
+        with open(f"{arm.directory}/f", encoding="utf-8") as file:
+            return Seen(file.read() == "meddled" and told.signal == signal.SIGKILL, told.words())
+    box = arm.sandbox()
+    box.run("n = 41\nopen('/workspace/f', 'w').write('own')")
+    try:
+        copy = arm.enter(box.fork())
+    except UnsupportedError as error:
+        raise NotApplicable(str(error)) from None
+    copy.run("n = 42")
+    harmed = []
+    for name, one, other, number in (("original", copy, box, 41), ("copy", box, copy, 42)):
+        one.run(_MEDDLES)
+        if other.files.read_text("/workspace/f") != "own" or other.run("n").value != str(number):
+            harmed.append(name)
+        one.run(f"n = {number + 1 if one is copy else number - 1}\nopen('/workspace/f', 'w').write('own')")
+    copy.close()
+    if box.run("n").value != "41":
+        harmed.append("original, by the copy's end")
+    return Seen(bool(harmed), f"harmed: {', '.join(harmed) or 'none'}")
 
 
 def _groups_of(pid: int) -> list[str]:

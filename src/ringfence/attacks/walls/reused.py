@@ -19,7 +19,7 @@ REUSED: dict[str, frozenset[str]] = {
         "D09 D10 D11 D13 D13-cpu D15 D16 D17 E01-clone3 E02 E03 E04 E05 E06 E07 E07-aio E08 E09 E10 E11 "
         "E11-ldt E11-personality E12 E13 E13-unknown E16 E17 E18 E19 E19-x32 E20 E21 E21-terminal E22 "
         "E22-memory E23 E24 E25 E25-filter F01 F02 F03 F03-sysv F04 F09 F12 F13 F14 F15 F16 F16-monitor F17 "
-        "F18 F19 F20 F21 F22 F31 F32 F33 G01 G01-udp G02 G03 G04 G05 G06 G07 G08 G09 G10 G10-literal G11 "
+        "F18 F19 F20 F21 F22 F26 F27 F31 F32 F33 G01 G01-udp G02 G03 G04 G05 G06 G07 G08 G09 G10 G10-literal G11 "
         "G11-tls G12 G12-tls G13 G14 G15 G16 G18 G18-path G18-scope G20 G21 G23 G24 G25 G26 H01 H02 H02-boot "
         "H02-cmdline H02-machine H03 H04 H05 H06 H11 H12 I01 I02 I03 I04 I05 I07 I07-agent J01 J02 J02-early "
         "J02-parent J03 J04 J05 J05-stop J06 J17-prlimit J17-signals J18 K01-deep K01-inside K01-sparse K02 "

@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 
-from ringfence.backends.process.copying.layout import OURS, Pages, Range, ranges
+from ringfence.backends.process.copying.layout import OURS, Pages, Range, ranges, wiped_on_fork
 from ringfence.backends.process.copying.tracee import State, Tracee, TraceError
 from ringfence.errors import UnsupportedError
 from ringfence.values import Struct, final
@@ -60,6 +60,7 @@ class MemoryImage:
         self.generation = generation
         self.fd = -1
         self.ranges: list[Range] = []
+        self.wiped: frozenset[int] = frozenset()  # where ranges begin that a copy has empty
         self.runs: list[Run] = []
         self.state: State | None = None
         self.files: tuple[OpenFile, ...] = ()
@@ -92,6 +93,7 @@ def take(pid: int, owns: Callable[[int], bool], generation: object) -> MemoryIma
             check_owner(pid, owns)
             _refuse_threads(pid)
             image.ranges = ranges(pid)
+            image.wiped = wiped_on_fork(pid)
             _refuse_shared(image.ranges)
             image.files = _open_files(pid)
             image.cwd = _cwd(pid)
@@ -215,7 +217,7 @@ def _take_pages(image: MemoryImage, tracee: Tracee) -> None:
     try:
         offset = 0
         for each in image.ranges:
-            if each.of_the_kernel:
+            if each.of_the_kernel or each.first in image.wiped:
                 continue
             # What an earlier copy mapped and never wrote to is in no page of its own: it is taken whole.
             whole = each.path == OURS

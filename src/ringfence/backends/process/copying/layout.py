@@ -83,6 +83,24 @@ def ranges(pid: int) -> list[Range]:
     return found
 
 
+def wiped_on_fork(pid: int) -> frozenset[int]:
+    """Where the ranges begin that a fork's child has empty: what must not be twice, such as a generator's state.
+
+    libc's own is one since Linux 6.11 and glibc 2.41: with it, copies would draw the same random numbers (K05).
+    """
+    found = set()
+    first = 0
+    with open(f"/proc/{pid}/smaps", encoding="utf-8", errors="surrogateescape") as file:
+        for row in file:
+            name, _, rest = row.partition(" ")
+            if name == "VmFlags:":
+                if "wf" in rest.split():
+                    found.add(first)
+            elif not name.endswith(":"):
+                first = int(name.partition("-")[0], 16)
+    return frozenset(found)
+
+
 class Pages:
     """Which pages of a process are private memory, present or swapped out."""
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 IMAGE_FD = 4  # where the target has the image open
 _NR_OPEN, _NR_CLOSE, _NR_LSEEK, _NR_MMAP, _NR_MUNMAP, _NR_BRK, _NR_SIGACTION = 2, 3, 8, 9, 11, 12, 13
+_NR_MADVISE = 28
 _NR_DUP3, _NR_CHDIR, _NR_UMASK, _NR_GETRANDOM = 292, 80, 95, 318
 _PRIVATE_FIXED, _ANONYMOUS = 0x12, 0x20
+_DONTNEED, _WIPE_ON_FORK = 4, 18
 _O_CLOEXEC = 0o2000000
 _NOWHERE = (1 << 64) - 1
 _PIECE = 1 << 16
@@ -32,6 +34,7 @@ def put(image: MemoryImage, pid: int, owns: Callable[[int], bool]) -> None:
             tracee.keep_clear_of(image.state.registers)
             _make_layout_equal(image, tracee)
             _put_pages(image, tracee)
+            _wipe(image, tracee)
             tracee.call(_NR_CLOSE, IMAGE_FD)
             _open_files(image, tracee)
             _set_signals(image, tracee)
@@ -129,6 +132,14 @@ def _write(run: Run, view: memoryview, tracee: Tracee) -> None:
             equal = False
         if not equal:
             tracee.write(run.address + start, wanted)
+
+
+def _wipe(image: MemoryImage, tracee: Tracee) -> None:
+    """As a fork does. Also what the target itself had there: it would say that nothing has happened."""
+    for each in image.ranges:
+        if each.first in image.wiped:
+            tracee.call(_NR_MADVISE, each.first, each.size, _DONTNEED)
+            tracee.call(_NR_MADVISE, each.first, each.size, _WIPE_ON_FORK)
 
 
 def _open_files(image: MemoryImage, tracee: Tracee) -> None:
