@@ -29,6 +29,7 @@ from ringfence.attacks.case import (
 )
 from ringfence.attacks.hosts import SOURCE, host_process
 from ringfence.attacks.witnesses import descendants, text_of, waiting_process
+from ringfence.backends.process import cgroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -241,6 +242,8 @@ def stubborn_files(arm: Arm) -> Seen:
 )
 def left_by_the_dead(arm: Arm) -> Seen:
     """Off: before the next start. Another program's start on this host sweeps too, so off is tried several times."""
+    if cgroup.find() is None:
+        raise NotApplicable("the groups are scopes of a systemd user manager, which removes them itself")
     owner = _killed_supervisor(arm)
     for _ in range(3):
         if not arm.off or _groups_of(owner):
