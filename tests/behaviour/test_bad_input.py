@@ -12,7 +12,7 @@ import pytest
 import leftovers
 import ringfence
 from ringfence import ImageError, Limits, Mount, Policy, PolicyError, Sandbox
-from ringfence.backends.process import pool
+from ringfence.backends.process import pool, templates
 
 pytestmark = pytest.mark.everywhere
 
@@ -27,7 +27,7 @@ def nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> object:
         raise AssertionError("something was started for a call with a wrong argument")
 
-    monkeypatch.setattr(pool, "Zygote", refuse)
+    monkeypatch.setattr(templates, "Zygote", refuse)
 
 
 @pytest.mark.parametrize(
