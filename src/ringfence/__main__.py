@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-_GUEST_VERBS = ("run", "exec", "shell")
+GUEST_VERBS = ("run", "exec", "shell")  # their exit codes below 125 are the guest's
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def _fill_closed_descriptors() -> None:
 
 def _begin(words: list[str]) -> None:
     """The zygote takes as long to start as we do: begin with it. Not where nothing will run."""
-    if not words or words[0] not in _GUEST_VERBS or {"--help", "-h", "--explain"} & set(words[1:]):
+    if not words or words[0] not in GUEST_VERBS or {"--help", "-h", "--explain"} & set(words[1:]):
         return
     from ringfence.spawn import begin
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from ringfence.__main__ import GUEST_VERBS
 from ringfence.cli.console import Console, OutputClosed, Problem
 
 TYPE_CHECKING = False
@@ -34,7 +35,6 @@ LATER = {
     "mcp": "from a tool of your own: ringfence run --json FILE",
     "browser": "on this machine: ringfence run FILE",
 }
-_GUEST_VERBS = ("run", "exec", "shell")  # their exit codes below 125 are the guest's
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +64,7 @@ def _guarded(words: list[str], console: Console) -> int:
 
 
 def _bad_argument(words: list[str]) -> int:
-    return EXIT_OURS if words and words[0] in _GUEST_VERBS else EXIT_USAGE
+    return EXIT_OURS if words and words[0] in GUEST_VERBS else EXIT_USAGE
 
 
 def _dispatch(words: list[str], console: Console) -> int:

@@ -470,10 +470,8 @@ class Inside:
             with open(f"/proc/{self.init_pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError as error:
-            return error.errno not in (
-                errno.EMFILE,
-                errno.ENFILE,
-            )  # we are short of descriptors: that says nothing of it
+            short_of_descriptors = error.errno in (errno.EMFILE, errno.ENFILE)  # we are: that says nothing of it
+            return not short_of_descriptors
         return bool(int(fields[6]) & _PF_EXITING)
 
 

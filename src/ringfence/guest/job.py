@@ -124,9 +124,8 @@ class Job:
             os.set_blocking(report, False)
             stdin = self._input()
             made.append(stdin)
-            os.close(
-                os.dup(stdin)
-            )  # room for the handle of its process: lost on its way here, it could not be waited for
+            # Room for the handle of its process: lost on its way here, that could not be waited for.
+            os.close(os.dup(stdin))
         except OSError:
             for fd in made:
                 os.close(fd)
