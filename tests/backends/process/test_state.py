@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from accounts import OrdinaryUser
 from backends.process.children import Say, child, state_of
 from ringfence.backends.process import cgroup, owners, state
 from ringfence.backends.process.state import SweepReport
@@ -292,3 +294,27 @@ def test_a_tree_that_a_killed_process_noted_goes_with_all_that_a_guest_put_there
         assert state._remove_noted_tree({"path": str(path)}) == (path == tree)
     assert (list(kept_in.iterdir()), (outside / "host").read_text()) == ([], "host")
     assert not state.remove_tree(str(tree)), "it was gone already"
+
+
+_UMASK = """
+import os, sys
+from ringfence.backends.process import cgroup_base, owners, state
+place = sys.argv[1]
+os.umask(0o777)
+state.state_dir = lambda: state._own(place)
+owner = state.register()
+owner.note("file", path=place + "/none", device=1, inode=1)
+group = place + "/group"
+cgroup_base.make(group)
+def modes(): return [oct(os.stat(path).st_mode & 0o777) for path in (place, state.record(), group)]
+print(*modes(), cgroup_base.names(group), len(state._read_record(state.record())))
+os.chmod(group, 0)
+print(cgroup_base.names(group))  # as an earlier version left it: the sweep goes on, and can remove it
+os.rmdir(group)
+"""
+
+
+def test_a_callers_umask_closes_nothing_to_the_sweep(ordinary_user: OrdinaryUser) -> None:
+    done = ordinary_user.run(_UMASK, f"{ordinary_user.home}/umask-{os.getpid()}")
+    shutil.rmtree(f"{ordinary_user.home}/umask-{os.getpid()}", ignore_errors=True)
+    assert (done.stdout, done.stderr) == ("0o700 0o600 0o755 [] 1\n[]\n", "")

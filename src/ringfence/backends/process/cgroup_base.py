@@ -218,10 +218,17 @@ def make_dirs(parent: str, *names: str) -> str:
     for part in names:
         parent = f"{parent}/{part}"
         try:
-            os.mkdir(parent, 0o755)
+            make(parent)
         except FileExistsError:
             continue
     return parent
+
+
+def make(directory: str) -> None:
+    """One group, whatever the caller's umask: one that its owner may not enter, nobody could remove again."""
+    os.mkdir(directory, 0o755)
+    if os.geteuid() != 0:
+        os.chmod(directory, 0o755)
 
 
 def open_procs(directory: str) -> int:
@@ -286,11 +293,11 @@ def rmdir_until(directories: Iterable[str], deadline: float) -> bool:
 
 
 def names(directory: str) -> list[str]:
-    """The groups directly below one; none when it is gone."""
+    """The groups directly below one; none when it is gone, or closed to us."""
     try:
         with os.scandir(directory) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return []
 
 

@@ -253,7 +253,7 @@ class Group(base.Group):
 def _make(root: str, owner: str, box_id: str) -> None:
     for _ in range(10):
         try:
-            os.mkdir(f"{root}/{base.BASE}/{owner}/{box_id}", 0o755)
+            base.make(f"{root}/{base.BASE}/{owner}/{box_id}")
             return
         except FileNotFoundError:  # the first of this process, or another removed the empty base between our two steps
             base.make_dirs(root, base.BASE, owner)

@@ -136,7 +136,7 @@ class Tree(base.Tree):
         directory = self._owner_base()
         for _ in range(10):
             try:
-                os.mkdir(f"{directory}/{leaf}", 0o755)
+                base.make(f"{directory}/{leaf}")
             except FileNotFoundError:
                 self._make_base(directory)
             else:

@@ -176,6 +176,7 @@ def make_folder() -> str:
     path = f"{state.disk_directory('workspaces')}/{os.urandom(8).hex()}"
     record.owner().note("tree", path=path)
     os.mkdir(path, 0o700)
+    os.chmod(path, 0o700)
     return path
 
 

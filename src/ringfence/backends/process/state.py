@@ -224,6 +224,7 @@ def _is_abandoned(path: str, owner: str) -> bool:
 
 def _sweep_records(records: str, timeout_s: float) -> SweepReport:
     lock = os.open(f"{state_dir()}/sweep.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.fchmod(lock, 0o600)
     try:
         if not _lock_until(lock, time.monotonic() + timeout_s):
             return SweepReport(busy=True)
@@ -327,6 +328,7 @@ def _lock_until(fd: int, deadline: float) -> bool:
 def _open_record(path: str, flags: int) -> int:
     """Open and lock a record; the lock tells other pid namespaces that we live."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+    os.fchmod(fd, 0o600)  # whatever the caller's umask: who sweeps reads it
     if _lock_until(fd, time.monotonic() + 1.0):
         return fd
     os.close(fd)
@@ -366,6 +368,7 @@ def _own(path: str) -> str:
         return path
     try:
         os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # whatever the caller's umask
     except FileExistsError:
         pass
     if not _is_mine(path):
