@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CONTROLLERS = ("memory", "cpu", "cpuacct", "pids", "freezer")
 _ROUNDS_BEFORE_FREEZE = 5
+_FREEZE_AGAIN_S = 0.15
 
 
 def find() -> Tree | None:
@@ -195,10 +196,17 @@ class Group(base.Group):
     def freeze(self, timeout_s: float = 2.0) -> bool:
         state = f"{self._at['freezer']}/freezer.state"
         base.write(state, "FROZEN")
-        deadline = time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline, again = now + timeout_s, now + _FREEZE_AGAIN_S
         while (base.read(state) or "").strip() != "FROZEN":
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= deadline:
                 return False
+            if now >= again:  # one that waits for another which is frozen, as a tracer does, may keep it from ending
+                base.write(state, "THAWED")
+                time.sleep(0.01)
+                base.write(state, "FROZEN")
+                again = now + _FREEZE_AGAIN_S
             time.sleep(0.001)
         return True
 
