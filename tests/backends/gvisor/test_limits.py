@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import pytest
 
@@ -101,3 +102,17 @@ def test_an_ordinary_user_has_gvisor_without_root(ordinary_user: OrdinaryUser) -
     done = ordinary_user.run(AS_USER)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"stdout": "user\n1\n", "value": "42", "file": "1\n", "refused": "strict"}
+
+
+_BUSY = "import os\nos.fork(); os.fork()\nwhile True: open('/proc/self/stat').read()"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a freezer takes a cgroup of ours")
+def test_a_sandbox_that_traces_itself_all_the_time_is_paused_each_time() -> None:
+    """Its sentry waits for threads that it traces: frozen in the wrong order, neither is ever done."""
+    room = Policy(limits=Limits(cpu_time_s=120, timeout_s=120))
+    with Sandbox(backend="gvisor", policy=room) as box, box.spawn(["python3", "-c", _BUSY]):
+        time.sleep(0.5)
+        for _ in range(150):
+            box.pause()
+            box.resume()
