@@ -358,16 +358,9 @@ class AsyncSandbox:
 
     async def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
-        place = self._running_place()
-        self._check_snapshot(snapshot)
-        for process, _ in list(self._processes.values()):
-            if process.running:
-                await process.kill()
-        for session in await self.sessions():
-            await session.restart()
-        await place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
-        await self._trees_kept().roll_back(place, snapshot)
-        await self._put_sessions(snapshot)
+        from ringfence._async import copies
+
+        await copies.roll_back(self, snapshot)
 
     def fork(self, *, memory: bool = True) -> Opening[AsyncSandbox]:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""

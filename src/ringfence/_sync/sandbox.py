@@ -358,16 +358,9 @@ class Sandbox:
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
-        place = self._running_place()
-        self._check_snapshot(snapshot)
-        for process, _ in list(self._processes.values()):
-            if process.running:
-                process.kill()
-        for session in self.sessions():
-            session.restart()
-        place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
-        self._trees_kept().roll_back(place, snapshot)
-        self._put_sessions(snapshot)
+        from ringfence._sync import copies
+
+        copies.roll_back(self, snapshot)
 
     def fork(self, *, memory: bool = True) -> Sandbox:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
