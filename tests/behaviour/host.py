@@ -58,13 +58,17 @@ def _locks_of(pid: int) -> list[tuple[str, int]]:
     return [(str(path), inode) for path in files if (inode := _inode(path)) in held and inode is not None]
 
 
+# Since 3.12 Python warns who forks beside threads. Some programs here do so, and what they print is compared.
+_FORK_WARNING = "ignore:This process:DeprecationWarning"
+
+
 class Host:
     """Runs `code`; `line()` waits for what it prints."""
 
     def __init__(self, code: str, *, python: str = sys.executable) -> None:
         environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
-            [python, "-c", code],
+            [python, "-W", _FORK_WARNING, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

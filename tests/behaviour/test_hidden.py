@@ -50,7 +50,7 @@ def fill(top: Path) -> None:
         (top / name).parent.mkdir(parents=True, exist_ok=True)
         (top / name).write_text(f"canary of {name}")
     (top / "link").symlink_to(".env")
-    (top / "deep").chmod(0o751)
+    (top / "deep").chmod(0o775)  # not what a new folder has, and open to all: see `private`
 
 
 @pytest.mark.parametrize("private", [False, True])  # closed to other users: as root it is shown by an idmapped mount
@@ -67,7 +67,7 @@ def test_a_hidden_path_is_absent_and_stays_so(project: Path, mode: MountMode, wr
             "read": GONE,
             "plain": "canary of deep/er/plain",
             "write": writing,
-            "mode": "0o751",
+            "mode": "0o775",
         }
         (project / "later").write_text("made while it runs")
         (project / "other").write_text("replaced while it runs")
@@ -78,10 +78,19 @@ def test_a_hidden_path_is_absent_and_stays_so(project: Path, mode: MountMode, wr
     assert changed <= {project / ".env"}
 
 
-def test_what_holds_the_layer_is_not_in_the_guests_view(project: Path) -> None:
-    policy = Policy(mounts=[Mount(str(project), "/data", hide=HIDE)])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("further", [(), ("ro",), ("copy",), ("rw",)])
+@pytest.mark.parametrize("mode", ["ro", "copy"])
+def test_what_holds_the_layer_is_not_in_the_guests_view(
+    project: Path, tmp_path: Path, mode: MountMode, further: tuple[MountMode, ...], private: bool
+) -> None:
+    """A folder that all may read is mounted for all sandboxes of a view, another one for each; both together, too."""
+    project.chmod(0o700 if private else 0o755)
+    other = tmp_path / "other"
+    fill(other)
+    mounts = [Mount(str(project), "/data", mode, hide=HIDE), *(Mount(str(other), "/more", how) for how in further)]
     code = "import os\nprint([sorted(os.listdir(p)) for p in ('/.disk', '/.sources') if os.path.exists(p)])"
-    with Sandbox(policy=policy) as box:
+    with Sandbox(policy=Policy(mounts=mounts)) as box:
         assert box.run(code).check().stdout in ("[[]]\n", "[[], []]\n")
 
 
@@ -129,5 +138,5 @@ def test_a_hidden_path_is_absent_for_an_ordinary_user_too(ordinary_user: Ordinar
 
     done = ordinary_user.run(_AS_USER, inspect.getsource(fill), json.dumps(HIDE), LOOK)
     assert done.returncode == 0, done.stderr
-    base = {"tree": SHOWN, "read": GONE, "plain": "canary of deep/er/plain", "mode": "0o751"}
+    base = {"tree": SHOWN, "read": GONE, "plain": "canary of deep/er/plain", "mode": "0o775"}
     assert json.loads(done.stdout) == [{**base, "write": "EROFS"}, {**base, "write": "ok"}]

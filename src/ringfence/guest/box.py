@@ -224,6 +224,13 @@ def cover(target: str, *, directory: bool | None = None) -> None:
     k.mount(f"{MASK}/{kind}", target, None, k.MS_BIND)  # with the flags of its source's mount: see build_template
 
 
+def _cover_makings(*directories: str) -> None:
+    """What mounts were made from: whole folders of the host, hidden files included."""
+    for directory in directories:
+        if os.path.isdir(directory) and os.listdir(directory):
+            cover(directory)
+
+
 def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     """Build the root in this (new) mount namespace, pivot into it, make it read-only.
 
@@ -242,6 +249,7 @@ def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     for directory in ("proc", "dev", "tmp", "workspace", DISK):
         os.mkdir(directory, 0o755)
     Applier().apply(ops)
+    _cover_makings(DISK)
     if keep_outer_proc:
         k.mount("/proc", "proc", None, k.MS_BIND | k.MS_REC)
     k.mount(None, ".", None, k.MS_BIND | k.MS_REMOUNT | k.MS_RDONLY | k.MS_NOSUID | k.MS_NODEV)
@@ -307,9 +315,7 @@ def mount_further(
         k.mount(f"{DISK}/workspace", "workspace", None, k.MS_BIND)
         k.mount_setattr(k.AT_FDCWD, "workspace", 0, add=k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV)
     Applier(idmap, owner).apply(ops)
-    for directory in (DISK, SOURCES):
-        if os.path.isdir(directory) and os.listdir(directory):
-            cover(directory)
+    _cover_makings(DISK, SOURCES)
 
 
 # What a guest may see of /proc besides its own processes. An allow-list: a new entry of a newer kernel is masked (B15).

@@ -447,6 +447,33 @@ def copy_layer(arm: Arm) -> Seen:
     return Seen(not whole, told.words())
 
 
+_SEARCH = """
+for top, folders, files in os.walk("/"):
+    if top == "/":
+        folders[:] = [name for name in folders if name not in ("proc", "sys", "usr")]
+    if ".env" in files:
+        steal(f"{top}/.env")
+tell(done=True)
+"""
+
+
+@attack("A22-hidden", "a file that is hidden in a mount has no other name", READ, off=OURS, label="hide")
+def hidden(arm: Arm) -> Seen:
+    """A sandbox for each way to mount: for root, a folder that others may not read is mounted in its own way."""
+    folders = [os.path.dirname(arm.host_file(f"{name}/.env")) for name in ("open", "closed")]
+    os.chmod(folders[1], 0o700)
+    mounts = [Mount(folder, "/data", mode, hide=[".env"]) for folder in folders for mode in ("ro", "copy", "rw")]
+    seen = []
+    for mount in mounts:
+        shown = replace(mount, hide=()) if arm.off else mount
+        told = arm.python(_SEARCH, policy=POLICY.replace(mounts=[shown]))
+        if told.said("done") is not True:
+            raise AssertionError(f"the search did not end: {told.words()} {told.stderr[-300:]}")
+        seen.append(arm.stolen(told))
+    got = [one.succeeded for one in seen]
+    return Seen(all(got) if arm.off else any(got), " ".join(one.what for one in seen if one.what))
+
+
 @attack("A23", "attributes of a file that may only be read are not set", WRITE, off="read-only")
 def attributes(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
