@@ -29,7 +29,8 @@ class Stream:
 
     def __init__(self, attached: Any, over: Callable[[], None]) -> None:
         self._engine: socket.socket = getattr(attached, "_sock", attached)
-        self._attached = attached  # owns the connection
+        # What owns the connection. To close the file alone would have the rest of it complain when it is collected.
+        self._whole = getattr(attached, "_response", attached)
         self._engine.settimeout(None)
         self._said = bytearray()
         self._over = over
@@ -69,7 +70,7 @@ class Stream:
             self._over()
 
     def _end(self) -> None:
-        self._attached.close()
+        self._whole.close()
         self._engine.close()
 
     def _take(self, held: bytearray) -> None:
