@@ -76,6 +76,17 @@ if __name__ == "__main__":
     assert (result.stdout, result.stderr, result.exit_code) == ("[1, 1, 2, 6, 24]\nchild\n0\n", "", 0)
 
 
+def test_processes_are_forks_unless_the_code_chooses_another_way(backend: Backend) -> None:
+    """On 3.14 as before: its fork server wants the main program in a file."""
+    code = """
+import multiprocessing
+first = multiprocessing.get_start_method(allow_none=True), multiprocessing.get_start_method()
+multiprocessing.set_start_method("spawn", force=True)
+print(*first, multiprocessing.get_start_method())
+"""
+    assert ringfence.run(code, backend=backend).stdout == "None fork spawn\n"
+
+
 def test_a_process_pool_of_concurrent_futures_works() -> None:
     code = """
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor

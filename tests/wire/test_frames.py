@@ -232,6 +232,19 @@ def test_what_the_host_sends_is_what_guestd_reads() -> None:
     assert list(GuestReader().feed(frames.message(op="eof", id=3))) == [(JSON, 0, b'{"op":"eof","id":3}')]
 
 
+@pytest.mark.parametrize(("opened", "closed"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_reader_has_a_depth_of_its_own(opened: bytes, closed: bytes) -> None:
+    """The parser's is another one in each version of Python."""
+    most = 400
+    value = strict_json(opened * most + b"1" + closed * most)
+    for _ in range(most):
+        value = value["a"] if isinstance(value, dict) else value[0]  # type: ignore[index]
+    assert value == 1
+    with pytest.raises(WireError, match="in one another"):
+        strict_json(opened * (most + 1) + b"1" + closed * (most + 1))
+    strict_json(b"[" + b"[[]]," * 5000 + b"[]]")  # many of them are not deep
+
+
 _WITHOUT_JSON = """
 import sys
 from ringfence.wire.frames import WireError, strict_json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -53,7 +54,7 @@ async def called(tool: Tool, given: tuple[list[object], dict[str, object]], with
     """(True, its value), or (False, how it failed). One that takes too long goes on without us."""
     args, kwargs = given
     try:
-        if asyncio.iscoroutinefunction(tool):
+        if inspect.iscoroutinefunction(tool):
             return True, await asyncio.wait_for(tool(*args, **kwargs), within_s)
         value = await asyncio.wait_for(asyncio.to_thread(tool, *args, **kwargs), within_s)
         return True, await asyncio.wait_for(value, within_s) if isinstance(value, Awaitable) else value

@@ -6,9 +6,9 @@ import builtins
 import os
 import sys
 import types
-from _frozen_importlib import _find_spec  # type: ignore[attr-defined]  # what every import calls
 
 from .display import Display
+from .imported import on_import
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _MAX_TEXT = 1 << 16
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
 _TOP_LEVEL_AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _CO_COROUTINE = 0x80
-_OURS = (__file__, __file__.replace("cells", "session"), __file__.replace("cells", "pycode"))
+_OURS = tuple(__file__.replace("cells", name) for name in ("cells", "imported", "pycode", "session"))
 
 
 class Cells:
@@ -37,6 +37,8 @@ class Cells:
         sys.modules["__main__"] = self.main
         sys.displayhook = self._show_value
         self.display.install()
+        if sys.version_info >= (3, 14):
+            on_import("multiprocessing.context", _fork_by_default)
 
     def execute(self, source: str, name: str) -> dict[str, object]:
         """{"exit": code of SystemExit or None, "exception": what was raised or None}. Nothing is raised."""
@@ -123,41 +125,24 @@ def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | N
 
 def _show_source(source: str, name: str) -> None:
     """Tracebacks show the guest's own lines. linecache brings a dozen modules: it is told when somebody imports it."""
-    if "linecache" in sys.modules:
-        _tell(sys.modules["linecache"], source, name)
-        return
-    if not _untold:
-        sys.meta_path.insert(0, _LinecacheFinder())
+    first = not _untold
     _untold[name] = source
+    if first:
+        on_import("linecache", _tell)
 
 
 _untold: dict[str, str] = {}  # sources that linecache has not heard of
 
 
-def _tell(linecache: Any, source: str, name: str) -> None:
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+def _tell(linecache: Any) -> None:
+    while _untold:
+        name, source = _untold.popitem()
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 
-class _LinecacheFinder:
-    """Waits for the import of linecache. Looks at nothing else."""
-
-    def find_spec(self, name: str, *_: object) -> Any:
-        if name != "linecache":
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = _find_spec(name, None)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            while _untold:
-                given, source = _untold.popitem()
-                _tell(module, source, given)
-
-        vars(spec.loader)["exec_module"] = exec_module
-        return spec
+def _fork_by_default(context: Any) -> None:
+    """As before 3.14. Its fork server imports the main program from a file, and what we run has none."""
+    context._default_context._default_context = context._concrete_contexts["fork"]  # noqa: SLF001  # which `set_start_method` still changes
 
 
 def exit_code(error: SystemExit) -> int:

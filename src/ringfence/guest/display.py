@@ -8,6 +8,8 @@ from __future__ import annotations
 import builtins
 import sys
 
+from .imported import on_import
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -137,9 +139,7 @@ class Display:
                 self.show(value)
 
         builtins.display = display  # type: ignore[attr-defined]  # what guests expect to find there
-        sys.meta_path.insert(0, _PyplotFinder(self))
-        if "matplotlib.pyplot" in sys.modules:
-            self.take_over(sys.modules["matplotlib.pyplot"])
+        on_import("matplotlib.pyplot", self.take_over)
 
     # figures
 
@@ -173,28 +173,3 @@ def _drawn(figure: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", bbox_inches="tight")
     return file.getvalue()
-
-
-class _PyplotFinder:
-    """Waits for the import of pyplot. Looks at nothing else."""
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-
-    def find_spec(self, name: str, *_: object) -> Any:
-        if name != "matplotlib.pyplot":
-            return None
-        sys.meta_path.remove(self)
-        import importlib.util
-
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            self._display.take_over(module)
-
-        vars(spec.loader)["exec_module"] = exec_module
-        return spec

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _FOLDER, _PACKAGE = os.path.dirname(__file__), __name__.rpartition(".")[0]
 _HELD = (
     *("beneath", "cells", "connector", "cursor", "display", "filesearch", "filestreams", "filewatch", "fileworker"),
-    *("keeping", "knowing", "packing", "planting", "pycode", "restoring", "session", "shell", "stepwise", "tarstream"),
-    *("trees", "zipstream"),
+    *("imported", "keeping", "knowing", "packing", "planting", "pycode", "restoring", "session", "shell", "stepwise"),
+    *("tarstream", "trees", "zipstream"),
 )
 
 

@@ -138,15 +138,32 @@ def event(payload: bytes) -> dict[str, object]:
     return data
 
 
+_DEPTH = 400
+
+
 def strict_json(payload: bytes) -> object:
-    """Parsed JSON: UTF-8, no repeated keys, no NaN, no number beyond 64 bits, no deeper than the parser goes.
+    """Parsed JSON: UTF-8, no repeated keys, no NaN, no number beyond 64 bits, no endless depth.
 
     Strings may hold lone surrogates: file names do. Who makes text for people of them replaces those.
     """
     try:
-        return _parse(payload.decode("utf-8"))
+        data = _parse(payload.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {error}") from None
+    if payload.count(b"[") + payload.count(b"{") > _DEPTH and _is_too_deep(data):
+        raise WireError(f"more than {_DEPTH} lists and objects in one another")
+    return data
+
+
+def _is_too_deep(data: object) -> bool:
+    """Until 3.13 the parser's own limit came soon after ours; since then it is as deep as the stack of its thread."""
+    level = [data]
+    for _ in range(_DEPTH + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [value for values in inner for value in values]
+        if not level:
+            return False
+    return True
 
 
 def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
