@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import engines
+import weaker
 from ringfence import Sandbox, UnsupportedError
 from ringfence.backends import Container, Gvisor, Process
 
@@ -35,8 +36,8 @@ def _contained(name: Literal["docker", "podman"]) -> Backend:
 
 
 DECLARED: dict[str, Declared] = {
-    "process": Declared(Process, {}),
-    "fresh": Declared(lambda: Process(fresh=True), {}, only=("code.",)),
+    "process": Declared(Process, weaker.LACKING),
+    "fresh": Declared(lambda: Process(fresh=True), weaker.LACKING, only=("code.",)),
     "container": Declared(lambda: _contained("docker"), {}),
     "podman": Declared(lambda: _contained("podman"), {}),
     "gvisor": Declared(

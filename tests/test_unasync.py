@@ -44,7 +44,9 @@ with ringfence.Sandbox() as box:
     with box.spawn(["true"]) as p: list(p)
 print(sorted(m for m in sys.modules if m.partition(".")[0] in ("asyncio", "concurrent", "ssl", "subprocess")))
 """
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 

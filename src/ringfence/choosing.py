@@ -38,7 +38,7 @@ def refusal(process: ProcessLauncher) -> UnsupportedError | None:
     try:
         process.plan()
         if _is_doubtful():
-            process.launch().close()
+            process.launch(trial=True).close()
     except UnsupportedError as refused:
         remember(refused)
         return refused

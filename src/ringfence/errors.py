@@ -18,10 +18,14 @@ RingfenceError
 
 from __future__ import annotations
 
+import sys
+
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ringfence.results import Result
 
 
@@ -186,3 +190,15 @@ class GuestError(RingfenceError):
 
 class WeakerLimitWarning(UserWarning):
     """Once per process: a limit is held by a weaker mechanism than the policy's default."""
+
+
+def warn(message: str, kind: type[Warning]) -> None:
+    """With the line of the caller's that led here, not one of ours."""
+    import warnings
+
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  # `inspect` is slow to import
+    level = 0
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == __package__:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, kind, stacklevel=level + 1)

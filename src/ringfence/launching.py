@@ -84,19 +84,23 @@ class ProcessLauncher:
             _check_held(self.policy, self.image, self._plan)
         return self._plan
 
-    def launch(self) -> ProcessBox:
-        """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
+    def launch(self, *, trial: bool = False) -> ProcessBox:
+        """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError.
+
+        `trial`: nothing will run in it, so nobody is warned.
+        """
         from ringfence import early
 
         early.begin("process", "host" if self.used is None else None, self.policy)
         try:
-            return self._launch_whole()
+            return self._launch_whole(trial)
         finally:
             early.end_unneeded()
 
-    def _launch_whole(self) -> ProcessBox:
+    def _launch_whole(self, trial: bool) -> ProcessBox:
         made = self.process_plan()
-        _warn_if_weaker(made)
+        if not trial:
+            _warn_if_weaker(made)
         if made.box["outlets"] is None:
             return self._launch(made)
         from ringfence.network.gateway import service
@@ -486,9 +490,7 @@ def _warn_if_weaker(made: ProcessPlan) -> None:
     if not weaker or weaker in _warned or is_command():  # a command tells it after the run, in the words of its options
         return
     _warned.add(weaker)
-    import warnings
-
-    from ringfence.errors import WeakerLimitWarning
+    from ringfence.errors import WeakerLimitWarning, warn
 
     names = ", ".join(f"{name} ({getattr(made.enforcement, name).note})" for name in weaker)
-    warnings.warn(f"held by a weaker mechanism on this host: {names}", WeakerLimitWarning, stacklevel=4)
+    warn(f"held by a weaker mechanism on this host: {names}", WeakerLimitWarning)

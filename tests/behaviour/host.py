@@ -54,12 +54,13 @@ def _locks_of(pid: int) -> list[tuple[str, int]]:
         for line in Path("/proc/locks").read_text().splitlines()
         if (fields := line.split())[1] == "FLOCK" and fields[4] == str(pid)
     }
-    files = UIDS.iterdir() if UIDS.is_dir() and os.access(UIDS, os.R_OK) else ()
+    files = UIDS.iterdir() if os.access(UIDS, os.R_OK) else ()
     return [(str(path), inode) for path in files if (inode := _inode(path)) in held and inode is not None]
 
 
-# Since 3.12 Python warns who forks beside threads. Some programs here do so, and what they print is compared.
-_FORK_WARNING = "ignore:This process:DeprecationWarning"
+# What programs print is compared. Since 3.12 Python warns who forks beside threads, as some do on purpose; we warn
+# where there is no cgroup.
+_NO_WARNINGS = ("-W", "ignore:This process:DeprecationWarning", "-W", "ignore:held by a weaker mechanism")
 
 
 class Host:
@@ -68,7 +69,7 @@ class Host:
     def __init__(self, code: str, *, python: str = sys.executable) -> None:
         environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
-            [python, "-W", _FORK_WARNING, "-c", code],
+            [python, *_NO_WARNINGS, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

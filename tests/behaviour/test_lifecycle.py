@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ringfence
+import weaker
 from ringfence import Limits, Policy, Sandbox, UnsupportedError
 
 pytestmark = pytest.mark.everywhere
@@ -66,6 +67,7 @@ def test_a_program_with_more_than_1024_descriptors_can_run_sandboxes() -> None:
 
 
 @pytest.mark.everywhere(gvisor="its /proc is its own", container="the rest of /proc is covered, not absent")
+@weaker.needs_cgroup
 def test_strict_shows_only_processes_in_proc() -> None:
     policy = Policy(strict=True)
     code = "import os\n(sorted(n for n in os.listdir('/proc') if not n.isdigit()), os.path.exists('/proc/self/status'))"

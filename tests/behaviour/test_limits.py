@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import ringfence
+import weaker
 from ringfence import Limits, Policy, Result, Sandbox
 
 pytestmark = pytest.mark.everywhere
@@ -58,6 +59,7 @@ def test_a_timeout_takes_daemons_that_ignore_signals_and_is_answered() -> None:
     ],
 )
 @pytest.mark.everywhere(gvisor="its kernel's memory is counted too", container="guestd's memory is counted too")
+@weaker.needs_cgroup
 def test_more_memory_than_the_limit_is_oom(code: str) -> None:
     policy = limited(memory="64M", disk="1M")
     result = ringfence.run(code, policy=policy)
@@ -104,7 +106,7 @@ def test_a_guest_with_few_descriptors_is_still_served() -> None:
         limited(cpus=0.01),
         limited(disk=1, disk_files=1),
         limited(output=1),
-        limited(memory="8M"),
+        limited(memory="8M" if weaker.HAS_CGROUP else "16M"),  # without one, all that a process maps is counted
         limited(processes=1, open_files=3),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import weaker
 from accounts import OrdinaryUser
 from behaviour.host import Host, belongings, wait_until_gone
 from ringfence import (
@@ -423,6 +424,7 @@ def test_history_is_newest_first_with_a_line_of_output(manager: SandboxManager) 
 
 
 @pytest.mark.everywhere(gvisor="counts bytes and not blocks")
+@weaker.needs_cgroup
 def test_usage_is_of_all_its_sandboxes_those_that_ended_too(manager: SandboxManager) -> None:
     burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint('x' * 99)"
     agent = manager.environment("a")
@@ -437,6 +439,7 @@ def test_usage_is_of_all_its_sandboxes_those_that_ended_too(manager: SandboxMana
     assert manager.environment("b").usage().cpu_s is None
 
 
+@weaker.needs_cgroup
 def test_a_paused_sandbox_is_listed_counted_and_ended_with_the_others(manager: SandboxManager) -> None:
     agent = manager.environment("a", quota=Quota(sandboxes=1))
     box = agent.sandbox().start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import pickle
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from ringfence import (
     SnapshotError,
 )
 from ringfence._sync.trees import Trees
+from ringfence.backends.process.state import disk_root
 from ringfence.files.store import own_store
 
 pytestmark = pytest.mark.everywhere
@@ -323,7 +325,8 @@ def test_mounts_are_no_part_of_it(tmp_path: Path) -> None:
     with Sandbox(policy=policy) as box:
         box.files.write("mine", "x")
         made = box.snapshot()
-        assert [one.path for one in made._tree().manifest.entries] == ["mine"]
+        above = [] if os.geteuid() == 0 else ["in"]  # the guest's own where it is made by the guest's user
+        assert [one.path for one in made._tree().manifest.entries] == [*above, "mine"]
         box.files.write("other", "y")
         box.rollback(made)
         assert sorted(info.path for info in box.files.list()) == ["f", "in", "mine"]
@@ -437,7 +440,7 @@ kept = box.snapshot()
 print("go")
 input()
 """
-    place = Path("/var/lib/ringfence/snapshots")
+    place = Path(disk_root(), "snapshots")
     with Host(code) as process:
         assert process.line() == "go"
         assert list(place.iterdir()) == [], "content has no name on the host"

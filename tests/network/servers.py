@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from ringfence.network.authority import _usage
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -73,6 +75,7 @@ class Roots:
             .not_valid_before(now - timedelta(days=3))
             .not_valid_after(now + timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=is_authority), critical=True)  # 3.13 asks for it
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )

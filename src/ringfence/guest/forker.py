@@ -30,6 +30,8 @@ _LATE = (
     *(f"ringfence.guest.{name}" for name in ("keeping", "packing", "planting", "pycode", "restoring")),
     *(f"ringfence.guest.{name}" for name in ("session", "shell", "stepwise", "zipstream")),
 )
+_PAGE = 4096
+_ROOM = 1 << 18  # what a process takes before it runs anything
 _REHEARSALS = 10  # until the interpreter has specialised its instructions
 
 warm = False  # whether there will be several sandboxes, some of which wait for their first job
@@ -176,6 +178,7 @@ class Forker:
             self._warm_up()  # nobody waits
         self._made[making.number] = making
         try:
+            self._check_room(making.plan["fence"]["rlimits"].get("DATA"))
             self._make_init(making, listeners, disk)
         except OSError as error:
             self._say_failed(making, failure(error))
@@ -187,6 +190,18 @@ class Forker:
         assert making.init is not None
         building[making.init.fileno()] = making
         self._poll.register(making.init, select.POLLIN)
+
+    def _check_room(self, limit: int | None) -> None:
+        """A limit that what we fork has passed already would have the guest's first process fail without a word."""
+        if limit is None:
+            return
+        fd = os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            has = int(os.read(fd, 200).split()[5]) * _PAGE
+        finally:
+            os.close(fd)
+        if limit < has + _ROOM:
+            raise OSError(f"limits.memory is {limit >> 10} KiB, and a process here starts with {has >> 10}")
 
     def _kind_of(self, plan: Plan) -> int:
         held = plan["fence"]

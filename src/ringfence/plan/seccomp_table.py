@@ -70,11 +70,11 @@ _NUMBERS = """
 443 quotactl_fd landlock_create_ruleset landlock_add_rule landlock_restrict_self memfd_secret process_mrelease
 449 futex_waitv set_mempolicy_home_node cachestat fchmodat2 map_shadow_stack futex_wake futex_wait futex_requeue
 457 statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat listxattrat
-466 removexattrat open_tree_attr file_getattr file_setattr
+466 removexattrat open_tree_attr file_getattr file_setattr listns rseq_slice_yield
 """
 
 # Passed whatever the arguments. Left out, and so ENOSYS: what no kernel has any more, and mseal, cachestat, statmount,
-# listmount, lsm_*, *xattrat, file_setattr, remap_file_pages, which nothing needs yet (E13, E22).
+# listmount, listns, lsm_*, *xattrat, file_setattr, remap_file_pages, rseq_slice_yield, which nothing needs (E13, E22).
 _ALLOWED = """
 read write close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
 pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise shmget shmat shmctl dup dup2
