@@ -39,9 +39,9 @@ def read(*args: str) -> object:
 
 def _without_groups(seen: Any) -> object:
     """A user's guest keeps the groups of its caller, which are others for each: the golden user has none."""
-    seen["inside"]["ids"][2], seen["inside"]["status"]["Groups"] = [], ""
-    for one in seen["outside"].values():
+    for one in (seen["inside"], *seen["outside"].values()):
         one["status"]["Groups"] = " "
+    seen["inside"]["ids"][2] = []
     return seen
 
 
