@@ -1,8 +1,9 @@
-"""Hosts where this user has no cgroup: limits are held by weaker means, commands say so, and some things cannot be."""
+"""Hosts that lack something: without a cgroup limits are held by weaker means, and commands say so; or without node."""
 
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
 
@@ -10,12 +11,12 @@ from ringfence import Sandbox
 
 HAS_CGROUP = "memory" not in Sandbox(backend="process").plan().enforcement.weaker
 needs_cgroup = pytest.mark.skipif(not HAS_CGROUP, reason="this user has no cgroup")
-# What the process backend then does not have, of ringfence.testing's capabilities.
-LACKING: dict[str, str] = (
-    {}
-    if HAS_CGROUP
-    else dict.fromkeys(("cpu-share", "cpu-time", "memory-limit", "pause", "usage"), "this user has no cgroup")
-)
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: make system")
+LACKING: dict[str, str] = {}  # what the process backend does not have here, of ringfence.testing's capabilities
+if not HAS_CGROUP:
+    LACKING |= dict.fromkeys(("cpu-share", "cpu-time", "memory-limit", "pause", "usage"), "this user has no cgroup")
+if shutil.which("node") is None:
+    LACKING["node"] = "node is not installed: make system"
 _SAID = re.compile(r"ringfence: (weaker than the policy's default here|what would make it full): .*?\n")
 
 

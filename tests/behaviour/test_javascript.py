@@ -6,10 +6,11 @@ import time
 
 import pytest
 
+import weaker
 from ringfence import Limits, Policy, Result, Sandbox
 from ringfence.testing.checks.sessions import answered
 
-pytestmark = pytest.mark.everywhere
+pytestmark = [pytest.mark.everywhere, weaker.needs_node]
 
 
 def js(box: Sandbox, code: str, **given: object) -> Result:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import weaker
 from behaviour import host
 from behaviour.host import Host
 from ringfence import Limits, Policy, Sandbox
@@ -65,6 +66,7 @@ terminal.wait()
 """
 
 
+@weaker.needs_node
 @pytest.mark.parametrize("delay_s", [0.0, 0.3])
 def test_the_host_is_killed_with_live_sessions_and_terminals_and_nothing_is_left(delay_s: float) -> None:
     with Host(LIVE) as process:
