@@ -19,7 +19,7 @@ _TELL = "import sys; print(*sys.version_info[:2], sys.implementation.name)"
 
 def found() -> dict[str, str]:
     """Version → interpreter, of those that are another version than ours and not too old."""
-    folders = [*os.get_exec_path(), "/usr/bin", "/usr/local/bin"]
+    folders = [folder for folder in (*os.get_exec_path(), "/usr/bin", "/usr/local/bin") if os.access(folder, os.R_OK)]
     paths = [path for folder in folders for path in sorted(Path(folder).glob("python3.*[0-9]"))]
     paths += sorted(Path.home().glob(".pyenv/versions/*/bin/python3"))
     versions: dict[str, str] = {}
