@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -35,11 +36,27 @@ def test_an_attack_succeeds_without_its_control_and_fails_with_it(case: Attack) 
     assert (row.verdict in ("held", "not applicable"), row) == (True, row)
 
 
+_VENV = "import sys, venv; venv.create(sys.argv[1], system_site_packages=True, symlinks=True)"
+
+
+def _files(top: Path) -> dict[str, int]:
+    return {str(path): path.lstat().st_mtime_ns for path in top.rglob("*")}
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the test above already runs as an ordinary user")
 def test_every_attack_holds_as_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
-    done = ordinary_user.run(_AS_USER, timeout_s=230)
-    assert done.returncode == 0, done.stderr
+    """Their Python is one that the user may change, and no arm of any attack does so."""
+    place = ordinary_user.home / f"rf-tests-{os.getpid()}"
+    try:
+        made = ordinary_user.run(_VENV, str(place))
+        assert made.returncode == 0, made.stderr
+        before = _files(place)
+        done = ordinary_user._replace(python=f"{place}/bin/python").run(_AS_USER, timeout_s=230)
+        assert done.returncode == 0, done.stderr
+        assert _files(place) == before
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
     matrix = json.loads(done.stdout)
     open_rows = [row for row in matrix["attacks"] if row["verdict"] not in ("held", "not applicable")]
     assert (matrix["user"], open_rows) == ("user", [])

@@ -157,8 +157,8 @@ def shared_cache(arm: Arm) -> Seen:
         """
         attempt("change", spill, path, canary)
         attempt("add", spill, os.path.dirname(path) + "/json.py", canary, os.O_CREAT)
-        for place in sys.path:
-            attempt("packages", spill, place + "/sitecustomize.py", canary, os.O_CREAT) if place else None
+        for place in filter(os.path.isdir, sys.path):  # the caller's own: a file that has no name leaves nothing there
+            attempt("packages", lambda: os.close(os.open(place, os.O_TMPFILE | os.O_WRONLY, 0o600)))
         """,
         policy=arm.shared("ro"),
         path=path,
