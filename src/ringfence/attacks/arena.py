@@ -253,11 +253,16 @@ class Arm:
     # canaries and witnesses
 
     @property
+    def has_other_uid(self) -> bool:
+        """Whether the guest is another user than we are."""
+        return os.geteuid() == 0
+
+    @property
     def directory(self) -> str:
-        """A host directory of this arm. As root it is open to all: that a guest has another uid is another control."""
+        """A host directory of this arm, open to a guest that is another user: that it is one is another control."""
         if self._directory is None:
             self._directory = self._ends.enter_context(witnesses.host_folder())
-            os.chmod(self._directory, 0o755 if os.geteuid() == 0 else 0o700)
+            os.chmod(self._directory, 0o755 if self.has_other_uid else 0o700)
         return self._directory
 
     def host_file(self, name: str = "canary", text: str | None = None, *, mode: int = 0o644) -> str:
@@ -306,7 +311,7 @@ class Arm:
 
     def shared(self, mode: MountMode = "rw") -> Policy:
         """A policy that shows this arm's directory at its own path."""
-        os.chmod(self.directory, 0o777 if os.geteuid() == 0 else 0o700)
+        os.chmod(self.directory, 0o777 if self.has_other_uid else 0o700)
         return POLICY.replace(mounts=[Mount(self.directory, mode=mode)])
 
     def workspace_bytes(self, box: Sandbox) -> int:

@@ -41,6 +41,10 @@ class WalledArm(Arm):
         self.loosen: Loosen | None = None
 
     @property
+    def has_other_uid(self) -> bool:
+        return True
+
+    @property
     def contained(self) -> bool:
         return self.backend == "container"
 

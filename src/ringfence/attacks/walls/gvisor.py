@@ -39,7 +39,7 @@ def fork_bomb(arm: Arm) -> Seen:
     return Seen(count > 24 + 24, f"{count} processes on the host")
 
 
-@attack("F01-sentry", "memory ends at the cgroup around gVisor", DOS, off="cgroup")
+@attack("F01-sentry", "memory ends at the cgroup around gVisor", DOS, off="cgroup", needs="cgroup")
 def take_memory(arm: Arm) -> Seen:
     """Its limit is the guest's and what gVisor itself takes. Held when the whole of it is over; 400 MiB are touched."""
     box = arm.sandbox(Policy(limits=_LIMITS))
