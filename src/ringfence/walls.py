@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ringfence.errors import UnsupportedError
+import os
+
+from ringfence.errors import Missing, UnsupportedError
 from ringfence.plan.model import Plan, make_plan
 from ringfence.results import Control, Enforcement
 from ringfence.values import replace
@@ -82,8 +84,6 @@ class WalledLauncher:
 
     def _writable(self) -> tuple[str, ...]:
         """Sources of mounts that the guest may write to."""
-        import os
-
         return tuple(os.path.realpath(mount.source) for mount in self.policy.mounts if mount.mode == "rw")
 
     def _let_out(self, box: WalledBox) -> None:
@@ -134,9 +134,16 @@ class GvisorLauncher(WalledLauncher):
     name = "gvisor"
     platform: str | None = None
 
-    def _enforcement(self, made: ProcessPlan) -> Enforcement:
-        import os
+    def _plan(self) -> ProcessPlan:
+        if os.geteuid() != 0 and any(mount.mode == "rw" for mount in self.policy.mounts):
+            raise UnsupportedError(
+                "without root the guest of gVisor is nobody's user on the host, and can write to no folder of it",
+                code="mounts",
+                missing=[Missing("gvisor", "root, for a writable mount", 'backend="process"')],
+            )
+        return super()._plan()
 
+    def _enforcement(self, made: ProcessPlan) -> Enforcement:
         from ringfence.backends.gvisor import runsc
 
         kernel = f"gVisor {runsc.find(self.platform).version}"
@@ -198,8 +205,6 @@ class ContainerLauncher(WalledLauncher):
 
     def _check_socket(self, socket: str) -> None:
         """The engine's own is never shown, not even as `credentials`: who speaks with it is root here (M09)."""
-        import os
-
         from ringfence.errors import PolicyError
 
         path = os.path.realpath(socket)

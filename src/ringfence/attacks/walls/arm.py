@@ -60,6 +60,8 @@ class WalledArm(Arm):
             raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
         if workspace != "auto":
             raise NotApplicable("of the process backend alone")
+        if not self.contained and os.geteuid() != 0 and any(mount.mode == "rw" for mount in policy.mounts):
+            raise NotApplicable("gVisor has writable mounts as root only")
         made = Sandbox(policy=policy, backend=self.backend)  # type: ignore[arg-type]  # one of BACKENDS
         launcher: WalledLauncher = made._launcher  # type: ignore[assignment]  # noqa: SLF001  # no public way leads there
         if used is not None:
