@@ -115,6 +115,32 @@ def test_the_service_that_we_started_ends_with_us(said: dict[str, Any], places: 
     assert left == []
 
 
+_PLAN = """
+import os, sys
+sys.path.append({sdk!r})
+os.environ.pop("XDG_RUNTIME_DIR", None)
+os.environ.update({variables!r})
+from ringfence import Sandbox
+from ringfence.backends import Container
+print(Sandbox(backend=Container(engine="podman")).plan().backend, flush=True)
+if sys.argv[1] == "killed": os._exit(0)
+"""
+
+
+def test_without_a_runtime_directory_its_holder_ends_too(ordinary_user: OrdinaryUser, places: dict[str, str]) -> None:
+    """With the library, or with the next one where it was killed: then it would hold a namespace for nobody."""
+    variables = {name: value for name, value in places.items() if name != "XDG_RUNTIME_DIR"}
+    code = _PLAN.format(sdk=str(equipped.sdk(ordinary_user)), variables=variables)
+    for how in ("killed", "by itself"):
+        done = ordinary_user.run(code, how, timeout_s=60)
+        assert (done.returncode, done.stdout) == (0, "container\n"), done.stderr
+    held = f"{ordinary_user.home}/.local/state/ringfence/podman/"
+    deadline = time.monotonic() + 20
+    while (left := [words for _, words in _processes(held) if words == "catatonit -P"]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
 def _services(folder: str) -> list[str]:
     return [words for _, words in _processes(folder) if words != "catatonit -P"]
 

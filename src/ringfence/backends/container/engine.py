@@ -14,6 +14,7 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 CONTROLLERS = ("cpu", "memory", "pids")
@@ -238,6 +239,7 @@ def _own_folder() -> str:
     from ringfence.backends.process import owners, state
 
     root = state.disk_directory("podman")
+    _end_holders(root, owners.is_dead)
     for name in os.listdir(root):
         if owners.is_dead(name):
             shutil.rmtree(f"{root}/{name}", ignore_errors=True)
@@ -254,17 +256,33 @@ def _end(service: subprocess.Popen[bytes], folder: str, owner: int) -> None:
             service.wait(5)
         except subprocess.TimeoutExpired:
             os.killpg(service.pid, signal.SIGKILL)
-    _end_holder(f"{folder}/podman-run-{os.geteuid()}/libpod/tmp/pause.pid")
+    root, _, name = folder.rpartition("/")
+    _end_holders(root, lambda found: found == name)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_holder(note: str) -> None:
-    """Without root, and without a runtime directory of the user's, Podman leaves a process for its service alone."""
-    try:
-        with open(note, encoding="ascii") as file:
-            pid = int(file.read())
-        with open(f"/proc/{pid}/comm", encoding="ascii") as file:
-            if file.read() == "catatonit\n":
-                os.kill(pid, signal.SIGKILL)
-    except (OSError, ValueError):
-        return  # there is none
+def _end_holders(root: str, is_over: Callable[[str], bool]) -> None:
+    """Without root, and without a runtime directory of the user's, Podman leaves a process for each service of ours.
+
+    It is known by the runtime directory that it was given, below `root`: Podman's own note of it is not always written.
+    """
+    start = f"XDG_RUNTIME_DIR={root}/".encode()
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.geteuid() != 0 else ():
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            continue  # gone
+        try:
+            if _content(f"/proc/{pid}/comm") == b"catatonit\n":
+                given = [word for word in _content(f"/proc/{pid}/environ").split(b"\0") if word.startswith(start)]
+                if given and is_over(os.fsdecode(given[0][len(start) :]).partition("/")[0]):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except OSError:
+            continue  # another user's
+        finally:
+            os.close(handle)
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
