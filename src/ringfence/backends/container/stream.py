@@ -29,8 +29,10 @@ class Stream:
 
     def __init__(self, attached: Any, over: Callable[[], None]) -> None:
         self._engine: socket.socket = getattr(attached, "_sock", attached)
-        # What owns the connection. To close the file alone would have the rest of it complain when it is collected.
-        self._whole = getattr(attached, "_response", attached)
+        # What owns the connection: were the file alone closed, the rest would complain when it is collected. Not the
+        # response around it, whose close gives the connection back for another request.
+        response = getattr(attached, "_response", None)
+        self._whole = attached if response is None else response.raw
         self._engine.settimeout(None)
         self._said = bytearray()
         self._over = over
