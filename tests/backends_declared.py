@@ -43,6 +43,7 @@ DECLARED: dict[str, Declared] = {
     "gvisor": Declared(
         Gvisor,
         {
+            **weaker.LACKING,
             "cpu-share": "held from outside; its own clock of CPU time runs as if it had the whole of one",
             "memory-limit": "held from outside: the limit is told as oom, and the sandbox ends with its kernel",
             "disk-quota": "its file systems in memory count bytes; a strict policy has files counted, on other ones",
