@@ -238,7 +238,7 @@ def test_a_reader_has_a_depth_of_its_own(opened: bytes, closed: bytes) -> None:
     most = 400
     value = strict_json(opened * most + b"1" + closed * most)
     for _ in range(most):
-        value = value["a"] if isinstance(value, dict) else value[0]  # type: ignore[index]
+        value = value["a"] if isinstance(value, dict) else value[0]  # type: ignore[index]  # a list, then
     assert value == 1
     with pytest.raises(WireError, match="in one another"):
         strict_json(opened * (most + 1) + b"1" + closed * (most + 1))

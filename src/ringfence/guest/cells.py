@@ -142,7 +142,7 @@ def _tell(linecache: Any) -> None:
 
 def _fork_by_default(context: Any) -> None:
     """As before 3.14. Its fork server imports the main program from a file, and what we run has none."""
-    context._default_context._default_context = context._concrete_contexts["fork"]  # noqa: SLF001  # which `set_start_method` still changes
+    context._default_context._default_context = context._concrete_contexts["fork"]  # noqa: SLF001  # `set_start_method` may be called once, by the guest
 
 
 def exit_code(error: SystemExit) -> int:

@@ -201,7 +201,7 @@ class Forker:
         finally:
             os.close(fd)
         if limit < has + _ROOM:
-            raise OSError(f"limits.memory is {limit >> 10} KiB, and a process here starts with {has >> 10}")
+            raise OSError(f"limits.memory is too small: {limit >> 10} KiB, and a process here starts with {has >> 10}")
 
     def _kind_of(self, plan: Plan) -> int:
         held = plan["fence"]

@@ -13,16 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .shapes import Work
 
-MODULES = (
-    "lean",
-    "line",
-    "imported",
-    "display",
-    "cells",
-    "pycode",
-    "shell",
-    "session",
-)  # each after those that it imports
+# each after those that it imports
+MODULES = ("lean", "line", "imported", "display", "cells", "pycode", "shell", "session")
 _FD = 4
 _START = f"import os;_f=open({_FD},'rb');_f.seek(0);exec(compile(_f.read(),'<fresh>','exec'),{{'file':_f}})"
 _PROGRAM = """

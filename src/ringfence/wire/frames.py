@@ -157,13 +157,11 @@ def strict_json(payload: bytes) -> object:
 
 def _is_too_deep(data: object) -> bool:
     """Until 3.13 the parser's own limit came soon after ours; since then it is as deep as the stack of its thread."""
-    level = [data]
-    for _ in range(_DEPTH + 1):
-        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [value for values in inner for value in values]
-        if not level:
-            return False
-    return True
+    level = [data] if isinstance(data, (dict, list)) else []
+    for _ in range(_DEPTH):
+        values = (value for one in level for value in (one.values() if isinstance(one, dict) else one))
+        level = [value for value in values if isinstance(value, (dict, list))]
+    return bool(level)
 
 
 def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:

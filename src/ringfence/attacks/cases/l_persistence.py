@@ -157,8 +157,6 @@ def shared_cache(arm: Arm) -> Seen:
         """
         attempt("change", spill, path, canary)
         attempt("add", spill, os.path.dirname(path) + "/json.py", canary, os.O_CREAT)
-        for place in filter(os.path.isdir, sys.path):  # the caller's own: a file that has no name leaves nothing there
-            attempt("packages", lambda: os.close(os.open(place, os.O_TMPFILE | os.O_WRONLY, 0o600)))
         """,
         policy=arm.shared("ro"),
         path=path,
@@ -226,9 +224,8 @@ except (OSError, RecursionError) as error:
 
 @attack("L07", "files that will not go do not keep a sandbox from going", DOS, off=BARE)
 def stubborn_files(arm: Arm) -> Seen:
-    """Bare: a host folder, and the removal that Python brings, with as many descriptors as a process usually has: up
-    to 3.12 it calls itself for each level, and since then it keeps each level open. Inside, the file
-    system itself goes.
+    """Bare: a host folder, and the removal that Python brings, with as many descriptors as a process usually has. Up
+    to 3.12 it calls itself for each level, since then it keeps each level open. Inside, the file system itself goes.
     """
     if arm.bare:
         told = arm.python(_STUBBORN, top=arm.directory)

@@ -10,7 +10,7 @@ import os
 import subprocess
 import warnings
 
-from ringfence import Sandbox
+from ringfence import Sandbox, UnsupportedError
 from ringfence.attacks.arena import POLICY, Arm
 from ringfence.attacks.case import NotApplicable
 from ringfence.attacks.walls import controls
@@ -60,12 +60,16 @@ class WalledArm(Arm):
             raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
         if workspace != "auto":
             raise NotApplicable("of the process backend alone")
-        if not self.contained and os.geteuid() != 0 and any(mount.mode == "rw" for mount in policy.mounts):
-            raise NotApplicable("gVisor has writable mounts as root only")
         made = Sandbox(policy=policy, backend=self.backend)  # type: ignore[arg-type]  # one of BACKENDS
         launcher: WalledLauncher = made._launcher  # type: ignore[assignment]  # noqa: SLF001  # no public way leads there
         if used is not None:
             launcher.used, launcher.image = used, Image("attack")
+        try:
+            launcher._plan()  # noqa: SLF001  # as above
+        except UnsupportedError as error:
+            if error.code != "mounts":  # what it does not show, nobody attacks there
+                raise
+            raise NotApplicable(str(error)) from None
         if not whole:
             self._weaken(launcher)
         elif self.loosen is not None:

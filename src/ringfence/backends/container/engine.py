@@ -266,8 +266,10 @@ def _end_holders(root: str, is_over: Callable[[str], bool]) -> None:
 
     It is known by the runtime directory that it was given, below `root`: Podman's own note of it is not always written.
     """
+    if os.geteuid() == 0:
+        return
     start = f"XDG_RUNTIME_DIR={root}/".encode()
-    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.geteuid() != 0 else ():
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
         try:
             handle = os.pidfd_open(pid)
         except OSError:

@@ -38,7 +38,7 @@ def cause(text: str, number: object) -> Cause:
     """The likeliest cause of a refused step. `text` names it as `guest/kernel.py` does: `[unshare 0x10020000]`."""
     number = number if isinstance(number, int) else number_in(text)
     if "limits.memory" in text:
-        return Cause("memory", "room for a Python", "limits.memory is too small", "a larger limits.memory")
+        return Cause("memory", "room for a Python", "its first process could not start", "a larger limits.memory")
     if "mount proc" in text and number in (errno.EPERM, errno.EACCES):
         return _proc_masked()
     if "[unshare" in text and number in (errno.ENOSPC, errno.EUSERS):
