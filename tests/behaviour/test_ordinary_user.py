@@ -130,6 +130,42 @@ except ringfence.UnsupportedError as e: say(e.code, bool(e.fix))
         assert (warned, strict) == ([], ["ok"])
 
 
+def test_the_warning_of_weaker_limits_names_the_callers_line_and_comes_with_the_first_start(
+    ordinary_user: OrdinaryUser,
+) -> None:
+    """Not with a plan, even where that tries a sandbox: what the plan says is the same."""
+    code = """
+from ringfence import choosing
+choosing._is_doubtful = lambda: True
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as seen:
+    weaker = Sandbox().plan().enforcement.weaker
+    say(len(seen), "memory" in weaker)
+    here = sys._getframe().f_lineno + 1
+    ringfence.run("1")
+    say([(w.category.__name__, w.filename, w.lineno - here) for w in seen])
+    ringfence.run("1")
+    say(len(seen))
+"""
+    planned, warned, again = told(ordinary_user, code)
+    if planned[1]:
+        assert (planned[0], warned, again) == (0, [[["WeakerLimitWarning", "<string>", 0]]], [1])
+
+
+def test_too_little_memory_is_refused_with_the_reason_and_for_this_policy_alone(ordinary_user: OrdinaryUser) -> None:
+    """Without a cgroup by what a process starts with, with one when the first process is killed."""
+    code = """
+from ringfence import choosing
+try:
+    ringfence.run("1", backend="process", policy=Policy(limits=Limits(memory="64K", disk="4K")))
+except ringfence.UnsupportedError as error:
+    say(error.code, "limits.memory is too small" in str(error), error.fix)
+    choosing.remember(error)  # as where the backend is chosen
+say(choosing.known_refusal() is None, ringfence.run("1 + 1").value)
+"""
+    assert told(ordinary_user, code) == [["memory", True, "a larger limits.memory"], [True, "2"]]
+
+
 def test_the_host_is_not_visible(ordinary_user: OrdinaryUser) -> None:
     code = f"""
 secret = os.path.expanduser("~/secret")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.client import HTTPResponse
 
 import pytest
 
@@ -101,3 +102,16 @@ def test_an_engine_that_dies_in_mid_run_is_said_and_leaves_nothing_after_its_ret
     assert left == []
     clients.forget(clients.find("docker", docker.socket))
     gc.collect()
+
+
+def test_of_its_connection_nothing_is_left_half_closed(contained: Container) -> None:
+    """A response whose file is closed under it complains when it is collected, on 3.13 and later for all to read."""
+    with Sandbox(backend=contained) as box:
+        assert box.run("1 + 1").value == "2"
+        assert box._box is not None
+        stream = box._box._wall._stream  # type: ignore[attr-defined]  # of a container
+    deadline = time.monotonic() + 10
+    while stream.lasts and time.monotonic() < deadline:
+        time.sleep(0.01)
+    responses = [one for one in gc.get_objects() if isinstance(one, HTTPResponse) and one.fp is not None]
+    assert [one for one in responses if getattr(one.fp, "raw", one.fp).closed] == []
