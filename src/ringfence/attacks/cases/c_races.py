@@ -20,65 +20,12 @@ from ringfence.attacks.case import (
     not_applicable,
 )
 from ringfence.attacks.hosts import host_process
-from ringfence.attacks.witnesses import host_folder, text_of
+from ringfence.attacks.racing import Race, Swapping
+from ringfence.attacks.witnesses import text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence import Sandbox
     from ringfence.attacks.arena import Arm
-
-_RACE_S = 0.8
-_ENOUGH = 20  # attempts of the host while the guest swaps
-
-# Swaps two names in a folder as fast as it can, atomically, and tells how often.
-_SWAP = """
-tell(ready=True)
-end = time.monotonic() + seconds
-count = 0
-here = os.open(top, os.O_RDONLY)
-while time.monotonic() < end:
-    for _ in range(100):
-        call(316, here, one, here, other, 2)
-    count += 100
-    tell(swaps=count)
-"""
-
-
-def _swapping(arm: Arm) -> Sandbox:
-    """A sandbox that shows this arm's folder, with a guest in it that swaps `place` and `link`."""
-    box = arm.sandbox(arm.shared())
-    process = arm.spawn(_SWAP, box=box, top=arm.directory, one=b"place", other=b"link", seconds=_RACE_S + 3)
-    next(iter(process))
-    return box
-
-
-def _goes_on(started: float, tries: int) -> bool:
-    """For the time of a race; on a busy host for as long as it takes to try enough, while the guest still swaps."""
-    passed = time.monotonic() - started
-    return passed < _RACE_S or (tries < _ENOUGH and passed < _RACE_S + 2.5)
-
-
-def _judge(wins: int, tries: int, what: str) -> Seen:
-    if tries < _ENOUGH:
-        raise AssertionError(f"only {tries} tries in {_RACE_S} s: the race proves nothing")
-    return Seen(wins > 0, f"{what}: {wins} of {tries}")
-
-
-def _race_folder(arm: Arm) -> str:
-    """A shared folder with `place` (a real one) and `link` (to a folder of the host that is not shared)."""
-    outside = arm.enter(host_folder())
-    with open(f"{outside}/file", "w", encoding="utf-8") as file:
-        file.write(arm.canary)
-    os.chmod(outside, 0o777)
-    os.chmod(f"{outside}/file", 0o666)
-    place = f"{arm.directory}/place"
-    os.mkdir(place)
-    os.chmod(place, 0o777)
-    with open(f"{place}/file", "w", encoding="utf-8") as file:
-        file.write("harmless")
-    os.chmod(f"{place}/file", 0o666)
-    os.symlink(outside, f"{arm.directory}/link")
-    return outside
 
 
 @attack(
@@ -86,68 +33,51 @@ def _race_folder(arm: Arm) -> str:
 )
 def swapped_on_write(arm: Arm) -> Seen:
     """Off: a plain open on the host's side of the shared folder."""
-    outside = _race_folder(arm)
-    box = _swapping(arm)
-    path = f"{arm.directory}/place/file"
-    wins = tries = 0
-    started = time.monotonic()
-    while _goes_on(started, tries):
-        tries += 1
-        try:
-            if arm.off:
-                with open(path, "w", encoding="utf-8") as file:
-                    file.write("mine")
-            else:
-                box.files.write(path, "mine")
-        except OSError:
-            pass
-        if text_of(f"{outside}/file") != arm.canary or len(os.listdir(outside)) != 1:
-            wins += 1
-            with open(f"{outside}/file", "w", encoding="utf-8") as file:
-                file.write(arm.canary)
-    return _judge(wins, tries, "writes that landed outside")
+    race, swapping = Race(), Swapping(arm)
+    path = f"{swapping.place}/file"
+
+    def write() -> None:
+        if arm.off:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("mine")
+        else:
+            swapping.box.files.write(path, "mine")
+
+    while race.goes_on():
+        race.attempt(write)
+        race.wins += swapping.was_changed()
+    return race.judge("writes that landed outside")
 
 
 @attack("C02", "a file swapped for a link does not lead a read of the host outside", READ, off=OURS, label="openat2")
 def swapped_on_read(arm: Arm) -> Seen:
-    _race_folder(arm)
-    box = _swapping(arm)
-    path = f"{arm.directory}/place/file"
-    wins = tries = 0
-    started = time.monotonic()
-    while _goes_on(started, tries):
-        tries += 1
-        try:
-            data = text_of(path) if arm.off else box.files.read_text(path)
-        except OSError:
-            continue
-        wins += arm.canary in data
-    return _judge(wins, tries, "reads that saw the canary")
+    race, swapping = Race(), Swapping(arm)
+    path = f"{swapping.place}/file"
+
+    def read() -> bool:
+        return arm.canary in (text_of(path) if arm.off else swapping.box.files.read_text(path))
+
+    while race.goes_on():
+        race.attempt(read)
+    return race.judge("reads that saw the canary")
 
 
 @attack("C03", "a folder swapped for a link does not lead a removal outside", WRITE, off=OURS, label="unlinkat")
 def swapped_on_removal(arm: Arm) -> Seen:
     """Off: names are listed first and removed by path, as `os.walk` with `os.remove` does."""
-    outside = _race_folder(arm)
-    box = _swapping(arm)
-    place = f"{arm.directory}/place"
-    wins = tries = 0
-    started = time.monotonic()
-    while _goes_on(started, tries):
-        tries += 1
-        try:
-            if arm.off:
-                for name in os.listdir(place):
-                    os.remove(f"{place}/{name}")
-            else:
-                box.files.remove(f"{place}/file")
-        except OSError:
-            pass
-        if not os.path.exists(f"{outside}/file"):
-            wins += 1
-            with open(f"{outside}/file", "w", encoding="utf-8") as file:
-                file.write(arm.canary)
-    return _judge(wins, tries, "removals outside")
+    race, swapping = Race(), Swapping(arm)
+
+    def remove() -> None:
+        if arm.off:
+            for name in os.listdir(swapping.place):
+                os.remove(f"{swapping.place}/{name}")
+        else:
+            swapping.box.files.remove(f"{swapping.place}/file")
+
+    while race.goes_on():
+        race.attempt(remove)
+        race.wins += swapping.was_changed()
+    return race.judge("removals outside")
 
 
 C04 = not_applicable(
@@ -163,7 +93,7 @@ def changing_policy(arm: Arm) -> Seen:
     """Two writers' texts differ in two keys; a mixture has one of each. Off: the file is read a key at a time."""
     import threading
 
-    texts = [f"[limits]\nprocesses = {n}\nopen_files = {n}\n" for n in (11, 77)]
+    texts = [f"version = 1\n[limits]\nprocesses = {n}\nopen_files = {n}\n" for n in (11, 77)]
     path = arm.host_file("policy.toml", texts[0])
     stop = threading.Event()
 
@@ -176,28 +106,23 @@ def changing_policy(arm: Arm) -> Seen:
 
     writer = threading.Thread(target=write)
     writer.start()
-    mixed = tries = 0
+    race = Race()
     try:
-        started = time.monotonic()
-        while _goes_on(started, tries):
-            tries += 1
-            mixed += _reads_mixture(path, careless=arm.off)
+        while race.goes_on():
+            race.attempt(lambda: _reads_mixture(path, careless=arm.off), refusal=PolicyError)
     finally:
         stop.set()
         writer.join()
-    return _judge(mixed, tries, "mixtures")
+    return race.judge("mixtures")
 
 
 def _reads_mixture(path: str, *, careless: bool) -> bool:
     if careless:
-        first = text_of(path).splitlines()[1:2]
+        first = text_of(path).splitlines()[2:3]
         time.sleep(0.0005)
-        second = text_of(path).splitlines()[2:3]
+        second = text_of(path).splitlines()[3:4]
         return bool(first and second) and first[0].split("=")[-1] != second[0].split("=")[-1]
-    try:
-        limits = Policy.load(path).limits
-    except PolicyError:
-        return False
+    limits = Policy.load(path).limits
     return limits.processes != limits.open_files
 
 

@@ -6,34 +6,20 @@ import io
 import os
 import shutil
 import tarfile
-import time
 import zipfile
 import zlib
 
 from ringfence import Limits, Mount, Policy
 from ringfence.attacks.arena import LIMITS
 from ringfence.attacks.case import DOS, OURS, READ, WRITE, Seen, attack, cases
+from ringfence.attacks.racing import Race, Swapping
 from ringfence.attacks.witnesses import host_folder, text_of
 from ringfence.files.landing import Landing
 from ringfence.guest.packing import Caps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence import Sandbox
     from ringfence.attacks.arena import Arm
-
-_RACE_S = 0.8
-_LONGER_S = 6  # on a busy host, until there were enough tries
-_ENOUGH = 10
-
-_SWAP = """
-tell(ready=True)
-end = time.monotonic() + seconds
-here = os.open(top, os.O_RDONLY)
-while time.monotonic() < end:
-    for _ in range(100):
-        call(316, here, one, here, other, 2)
-"""
 
 
 def _tar(*members: tuple[str, bytes, str, bytes]) -> bytes:
@@ -308,75 +294,42 @@ def planted_source(arm: Arm) -> Seen:
     return Seen(arm.canary in box.files.read_text("data.csv"), "uploaded")
 
 
-def _swapped(arm: Arm) -> tuple[Sandbox, str]:
-    """A shared folder in which a guest swaps `place` with a link to a folder that is not shared."""
-    outside = arm.enter(host_folder())
-    with open(f"{outside}/file", "w", encoding="utf-8") as file:
-        file.write(arm.canary)
-    os.chmod(outside, 0o777)
-    box = arm.sandbox(arm.shared(), whole=True)
-    place = f"{arm.directory}/place"
-    os.mkdir(place)
-    os.chmod(place, 0o777)
-    with open(f"{place}/file", "w", encoding="utf-8") as file:
-        file.write("harmless")
-    os.symlink(outside, f"{arm.directory}/link")
-    process = arm.spawn(_SWAP, box=box, top=arm.directory, one=b"place", other=b"link", seconds=_RACE_S + _LONGER_S)
-    next(iter(process))
-    return box, outside
-
-
-def _goes_on(started: float, tries: int) -> bool:
-    gone = time.monotonic() - started
-    return gone < _RACE_S or (tries < _ENOUGH and gone < _RACE_S + _LONGER_S - 1)
-
-
-def _judge(wins: int, tries: int, what: str) -> Seen:
-    if tries < _ENOUGH:
-        raise AssertionError(f"only {tries} tries in {_RACE_S} s: the race proves nothing")
-    return Seen(wins > 0, f"{what}: {wins} of {tries}")
-
-
 @attack("C01-download", "a folder swapped for a link does not lead a download outside", WRITE, off=OURS, label="openat")
 def swapped_on_download(arm: Arm) -> Seen:
-    box, outside = _swapped(arm)
-    box.files.write("tree/place/file", "mine")
-    wins = tries = 0
-    started = time.monotonic()
-    while _goes_on(started, tries):
-        tries += 1
-        try:
-            if arm.off:
-                with open(f"{arm.directory}/place/file", "w", encoding="utf-8") as file:
-                    file.write("mine")
-            else:
-                box.files.download("tree", arm.directory)
-        except OSError:
-            pass
-        if text_of(f"{outside}/file") != arm.canary or len(os.listdir(outside)) != 1:
-            wins += 1
-            with open(f"{outside}/file", "w", encoding="utf-8") as file:
-                file.write(arm.canary)
-    return _judge(wins, tries, "downloads that landed outside")
+    swapping = Swapping(arm, whole=True)
+    swapping.box.files.write("tree/place/file", "mine")
+    race = Race()
+
+    def download() -> None:
+        if arm.off:
+            with open(f"{swapping.place}/file", "w", encoding="utf-8") as file:
+                file.write("mine")
+        else:
+            swapping.box.files.download("tree", arm.directory)
+
+    while race.goes_on():
+        race.attempt(download)
+        race.wins += swapping.was_changed()
+    return race.judge("downloads that landed outside")
 
 
 @attack("C01-upload", "a folder swapped for a link does not lead an upload outside", READ, off=OURS, label="openat")
 def swapped_on_upload(arm: Arm) -> Seen:
-    box, _ = _swapped(arm)
-    wins = tries = 0
-    started = time.monotonic()
-    while _goes_on(started, tries):
-        tries += 1
+    race, swapping = Race(), Swapping(arm, whole=True)
+    files = swapping.box.files
+
+    def upload() -> bool:
+        if arm.off:
+            return arm.canary in text_of(f"{swapping.place}/file")
+        files.upload(arm.directory, "copy")
         try:
-            if arm.off:
-                wins += arm.canary in text_of(f"{arm.directory}/place/file")
-                continue
-            box.files.upload(arm.directory, f"copy{tries}")
-            wins += any(box.files.search(arm.canary, f"copy{tries}"))
-            box.files.remove(f"copy{tries}", recursive=True)
-        except OSError:
-            pass
-    return _judge(wins, tries, "uploads that carried the canary")
+            return any(files.search(arm.canary, "copy"))
+        finally:
+            files.remove("copy", recursive=True)
+
+    while race.goes_on():
+        race.attempt(upload)
+    return race.judge("uploads that carried the canary")
 
 
 CASES = cases(globals())
