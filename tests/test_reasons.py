@@ -1,0 +1,77 @@
+"""What silences a tool, or an error, says why on the same line. Whether the reason holds is for a reader to judge."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("src", "tests", "benchmarks", "examples")
+# A tool's word, with nothing behind it. `# noqa: X  # why` and `# type: ignore[x]  # why` are as they should be.
+_SILENT = re.compile(r"#\s*(noqa|type:\s*ignore|pragma:\s*no\s*cover|fmt:\s*(?!skip|off|on))[^#]*$")
+_LATER = re.compile(r"#.*\b(TO[D]O|FIX[M]E|XX[X]|HAC[K])\b")
+_BROAD = frozenset(["Exception", "BaseException"])
+
+
+def without_reason(text: str) -> Iterator[tuple[int, str]]:
+    """(line, what) of what has none."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if _SILENT.search(line) and "re.compile" not in line:
+            yield number, "a silenced tool"
+        if _LATER.search(line):
+            yield number, "a word for later"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler):
+            said = "".join(lines[node.lineno - 1 : node.body[0].lineno])
+            if "#" not in said and (_is_broad(node) or _does_nothing(node)):
+                yield node.lineno, "an error that goes nowhere"
+        if isinstance(node, ast.Call) and _is_skip(node) and not node.args and not node.keywords:
+            yield node.lineno, "a skip"
+
+
+def _is_broad(node: ast.ExceptHandler) -> bool:
+    """Catches all there is, and does not raise it again."""
+    kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    all_there_is = any(kind is None or (isinstance(kind, ast.Name) and kind.id in _BROAD) for kind in kinds)
+    return all_there_is and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+
+
+def _does_nothing(node: ast.ExceptHandler) -> bool:
+    return len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
+
+
+def _is_skip(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr in ("skip", "skipif", "xfail")
+
+
+def test_everything_that_is_silenced_says_why() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {what}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, what in without_reason(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1  # noqa" + ": E501",
+        "x = 1  # type: " + "ignore[misc]",
+        "# TO" + "DO: later",
+        "try: f()\nexcept Exception: g()",
+        "try: f()\nexcept OSError:\n    pass",
+        "pytest.skip()",
+    ],
+)
+def test_the_reader_sees_each_kind_and_is_content_with_a_reason(text: str) -> None:
+    assert len(list(without_reason(text))) == 1
+    told = text.replace("# TO" + "DO", "#").replace(": g()", ": g()  # why").replace("pass", "pass  # why")
+    told = told.replace("skip()", 'skip("why")') + ("" if "why" in told or "skip" in told else "  # why")
+    assert list(without_reason(told)) == []
