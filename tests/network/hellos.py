@@ -16,7 +16,7 @@ def real(name: str | None) -> bytes:
     try:
         tls.do_handshake()
     except ssl.SSLWantReadError:
-        pass
+        pass  # it waits for an answer, so it has spoken
     return outgoing.read()
 
 

@@ -155,7 +155,7 @@ class Server:
             else:
                 await self._http1(reader, writer)
         except (OSError, h11.ProtocolError, asyncio.IncompleteReadError):
-            pass
+            pass  # a client that broke off, as tests have it do
         finally:
             writer.close()
 

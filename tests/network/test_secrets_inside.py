@@ -265,7 +265,7 @@ def test_the_value_is_in_nothing_that_a_caller_or_log_can_see(
         shown += [box.denials(), box.plan().explain(), repr(box.enforcement), repr(box), vars(box).keys()]
         try:
             result.check()
-        except Exception as error:
+        except Exception as error:  # its words are looked at too
             shown.append(repr(error))
     assert len(outside.server.seen) >= 6
     assert [seen.header("authorization") for seen in outside.server.seen[:3]] == [VALUE] * 3

@@ -36,7 +36,7 @@ def _raw(desk: Desk, data: bytes, *, alpn: str = "http/1.1") -> bytes:
                     got += more
                     sock.settimeout(0.2)
             except OSError:
-                pass
+                pass  # the gateway said no more
             return got
 
 

@@ -101,7 +101,7 @@ class Every:
                 async with asyncio.timeout(self._seconds):
                     await self._now.wait()
             except TimeoutError:
-                pass
+                pass  # its time has come
             self._now.clear()
             try:
                 await self._work()

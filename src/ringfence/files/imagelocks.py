@@ -29,7 +29,7 @@ def lock(path: str, how: int) -> int | None:
             if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
                 return fd
         except FileNotFoundError:
-            pass
+            pass  # removed between the two: once more
         except BlockingIOError:
             os.close(fd)
             return None

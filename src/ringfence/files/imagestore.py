@@ -137,7 +137,7 @@ class Store:
             try:
                 os.mkdir(path, 0o700)
             except FileExistsError:
-                pass
+                pass  # whose it is, is looked at next
             found = os.stat(path, follow_symlinks=False)
             if found.st_uid != os.geteuid() or found.st_mode & 0o170022 != 0o040000:
                 raise ImageError(

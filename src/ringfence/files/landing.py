@@ -56,7 +56,7 @@ class Landing:
             os.mkdir(self._name, dir_fd=self._parent)
             self._made = True
         except FileExistsError:
-            pass
+            pass  # one of the caller's; what is no folder cannot be opened as one
         return os.open(self._name, _OPEN, dir_fd=self._parent)
 
     def _open_place(self) -> int:

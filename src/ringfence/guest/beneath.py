@@ -63,7 +63,7 @@ def make_directories(path: str) -> int:
         try:
             os.mkdir(name, 0o755, dir_fd=directory)
         except FileExistsError:
-            pass
+            pass  # made meanwhile; what is no folder is refused next
         below = trees.below(directory, name)
         os.close(directory)
         directory = below

@@ -341,7 +341,7 @@ def _open(directory: int, name: str) -> int:
     try:
         return os.open(name, _OPEN, dir_fd=directory)
     except PermissionError:
-        pass
+        pass  # by another way
     held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         mode = stat.S_IMODE(os.fstat(held).st_mode)

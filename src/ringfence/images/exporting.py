@@ -36,7 +36,7 @@ def _checked(root: str, info: ImageInfo) -> Node:
         if tree_digest(found) == info.digest:
             return found
     except (TarError, OSError):
-        pass
+        pass  # what cannot be read is not what was stored
     raise ImageError(
         f"image {info.name} is damaged: its files are not those that were stored",
         code="image-damaged",

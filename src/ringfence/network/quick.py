@@ -218,7 +218,7 @@ class Quick:
         try:
             words = words[self._sock.send(words) :]
         except BlockingIOError:
-            pass
+            pass  # there is no room: all of it is sent later
         if words or not self._asked.closes:
             self._hand(self._rest(words, keeps=keeps))
         else:

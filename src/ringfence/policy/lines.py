@@ -40,7 +40,7 @@ def find_lines(text: str) -> dict[Path, int]:
     try:
         scanner.document()
     except _StopError:
-        pass
+        pass  # what is wrong there, the parser tells; the lines before it are right
     return scanner.lines
 
 

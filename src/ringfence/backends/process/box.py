@@ -192,7 +192,7 @@ class ProcessBox:
         try:
             self.channel.shutdown(1)
         except OSError:
-            pass
+            pass  # the monitor has gone
         self._retire(self)
 
     def _drop_outlet(self) -> None:

@@ -281,7 +281,7 @@ def rmdir_until(directories: Iterable[str], deadline: float) -> bool:
             try:
                 os.rmdir(directory)
             except FileNotFoundError:
-                pass
+                pass  # gone, as it should be
             except OSError:
                 if time.monotonic() >= deadline:
                     return False

@@ -370,7 +370,7 @@ def _own(path: str) -> str:
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)  # whatever the caller's umask
     except FileExistsError:
-        pass
+        pass  # whose it is, is looked at next
     if not _is_mine(path):
         raise UnsupportedError(
             f"{path} cannot hold our state: it is a link, no directory, another user's, or open to others",

@@ -111,7 +111,7 @@ def _try(directory: str, uid: int) -> HeldUid | None:
         if _is_file(path, fd):
             return HeldUid(uid, fd, path)
     except BlockingIOError:
-        pass
+        pass  # held by another
     except OSError:
         os.close(fd)
         raise
