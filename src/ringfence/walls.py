@@ -135,13 +135,14 @@ class GvisorLauncher(WalledLauncher):
     platform: str | None = None
 
     def _plan(self) -> ProcessPlan:
+        made = super()._plan()
         if os.geteuid() != 0 and any(mount.mode == "rw" for mount in self.policy.mounts):
             raise UnsupportedError(
                 "without root the guest of gVisor is nobody's user on the host, and can write to no folder of it",
                 code="mounts",
                 missing=[Missing("gvisor", "root, for a writable mount", 'backend="process"')],
             )
-        return super()._plan()
+        return made
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
         from ringfence.backends.gvisor import runsc
