@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends.base import Box, Launcher
     from ringfence.launching import ProcessLauncher
+    from ringfence.policy.model import Policy
     from ringfence.values import BackendName
 
 ORDER: tuple[BackendName, ...] = ("container", "gvisor")  # after the process backend, by how fast they start
@@ -27,9 +28,11 @@ def known_refusal() -> UnsupportedError | None:
     return _refusals[0] if _refusals else None
 
 
-def remember(refused: UnsupportedError) -> None:
-    """That the host refuses what every sandbox of the process backend needs; what is the policy's is not kept."""
-    if refused.code in ("userns-restricted", "proc-masked", "kernel", "build") and not _refusals:
+def remember(refused: UnsupportedError, policy: Policy) -> None:
+    """That the host refuses what every sandbox of the process backend needs; what is the policy's is not kept, and a
+    step that failed for no known reason may be its mounts'."""
+    codes = ("userns-restricted", "proc-masked", "kernel", *(() if policy.mounts else ("build",)))
+    if refused.code in codes and not _refusals:
         _refusals.append(refused)
 
 
@@ -40,7 +43,7 @@ def refusal(process: ProcessLauncher) -> UnsupportedError | None:
         if _is_doubtful():
             process.launch(trial=True).close()
     except UnsupportedError as refused:
-        remember(refused)
+        remember(refused, process.policy)
         return refused
     return None
 

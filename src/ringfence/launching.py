@@ -199,7 +199,7 @@ class AutoLauncher:
         except UnsupportedError as error:
             from ringfence import choosing
 
-            choosing.remember(error)
+            choosing.remember(error, self._process.policy)
             taken, box = choosing.Others(error, self._make).launched()
         self._turn_to(taken)
         return box

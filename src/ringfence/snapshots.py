@@ -157,6 +157,25 @@ def bound_to(backend: str, image: Image, policy: Policy) -> str:
     return lean.dumps({"backend": backend, "image": parts, "policy": policy.digest}).decode()
 
 
+def shares_workspace(policy: Policy) -> bool:
+    """Whether /workspace itself is the host's: it is no sandbox's to keep, to set back, or to copy."""
+    for mount in policy.mounts:
+        target = os.path.normpath(os.fspath(mount.source if mount.target is None else mount.target))
+        if mount.mode != "copy" and target.lstrip("/") == "workspace":
+            return True
+    return False
+
+
+def check_workspace(policy: Policy) -> None:
+    """Raises SnapshotError where a rollback would change files of the host."""
+    if shares_workspace(policy):
+        raise SnapshotError(
+            "/workspace is a mount of the host's files, which a snapshot leaves out",
+            code="snapshot-mounted",
+            fix='mount them with mode "copy", or below /workspace',
+        )
+
+
 def check(snapshot: Snapshot, bound: str, policy: Policy) -> tuple[Manifest, Store]:
     """Its tree and store, when it may be used under `policy`. Raises SnapshotError otherwise (K06)."""
     from ringfence.files.manifest import caps_of

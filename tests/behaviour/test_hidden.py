@@ -108,6 +108,37 @@ for path in ("/data/.env", "/data/secrets/x"):
     assert (project / ".env").read_text() == "canary of .env"
 
 
+@pytest.mark.parametrize("second", [False, True])  # another, read-only, mount of the same folder
+def test_a_guest_cannot_move_a_hidden_file_out_of_its_place(project: Path, second: bool) -> None:
+    """Not for itself, and not for the next sandbox with the same policy."""
+    shown = [Mount(str(project), "/more", "ro", hide=["deep/er/key"])] if second else []
+    policy = Policy(mounts=[Mount(str(project), "/data", "rw", hide=["deep/er/key"]), *shown])
+    code = """
+import errno, os
+for name in ("deep", "deep/er", "deep/er/key"):
+    try: os.rename(f"/data/{name}", f"/data/{name}2")
+    except OSError as error: print(errno.errorcode[error.errno])
+print(sorted({name for top in ("/data", "/more") for _, _, files in os.walk(top) for name in files if "key" in name}))
+"""
+    for _ in range(2):
+        with Sandbox(policy=policy) as box:
+            assert box.run(code).check().stdout == "EBUSY\nEBUSY\nEBUSY\n['key']\n"
+    assert (project / "deep" / "er" / "key").read_text() == "canary of deep/er/key"
+
+
+@pytest.mark.parametrize("mode", ["ro", "copy"])
+def test_what_is_hidden_is_absent_however_it_comes_to_be_there(project: Path, mode: MountMode) -> None:
+    """A link that is replaced by a file, and a file in a folder that was not there either."""
+    hide = ["link", "no/folder/yet"]
+    with Sandbox(policy=Policy(mounts=[Mount(str(project), "/data", mode, hide=hide)])) as box:
+        (project / "link").unlink()
+        for name in hide:
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            (project / name).write_text("a secret")
+        code = f"import os\nprint([name for name in {hide!r} if os.path.lexists('/data/' + name)])"
+        assert box.run(code).check().stdout == "[]\n"
+
+
 def test_the_plan_says_which_of_the_two_a_hidden_path_is(project: Path) -> None:
     def lines(mode: MountMode) -> list[str]:
         policy = Policy(mounts=[Mount(str(project), "/data", mode, hide=[".env"])])

@@ -160,7 +160,7 @@ try:
     ringfence.run("1", backend="process", policy=Policy(limits=Limits(memory="64K", disk="4K")))
 except ringfence.UnsupportedError as error:
     say(error.code, "limits.memory is too small" in str(error), error.fix)
-    choosing.remember(error)  # as where the backend is chosen
+    choosing.remember(error, Policy())  # as where the backend is chosen
 say(choosing.known_refusal() is None, ringfence.run("1 + 1").value)
 """
     assert told(ordinary_user, code) == [["memory", True, "a larger limits.memory"], [True, "2"]]

@@ -336,6 +336,20 @@ def test_mounts_are_no_part_of_it(tmp_path: Path) -> None:
     assert (tmp_path / "host").read_text() == "host"
 
 
+def test_a_workspace_that_is_the_hosts_is_neither_kept_nor_set_back(kept: Snapshot, tmp_path: Path) -> None:
+    (tmp_path / "host").write_text("as it is")
+    policy = Policy(mounts=[Mount(tmp_path, target="/workspace/", mode="rw")])
+    with Sandbox(policy=policy) as shared:
+        for work in (shared.snapshot, lambda: shared.rollback(kept), lambda: Sandbox(policy=policy, snapshot=kept)):
+            with pytest.raises(SnapshotError) as caught:
+                work()
+            assert caught.value.code == "snapshot-mounted"
+        with shared.fork(memory=False) as twin:
+            twin.files.write("of the twin", "x")
+            assert shared.files.read_text("host") == "as it is"
+    assert {one.name for one in tmp_path.iterdir()} == {"host", "of the twin"}
+
+
 def test_a_snapshot_is_bound_to_its_policy(box: Sandbox, kept: Snapshot, tmp_path: Path) -> None:
     """K06, also by way of a file."""
     wider = Policy(limits=Limits(disk="200M"))

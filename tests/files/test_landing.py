@@ -265,14 +265,20 @@ def test_links_of_the_caller_are_followed_and_those_in_a_shared_folder_are_not(t
     (tmp_path / "shared/way").symlink_to(tmp_path / "outside")
     (tmp_path / "alias").symlink_to(tmp_path / "shared")
     (tmp_path / "deep").symlink_to(tmp_path / "shared/real")
+    (tmp_path / "outside/real").mkdir()
+    (tmp_path / "through").symlink_to("alias/way/real")  # of the caller's, who knew a folder `way`
+    (tmp_path / "back").symlink_to("shared/real/../../shared/./real")
+    (tmp_path / "round").symlink_to("round/and")
     shared = [str(tmp_path / "shared")]
-    for good in ("alias/real/x", "deep/x", "shared/real/x"):
+    for good in ("alias/real/x", "deep/x", "shared/real/x", "back/x"):
         fd, name = places.open_parent(str(tmp_path / good), shared)
         assert (os.stat(fd).st_ino, name) == ((tmp_path / "shared/real").stat().st_ino, "x")
         os.close(fd)
-    for bad in ("shared/way/x", "alias/way/x"):
+    for bad in ("shared/way/x", "alias/way/x", "through/x"):
         with pytest.raises(NotADirectoryError):
             places.open_parent(f"{tmp_path}/{bad}", shared)
+    with pytest.raises(OSError, match=r"Too many levels.*round/x"):
+        places.open_parent(f"{tmp_path}/round/x", shared)
     fd, _ = places.open_parent(f"{tmp_path}/shared/way/x", [])
     assert os.stat(fd).st_ino == (tmp_path / "outside").stat().st_ino
     os.close(fd)

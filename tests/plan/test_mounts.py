@@ -146,7 +146,9 @@ def test_two_mounts_with_one_target_are_refused(folder: Path) -> None:
     assert (str(error), error.key) == ("mounts 0 and 1 have the same target /tmp/in", "mounts[1].target")
 
 
-@pytest.mark.parametrize("target", ["/usr", "/etc", "/bin", "/lib", "/tmp", "/run", "/var", "/var/run", "/usr/bin/new"])
+@pytest.mark.parametrize(
+    "target", ["/usr", "/etc", "/bin", "/lib", "/tmp", "/run", "/var", "/var/run", "/usr/bin/new", "/.mask/x", "/.disk"]
+)
 def test_the_parts_of_every_sandbox_are_no_targets(folder: Path, target: str) -> None:
     assert refused(Mount(str(folder), target)).key == "mounts[0].target"
 
@@ -229,16 +231,49 @@ def absent(folder: Path, *names: str) -> list[object]:
 
 def test_hiding_what_is_not_there_waits_for_it_and_what_is_outside_is_refused(folder: Path) -> None:
     assert added(seen(Mount(str(folder), "/data", hide=["none"])))[0][-1] == absent(folder, "none")
-    assert added(seen(Mount(str(folder), "/data", hide=["no/folder"])))[0][-1] == ["bind", str(folder), "data", RO]
+    assert added(seen(Mount(str(folder), "/data", hide=["no/folder"])))[0][-1] == absent(folder, "no")
+    (folder / "file").write_text("")
+    assert added(seen(Mount(str(folder), "/data", hide=["file/in/the/way"])))[0][-1] == [
+        "bind",
+        str(folder),
+        "data",
+        RO,
+    ]
     with pytest.raises(PolicyError):
         seen(Mount(str(folder), "/data", hide=["../other"]))
 
 
-def test_hiding_a_link_hides_what_it_leads_to(folder: Path) -> None:
+def test_hiding_a_link_hides_it_and_what_it_leads_to(folder: Path) -> None:
     (folder / "real").write_text("")
     (folder / "link").symlink_to("real")
-    assert added(seen(Mount(str(folder), "/data", hide=["link"])))[0][-1] == absent(folder, "real")
-    assert ["hide", "data/real"] in added(seen(Mount(str(folder), "/data", "rw", hide=["link"])))[0]
+    (folder / "out").symlink_to("/etc/hostname")
+    assert added(seen(Mount(str(folder), "/data", hide=["link"])))[0][-1] == absent(folder, "link", "real")
+    assert added(seen(Mount(str(folder), "/data", hide=["out"])))[0][-1] == absent(folder, "out")
+
+
+@pytest.mark.parametrize("hidden", ["link", "way/real"])
+def test_in_a_writable_mount_no_part_of_a_hidden_path_is_a_link(folder: Path, hidden: str) -> None:
+    """The guest could replace it, and the next sandbox would hide what the new one leads to."""
+    (folder / "kept").mkdir()
+    (folder / "kept" / "real").write_text("")
+    (folder / "link").symlink_to("kept/real")
+    (folder / "way").symlink_to("kept")
+    error = refused(Mount(str(folder), "/data", "rw", hide=[hidden]))
+    assert error.key == "mounts[0].hide"
+    assert error.fix == "hide what it leads to ('kept/real'), or use mode \"copy\""
+    assert held(folder, hide=["kept/real"])["kept"] == "pin"
+
+
+def test_a_copy_of_a_folder_with_a_mount_below_is_refused_until_that_is_hidden(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer shows what lies under that mount, which nobody sees on the host."""
+    (folder / "a" / "below").mkdir(parents=True)
+    monkeypatch.setattr(mounts, "_mounts_of_host", lambda: [("/", "ext4"), (f"{folder}/a/below", "ext4")])
+    error = refused(Mount(str(folder), "/data", "copy", hide=["x"]))
+    assert (error.key, error.fix) == ("mounts[0].mode", 'hide = ["a/below"], unmount it, or use mode "ro"')
+    shown = added(seen(Mount(str(folder), "/data", "copy", hide=["a"])))
+    assert shown[1] == [["overlay", str(folder), "data", {"idmap": False, "absent": ["a"]}]]
 
 
 def test_what_lies_in_something_hidden_is_hidden_with_it(folder: Path) -> None:
@@ -323,6 +358,23 @@ def test_submodules_are_held_as_repositories_are(folder: Path) -> None:
         "protect",
         "protect",
     )
+
+
+def test_a_submodule_stays_one_whatever_a_guest_does_to_it(folder: Path) -> None:
+    """What the next sandbox knows it by cannot be moved; a folder around it that looks like one is looked into."""
+    own = folder / ".git" / "modules" / "libs" / "a"
+    for name in ("objects", "refs"):
+        (own / name).mkdir(parents=True)
+        (own.parent / name).mkdir()
+    done = held(folder)
+    whole = {"hooks": "protect", "config": "protect", "objects": "pin", "refs": "pin"}
+    assert {name: done[f".git/modules/libs/a/{name}"] for name in whole} == whole
+
+
+def test_among_too_many_folders_all_submodules_are_read_only(folder: Path) -> None:
+    for number in range(1100):
+        (folder / ".git" / "modules" / str(number)).mkdir(parents=True)
+    assert held(folder)[".git/modules"] == "protect"
 
 
 def test_a_git_file_is_held(folder: Path) -> None:

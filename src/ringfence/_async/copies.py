@@ -7,7 +7,7 @@ import time
 from ringfence._async.trees import copy_files
 from ringfence._async.waiting import blocking
 from ringfence.errors import SandboxLostError, UnsupportedError
-from ringfence.snapshots import SessionImage, with_memory
+from ringfence.snapshots import SessionImage, shares_workspace, with_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ async def fork_files(sandbox: AsyncSandbox) -> AsyncSandbox:
     """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
     twin = sandbox._another()
     await twin.start()
+    if shares_workspace(sandbox.policy):
+        return twin  # both see the same folder of the host
     try:
         await copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
     except BaseException:

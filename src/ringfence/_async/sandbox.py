@@ -395,7 +395,9 @@ class AsyncSandbox:
     def _trees_kept(self) -> AsyncTrees:
         if self._trees is None:
             from ringfence._async.trees import AsyncTrees
+            from ringfence.snapshots import check_workspace
 
+            check_workspace(self.policy)
             self._trees = AsyncTrees(self._bound())
         return self._trees
 
@@ -409,6 +411,7 @@ class AsyncSandbox:
 
         if not isinstance(snapshot, snapshots.Snapshot):
             raise TypeError(f"snapshot is a Snapshot, not {type(snapshot).__name__}; see box.snapshot()")
+        snapshots.check_workspace(self.policy)
         snapshots.check(snapshot, self._bound(), self.policy)
 
     async def pause(self) -> None:

@@ -8,7 +8,7 @@ import time
 from ringfence._sync.trees import copy_files
 from ringfence._sync.waiting import blocking
 from ringfence.errors import SandboxLostError, UnsupportedError
-from ringfence.snapshots import SessionImage, with_memory
+from ringfence.snapshots import SessionImage, shares_workspace, with_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,6 +131,8 @@ def fork_files(sandbox: Sandbox) -> Sandbox:
     """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
     twin = sandbox._another()
     twin.start()
+    if shares_workspace(sandbox.policy):
+        return twin  # both see the same folder of the host
     try:
         copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
     except BaseException:

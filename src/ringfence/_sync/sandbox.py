@@ -395,7 +395,9 @@ class Sandbox:
     def _trees_kept(self) -> Trees:
         if self._trees is None:
             from ringfence._sync.trees import Trees
+            from ringfence.snapshots import check_workspace
 
+            check_workspace(self.policy)
             self._trees = Trees(self._bound())
         return self._trees
 
@@ -409,6 +411,7 @@ class Sandbox:
 
         if not isinstance(snapshot, snapshots.Snapshot):
             raise TypeError(f"snapshot is a Snapshot, not {type(snapshot).__name__}; see box.snapshot()")
+        snapshots.check_workspace(self.policy)
         snapshots.check(snapshot, self._bound(), self.policy)
 
     def pause(self) -> None:

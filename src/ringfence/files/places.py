@@ -1,7 +1,8 @@
 """Opens host paths that a caller names for a transfer: a link that a guest planted on the way leads nowhere (K04).
 
-Links above a folder that is shared with a guest are the caller's own and are followed. In such a folder none is, and
-the last part of a path never is: what a guest once left there may still lie there.
+Links above a folder that is shared with a guest are the caller's own and are followed. In such a folder none is, nor on
+a way through it that the caller's own link takes, and the last part of a path never is: what a guest once left there may
+still lie there.
 """
 
 from __future__ import annotations
@@ -14,25 +15,43 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC if hasattr(os, "O_PATH") else os.O_RDONLY | os.O_CLOEXEC
+_LINKS = 40  # as the kernel
 
 
 def open_parent(path: str, shared: Iterable[str]) -> tuple[int, str]:
     """The folder that holds `path`, open, and the name in it. `shared`: host folders that guests may write to."""
-    whole = os.path.abspath(path)
-    *way, name = whole.split("/")[1:]
+    *way, name = os.path.abspath(path).split("/")[1:]
     fenced = _identities(shared)
-    inside = False
     fd = os.open("/", _WAY)
-    for part in way:
-        try:
-            below = os.open(part, _WAY | (os.O_NOFOLLOW if inside else 0), dir_fd=fd)
-        except OSError as error:
-            raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
-        finally:
+    left = way[::-1]
+    links = 0
+    try:
+        inside = False
+        while left:
+            part = left.pop()
+            target = None if inside else _leads_to(part, fd)
+            if target is not None:  # part by part, because it may lead through a folder that is shared
+                links += 1
+                if links > _LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                left += [one for one in target.split("/") if one][::-1]
+                part = "/" if target.startswith("/") else "."
+            below = os.open(part, _WAY | os.O_NOFOLLOW, dir_fd=fd)
             os.close(fd)
-        fd = below
-        inside = inside or (bool(fenced) and _is_below(fd, fenced))
+            fd = below
+            inside = bool(fenced) and _is_below(fd, fenced)
+    except OSError as error:
+        os.close(fd)
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     return fd, name or "."
+
+
+def _leads_to(name: str, folder: int) -> str | None:
+    """What a link says; None: it is none."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:
+        return None
 
 
 def open_itself(path: str, flags: int, shared: Iterable[str]) -> int:

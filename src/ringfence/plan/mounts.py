@@ -9,8 +9,9 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
+from ringfence.plan.hiding import absent, covered
 from ringfence.plan.interpreter import within
-from ringfence.plan.protected import Protected, beneath, is_protected_source, protection
+from ringfence.plan.protected import Protected, is_protected_source, protection
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 PRIVATE = ("/tmp", "/workspace")  # file systems of one sandbox: what lies there is mounted after them
 _KERNEL = ("/proc", "/sys", "/dev")
+_MAKINGS = ("/.mask", "/.sources", "/.disk")  # of ours, in every root; named in guest/box.py
 _FIXED = ("/", "/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/tmp", "/run", "/var")
 _SYSTEM = ("/usr", "/etc", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/var/spool")
 _KERNEL_TYPES = frozenset(
@@ -209,7 +211,7 @@ def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
     for link, meaning in around.links:
         if within(target, link):
             target = meaning + target[len(link) :]
-    if spelled in _FIXED or target in _FIXED or any(within(target, path) for path in _KERNEL):
+    if spelled in _FIXED or target in _FIXED or any(within(target, path) for path in (*_KERNEL, *_MAKINGS)):
         raise PolicyError(
             f"nothing can be mounted at {spelled}: it is part of every sandbox",
             key=key,
@@ -272,8 +274,8 @@ def _kernel_mount_below(source: str) -> str | None:
     return next((where for where, kind in _mounts_of_host() if kind in _KERNEL_TYPES and within(where, source)), None)
 
 
-def _mount_below(source: str) -> str | None:
-    return next((where for where, _ in _mounts_of_host() if where != source and within(where, source)), None)
+def _mounts_below(source: str) -> list[str]:
+    return [where for where, _ in _mounts_of_host() if where != source and within(where, source)]
 
 
 def _mounts_of_host() -> list[tuple[str, str]]:
@@ -380,69 +382,60 @@ def _operations(entries: list[Entry], around: Surroundings) -> Placed:
             point: Op = ["dir", entry.target[1:], 0o755] if entry.directory else ["file", entry.target[1:], "", 0o644]
             if entry.target not in PRIVATE:
                 (box if private else template).append(point)
-        absent = _absent(entry)
-        ops, held = _inside(entry, covers=absent is None)
-        (box if boxed else template).extend([_mount(entry, absent or ()), *ops])
+        without = _absent(entry)
+        ops, held = _inside(entry, covers=without is None)
+        (box if boxed else template).extend([_mount(entry, without or ()), *ops])
         protected += held
-        shown += _lines(entry, held, absent or ())
+        shown += _lines(entry, held, without or ())
     return Placed(template=tuple(template), box=tuple(box), protected=tuple(protected), shown=tuple(shown))
 
 
-def _mount(entry: Entry, absent: tuple[str, ...]) -> Op:
+def _mount(entry: Entry, without: tuple[str, ...]) -> Op:
     target = entry.target[1:]
-    without: dict[str, object] = {"absent": list(absent)} if absent else {}
+    layer: dict[str, object] = {"absent": list(without)} if without else {}
     if entry.mode == "copy":
-        return ["overlay", entry.source, target, {"idmap": entry.idmap, **without}]
-    if absent:
-        return ["overlay", entry.source, target, {"idmap": entry.idmap, "ro": True, **without}]
+        return ["overlay", entry.source, target, {"idmap": entry.idmap, **layer}]
+    if without:
+        return ["overlay", entry.source, target, {"idmap": entry.idmap, "ro": True, **layer}]
     return ["bind", entry.source, target, {"rw": entry.mode == "rw", "idmap": entry.idmap, "exec": True}]
 
 
 def _inside(entry: Entry, *, covers: bool) -> tuple[list[Op], list[Protected]]:
+    writable = entry.mode == "rw" and entry.directory
+    hidden = (
+        covered(entry.source, entry.target, entry.hide, writable=writable, key=_key(entry, "hide")) if covers else ()
+    )
     ops: list[Op] = []
     held: list[Protected] = []
-    if entry.mode == "rw" and entry.directory:
-        whole = protection(entry.source, entry.target, entry.protect, key=f"mounts[{entry.index}].protect")
+    if writable:
+        whole = protection(entry.source, entry.target, entry.protect, hidden, key=_key(entry, "protect"))
         ops += whole.ops
         held += whole.paths
-    for name in entry.hide if covers else ():
-        hidden = _covered(entry, name)
-        if hidden is not None:
-            ops.append(["hide", hidden.target[1:]])
-            held.append(hidden)
-    return ops, held
+    ops += [["hide", path.target[1:]] for path in hidden]
+    return ops, [*held, *hidden]
 
 
 def _absent(entry: Entry) -> tuple[str, ...] | None:
     """Names below the source that a layer over it takes away. None: `hide` has to cover what is there instead.
 
-    A layer would not write through, and would not show what is mounted below the source.
+    A layer would not write through, and would not show what is mounted below the source, but what that covers.
     """
-    if entry.mode == "rw" or (entry.mode == "ro" and entry.hide and _mount_below(entry.source) is not None):
+    below = _mounts_below(entry.source) if entry.mode == "copy" or entry.hide else []
+    if entry.mode == "rw" or (entry.mode == "ro" and below):
         return None
-    found = {os.path.relpath(path, entry.source) for name in entry.hide if (path := _hidden(entry, name))}
-    return tuple(sorted(name for name in found if not any(within(name, other) for other in found - {name})))
+    names = absent(entry.source, entry.hide, key=_key(entry, "hide"))
+    shown = [where for where in below if not any(within(where, f"{entry.source}/{name}") for name in names)]
+    if shown:
+        raise PolicyError(
+            f"{entry.source} cannot be shown as a copy: something is mounted below it, at {shown[0]}",
+            key=_key(entry, "mode"),
+            fix=f'hide = ["{os.path.relpath(shown[0], entry.source)}"], unmount it, or use mode "ro"',
+        )
+    return names
 
 
-def _hidden(entry: Entry, name: str) -> str | None:
-    """What `hide` means: the file itself, wherever inside the source a link leads. A name that is not there counts,
-    where its folder is: somebody may make it. None when there is nothing to hide."""
-    relative = beneath(name, key=f"mounts[{entry.index}].hide")
-    path = os.path.realpath(f"{entry.source}/{relative}")
-    if not os.path.exists(path):
-        folder, base = os.path.split(f"{entry.source}/{relative}")
-        path = f"{os.path.realpath(folder)}/{base}"
-        if not os.path.isdir(os.path.dirname(path)):
-            return None
-    return None if path == entry.source or not within(path, entry.source) else path
-
-
-def _covered(entry: Entry, name: str) -> Protected | None:
-    path = _hidden(entry, name)
-    if path is None or not os.path.exists(path):
-        return None
-    target = entry.target + path[len(entry.source) :]
-    return Protected(root=entry.source, path=path, target=target, directory=os.path.isdir(path), hidden=True)
+def _key(entry: Entry, field: str) -> str:
+    return f"mounts[{entry.index}].{field}"
 
 
 def _bound_already(target: str, around: Surroundings) -> str | None:
@@ -473,13 +466,13 @@ def _kind(entry: Entry) -> str:
     return "folder" if entry.directory else "file"
 
 
-def _lines(entry: Entry, held: list[Protected], absent: tuple[str, ...]) -> list[str]:
+def _lines(entry: Entry, held: list[Protected], without: tuple[str, ...]) -> list[str]:
     words = {"ro": "read-only", "rw": "writable", "copy": "a copy; the host's files stay as they are"}
     owner = "" if entry.index is not None else ", for Python"
     place = entry.target if entry.target == entry.source else f"{entry.target} (the host's {entry.source})"
     lines = [f"{place}: {words[entry.mode]}{owner}"]
     lines += [f"{path.target}: {_held(path)}" for path in held]
-    return lines + [f"{entry.target}/{name}: absent" for name in absent]
+    return lines + [f"{entry.target}/{name}: absent" for name in without]
 
 
 def _held(path: Protected) -> str:

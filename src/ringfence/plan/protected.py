@@ -58,6 +58,7 @@ HELD_IF_PRESENT = (
 _GIT_FILES = ("config", "commondir")
 _GIT_DIRECTORIES = ("hooks",)
 _GIT_IF_PRESENT = ("config.worktree", "worktrees")
+GIT_MARKS = ("objects", "refs")  # by which a git directory is known; a guest may take its HEAD away, but not these
 _MODULES = 64  # submodules looked into; with more, all of .git/modules is read-only
 
 CONTENT = {"commondir": ".\n", ".mcp.json": '{"mcpServers": {}}\n'}  # of placeholders that may not be empty
@@ -86,11 +87,14 @@ class Protection(Struct):
     paths: tuple[Protected, ...]
 
 
-def protection(source: str, target: str, extra: tuple[str, ...], *, key: str) -> Protection:
+def protection(
+    source: str, target: str, extra: tuple[str, ...], hidden: tuple[Protected, ...] = (), *, key: str
+) -> Protection:
     """Operations for a writable directory `source` shown at `target`. `extra`: relative paths besides the built-in.
 
     Every ancestor below the mount is made a mount point of its own, or `mv .git .git2` would take the protection along
-    (A12, M10). Raises PolicyError for a path that leaves the mount or is a link: a link cannot be held.
+    (A12, M10); so are those of `hidden` paths, and what a git directory is known by: the next sandbox looks for it.
+    Raises PolicyError for a path that leaves the mount or is a link: a link cannot be held.
     """
     wanted = _builtin(source)
     for relative in extra:
@@ -103,13 +107,32 @@ def protection(source: str, target: str, extra: tuple[str, ...], *, key: str) ->
         _refuse_links(source, relative, key=key)
         if not _can_be_held(f"{source}/{relative}", key=key):
             continue
-        parts = relative.split("/")
-        pinned.update(dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts))))
+        pinned |= _ancestors(relative) | _marks(source, relative)
         paths.append(_protected(source, target, relative, wanted[relative]))
+    for one in hidden:
+        relative = os.path.relpath(one.path, source)
+        if not any(relative.startswith(f"{other}/") for other in wanted):
+            pinned |= _ancestors(relative)
     inside = target.lstrip("/")
     ops: list[Op] = [["pin", f"{inside}/{relative}"] for relative in sorted(pinned, key=lambda name: name.count("/"))]
     ops += [["protect", path.target.lstrip("/")] for path in paths]
     return Protection(ops=tuple(ops), paths=tuple(paths))
+
+
+def _marks(source: str, relative: str) -> dict[str, None]:
+    """What tells that the folder of `relative` is a git directory, where that holds hooks."""
+    folder, name = os.path.split(relative)
+    if name not in _GIT_DIRECTORIES:
+        return {}
+    marks = [os.path.join(folder, mark) for mark in GIT_MARKS]
+    return dict.fromkeys(
+        mark for mark in marks if os.path.isdir(f"{source}/{mark}") and not os.path.islink(f"{source}/{mark}")
+    )
+
+
+def _ancestors(relative: str) -> dict[str, None]:
+    parts = relative.split("/")
+    return dict.fromkeys("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def is_protected_source(source: str) -> str | None:
@@ -164,7 +187,7 @@ def _git_paths(source: str, relative: str) -> dict[str, bool]:
     wanted = {inside(name): False for name in _GIT_FILES} | {inside(name): True for name in _GIT_DIRECTORIES}
     wanted |= {inside(name): False for name in _GIT_IF_PRESENT if os.path.lexists(f"{source}/{inside(name)}")}
     modules = _git_directories_below(f"{source}/{inside('modules')}")
-    if len(modules) > _MODULES:
+    if modules is None:
         return wanted | {inside("modules"): True}
     for module in modules:
         wanted |= _git_paths(source, os.path.relpath(module, source))
@@ -186,28 +209,34 @@ def _common_directory(directory: str) -> str | None:
     return None if common == os.path.realpath(directory) else common
 
 
-def _git_directories_below(directory: str) -> list[str]:
-    """Git directories of submodules; a name may have slashes, so folders that are none are looked into."""
+def _git_directories_below(directory: str) -> list[str] | None:
+    """Git directories of submodules; None: too many, or too many folders to look into.
+
+    Every folder is looked into: a name may have slashes, and a guest can make the folder above a submodule look like a
+    git directory.
+    """
     found: list[str] = []
     queue = [directory]
     for current in queue:
-        if len(found) > _MODULES or len(queue) > 16 * _MODULES:
-            break
         try:
             names = sorted(entry.name for entry in os.scandir(current) if entry.is_dir(follow_symlinks=False))
         except OSError:
             continue
+        is_git = _is_git_directory(current)
         for name in names:
             path = f"{current}/{name}"
             if _is_git_directory(path):
                 found.append(path)
-            else:
-                queue.append(path)
+            elif is_git and name in GIT_MARKS:
+                continue
+            queue.append(path)
+        if len(found) > _MODULES or len(queue) > 16 * _MODULES:
+            return None
     return found
 
 
 def _is_git_directory(path: str) -> bool:
-    return all(os.path.lexists(f"{path}/{name}") for name in ("HEAD", "objects", "refs"))
+    return all(os.path.lexists(f"{path}/{name}") for name in GIT_MARKS)
 
 
 def _hooks_path(source: str) -> dict[str, bool]:
@@ -262,15 +291,23 @@ def beneath(relative: str, *, key: str) -> str:
 
 
 def _refuse_links(source: str, relative: str, *, key: str) -> None:
+    link = first_link(source, relative)
+    if link is not None:
+        raise PolicyError(
+            f"{link} is a symbolic link, which the guest could replace; a protected path must be a file or folder",
+            key=key,
+            fix='use mode "copy", or replace the link by what it leads to',
+        )
+
+
+def first_link(source: str, relative: str) -> str | None:
+    """The first part of the way that is a symbolic link."""
     path = source
     for part in relative.split("/"):
         path = f"{path}/{part}"
         if os.path.islink(path):
-            raise PolicyError(
-                f"{path} is a symbolic link, which the guest could replace; a protected path must be a file or folder",
-                key=key,
-                fix='use mode "copy", or replace the link by what it leads to',
-            )
+            return path
+    return None
 
 
 def _can_be_held(path: str, *, key: str) -> bool:

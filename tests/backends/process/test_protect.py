@@ -305,6 +305,7 @@ def test_a_repository_that_appeared_and_its_hooks_are_reported(tmp_path: Path) -
         (tmp_path / "sub" / ".git" / "hooks" / "pre-commit").write_text("evil")
 
     assert scanned(tmp_path, work) == [
+        ("mount.protected-name", "sub/.git"),
         ("mount.protected-name", "sub/.git/config"),
         ("mount.protected-name", "sub/.git/hooks"),
         ("mount.protected-name", "sub/.git/hooks/pre-commit"),
@@ -320,7 +321,72 @@ def test_a_folder_that_git_would_take_for_a_repository_is_reported(tmp_path: Pat
         (tmp_path / "docs" / "HEAD").write_text("ref: refs/heads/main\n")
         (tmp_path / "docs" / "config").write_text("[core]\n\tfsmonitor = evil\n")
 
-    assert scanned(tmp_path, work) == [("mount.protected-name", "docs/config")]
+    assert scanned(tmp_path, work) == [("mount.protected-name", "docs"), ("mount.protected-name", "docs/config")]
+
+
+def prepared(folder: Path) -> None:
+    """What an earlier run could leave."""
+    (folder / "hooks").mkdir(parents=True)
+    (folder / "hooks" / "pre-commit").write_text("evil")
+    (folder / "config").write_text("[core]\n")
+    settle()
+
+
+def test_a_repository_that_became_one_by_its_name_is_reported(tmp_path: Path) -> None:
+    """Its hooks are older than the sandbox."""
+    prepared(tmp_path / "deep" / "x")
+    moved = tmp_path / "deep" / ".git"
+    assert scanned(tmp_path, lambda: (tmp_path / "deep" / "x").rename(moved)) == [("mount.protected-name", "deep/.git")]
+    settle()
+    assert scanned(tmp_path, lambda: (moved / "index").write_text("")) == []
+
+
+@pytest.mark.parametrize("last", ["objects", "refs"])
+def test_a_repository_that_was_made_whole_is_reported(tmp_path: Path, last: str) -> None:
+    bare = tmp_path / "bare"
+    prepared(bare)
+    for name in {"objects", "refs"} - {last}:
+        assert scanned(tmp_path, (bare / name).mkdir) == []
+    settle()
+    assert scanned(tmp_path, (bare / last).mkdir) == [("mount.protected-name", "bare")]
+    settle()
+    assert scanned(tmp_path, lambda: (bare / "HEAD").write_text("")) == [("mount.protected-name", "bare")]
+
+
+def test_hooks_among_submodules_are_reported_before_there_is_a_repository(repository: Path) -> None:
+    settle()
+    work = repository / ".git" / "modules" / "x" / "y"
+    found = scanned(repository, lambda: prepared(work))
+    assert ("mount.protected-name", ".git/modules/x/y/hooks/pre-commit") in found
+
+
+def test_work_in_a_repository_that_was_held_is_not_reported(repository: Path) -> None:
+    settle()
+    before = snapshot_before(str(repository))
+    (repository / "new").write_text("")
+    subprocess.run(["git", "-C", repository, "add", "."], check=True)
+    assert end_scan(str(repository), before, known=frozenset([f"{repository}/.git"])) == ()
+    assert [one.code for one in end_scan(str(repository), before)] == ["mount.protected-name"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it becomes another user, whom a folder's mode stops")
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
+def test_a_folder_that_was_shut_is_said_not_to_have_been_looked_through(tmp_path: Path, mode: int) -> None:
+    """A later run could open it again, and what is in it would be old then."""
+    shut = tmp_path / "sub"
+    shut.mkdir()
+    os.chown(shut, 65534, 65534)
+    tmp_path.chmod(0o755)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.chdir(tmp_path)
+            os.setresuid(65534, 65534, 65534)
+            found = scanned(Path(), lambda: os.chmod("sub", mode))
+            os._exit(found != [("mount.scan-cut", "sub")])
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_what_was_there_before_and_did_not_change_is_not_reported(repository: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import stat
 import time
 
-from ringfence.plan.protected import NAMES
+from ringfence.plan.protected import GIT_MARKS, NAMES
 from ringfence.results import Denial
 from ringfence.values import Struct, final
 
@@ -42,12 +42,19 @@ def snapshot_before(root: str) -> Before:
     return Before(at_ns=time.time_ns() - _TICK_NS)
 
 
-def end_scan(root: str, before: Before, *, ignore: frozenset[tuple[int, int]] = frozenset()) -> tuple[Denial, ...]:
-    """What is new or changed below `root` since `before`, as denials; `ignore` are inodes known to be placeholders.
+def end_scan(
+    root: str,
+    before: Before,
+    *,
+    ignore: frozenset[tuple[int, int]] = frozenset(),
+    known: frozenset[str] = frozenset(),
+) -> tuple[Denial, ...]:
+    """What is new or changed below `root` since `before`, as denials; `ignore` are inodes known to be placeholders,
+    `known` git directories that were there before and whose hooks and configuration were held.
 
     To be called when no process of the sandbox is left and the placeholders are removed. Opens nothing but folders.
     """
-    scan = _Scan(before, ignore)
+    scan = _Scan(before, ignore, frozenset(os.path.relpath(path, root) for path in known))
     try:
         fd = os.open(root, _OPEN)
     except OSError as error:
@@ -71,63 +78,88 @@ def _printable(path: str) -> str:
 
 
 class _Scan:
-    def __init__(self, before: Before, ignore: frozenset[tuple[int, int]]) -> None:
+    def __init__(self, before: Before, ignore: frozenset[tuple[int, int]], known: frozenset[str]) -> None:
         self._before = before.at_ns
         self._ignore = ignore
+        self._known = known
         self._left = _ENTRIES
         self._deadline = time.monotonic() + _SECONDS
 
     def walk(self, root: int) -> Iterator[tuple[str, str, str]]:
         """Depth first with one open descriptor for each level. Closes `root`."""
-        stack = [(root, "", False, iter(self._children(root, "")))]
+        stack = [self._level(root, "", _TOP)]
         try:
             while stack:
-                fd, relative, held, children = stack[-1]
-                entry = next(children, None)
+                level = stack[-1]
+                entry = next(level.children, None)
                 if entry is None:
-                    os.close(stack.pop()[0])
+                    os.close(stack.pop().fd)
                     continue
-                path = f"{relative}/{entry.name}" if relative else entry.name
+                path = f"{level.path}/{entry.name}" if level.path else entry.name
                 if self._left <= 0 or time.monotonic() > self._deadline:
-                    yield "mount.scan-cut", relative, f"the end scan stopped after {_ENTRIES - self._left} entries"
+                    yield "mount.scan-cut", level.path, f"the end scan stopped after {_ENTRIES - self._left} entries"
                     return
-                yield from self._look(fd, path, entry, held)
+                yield from self._look(level.fd, path, entry)
                 if entry.directory and not entry.skipped:
                     if len(stack) >= _DEPTH:
                         yield "mount.scan-cut", path, f"folders below level {_DEPTH} were not looked at"
                         continue
-                    below = self._open(fd, entry.name)
+                    below = self._open(level.fd, entry.name)
                     if below is not None:
-                        stack.append((below, path, held or entry.held, iter(self._children(below, entry.name))))
+                        stack.append(self._level(below, path, entry))
+                        if self._is_new_repository(level.fd, stack[-1]):
+                            yield "mount.protected-name", path, _appeared(path)
         finally:
-            for fd, *_ in stack:
-                os.close(fd)
+            for level in stack:
+                os.close(level.fd)
 
     def _open(self, parent: int, name: str) -> int | None:
         try:
             return os.open(name, _OPEN, dir_fd=parent)
         except OSError:
-            return None  # gone, or made unreadable: an unreadable folder cannot be used by the host's tools either
+            return None  # gone; or unreadable, which `_look` tells where it is new
 
-    def _children(self, fd: int, name: str) -> list[_Child]:
-        """Of the folder called `name`. One called `.git` counts as a repository before it is whole: a later run could
-        add what is missing, and the hooks would then be older than it (L01)."""
+    def _level(self, fd: int, path: str, entry: _Child) -> _Level:
+        """The folder `entry`. One called `.git` counts as a repository before it is whole: a later run could add what
+        is missing, and the hooks would then be older than it (L01). So does what lies among submodules'."""
+        listed = []
         try:
             with os.scandir(fd) as entries:
-                listed = []
-                for entry in entries:
+                for one in entries:
                     self._left -= 1
                     if self._left <= 0:
                         break
-                    listed.append((entry.name, entry.is_dir(follow_symlinks=False)))
+                    listed.append((one.name, one.is_dir(follow_symlinks=False)))
         except OSError:
-            return []
+            listed = []
         names = {name for name, _ in listed}
-        bare = {"HEAD", "objects", "refs"} <= names  # a bare repository may stand in for `.git`
-        in_git = name == ".git" or bare
-        return [_child(name, directory, in_git) for name, directory in sorted(listed)]
+        repository = entry.name == ".git" or names.issuperset(GIT_MARKS)  # a bare one may stand in for `.git`
+        in_git = repository or entry.among_modules
+        children = []
+        for name, directory in sorted(listed):
+            held = name in NAMES or (name == ".git" and not directory) or (in_git and name in _GIT_NAMES)
+            skipped = repository and name in _GIT_SKIPPED
+            among_modules = entry.among_modules or (repository and name == "modules")
+            children.append(_Child(name, directory, held or entry.held, skipped, among_modules))
+        return _Level(fd, path, entry.name, repository, children)
 
-    def _look(self, fd: int, path: str, entry: _Child, held: bool) -> Iterator[tuple[str, str, str]]:
+    def _is_new_repository(self, parent: int, level: _Level) -> bool:
+        """Whether it became one since the start: by its name, with contents that an earlier run left, or by what was
+        missing of it. Work in a repository that nobody held may look the same, and is told then."""
+        if not level.repository or level.path in self._known or not self._is_new(level.fd, ""):
+            return False
+        if level.name == ".git":
+            return self._is_new(parent, "")
+        return any(self._is_new(level.fd, name) for name in ("HEAD", *GIT_MARKS))
+
+    def _is_new(self, fd: int, name: str) -> bool:
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False) if name else os.fstat(fd)
+        except OSError:
+            return False
+        return status.st_ctime_ns >= self._before
+
+    def _look(self, fd: int, path: str, entry: _Child) -> Iterator[tuple[str, str, str]]:
         try:
             status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
         except OSError:
@@ -137,22 +169,40 @@ class _Scan:
         shown = _printable(path)
         if stat.S_ISREG(status.st_mode) and status.st_mode & 0o6000:
             yield "mount.setuid", path, f"{shown} was made set-uid or set-gid while the sandbox ran"
-        if held or entry.held:
-            yield (
-                "mount.protected-name",
-                path,
-                f"{shown} appeared or changed; a program on the host may run or trust it",
-            )
+        if entry.held:
+            yield "mount.protected-name", path, _appeared(path)
+        if stat.S_ISDIR(status.st_mode) and not os.access(entry.name, os.R_OK | os.X_OK, dir_fd=fd):
+            yield "mount.scan-cut", path, f"{shown} was shut while the sandbox ran, and was not looked through"
 
 
-@final
-class _Child(Struct):
-    name: str
-    directory: bool
-    held: bool  # a protected name: it and what is below is reported
-    skipped: bool
+def _appeared(path: str) -> str:
+    return f"{_printable(path)} appeared or changed; a program on the host may run or trust it"
 
 
-def _child(name: str, directory: bool, in_git: bool) -> _Child:
-    held = name in NAMES or (name == ".git" and not directory) or (in_git and name in _GIT_NAMES)
-    return _Child(name, directory, held, in_git and name in _GIT_SKIPPED)
+class _Child:
+    """An entry of a folder."""
+
+    __slots__ = ("among_modules", "directory", "held", "name", "skipped")
+
+    def __init__(self, name: str, directory: bool, held: bool, skipped: bool, among_modules: bool) -> None:
+        self.name = name
+        self.directory = directory
+        self.held = held  # a protected name, or below one: it is reported
+        self.skipped = skipped
+        self.among_modules = among_modules  # where git keeps the repositories of submodules
+
+
+_TOP = _Child("", directory=True, held=False, skipped=False, among_modules=False)
+
+
+class _Level:
+    """A folder that is open, and what of it is still to be looked at."""
+
+    __slots__ = ("children", "fd", "name", "path", "repository")
+
+    def __init__(self, fd: int, path: str, name: str, repository: bool, children: list[_Child]) -> None:
+        self.fd = fd
+        self.path = path
+        self.name = name
+        self.repository = repository
+        self.children = iter(children)

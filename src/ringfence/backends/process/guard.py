@@ -40,6 +40,7 @@ class Guard:
 
     def __init__(self, plan: ProcessPlan, writable: tuple[str, ...]) -> None:
         self._writable = writable
+        self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
         self._before: dict[str, Before] = {root: snapshot_before(root) for root in writable}
         self._placeholders = Placeholders(plan.protected, note=_note, forget=_forget, known=state.is_placeholder)
         self._placeholders.make()
@@ -78,7 +79,7 @@ class Guard:
         self._placeholders.remove()
         found: tuple[Denial, ...] = ()
         for root, before in self._before.items():
-            found += end_scan(root, before, ignore=self._placeholders.kept)
+            found += end_scan(root, before, ignore=self._placeholders.kept, known=self._held)
         return found
 
 
