@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import os
 import pickle
+import pprint
 import subprocess
 import sys
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import ringfence.values
+from ringfence import Policy
 from ringfence.errors import Missing, PolicyError, QuotaError, RemoteError, RingfenceError, StartTimeoutError
 from ringfence.values import FrozenMap, Struct, StructMeta, astuple, factory, frozen_map, put, replace
 
@@ -95,6 +98,20 @@ def test_replace_checks_the_whole_value_again() -> None:
         replace(Even(2), number=3)
     with pytest.raises(TypeError, match="'nope'"):
         replace(Point(1), nope=1)
+
+
+def test_values_are_dataclasses_to_those_who_ask() -> None:
+    """The public types say so."""
+    point = Point(1, tags=("a",))
+    assert [field.name for field in dataclasses.fields(point)] == ["x", "y", "tags"]
+    assert dataclasses.replace(point, y=5) == Point(1, 5, ("a",))
+    assert dataclasses.asdict(point) == {"x": 1, "y": 0, "tags": ("a",)}
+    assert pprint.pformat(point) == repr(point)
+    assert point.__replace__(y=2).y == 2
+    assert dataclasses.replace(Policy.preset("dev").limits, memory=1 << 30).memory == 1 << 30
+    with pytest.raises(ValueError, match="odd"):
+        dataclasses.replace(Even(2), number=3)
+    assert dataclasses.is_dataclass(Point)
 
 
 def test_values_match_by_position_and_by_name() -> None:

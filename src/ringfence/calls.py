@@ -124,6 +124,12 @@ def check_lifetime(timeout_s: object, limits: Limits) -> float:
     return limits.lifetime_s if timeout_s is None else narrower(timeout_s, limits.lifetime_s, "timeout_s")
 
 
+def check_patience(timeout_s: object) -> None:
+    """How long a caller waits, which no policy limits."""
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s >= 0):
+        raise PolicyError(f"timeout_s is {timeout_s!r}; it is a number from 0 on, or None", key="timeout_s")
+
+
 def narrower(value: object, limit: float, name: str) -> float:
     """Seconds for one call. A per-call option narrows the policy, never widens it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):

@@ -30,8 +30,13 @@ def known_refusal() -> UnsupportedError | None:
 
 def remember(refused: UnsupportedError, policy: Policy) -> None:
     """That the host refuses what every sandbox of the process backend needs; what is the policy's is not kept, and a
-    step that failed for no known reason may be its mounts'."""
-    codes = ("userns-restricted", "proc-masked", "kernel", *(() if policy.mounts else ("build",)))
+    step that failed for no known reason may be its mounts' or programs'."""
+    codes = (
+        "userns-restricted",
+        "proc-masked",
+        "kernel",
+        *(() if policy.mounts or policy.commands != "any" else ("build",)),
+    )
     if refused.code in codes and not _refusals:
         _refusals.append(refused)
 
@@ -67,11 +72,14 @@ class Others:
         self.rejected = {**NOT_CHOSEN, "process": str(refused)}
         self._errors: list[UnsupportedError | SandboxLostError] = [refused]
         self._waiting = list(ORDER)
+        self._next: Launcher | None = None
         self._make = make
 
     def planned(self) -> Launcher:
         """The first that can keep the policy, as far as that is known before a start. UnsupportedError: none can."""
-        while self._waiting:
+        while self._next is None:
+            if not self._waiting:
+                raise self._none()
             name = self._waiting[0]
             try:
                 launcher = self._make(name, self.rejected)
@@ -80,8 +88,8 @@ class Others:
                 self._reject(error)
             else:
                 self.rejected.pop(name)
-                return launcher
-        raise self._none()
+                self._next = launcher
+        return self._next
 
     def launched(self) -> tuple[Launcher, Box]:
         """The first that starts."""
@@ -97,6 +105,7 @@ class Others:
                 self._reject(error)
 
     def _reject(self, error: UnsupportedError | SandboxLostError) -> None:
+        self._next = None
         self.rejected[self._waiting.pop(0)] = str(error)
         self._errors.append(error)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ringfence.backends.base import Box, Launcher, Outlet
     from ringfence.backends.process.box import ProcessBox
     from ringfence.backends.process.pool import Pool
+    from ringfence.choosing import Others
     from ringfence.files.usedimages import Used
     from ringfence.plan.imageview import Root
     from ringfence.plan.interpreter import Interpreter
@@ -154,12 +155,14 @@ class AutoLauncher:
         self._process = process
         self._taken: Launcher = process
         self._make = make
+        self._others: Others | None = None
         if "ringfence.choosing" in sys.modules:
             from ringfence import choosing
 
             refused = choosing.known_refusal()
             if refused is not None:
-                self._turn_to(choosing.Others(refused, make).planned())
+                self._others = choosing.Others(refused, make)
+                self._turn_to(self._others.planned())
 
     def _turn_to(self, taken: Launcher) -> None:
         taken.twin_of = self._taken.twin_of
@@ -188,19 +191,20 @@ class AutoLauncher:
 
         refused = choosing.refusal(self._process)
         if refused is not None:
-            self._turn_to(choosing.Others(refused, self._make).planned())
+            self._others = choosing.Others(refused, self._make)
+            self._turn_to(self._others.planned())
         return self._taken.plan()
 
     def launch(self) -> Box:
-        if self._taken is not self._process:
-            return self._taken.launch()
-        try:
-            return self._process.launch()
-        except UnsupportedError as error:
-            from ringfence import choosing
+        if self._others is None:
+            try:
+                return self._process.launch()
+            except UnsupportedError as error:
+                from ringfence import choosing
 
-            choosing.remember(error, self._process.policy)
-            taken, box = choosing.Others(error, self._make).launched()
+                choosing.remember(error, self._process.policy)
+                self._others = choosing.Others(error, self._make)
+        taken, box = self._others.launched()
         self._turn_to(taken)
         return box
 

@@ -10,8 +10,9 @@ TYPE_CHECKING = False  # type checkers take it as True under this name; importin
 if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable, Callable, Mapping
+    from dataclasses import Field
     from pathlib import PurePosixPath
-    from typing import Any, Literal, NoReturn, Self, TypeAlias, TypeVar, dataclass_transform
+    from typing import Any, ClassVar, Literal, NoReturn, Self, TypeAlias, TypeVar, dataclass_transform
     from typing import final as final  # noqa: PLC0414  # the alias makes it an export
 
     K = TypeVar("K")
@@ -112,6 +113,18 @@ class StructMeta(type):
             return _signature(cls)
 
 
+class _AsDataclass:
+    """What `dataclasses` and those who know it look for; made when asked, because that module is slow to import."""
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _value: object, cls: StructMeta) -> object:
+        import dataclasses
+
+        return getattr(dataclasses.make_dataclass(cls.__name__, cls.__fields__, frozen=True), self._name)
+
+
 @dataclass_transform(frozen_default=True)
 class Struct(metaclass=StructMeta):
     """A frozen record declared by annotations: positional or keyword, equal and hashed by content.
@@ -119,7 +132,11 @@ class Struct(metaclass=StructMeta):
     A class may check and normalise in `__post_init__` with `put`, or write an `__init__` that ends in `fill`.
     """
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    else:
+        __dataclass_fields__ = _AsDataclass()
+        __dataclass_params__ = _AsDataclass()
 
         def __init__(self, *args, **kwargs):
             cls = type(self)
@@ -158,6 +175,9 @@ class Struct(metaclass=StructMeta):
     def __repr__(self) -> str:
         cls = type(self)
         return f"{cls.__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in cls.__fields__)})"
+
+    def __replace__(self, /, **changes: object) -> Self:
+        return replace(self, **changes)
 
     def __copy__(self) -> Self:
         return self

@@ -54,3 +54,9 @@ def test_what_is_too_large_or_too_much_to_show_is_left_out_and_the_session_goes_
         (many,) = box.run("Many()").check().outputs
         assert many.data == {"text/plain": b"text", **{f"a/{number}": b"x" for number in range(16)}}
         assert box.run("1").value == "1"
+
+
+def test_a_value_that_is_cut_says_so() -> None:
+    with Sandbox(policy=ROOM) as box:
+        value = box.run("'x' * 70_000").check().value
+        assert value == f"'{'x' * 65_535}… (4,466 more characters)"

@@ -189,6 +189,11 @@ def test_explain_runs_nothing(folder: Path) -> None:
     assert (code, err) == (0, "")
     assert out.startswith("backend: process\n")
     assert list(folder.iterdir()) == []
+    code, told, err = ringfence("exec", "--rw", ".", "--explain", "--json", "--", "touch", "made")
+    assert (code, err) == (0, "")
+    plan = json.loads(told)
+    assert (plan["backend"], plan["explain"]) == ("process", out.rstrip("\n"))
+    assert plan["enforcement"]["files"]["level"] == "full"
 
 
 def test_a_reader_that_leaves_ends_it() -> None:

@@ -153,6 +153,17 @@ def test_the_parts_of_every_sandbox_are_no_targets(folder: Path, target: str) ->
     assert refused(Mount(str(folder), target)).key == "mounts[0].target"
 
 
+def test_a_file_takes_the_place_of_one_of_ours_but_not_of_a_folder(folder: Path) -> None:
+    (folder / "hosts").write_text("")
+    for name in ("hosts", "localtime"):
+        shown = seen(Mount(str(folder / "hosts"), f"/etc/{name}"))
+        made = [op for op in shown.template if f"etc/{name}" in op[1:3]]
+        assert made == [["file", f"etc/{name}", "", 0o644], ["bind", str(folder / "hosts"), f"etc/{name}", RO]]
+    for target in ("/workspace", "/opt", "/root"):
+        error = refused(Mount(str(folder / "hosts"), target))
+        assert (error.key, error.fix) == ("mounts[0].target", f'"{target}/hosts"')
+
+
 @pytest.mark.parametrize("source", ["/", "/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/shm"])
 def test_the_root_and_the_kernels_file_systems_are_never_shown(source: str) -> None:
     assert refused(Mount(source, "/data", credentials=True)).key == "mounts[0].source"

@@ -238,6 +238,7 @@ class AsyncProcess:
 
     async def wait(self, *, timeout_s: float | None = None) -> Result:
         """Raises TimeoutError when it still runs then; it is not killed."""
+        calls.check_patience(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._result is None:
             if not await self._pull(deadline):

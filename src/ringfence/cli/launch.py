@@ -83,7 +83,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
     """Run the job in a fresh sandbox and return the exit code. Raises Problem and RingfenceError when nothing ran."""
     box = _sandbox(settings)
     if settings.explain:
-        console.out(box.plan().explain().rstrip("\n") + "\n")
+        _explain(box, console)
         return 0
     net_log = None if settings.net_log is None else _create("--net-log", settings.net_log)
     report = None if settings.report is None else _create("--report", settings.report)
@@ -124,6 +124,17 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
     else:
         console.out_json(result.to_dict())
     return exit_code(result)
+
+
+def _explain(box: Sandbox, console: Console) -> None:
+    plan = box.plan()
+    text = plan.explain().rstrip("\n")
+    if console.json:
+        from ringfence.rendering import to_dict
+
+        console.out_json({**to_dict(plan), "explain": text})
+    else:
+        console.out(f"{text}\n")
 
 
 def _sandbox(settings: Settings) -> Sandbox:

@@ -1,8 +1,8 @@
 """Opens host paths that a caller names for a transfer: a link that a guest planted on the way leads nowhere (K04).
 
 Links above a folder that is shared with a guest are the caller's own and are followed. In such a folder none is, nor on
-a way through it that the caller's own link takes, and the last part of a path never is: what a guest once left there may
-still lie there.
+the way of a caller's link through it, and the last part of a path never is: what a guest once left there may still lie
+there.
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ def representations(value: object) -> list[tuple[str, bytes]]:
 
 
 def _text(value: object) -> bytes:
-    return repr(value)[:_MOST_TEXT].encode("utf-8", "replace")
+    text = repr(value)
+    if len(text) > _MOST_TEXT:
+        text = f"{text[:_MOST_TEXT]}… ({len(text) - _MOST_TEXT:,} more characters)"
+    return text.encode("utf-8", "replace")
 
 
 def _rich(value: object) -> dict[str, bytes]:

@@ -418,6 +418,8 @@ def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:
             data = os.read(fd, _READ)
         except BlockingIOError:
             return
+        except OSError:  # EIO: nobody has the terminal open any more
+            data = b""
         left -= len(data)
         if not data or left <= 0:
             guestd.unwatch(fd)

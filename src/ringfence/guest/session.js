@@ -82,9 +82,13 @@
   // ── what guest code finds ──
 
   const clipped = (text, most) => (text.length <= most ? text : text.slice(0, most));
+  const shortened = (text) => {
+    const left = text.length - MOST_TEXT;
+    return left <= 0 ? text : `${clipped(text, MOST_TEXT)}… (${left.toLocaleString("en-US")} more characters)`;
+  };
 
   const representations = (value) => {
-    const found = { "text/plain": Buffer.from(clipped(util.inspect(value), MOST_TEXT)) };
+    const found = { "text/plain": Buffer.from(shortened(util.inspect(value))) };
     try {
       const bundle = value?.[Symbol.for("Jupyter.display")]?.() ?? {};
       for (const [mime, content] of Object.entries(bundle))

@@ -67,6 +67,7 @@ class Surroundings(Struct):
     home: str
     state: tuple[str, ...]  # directories of ours that no guest may see
     shows_python: bool = True  # False: the guest's Python is its image's; the caller's is protected all the same
+    folders: tuple[str, ...] = PRIVATE  # that every sandbox has: no file can be mounted there
 
 
 def place(mounts: tuple[Mount, ...], around: Surroundings) -> Placed:
@@ -99,6 +100,12 @@ def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
     directory = stat.S_ISDIR(mode)
     if not directory:
         _check_file(index, mount, source)
+        if any(within(folder, target) for folder in around.folders):
+            raise PolicyError(
+                f"{source} is a file, and {target} is a folder of every sandbox",
+                key=f"mounts[{index}].target",
+                fix=f'"{target}/{os.path.basename(source)}"',
+            )
     return Entry(
         source=source,
         target=target,

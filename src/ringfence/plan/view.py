@@ -115,12 +115,12 @@ def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str, state
         uid=uid,
         home=home,
         state=state,
+        folders=tuple(f"/{name}" for name in _DIRECTORIES),
     )
     placed = place(tuple(policy.mounts), around)
     ops: list[Op] = [["dir", name, 0o755] for name in _DIRECTORIES]
     ops += [op for op in base.ops if not _is_private(op)]
-    ops += etc
-    ops += _git_excludes(placed.protected)
+    ops += _less(placed.template, (*etc, *_git_excludes(placed.protected)))
     ops += device_ops()
     ops += links
     return View(
@@ -177,6 +177,12 @@ def _is_directory(path: str) -> bool:
 
 def _in_any(path: str, directories: tuple[str, ...]) -> bool:
     return any(within(path, directory) for directory in directories)
+
+
+def _less(mounts: tuple[Op, ...], own: tuple[Op, ...]) -> list[Op]:
+    """Files and links of ours, without those in whose place the policy mounts something."""
+    points = {op[1] for op in mounts if op[0] in ("dir", "file")}
+    return [op for op in own if op[0] == "bind" or op[2 if op[0] == "symlink" else 1] not in points]
 
 
 def _is_private(op: Op) -> bool:

@@ -109,7 +109,7 @@ def _limits(limits: Limits) -> list[str]:
     end = "closed" if limits.on_idle == "close" else "paused"
     return [
         f"Each run or exec has {_time(limits.timeout_s)}, and {_time(limits.cpu_time_s)} of CPU time.",
-        f"CPUs: {limits.cpus:g}. Memory: {format_size(limits.memory)}, memory file systems included, no swap.",
+        f"CPUs: {limits.cpus:g}. Memory: {format_size(limits.memory)} and the file systems in memory, no swap.",
         f"Processes and threads: {limits.processes}, each with {limits.open_files} open files.",
         f"Disk: {format_size(limits.disk)} in {limits.disk_files} files. Output kept: {format_size(limits.output)}.",
         f"The sandbox lives {_time(limits.lifetime_s)} and is {end} after {_time(limits.idle_s)} without work.",

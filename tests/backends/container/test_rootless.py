@@ -74,7 +74,7 @@ def places(ordinary_user: OrdinaryUser) -> Iterator[dict[str, str]]:
         "XDG_RUNTIME_DIR": str(folder),
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
-    for pid, _ in _processes(str(folder)):  # Podman's own holder of the user's namespace stays by design
+    for pid, _, _ in _processes(str(folder)):  # Podman's own holder of the user's namespace stays by design
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
     time.sleep(0.2)
@@ -115,14 +115,16 @@ def test_the_service_that_we_started_ends_with_us(said: dict[str, Any], places: 
     assert left == []
 
 
-_PLAN = """
+HOLDERS = ("catatonit", "podman pause")  # the second where the first is not installed
+_START = """
 import os, sys
 sys.path.append({sdk!r})
 os.environ.pop("XDG_RUNTIME_DIR", None)
 os.environ.update({variables!r})
 from ringfence import Sandbox
 from ringfence.backends import Container
-print(Sandbox(backend=Container(engine="podman")).plan().backend, flush=True)
+with Sandbox(backend=Container(engine="podman")) as box:
+    print(box.backend, flush=True)
 if sys.argv[1] == "killed": os._exit(0)
 """
 
@@ -130,28 +132,30 @@ if sys.argv[1] == "killed": os._exit(0)
 def test_without_a_runtime_directory_its_holder_ends_too(ordinary_user: OrdinaryUser, places: dict[str, str]) -> None:
     """With the library, or with the next one where it was killed: then it would hold a namespace for nobody."""
     variables = {name: value for name, value in places.items() if name != "XDG_RUNTIME_DIR"}
-    code = _PLAN.format(sdk=str(equipped.sdk(ordinary_user)), variables=variables)
+    code = _START.format(sdk=str(equipped.sdk(ordinary_user)), variables=variables)
     for how in ("killed", "by itself"):
         done = ordinary_user.run(code, how, timeout_s=60)
         assert (done.returncode, done.stdout) == (0, "container\n"), done.stderr
     held = f"{ordinary_user.home}/.local/state/ringfence/podman/"
     deadline = time.monotonic() + 20
-    while (left := [words for _, words in _processes(held) if words == "catatonit -P"]) and time.monotonic() < deadline:
+    while (left := [name for _, name, _ in _processes(held) if name in HOLDERS]) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
 
 
 def _services(folder: str) -> list[str]:
-    return [words for _, words in _processes(folder) if words != "catatonit -P"]
+    """Less what holds the user's namespace: in a runtime directory of the user's it is Podman's own, and stays."""
+    return [words for _, name, words in _processes(folder) if name not in HOLDERS]
 
 
-def _processes(folder: str) -> list[tuple[int, str]]:
-    """Those that were given these files: Podman's service, its containers, and what holds its user's namespace."""
+def _processes(folder: str) -> list[tuple[int, str, str]]:
+    """Number, name and words of those that were given these files: Podman's service, its containers, and what holds the
+    user's namespace."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if f"XDG_RUNTIME_DIR={folder}".encode() in (entry / "environ").read_bytes():
-                    found.append((int(entry.name), words))
+                    found.append((int(entry.name), (entry / "comm").read_text().strip(), words))
     return found

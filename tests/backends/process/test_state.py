@@ -75,10 +75,18 @@ def test_an_ordinary_user_has_it_in_the_runtime_directory_or_at_home(tmp_path: P
         for runtime in (str(run), str(loose), "relative", ""):
             os.environ["XDG_RUNTIME_DIR"] = runtime
             say(state.state_dir())
+        os.environ["HOME"] = "/nonexistent"  # a service's user
+        for make in (state.state_dir, lambda: state.disk_directory("x")):
+            try:
+                make()
+            except UnsupportedError as error:
+                say(f"{error.code}: {error.fix}")
 
     with child(ask, uid=2_070_001) as user:
         at_home = f"{home}/.local/state/ringfence"
         assert [user.hear() for _ in range(4)] == [f"{run}/ringfence", at_home, at_home, at_home]
+        fix = "state: set HOME to a folder that this user may write, or XDG_RUNTIME_DIR to one that is its own"
+        assert [user.hear() for _ in range(2)] == [fix, fix]
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────

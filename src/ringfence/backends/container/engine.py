@@ -261,6 +261,9 @@ def _end(service: subprocess.Popen[bytes], folder: str, owner: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+_HOLDERS = (b"catatonit\n", b"podman pause\n")  # the second where the first is not installed
+
+
 def _end_holders(root: str, is_over: Callable[[str], bool]) -> None:
     """Without root, and without a runtime directory of the user's, Podman leaves a process for each service of ours.
 
@@ -275,7 +278,7 @@ def _end_holders(root: str, is_over: Callable[[str], bool]) -> None:
         except OSError:
             continue  # gone
         try:
-            if _content(f"/proc/{pid}/comm") == b"catatonit\n":
+            if _content(f"/proc/{pid}/comm") in _HOLDERS:
                 given = [word for word in _content(f"/proc/{pid}/environ").split(b"\0") if word.startswith(start)]
                 if given and is_over(os.fsdecode(given[0][len(start) :]).partition("/")[0]):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)

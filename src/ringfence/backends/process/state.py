@@ -48,8 +48,20 @@ def state_dir() -> str:
     if os.path.isabs(runtime) and _is_mine(runtime):
         return _own(f"{runtime}/{_NAME}")
     home = os.path.expanduser("~/.local/state")
-    os.makedirs(home, 0o700, exist_ok=True)
+    _make(home)
     return _own(f"{home}/{_NAME}")
+
+
+def _make(path: str) -> None:
+    """With the folders above it. A service's user may have no home, or one that is not its own."""
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError as error:
+        raise UnsupportedError(
+            f"{path}, where Ringfence writes down what it has to remove, cannot be made: {error.strerror}",
+            code="state",
+            fix="set HOME to a folder that this user may write, or XDG_RUNTIME_DIR to one that is its own",
+        ) from None
 
 
 def directory(name: str) -> str:
@@ -60,7 +72,7 @@ def directory(name: str) -> str:
 def disk_directory(name: str) -> str:
     """As `directory`, for what may be large: never in /run, which is memory on most hosts."""
     root = disk_root()
-    os.makedirs(os.path.dirname(root), 0o700, exist_ok=True)
+    _make(os.path.dirname(root))
     return _own(f"{_own(root)}/{name}")
 
 

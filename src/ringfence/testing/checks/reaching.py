@@ -88,6 +88,18 @@ def a_terminal_that_ended_has_its_exit_code_and_no_size(box: Sandbox) -> None:
     assert box.run("1").value == "1"
 
 
+def a_terminal_that_somebody_has_open_after_its_program_ended_takes_nothing_with_it(box: Sandbox) -> None:
+    box.run("kept = 41").check()
+    left = "trap '' HUP; (trap '' HUP; sleep 0.3; echo done > ended) & exit 0"
+    assert box.pty(["sh", "-c", left]).wait(timeout_s=20).ok
+    for _ in range(4):
+        with box.pty(["true"]):
+            pass
+        box.pty(["true"]).kill()
+    box.exec(["sh", "-c", "until test -e ended; do sleep 0.05; done; sleep 0.1"]).check()
+    assert (box.state, box.run("kept + 1").value) == ("running", "42")
+
+
 def _asked(address: Address, path: str, data: bytes | None = None) -> bytes:
     connection = HTTPConnection(address.host, address.port, timeout=30)
     try:
@@ -210,6 +222,7 @@ CHECKS = (
     in_box(control_c_in_a_terminal_interrupts_what_runs_there, "terminal-signals"),
     in_box(a_size_that_is_none_is_refused),
     in_box(a_terminal_that_ended_has_its_exit_code_and_no_size),
+    in_box(a_terminal_that_somebody_has_open_after_its_program_ended_takes_nothing_with_it),
     in_box(a_server_inside_is_reached_at_its_address_and_no_other),
     in_box(a_port_where_nobody_listens_closes_the_connection_and_may_open_later),
     with_maker(an_address_ends_with_its_sandbox),

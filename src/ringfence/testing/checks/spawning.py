@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from ringfence import Exit, Gap, Limits, Policy, Process, Sandbox, Stderr, Stdout
+from ringfence import Exit, Gap, Limits, Policy, PolicyError, Process, Sandbox, Stderr, Stdout
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
 
 
@@ -144,6 +144,9 @@ def wait_gives_up_at_its_timeout_and_kills_nothing(box: Sandbox) -> None:
             process.wait(timeout_s=0.2)
         assert time.monotonic() - started < 15
         assert process.running
+        for wrong in ("x", float("nan"), -1):
+            with raises(PolicyError, match="it is a number from 0 on, or None"):
+                process.wait(timeout_s=wrong)  # type: ignore[arg-type]  # the mistake
 
 
 def kill_ends_the_tree_and_may_be_called_again(box: Sandbox) -> None:
