@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +21,7 @@ import ringfence
 from behaviour import host
 from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError
 from ringfence.backends.process import pool
+from ringfence.guest.monitor import Monitor
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +201,32 @@ def test_a_monitor_that_crashes_says_why_and_its_sandboxes_are_lost() -> None:
         assert (said.count("Traceback"), "monitor.py" in said) == (1, True)
         time.sleep(0.1)
         assert ringfence.run("1").value == "1"
+
+
+def test_a_fault_of_ours_in_one_sandbox_is_the_end_of_that_one_alone() -> None:
+    with Sandbox() as other, Sandbox() as box:
+        kept = other.spawn(["cat"])
+        assert monitor_of(box) == monitor_of(other)
+        thread = threading.Timer(0.3, lambda: box._place.link.say(op="no request of ours"))  # type: ignore[union-attr]  # as above
+        thread.start()
+        result = box.exec(["sleep", "600"], timeout_s=20)
+        thread.join()
+        assert (result.status, result.reason) == ("lost", "guest-lost")
+        with pytest.raises(SandboxLostError, match=r"is lost: its monitor crashed: [A-Z][A-Za-z]+"):
+            box.run("1")
+        kept.write("still here\n")
+        kept.close_stdin()
+        assert (kept.wait().stdout, other.run("1 + 1").value) == ("still here\n", "2")
+
+
+def test_a_sandbox_that_does_not_end_after_a_fault_takes_its_monitor_along() -> None:
+    one = Monitor.__new__(Monitor)
+    one._boxes = {5: Mock()}
+    one._faulty = {4: 1.0, 5: 3.0}
+    one._check_faulty(2.0)
+    assert one._faulty == {5: 3.0}
+    with pytest.raises(RuntimeError):
+        one._check_faulty(4.0)
 
 
 def test_a_monitor_without_a_free_descriptor_refuses_what_is_new_and_keeps_the_rest(tmp_path: Path) -> None:

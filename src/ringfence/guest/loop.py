@@ -35,5 +35,8 @@ class Loop:
             self._epoll.unregister(fd)
             self._dropped.add(fd)
 
+    def handler(self, fd: int) -> Callable[[int], None] | None:
+        return self._handlers.get(fd)
+
     def close(self) -> None:
         self._epoll.close()

@@ -17,6 +17,7 @@ from .loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from socket import socket
     from typing import NoReturn
 
@@ -28,6 +29,7 @@ _MAX_ANSWER = 1 << 12
 _MAX_FDS = 16
 _MAX_WORDS = 200
 _LOOK_S = 0.005
+_END_S = 5.0  # for a sandbox to be gone: its processes were killed
 _NEVER = float("inf")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
 
@@ -51,7 +53,7 @@ def run(control: socket, request: Template, library: int) -> NoReturn:
         served.serve()
     except BaseException as error:  # noqa: BLE001  # the last frame of this process: whatever it is, it is told
         sys.excepthook(type(error), error, error.__traceback__)  # to the zygote's standard error
-        served.crashed(f"{type(error).__name__}: {error}"[:_MAX_WORDS])
+        served.crashed(_words(error))
         os._exit(1)
     os._exit(0)
 
@@ -66,6 +68,7 @@ class Monitor(Loop):
         self._maker_pid = maker_pid
         self._boxes: dict[int, Guestd] = {}
         self._ending = False
+        self._faulty: dict[int, float] = {}  # sandboxes that met a fault of ours, and when they must be gone
         self.watch(control.fileno(), select.EPOLLIN, self._on_control)
         self.watch(maker.fileno(), select.EPOLLIN, self._on_view)
         self.watch(library, select.EPOLLIN, self._on_library_gone)
@@ -77,11 +80,30 @@ class Monitor(Loop):
         while self._boxes or not self._ending:
             now = time.monotonic()
             if now >= look_at:
-                for box in list(self._boxes.values()):
-                    box.keep_clocks()
+                for number, box in list(self._boxes.items()):
+                    try:
+                        box.keep_clocks()
+                    except Exception as error:  # noqa: BLE001  # as in Fence
+                        self.fault(number, error)
+                self._check_faulty(now)
                 look_at = now + self._next_wait()
             self.round(look_at - now if look_at < _NEVER else -1)
             look_at = min(look_at, time.monotonic() + _LOOK_S)
+
+    def fault(self, number: int, error: Exception) -> None:
+        """Of ours, in what is done for one sandbox: that one is lost, and no other."""
+        sys.excepthook(type(error), error, error.__traceback__)
+        box = self._boxes.get(number)
+        if box is not None:
+            self._faulty.setdefault(number, time.monotonic() + _END_S)
+            box.crashed(_words(error))
+            box.destroy()
+
+    def _check_faulty(self, now: float) -> None:
+        """What the fault left half done may keep it from ending; then this process has to."""
+        self._faulty = {number: end for number, end in self._faulty.items() if number in self._boxes}
+        if any(now > end for end in self._faulty.values()):
+            raise RuntimeError("a sandbox did not end after a fault")
 
     def crashed(self, error: str) -> None:
         """Our own fault: every sandbox's owner hears why it is lost. What is inside dies with us."""
@@ -92,7 +114,8 @@ class Monitor(Loop):
                 sys.excepthook(type(other), other, other.__traceback__)
 
     def _next_wait(self) -> float:
-        return min((wait for box in self._boxes.values() if (wait := box.next_wait()) is not None), default=_NEVER)
+        waits = [wait for box in self._boxes.values() if (wait := box.next_wait()) is not None]
+        return min(waits, default=_NEVER) if not self._faulty else min(_LOOK_S * 20, *waits)
 
     # what sandboxes need of us
 
@@ -183,7 +206,7 @@ class Monitor(Loop):
             ordered = False
         from .guestd import Guestd  # a command's forker builds meanwhile
 
-        self._boxes[number] = Guestd(self, number, channel, dict(named), owner=owner)
+        self._boxes[number] = Guestd(Fence(self, number), number, channel, dict(named), owner=owner)
         if not ordered:
             self._boxes[number].maker_gone()
         for fd in theirs:
@@ -227,12 +250,16 @@ class Monitor(Loop):
         if box is None:
             for fd in fds:
                 os.close(fd)
-        elif "error" in answer:
-            box.failed(answer["error"], answer["errno"], fds)
-        elif "spawner" in answer:
-            box.respawned(fds)
-        else:
-            box.built(fds, answer["init"])
+            return
+        try:
+            if "error" in answer:
+                box.failed(answer["error"], answer["errno"], fds)
+            elif "spawner" in answer:
+                box.respawned(fds)
+            else:
+                box.built(fds, answer["init"])
+        except Exception as error:  # noqa: BLE001  # as in Fence
+            self.fault(answer["box"], error)
 
     def _lose_maker(self) -> None:
         """No more sandboxes of this view; those that run go on."""
@@ -244,6 +271,30 @@ class Monitor(Loop):
             self._control.close()
             self._control = None
         self._ending = True
+
+
+class Fence:
+    """What one sandbox has of its monitor. A fault of ours in what it does is the end of that sandbox alone."""
+
+    def __init__(self, monitor: Monitor, number: int) -> None:
+        self._monitor, self._number = monitor, number
+        self.change, self.unwatch = monitor.change, monitor.unwatch
+        self.order, self.reap_strays, self.gone = monitor.order, monitor.reap_strays, monitor.gone
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+        def fenced(events: int) -> None:
+            try:
+                handler(events)
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is told, and ends this sandbox
+                if self._monitor.handler(fd) is fenced:
+                    self._monitor.unwatch(fd)  # or it would come again for ever
+                self._monitor.fault(self._number, error)
+
+        self._monitor.watch(fd, events, fenced)
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_WORDS]
 
 
 def _children() -> list[int]:
