@@ -47,9 +47,9 @@ def check_code(code: object) -> str:
     return code
 
 
-def _check_text(text: str, what: str) -> None:
+def _check_text(text: str, what: str, errors: str = "strict") -> None:
     try:
-        text.encode()
+        text.encode("utf-8", errors)
     except UnicodeEncodeError as error:
         raise PolicyError(
             f"{what} holds a lone surrogate at character {error.start}",
@@ -79,7 +79,7 @@ def check_argv(argv: object) -> list[str]:
     if sum(len(part) + 9 for part in argv) > MAX_ARGUMENTS:
         raise PolicyError("argv is longer than 1.5 MiB", code="argv-too-long", fix="pass long input by stdin or a file")
     for part in argv:
-        _check_text(part, "argv")
+        _check_text(part, "argv", "surrogateescape")  # a file's name that is not UTF-8
     return list(argv)
 
 

@@ -19,6 +19,11 @@ def arguments_arrive_as_they_are(box: Sandbox) -> None:
     assert (result.stdout, *facts(result)) == (f"{words}\n", "ok", "done", 0, None)
 
 
+def an_argument_may_be_a_name_that_is_not_text(box: Sandbox) -> None:
+    """As Python gives the names of files."""
+    assert box.exec(["printf", "%s", "caf\udce9"]).check().stdout_bytes == b"caf\xe9"
+
+
 def a_failing_command_is_a_result_and_check_raises(box: Sandbox) -> None:
     result = box.exec(["sh", "-c", "echo out; echo err >&2; exit 4"])
     assert (result.stdout, result.stderr, *facts(result)) == ("out\n", "err\n", "error", "exit", 4, None)
@@ -139,6 +144,7 @@ def a_command_leaves_the_sessions_alone_and_says_so(box: Sandbox) -> None:
 
 CHECKS = (
     in_box(arguments_arrive_as_they_are),
+    in_box(an_argument_may_be_a_name_that_is_not_text),
     in_box(a_failing_command_is_a_result_and_check_raises),
     in_box(a_command_killed_by_a_signal_says_which),
     in_box(a_program_that_is_not_there_is_127),
