@@ -54,6 +54,8 @@ async def serve_http1(guest: Stream, route: Route, begun: Begun | None = None) -
         while True:
             exchange = _Exchange(guest, route, server)
             rest = await exchange.run(rest)
+            if rest:
+                await asyncio.sleep(0)  # many small requests in one read, all refused, wait for nothing else
     except Closed:
         return
     finally:

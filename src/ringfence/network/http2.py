@@ -71,7 +71,8 @@ class _Connection:
         self._server.begin(MOST_STREAMS)
         await self._server.flush()
         try:
-            early = self._server.http.receive_data(await self._server.stream.receive(GREETING_S))
+            greeting = await self._server.stream.receive(GREETING_S)
+            early = self._server.http.receive_data(b"".join(self._server.turns.cut(greeting)))
         except h2.exceptions.ProtocolError:
             raise ConnectionAbortedError("the server agreed on HTTP/2 and does not speak it") from None
         most = min(MOST_STREAMS, int(self._server.http.remote_settings.max_concurrent_streams))
@@ -95,6 +96,7 @@ class _Connection:
 
     async def _read(self, side: Side, handle: Callable[[h2.events.Event], None], events: list[h2.events.Event]) -> None:
         """Until the side ends, or misbehaves."""
+        parts: list[bytes] = []
         while True:
             try:
                 for event in events:
@@ -103,11 +105,15 @@ class _Connection:
                 await self._server.flush()
                 if self._leaves and not self._pairs:
                     return
-                data = await side.stream.receive(STALL_S)
-                if not data:
-                    return
-                self._active_at = time.monotonic()
-                events = side.http.receive_data(data)
+                if parts:
+                    await asyncio.sleep(0)
+                else:
+                    data = await side.stream.receive(STALL_S)
+                    if not data:
+                        return
+                    self._active_at = time.monotonic()
+                    parts = side.turns.cut(data)
+                events = side.http.receive_data(parts.pop(0))
             except Refusal as refusal:  # a budget is used up
                 self._abandon(refusal)
                 return
