@@ -75,7 +75,7 @@ class _Exchange:
         self._entry: Entry | None = None
         self._answered = False
         self._is_head = False  # the answer has no body
-        self._pumps = False  # the body is on its way: where it stands is not known here any more
+        self._pumps = False  # the request is on its way: how far it came is not known here any more
         self._status = 0
         self._is_chunked = False
         self._came = 0
@@ -193,6 +193,7 @@ class _Exchange:
         return asked.method in _REPEATABLE and not asked.has_body
 
     async def _ask(self, stream: Stream, out: h11.Request, target: Target, asked: Asked) -> None:
+        self._pumps = True
         await self._send(stream, out)
         await self._both_ways(stream, target, asked)
 
@@ -234,7 +235,6 @@ class _Exchange:
                 raise Closed
 
     async def _both_ways(self, stream: Stream, target: Target, asked: Asked) -> None:
-        self._pumps = True
         if not asked.has_body:
             if self._above.their_state is not h11.DONE and type(self._above.next_event()) is not h11.EndOfMessage:
                 raise Closed
@@ -251,6 +251,9 @@ class _Exchange:
                 if self._guest.is_gone():
                     raise ConnectionResetError
             await answer
+            if not body.done() or body.exception() is not None:
+                # Answered early: the end of the body may be half sent, and what came next would be read as part of it.
+                self._server.close()
         finally:
             for task in (body, answer):
                 task.cancel()
@@ -376,6 +379,8 @@ class _Exchange:
     async def _refuse(self, refusal: Refusal) -> None:
         """An answer instead of the response. What cannot be answered any more ends the connection."""
         self._finish(refusal)
+        if self._pumps:
+            self._server.close()  # its own answer may still come: not to the next request
         if self._answered or self._above.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             raise Closed
         body = refusal_body(refusal)
