@@ -255,6 +255,9 @@ BAD_HEADS = {
         (":path", "/"),
     ],
     "another port": [(":method", "GET"), (":scheme", "https"), (":authority", f"{HOST}:444"), (":path", "/")],
+    "a method that is a request line": [(":method", "GET /secret HTTP/1.1"), *HEADERS[1:]],
+    "no method": [(":method", ""), *HEADERS[1:]],
+    "TRACE in lower case": [(":method", "trace"), *HEADERS[1:]],
     "another host": [*HEADERS, ("host", "other.example.com")],
     "http scheme": [(":method", "GET"), (":scheme", "http"), (":authority", HOST), (":path", "/")],
     "no authority": [(":method", "GET"), (":scheme", "https"), ("host", HOST), (":path", "/")],
@@ -283,6 +286,14 @@ def test_a_head_that_http1_would_read_in_another_way_is_never_passed_on(loop: Lo
             assert statuses in ([], [400], [403])
         _still_works(desk)
     assert [seen.target for seen in server.seen] == ["/a"]
+
+
+def test_what_a_guest_calls_a_method_or_path_is_written_down_in_printable_words(loop: Loop, server: Server) -> None:
+    head = [(b":method", b"G\x1b[2J"), (b":scheme", b"https"), (b":authority", HOST.encode()), (b":path", b"/\x1b\xe9")]
+    with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as one:
+        one.frame(1, 5, 1, hpack.Encoder().encode(head))
+        wait_until(lambda: desk.lines)
+        assert desk.said == [("G\\x1b[2J", "/\\x1b\\xe9", 400, "net.malformed")]
 
 
 def test_a_refused_stream_leaves_the_others_alone_even_when_its_body_still_comes(loop: Loop, server: Server) -> None:

@@ -177,7 +177,9 @@ class _Connection:
         pairs = [(bytes(name), bytes(value)) for name, value in event.headers]
         pseudo = {name: value.decode("latin-1") for name, value in pairs if name.startswith(b":")}
         method, path = pseudo.get(b":method", ""), pseudo.get(b":path", "")
-        entry = self._context.log(self._target, method=method[:64], path=path.partition("?")[0][:4096])
+        entry = self._context.log(
+            self._target, method=_printable(method[:64]), path=_printable(path.partition("?")[0][:4096])
+        )
         try:
             out = self._checked(pseudo, pairs, has_body=has_body)
             self._forward(stream_id, entry, out, has_body=has_body)
@@ -384,6 +386,11 @@ class _Connection:
 
 
 _CODES = frozenset(int(code) for code in _Code)
+
+
+def _printable(text: str) -> str:
+    """For the log, where a request stands before it is checked: whoever reads it may do so at a terminal."""
+    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
 
 
 def _close(side: Side, code: _Code) -> None:

@@ -172,7 +172,10 @@ def refusal_headers(body: bytes) -> Headers:
 
 def _check_method(target: Target, asked: Asked) -> None:
     method = asked.method
-    if method in ("CONNECT", "TRACE"):
+    if not _TOKEN.fullmatch(method.encode("latin-1", "replace")):
+        # Of HTTP/2: a server behind that writes it into a request line would read a path of the guest's there.
+        raise malformed("its method holds characters that it cannot")
+    if method.upper() in ("CONNECT", "TRACE"):
         # CONNECT would open a tunnel; TRACE sends the request back, an injected secret included (G24).
         raise Refusal("net.method", f"{method} is never permitted")
     rule = target.rule
@@ -181,7 +184,7 @@ def _check_method(target: Target, asked: Asked) -> None:
     if method not in rule.methods:
         message = f"{_shown(method)} is not among the methods permitted for {target}"
         raise Refusal("net.method", message, allow=f'methods = [..., "{_shown(method)}"] in the rule for {rule.host}')
-    if any(name.lower() in _OVERRIDES for name, _ in asked.headers):
+    if any(name.lower().replace(b"_", b"-") in _OVERRIDES for name, _ in asked.headers):  # to CGI both are one
         raise Refusal("net.method", f"a header would make another method of {method} at {target}")
     if asked.has_body and method in ("GET", "HEAD"):
         raise Refusal("net.method", f"{method} with a body is not permitted for {target}")
