@@ -122,6 +122,8 @@ def echo(seen: Seen) -> Answer:
     authorization = (seen.header("authorization") or "").encode()
     if path == "/in-header":
         return Answer(headers=[(b"x-echo", authorization), (b"content-length", b"0")])
+    if path == "/in-name":
+        return Answer(headers=[(b"x-" + authorization.lower(), b"1"), (b"content-length", b"0")])
     if path == "/in-trailer":
         return Answer(parts=[b"body"], trailers=[(b"x-echo", authorization)])
     if path == "/in-pieces":

@@ -447,7 +447,7 @@ async def _copy(source: Stream, sink: Stream, first: bytes, scrubber: Scrubber |
 
 
 def _masked(forms: Forms, event: h11.InformationalResponse | h11.Response | h11.EndOfMessage) -> Headers:
-    return [(name, forms.mask(value)) for name, value in event.headers.raw_items()]
+    return [(forms.mask_name(name), forms.mask(value)) for name, value in event.headers.raw_items()]
 
 
 def _has_body(headers: Headers) -> bool:

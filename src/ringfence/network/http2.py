@@ -283,7 +283,7 @@ class _Connection:
 
     def _masked(self, headers: object) -> Headers:
         assert isinstance(headers, list)
-        return [(bytes(name), self._forms.mask(bytes(value))) for name, value in headers]
+        return [(self._forms.mask_name(bytes(name)), self._forms.mask(bytes(value))) for name, value in headers]
 
     # from both
 
