@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from network.desk import HOST, Desk, open_desk, trusting
-from network.servers import Loop, Roots, Server, echo, serving
+from network.desk import HOST, Desk, open_desk, trusting, wait_until
+from network.servers import Loop, Roots, Server, echo, frame, serving
 from ringfence.network.http1 import serve_http1
 from ringfence.network.intercept import fixed
 from ringfence.network.routes import Route
@@ -104,12 +104,23 @@ def test_a_websocket_carries_the_secret_and_is_scrubbed_but_not_under_a_path_rul
         token = desk.vault.environment["TOKEN"].encode()
         got = _raw(desk, b"GET /ws HTTP/1.1\r\n" + HEAD + upgrade + b"Authorization: " + token + b"\r\n\r\nhello")
     assert got.startswith(b"HTTP/1.1 101 ")
-    assert got.endswith(b"*" * len(VALUE) + b"|HELLO")
+    rest = frame(0x80, b"*" * (len(VALUE) - 6) + b"|")
+    assert got.endswith(frame(0x01, b"*" * 6) + rest + frame(0x82, b"HELLO"))
     assert server.seen[0].header("authorization") == VALUE
     with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/"]))) as desk:
         got = _raw(desk, b"GET /ws HTTP/1.1\r\n" + HEAD + upgrade + b"\r\n")
     assert b'"code": "net.upgrade"' in got
     assert len(server.seen) == 1
+
+
+def test_a_secrets_host_that_speaks_something_else_than_a_websocket_is_cut_off(loop: Loop, server: Server) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        token = desk.vault.environment["TOKEN"].encode()
+        got = _raw(desk, b"GET /not-ws HTTP/1.1\r\n" + HEAD + upgrade + b"Authorization: " + token + b"\r\n\r\n")
+        wait_until(lambda: desk.lines)
+        assert desk.said == [("GET", "/not-ws", 101, "secret.encoded-response")]
+    assert got.endswith(b"\r\n\r\n")
 
 
 class _Peer:

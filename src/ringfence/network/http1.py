@@ -16,13 +16,14 @@ from ringfence.network.requests import LARGEST_HEAD, Asked, refusal_body, refusa
 from ringfence.network.routes import Server
 from ringfence.network.streams import STALL_S
 from ringfence.network.targets import Refusal, Target
+from ringfence.network.websockets import Frames
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from ringfence.network.requests import Checked
     from ringfence.network.routes import Begun, Route
-    from ringfence.network.scrubbing import Forms, Scrubber
+    from ringfence.network.scrubbing import Forms
     from ringfence.network.streams import Stream
     from ringfence.network.swapping import Headers
     from ringfence.network.targets import Entry
@@ -281,7 +282,7 @@ class _Exchange:
             if type(event) is h11.InformationalResponse and event.status_code != 101:
                 await self._answer(h11.InformationalResponse(status_code=event.status_code, headers=[]))
             elif type(event) is h11.InformationalResponse:
-                await self._switch(stream, event, target, scrubber)
+                await self._switch(stream, event, target)
                 return
             elif type(event) is h11.Response:
                 headers = requests.response_headers(_masked(forms, event))
@@ -335,10 +336,8 @@ class _Exchange:
             # Closed by it, or out of step: bytes after a response are no answer to the next request.
             self._server.close()
 
-    async def _switch(
-        self, stream: Stream, event: h11.InformationalResponse, target: Target, scrubber: Scrubber
-    ) -> None:
-        """A websocket: bytes from here on, values still taken out of what comes back."""
+    async def _switch(self, stream: Stream, event: h11.InformationalResponse, target: Target) -> None:
+        """A websocket: bytes from here on, values still taken out of the messages that come back."""
         forms = self._context.vault.forms(target)
         self._status = 101
         headers = _masked(forms, event)
@@ -346,13 +345,16 @@ class _Exchange:
         self._answered = True
         rest = self._below.trailing_data[0]
         up = asyncio.create_task(_copy(self._guest, stream, self._above.trailing_data[0], None))
-        down = asyncio.create_task(_copy(stream, self._guest, rest, scrubber))
+        down = asyncio.create_task(_copy(stream, self._guest, rest, Frames(forms) if forms else None))
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (up, down):
                 task.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
+            ended = await asyncio.gather(up, down, return_exceptions=True)
+        if any(isinstance(one, ValueError) for one in ended):
+            message = f"{target} sent what is no websocket, or a compressed one, and a secret could be in it"
+            self._finish(Refusal("secret.encoded-response", message, verdict="failed"))
         self._finish(None)
         raise Closed
 
@@ -437,13 +439,13 @@ async def _settle(body: asyncio.Task[None], answer: asyncio.Task[None]) -> None:
         raise error
 
 
-async def _copy(source: Stream, sink: Stream, first: bytes, scrubber: Scrubber | None) -> None:
+async def _copy(source: Stream, sink: Stream, first: bytes, frames: Frames | None) -> None:
     data = first or await source.receive()
     while data:
-        await sink.send(data if scrubber is None else scrubber.feed(data))
+        await sink.send(data if frames is None else frames.feed(data))
         data = await source.receive()
-    if scrubber is not None:
-        await sink.send(scrubber.end())
+    if frames is not None:
+        await sink.send(frames.end())
 
 
 def _masked(forms: Forms, event: h11.InformationalResponse | h11.Response | h11.EndOfMessage) -> Headers:
