@@ -122,6 +122,8 @@ def echo(seen: Seen) -> Answer:
     authorization = (seen.header("authorization") or "").encode()
     if path == "/in-header":
         return Answer(headers=[(b"x-echo", authorization), (b"content-length", b"0")])
+    if path == "/in-name":
+        return Answer(headers=[(b"x-" + authorization.lower(), b"1"), (b"content-length", b"0")])
     if path == "/in-trailer":
         return Answer(parts=[b"body"], trailers=[(b"x-echo", authorization)])
     if path == "/in-pieces":
@@ -203,9 +205,12 @@ class Server:
     ) -> None:
         headers: Headers = [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
         writer.write(http.send(h11.InformationalResponse(status_code=101, headers=headers)) or b"")
-        writer.write((seen.header("authorization") or "").encode() + b"|")
+        value = (seen.header("authorization") or "").encode()
+        if seen.target == "/not-ws":
+            writer.write(value)
+        writer.write(frame(0x01, value[:6]) + frame(0x80, value[6:] + b"|"))
         while data := http.trailing_data[0] or await reader.read(4096):
-            writer.write(data.upper())
+            writer.write(frame(0x82, data.upper()))
             await writer.drain()
 
     async def _http2(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -271,6 +276,15 @@ def _seen2(headers: Headers, body: bytes) -> Seen:
     plain = [(b"host", pseudo[b":authority"].encode())]
     plain += [pair for pair in headers if not pair[0].startswith(b":")]
     return Seen("h2", pseudo[b":method"], pseudo[b":path"], plain, body)
+
+
+def frame(first: int, payload: bytes) -> bytes:
+    """Of a websocket, as a server sends it; `first` is its kind, and 0x80 when it is the last of its message."""
+    if len(payload) < 126:
+        return bytes([first, len(payload)]) + payload
+    if len(payload) < 1 << 16:
+        return bytes([first, 126]) + len(payload).to_bytes(2, "big") + payload
+    return bytes([first, 127]) + len(payload).to_bytes(8, "big") + payload
 
 
 class Loop:

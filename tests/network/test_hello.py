@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import struct
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -11,6 +16,11 @@ from hypothesis import strategies as st
 from network import hellos
 from ringfence.network import hello
 from ringfence.network.hello import BadHello, Hello
+from ringfence.network.serving import _check_hello
+from ringfence.network.targets import Client, Refusal, Target
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 REAL = hellos.real("a.test")
 
@@ -26,6 +36,63 @@ def test_a_hello_cut_into_records_and_segments_is_the_same(size: int, cut: int) 
     assert hello.parse(whole) == Hello("a.test", encrypted=False)
     if cut < len(whole):
         assert hello.parse(whole[:cut]) is None
+
+
+@given(st.lists(st.integers(1, 50), max_size=5), st.integers(1, 300))
+def test_a_hello_that_comes_in_pieces_is_the_same_as_a_whole_one(cuts: list[int], size: int) -> None:
+    rest = hellos.records(hellos.message_of(REAL), size) + b"early data"
+    gathering = hello.Gathering()
+    for cut in cuts:
+        piece, rest = rest[:cut], rest[cut:]
+        assert gathering.feed(piece) is None
+    assert gathering.feed(rest) == Hello("a.test", encrypted=False)
+
+
+def test_what_follows_a_hello_in_its_record_is_refused_even_before_it_has_come() -> None:
+    message = hellos.message_of(REAL)
+    with pytest.raises(BadHello, match="follows"):
+        hello.parse(b"\x16\x03\x01" + struct.pack("!H", len(message) + 1) + message)
+
+
+def _lines_run(size: int) -> int:
+    """How many lines of the parser a hello costs that has so many records of a byte and comes byte by byte."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
+        nonlocal count
+        del argument
+        if frame.f_code.co_filename != hello.__file__:
+            return None
+        count += event == "line"
+        return trace
+
+    async def check() -> None:
+        theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a byte sent is a byte read
+        with theirs, ours:
+            ours.setblocking(False)
+            data = hellos.records(b"\x01\x00\xff\x00" + bytes(size - 4), 1)
+            work = asyncio.create_task(_check_hello(Client(ours, data[:1]), Target("a.test", 443, None)))
+            for at in range(1, len(data)):
+                theirs.send(data[at : at + 1])
+                if at % 50 == 0:
+                    await asyncio.sleep(0)
+            theirs.close()
+            with pytest.raises(Refusal) as caught:
+                await work
+            assert caught.value.code == "net.closed"
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        asyncio.run(check())
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_hello_of_small_records_in_small_pieces_costs_what_it_is_long() -> None:
+    """Else one guest's hellos hold up the connections of all others: the loop is theirs too."""
+    assert _lines_run(200) < 3 * _lines_run(100)
 
 
 @pytest.mark.parametrize("kind", [0xFE0D, 0xFFCE, 0xFF02])

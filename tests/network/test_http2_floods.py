@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import struct
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,14 +19,16 @@ import h2.exceptions
 import hpack
 import pytest
 
-from network.desk import HOST, Desk, open_desk, trusting
+from network.desk import HOST, Desk, open_desk, trusting, wait_until
 from network.servers import Answer, Loop, Roots, Seen, Server, serving
+from ringfence.network.targets import Entry, Refusal
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
 
 TOKEN = Secret("TOKEN", "sk-canary-0123456789", hosts=[HOST])
 HEADERS = [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", "/a")]
 ENHANCE_YOUR_CALM = 11
+MANY = 90  # requests in one read; from 100 on, they would be too many at once
 
 
 @pytest.fixture
@@ -36,13 +40,14 @@ def server(loop: Loop, roots: Roots) -> Iterator[Server]:
 class Guest:
     """An HTTP/2 client that also sends what no client should."""
 
-    def __init__(self, sock: ssl.SSLSocket) -> None:
+    def __init__(self, sock: ssl.SSLSocket, *, speaks: bool = True) -> None:
         self.sock = sock
         self.http = h2.connection.H2Connection(
             h2.config.H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False)
         )
-        self.http.initiate_connection()
-        self.flush()
+        if speaks:
+            self.http.initiate_connection()
+            self.flush()
 
     def flush(self) -> None:
         self.sock.sendall(self.http.data_to_send())
@@ -86,12 +91,12 @@ class Guest:
 
 
 @contextmanager
-def guest(desk: Desk) -> Iterator[Guest]:
+def guest(desk: Desk, alpn: str = "h2") -> Iterator[Guest]:
     context = ssl.create_default_context(cadata=desk.authority.certificate.decode())
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([alpn])
     with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as plain:
         with context.wrap_socket(plain, server_hostname=HOST) as sock:
-            yield Guest(sock)
+            yield Guest(sock, speaks=alpn == "h2")
 
 
 def _still_works(desk: Desk) -> None:
@@ -165,6 +170,73 @@ def test_a_header_table_bomb_ends_the_connection(loop: Loop, server: Server) -> 
     assert len(server.seen) == 1
 
 
+def _indexed(value: bytes) -> bytes:
+    """A literal header `a` that goes into the table."""
+    assert 254 < len(value) < 127 + (1 << 14)
+    return b"\x40\x01a\x7f" + bytes([0x80 | (len(value) - 127) & 0x7F, (len(value) - 127) >> 7]) + value
+
+
+def test_a_small_request_that_names_a_large_header_many_times_ends_the_connection(loop: Loop, server: Server) -> None:
+    """It stays below what one request may be; but a hundred of them, 3 KB, are six million bytes to look at."""
+    with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/public/"]))) as desk:
+        with guest(desk) as one:
+            head = b"\x82\x87\x01" + bytes([len(HOST)]) + HOST.encode() + b"\x84"  # GET https: HOST /
+            one.http.send_headers(1, HEADERS, end_stream=True)
+            one.http.data_to_send()  # another one goes out
+            one.frame(1, 5, 1, head + _indexed(b"v" * 3900))
+            assert [status for status, _ in one.answers(1)] == [403]
+            one.frame(1, 5, 3, head + b"\xbe" * 15)
+            assert one.ends() == ENHANCE_YOUR_CALM
+        assert desk.said == [("GET", "/", 403, "net.path")]
+
+
+def test_a_client_may_name_all_of_its_header_table_in_every_request(loop: Loop, server: Server) -> None:
+    headers = [*HEADERS, *((f"x-{number:02}", f"{number:02}" * 40) for number in range(30))]
+    with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as one:
+        for stream in range(1, 101, 2):
+            one.http.send_headers(stream, headers, end_stream=True)
+            one.flush()
+        assert [status for status, _ in one.answers(50)] == [200] * 50
+
+
+class _Ticking(Desk):
+    """Notes in which turn of the loop each request ended."""
+
+    turn = 0
+
+    def __init__(self, server: Server, loop: Loop) -> None:
+        super().__init__(server, rule=Rule(HOST, paths=["/public/"]))
+        self.turns: list[int] = []
+        loop.loop.call_soon_threadsafe(self._tick, loop.loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.turn += 1
+        if len(self.turns) < MANY:
+            loop.call_soon(self._tick, loop)
+
+    def finish(self, entry: Entry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
+        super().finish(entry, status=status, refusal=refusal)
+        self.turns.append(self.turn)
+
+
+def test_many_requests_in_one_read_leave_others_their_turns(loop: Loop, server: Server) -> None:
+    with open_desk(loop, _Ticking(server, loop)) as desk, guest(desk) as one:
+        for stream in range(1, 2 * MANY, 2):
+            one.http.send_headers(stream, HEADERS, end_stream=True)
+        one.flush()
+        wait_until(lambda: len(desk.lines) == MANY)
+        assert isinstance(desk, _Ticking)
+        assert max(Counter(desk.turns).values()) <= 8
+
+
+def test_many_requests_of_http1_in_one_read_leave_others_their_turns(loop: Loop, server: Server) -> None:
+    with open_desk(loop, _Ticking(server, loop)) as desk, guest(desk, "http/1.1") as one:
+        one.sock.sendall(f"GET /a HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode() * MANY)
+        wait_until(lambda: len(desk.lines) == MANY)
+        assert isinstance(desk, _Ticking)
+        assert max(Counter(desk.turns).values()) <= 2
+
+
 def test_a_huge_header_list_is_refused(loop: Loop, server: Server) -> None:
     with open_desk(loop, Desk(server, TOKEN)) as desk:
         with guest(desk) as one:
@@ -183,6 +255,9 @@ BAD_HEADS = {
         (":path", "/"),
     ],
     "another port": [(":method", "GET"), (":scheme", "https"), (":authority", f"{HOST}:444"), (":path", "/")],
+    "a method that is a request line": [(":method", "GET /secret HTTP/1.1"), *HEADERS[1:]],
+    "no method": [(":method", ""), *HEADERS[1:]],
+    "TRACE in lower case": [(":method", "trace"), *HEADERS[1:]],
     "another host": [*HEADERS, ("host", "other.example.com")],
     "http scheme": [(":method", "GET"), (":scheme", "http"), (":authority", HOST), (":path", "/")],
     "no authority": [(":method", "GET"), (":scheme", "https"), ("host", HOST), (":path", "/")],
@@ -211,6 +286,14 @@ def test_a_head_that_http1_would_read_in_another_way_is_never_passed_on(loop: Lo
             assert statuses in ([], [400], [403])
         _still_works(desk)
     assert [seen.target for seen in server.seen] == ["/a"]
+
+
+def test_what_a_guest_calls_a_method_or_path_is_written_down_in_printable_words(loop: Loop, server: Server) -> None:
+    head = [(b":method", b"G\x1b[2J"), (b":scheme", b"https"), (b":authority", HOST.encode()), (b":path", b"/\x1b\xe9")]
+    with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as one:
+        one.frame(1, 5, 1, hpack.Encoder().encode(head))
+        wait_until(lambda: desk.lines)
+        assert desk.said == [("G\\x1b[2J", "/\\x1b\\xe9", 400, "net.malformed")]
 
 
 def test_a_refused_stream_leaves_the_others_alone_even_when_its_body_still_comes(loop: Loop, server: Server) -> None:

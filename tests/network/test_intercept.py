@@ -122,6 +122,16 @@ def test_a_response_that_echoes_the_value_is_scrubbed(
     assert b"*" * len(VALUE) in done.stdout
 
 
+def test_a_value_that_comes_back_as_the_name_of_a_header_is_scrubbed(
+    loop: Loop, server: Server, bundle: Path, protocol: str
+) -> None:
+    with open_desk(loop, Desk(server, Secret("TOKEN", "sk+Canary-0123456789", hosts=[HOST]))) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl("/in-name", "-i", "-H", f"Authorization: {curl.placeholder}")
+    assert server.seen[0].header("authorization") == "sk+Canary-0123456789"
+    assert b"x-" + b"*" * 20 + b": 1" in done.stdout.lower()
+
+
 def test_the_base64_of_a_value_is_scrubbed_too(loop: Loop, server: Server, bundle: Path, protocol: str) -> None:
     with open_desk(loop, Desk(server, ANYWHERE)) as desk:
         curl = Curl(desk, bundle, protocol)

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from network.desk import wait_until
 from ringfence.guest import frames as guest_frames
 from ringfence.guest import window
+from ringfence.network import relaying as relaying_module
 from ringfence.network.gateway import Service
+from ringfence.network.relaying import Relay
 from ringfence.policy.model import Network, Rule
 from ringfence.wire import frames, relayed
 
@@ -144,6 +146,28 @@ def test_more_streams_than_permitted_are_refused_and_the_rest_goes_on() -> None:
         assert b" 403 " in said
 
 
+def test_a_guestd_that_asks_and_reads_no_answer_is_not_read_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stream too many is refused in words that wait for it in our memory."""
+    relays: list[Relay] = []
+    start = Relay.start
+
+    def noted(relay: Relay) -> None:
+        relays.append(relay)
+        start(relay)
+
+    monkeypatch.setattr(relaying_module, "_MOST_UNREAD", 1 << 16)
+    monkeypatch.setattr(Relay, "start", noted)
+    with relaying() as guestd:
+        place = socket.inet_aton("127.0.0.1") + struct.pack(">H", PROXY)
+        asked = b"".join(frames.pack(relayed.OPEN, number, place) for number in range(1, 200_001))
+        sent = _sent_until_nobody_reads(guestd.channel, asked)
+        assert sent < len(asked)
+        assert len(relays[0]._out) < (1 << 16) + relaying_module._READ
+        threading.Thread(target=guestd.channel.sendall, args=(asked[sent:],), daemon=True).start()
+        refused = {number for kind, number, _ in guestd.hear(199_996) if kind == relayed.END}
+        assert len(refused) >= 199_960
+
+
 @pytest.mark.parametrize(
     "lie",
     [
@@ -177,6 +201,18 @@ def test_more_bytes_than_there_is_credit_for_end_the_sandbox() -> None:
         guestd.service.stop()
         _send(guestd.channel, OPENED + frames.pack(relayed.DATA, 1, bytes(1 << 16)) * 100)
         assert guestd.is_over()
+
+
+def _sent_until_nobody_reads(sock: socket.socket, data: bytes) -> int:
+    sent = 0
+    sock.settimeout(1)
+    try:
+        while sent < len(data):
+            sent += sock.send(data[sent : sent + 4096])
+    except TimeoutError:
+        pass  # what is asked for
+    sock.settimeout(5)
+    return sent
 
 
 def _send(sock: socket.socket, data: bytes) -> None:

@@ -145,9 +145,13 @@ def _asked(method: str, *headers: tuple[bytes, bytes], has_body: bool = False) -
         (_asked("get"), "not among the methods"),
         (_asked("GET", (b"X-HTTP-Method-Override", b"DELETE")), "would make another method"),
         (_asked("GET", (b"x-method-override", b"DELETE")), "would make another method"),
+        (_asked("GET", (b"X_HTTP_Method_Override", b"DELETE")), "would make another method"),
+        (_asked("GET", (b"x-http_method", b"DELETE")), "would make another method"),
         (_asked("GET", has_body=True), "with a body"),
         (_asked("TRACE"), "never permitted"),
         (_asked("CONNECT"), "never permitted"),
+        (_asked("trace"), "never permitted"),
+        (_asked("Connect"), "never permitted"),
     ],
 )
 def test_a_rule_of_methods_is_not_passed_by_another_name_of_the_method(asked: Asked, why: str) -> None:
@@ -156,9 +160,18 @@ def test_a_rule_of_methods_is_not_passed_by_another_name_of_the_method(asked: As
         check_request(target, asked)
     assert caught.value.code == "net.method"
     assert check_request(target, _asked("GET")).target == "/v1/a"
-    if asked.method in ("TRACE", "CONNECT"):  # even where a rule names no methods
+    if asked.method.upper() in ("TRACE", "CONNECT"):  # even where a rule names no methods
         with pytest.raises(Refusal, match=why):
             check_request(TARGET, asked)
+
+
+@pytest.mark.parametrize("method", ["", "GET /secret HTTP/1.1", "GET\t", "G\x1b[2J", "GÉT", "G\u0100T", "(GET)"])
+def test_a_method_that_is_no_token_is_refused_and_not_shown(method: str) -> None:
+    for rule in (None, Rule("api.example.com", paths=["/v1/"]), Rule("api.example.com", methods=["GET"])):
+        with pytest.raises(Refusal, match=r"^the request is malformed: its method holds characters") as caught:
+            check_request(Target("api.example.com", 443, rule), _asked(method))
+        assert (caught.value.code, caught.value.allow) == ("net.malformed", None)
+    check_request(TARGET, _asked("X-OWN!method"))
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))

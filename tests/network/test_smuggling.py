@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from network.desk import HOST, Desk, open_desk, trusting
-from network.servers import Loop, Roots, Server, serving
+from network.desk import HOST, Desk, open_desk, trusting, wait_until
+from network.servers import Loop, Roots, Server, echo, frame, serving
+from ringfence.network.http1 import serve_http1
+from ringfence.network.intercept import fixed
+from ringfence.network.routes import Route
+from ringfence.network.streams import Stream
+from ringfence.network.targets import Target
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
 
@@ -98,9 +104,106 @@ def test_a_websocket_carries_the_secret_and_is_scrubbed_but_not_under_a_path_rul
         token = desk.vault.environment["TOKEN"].encode()
         got = _raw(desk, b"GET /ws HTTP/1.1\r\n" + HEAD + upgrade + b"Authorization: " + token + b"\r\n\r\nhello")
     assert got.startswith(b"HTTP/1.1 101 ")
-    assert got.endswith(b"*" * len(VALUE) + b"|HELLO")
+    rest = frame(0x80, b"*" * (len(VALUE) - 6) + b"|")
+    assert got.endswith(frame(0x01, b"*" * 6) + rest + frame(0x82, b"HELLO"))
     assert server.seen[0].header("authorization") == VALUE
     with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/"]))) as desk:
         got = _raw(desk, b"GET /ws HTTP/1.1\r\n" + HEAD + upgrade + b"\r\n")
     assert b'"code": "net.upgrade"' in got
     assert len(server.seen) == 1
+
+
+def test_a_secrets_host_that_speaks_something_else_than_a_websocket_is_cut_off(loop: Loop, server: Server) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        token = desk.vault.environment["TOKEN"].encode()
+        got = _raw(desk, b"GET /not-ws HTTP/1.1\r\n" + HEAD + upgrade + b"Authorization: " + token + b"\r\n\r\n")
+        wait_until(lambda: desk.lines)
+        assert desk.said == [("GET", "/not-ws", 101, "secret.encoded-response")]
+    assert got.endswith(b"\r\n\r\n")
+
+
+class _Peer:
+    """A stream that says what the test has it say, and notes what it is told."""
+
+    def __init__(self, *words: bytes, takes: Callable[[bytes], bool] = lambda _: True) -> None:
+        self._words = list(words)
+        self._takes = takes
+        self._may_speak = asyncio.Event()
+        self.told = b""
+        self.is_closed = False
+
+    async def receive(self, timeout_s: float = 0.0) -> bytes:
+        del timeout_s
+        await self._may_speak.wait()
+        if not self._words:
+            await asyncio.Event().wait()  # for ever
+        return self._words.pop(0)
+
+    async def send(self, data: bytes) -> None:
+        if b"\r\n\r\n" in data:
+            self._may_speak.set()
+        if not self._takes(data):
+            await asyncio.Event().wait()
+        self.told += data
+
+    def speak(self) -> None:
+        self._may_speak.set()
+
+    def is_stale(self) -> bool:
+        return False
+
+    def is_gone(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def _exchange(asked: bytes, servers: list[_Peer], *secrets: Secret) -> bytes:
+    """What a guest is told that asks all this at once; each connection to the server is the next of `servers`."""
+    guest, left = _Peer(asked, b""), list(servers)
+    guest.speak()
+    desk = Desk(Server(echo), *secrets)
+
+    async def connect(target: Target) -> Stream:
+        del target
+        return left.pop(0)
+
+    async def run() -> None:
+        await serve_http1(guest, Route(desk, fixed(desk.target), connect, verified=True))
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    return guest.told
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
+POST = b"POST /first HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+SECOND = b"GET /second HTTP/1.1\r\n" + HEAD + b"\r\n"
+
+
+def test_a_server_that_answers_before_it_took_the_last_chunk_is_asked_nothing_more() -> None:
+    first = _Peer(ANSWER + b"ok", takes=lambda data: data != b"0\r\n\r\n")
+    second = _Peer(ANSWER + b"OK")
+    told = _exchange(POST + SECOND, [first, second])
+    assert first.told.endswith(b"3\r\nabc\r\n")
+    assert first.is_closed
+    assert second.told.startswith(b"GET /second ")
+    assert (told.count(b"\r\n\r\nok"), told.count(b"\r\n\r\nOK")) == (1, 1)
+
+
+def test_a_server_that_took_everything_is_asked_again() -> None:
+    first = _Peer(ANSWER + b"ok", ANSWER + b"OK")
+    told = _exchange(POST + SECOND, [first])
+    assert first.told.endswith(b"abc\r\n0\r\n\r\nGET /second HTTP/1.1\r\n" + HEAD + b"\r\n")
+    assert (told.count(b"\r\n\r\nok"), told.count(b"\r\n\r\nOK")) == (1, 1)
+
+
+def test_a_server_whose_answer_was_refused_in_the_middle_is_asked_nothing_more() -> None:
+    first = _Peer(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 99\r\n\r\n")
+    second = _Peer(ANSWER + b"OK")
+    told = _exchange(SECOND + SECOND, [first, second], TOKEN)
+    assert first.told.count(b"GET /second ") == 1
+    assert first.is_closed
+    assert b"secret.encoded-response" in told
+    assert told.endswith(b"\r\n\r\nOK")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import pickle
+import re
 import traceback
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -50,6 +54,67 @@ def test_encoded_values_do_not_come_back_either(value: str, before: bytes, after
         assert masked.count(b"*") >= len(value) - 2
     assert value.encode().hex().encode() not in forms.mask(plain.hex().encode())
     assert json.dumps(value)[1:-1].encode() not in forms.mask(json.dumps(value).encode())
+
+
+def _escaped(value: str, characters: str, form: str) -> bytes:
+    return re.sub(f"[{re.escape(characters)}]", lambda found: form.format(ord(found[0])), value).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoder", "encode"),
+    [
+        ("quote", lambda value: quote(value, safe="").encode()),
+        ("a form", lambda value: quote_plus(value).encode()),
+        ("UrlEncode of .NET", lambda value: re.sub("%..", lambda m: m[0].lower(), quote(value, safe="")).encode()),
+        ("encodeURIComponent", lambda value: quote(value, safe="!'()*~").encode()),
+        ("encodeURI", lambda value: quote(value, safe="!'()*~;/?:@&=+$,#").encode()),
+        ("json", lambda value: json.dumps(value)[1:-1].encode()),
+        ("json of PHP", lambda value: json.dumps(value)[1:-1].replace("/", "\\/").encode()),
+        ("System.Text.Json", lambda value: _escaped(value.replace("\\", "\\\\"), "+&<>'\"`", "\\u{:04X}")),
+        ("json of Go", lambda value: _escaped(json.dumps(value)[1:-1], "<>&", "\\u{:04x}")),
+        ("html", lambda value: html.escape(value).encode()),
+        ("html of PHP", lambda value: html.escape(value).replace("&#x27;", "&#039;").encode()),
+        ("html of Go", lambda value: html.escape(value).replace("&#x27;", "&#39;").replace("&quot;", "&#34;").encode()),
+        ("repr", lambda value: repr(value)[1:-1].encode()),
+    ],
+)
+@pytest.mark.parametrize("value", [VALUE, "AbCd+EfGh/IjKl==", "p@ss!Word9 (x)~*#", "<&>\"'`%$,;:?"])
+def test_whatever_an_encoder_escapes_the_value_is_found_in_one_piece_or_in_many(
+    value: str, encoder: str, encode: Callable[[str], bytes]
+) -> None:
+    forms, text = Forms([value]), encode(value)
+    masked = b"*" * len(text)
+    assert forms.mask(b"[" + text + b"]") == b"[" + masked + b"]", encoder
+    for size in (1, 2, 5):
+        scrubber, data = forms.stream(), b"[" + text + b"]"
+        parts = [scrubber.feed(data[at : at + size]) for at in range(0, len(data), size)]
+        assert b"".join([*parts, scrubber.end()]) == b"[" + masked + b"]", encoder
+
+
+def test_the_base64_of_a_value_is_found_when_it_is_itself_escaped() -> None:
+    text = base64.b64encode(b"user:~~~???>>>").decode()
+    assert "+" in text or "/" in text
+    assert forms_left("~~~???>>>", quote(text, safe="")) <= 2 + len(quote(base64.b64encode(b"user:")))
+    assert forms_left("~~~???>>>", text.replace("/", "\\/")) <= 2 + len(base64.b64encode(b"user:"))
+
+
+def forms_left(value: str, text: str) -> int:
+    """How many characters are not overwritten."""
+    return len(text) - Forms([value]).mask(text.encode()).count(b"*")
+
+
+def test_a_value_of_many_backslashes_is_searched_for_in_reasonable_time() -> None:
+    forms = Forms(["\\" * 40 + "end"])
+    assert forms.mask(b"\\" * 79 + b"x") == b"\\" * 79 + b"x"
+    assert forms.mask(b"\\" * 80 + b"end") == b"*" * 83
+
+
+def test_a_value_is_taken_out_of_the_name_of_a_header_in_any_case() -> None:
+    forms = Forms(["tokenABCDEF12345"])
+    assert forms.mask_name(b"x-tokenabcdef12345") == b"x-" + b"*" * 16
+    assert forms.mask_name(b"tokenABCDEF12345") == b"*" * 16
+    assert forms.mask_name(b"content-type") == b"content-type"
+    assert Forms([]).mask_name(b"content-type") == b"content-type"
 
 
 @given(st.binary(max_size=200))

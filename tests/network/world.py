@@ -85,9 +85,9 @@ def codes(result: Result) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+def listening(serve: Callable[[socket.socket], None], address: str = "127.0.0.1") -> Iterator[int]:
     """A TCP server whose every connection `serve` gets, in a thread."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server((address, 0))
 
     def accept() -> None:
         while True:

@@ -49,6 +49,7 @@ class Counted(socket.socket):
     """A connection to a target, counted for it until it is closed."""
 
     owner: _Target | None = None
+    address = ""  # that was dialled
 
     def close(self) -> None:
         owner, self.owner = self.owner, None

@@ -132,7 +132,7 @@ async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who
     for address in addresses:
         code = fault(address, private)
         if code is not None:
-            raise _refused_address(code, target, address)
+            raise refused_address(code, target, address)
     try:
         async with asyncio.timeout(CONNECT_S):
             return await _first_of(addresses, target.port)
@@ -143,7 +143,7 @@ async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who
         raise Refusal("net.unreachable", f"{target} {why}", verdict="failed") from None
 
 
-def _refused_address(code: str, target: Target, address: str) -> Refusal:
+def refused_address(code: str, target: Target, address: str) -> Refusal:
     """What it resolves to is told to the host alone: a guest could map the host's network by it."""
     if code == "net.private-address":
         refusal = Refusal(code, f"{target.name} resolves to a private address", allow="network.private = [...]")
@@ -163,6 +163,7 @@ async def _first_of(addresses: list[str], port: int) -> Counted:
     last: OSError = OSError(errno.EHOSTUNREACH, "no address")
     for index, address in enumerate(addresses):
         sock = Counted(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        sock.address = address
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import h2.config
 import h2.connection
 import h2.settings
+import hpack
 
 from ringfence.network.requests import LARGEST_HEAD
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ringfence.network.scrubbing import Scrubber
     from ringfence.network.streams import Stream
     from ringfence.network.swapping import Headers
@@ -22,6 +25,11 @@ _STREAM_WINDOW = 1 << 18
 _WINDOW = 1 << 20  # of a connection: the most that waits in memory for a slow peer
 _NOISE_AT_ONCE, _NOISE_PER_S = 500, 50.0  # frames that carry nothing
 _RESETS_AT_ONCE, _RESETS_PER_S = 100, 10.0
+_FRAME_HEAD = 9
+_PREFACE = 24  # what a client says before its first frame
+_FRAMES_A_TURN = 8
+# Of a header block, decoded: what each entry of both tables is, once, and what may be written out in the block itself.
+_TABLES, _WRITTEN = 8192, 4
 
 
 class Calm(Exception):  # noqa: N818  # the peer is told to be calm
@@ -45,6 +53,43 @@ class Allowance:
             raise Calm
 
 
+class _Decoder(hpack.Decoder):
+    """Ends the connection over a block that names entries of the table again and again: 30 bytes stood for 60,000."""
+
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
+        self.max_header_list_size = min(LARGEST_HEAD, _TABLES + _WRITTEN * len(data))
+        return super().decode(data, raw)
+
+
+class _Turns:
+    """Cuts what comes from a peer every few frames: the loop is every sandbox's, and frames may be small and many."""
+
+    def __init__(self, before_frames: int) -> None:
+        self._left = before_frames  # until the next frame begins
+        self._head = b""
+        self._frames = 0
+
+    def cut(self, data: bytes) -> list[bytes]:
+        """Between two of these, others have their turn. The last may be empty."""
+        parts, start, at = [], 0, 0
+        while at < len(data):
+            if self._left:
+                step = min(self._left, len(data) - at)
+                self._left -= step
+                at += step
+                continue
+            head = data[at : at + _FRAME_HEAD - len(self._head)]
+            at += len(head)
+            self._head += head
+            if len(self._head) == _FRAME_HEAD:
+                self._left, self._head = int.from_bytes(self._head[:3], "big"), b""
+                self._frames += 1
+                if self._frames % _FRAMES_A_TURN == 0:
+                    parts.append(data[start:at])
+                    start = at
+        return [*parts, data[start:]]
+
+
 class Side:
     """One of the two connections."""
 
@@ -52,6 +97,8 @@ class Side:
         config = h2.config.H2Configuration(client_side=is_client, header_encoding=False)
         self.stream = stream
         self.http = h2.connection.H2Connection(config)
+        self.http.decoder = _Decoder()
+        self.turns = _Turns(0 if is_client else _PREFACE)
         self.noise = Allowance(_NOISE_AT_ONCE, _NOISE_PER_S)
         self.resets = Allowance(_RESETS_AT_ONCE, _RESETS_PER_S)
         self.has_said_why = False  # it ends: the last frame is made
@@ -69,7 +116,6 @@ class Side:
         self.http.local_settings = h2.settings.Settings(
             client=bool(self.http.config.client_side), initial_values={codes.MAX_FRAME_SIZE: 16_384, **values}
         )
-        self.http.decoder.max_header_list_size = LARGEST_HEAD
         self.http.initiate_connection()
         self.http.increment_flow_control_window(_WINDOW - 65_535)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from ringfence.values import Struct, final
 
 LONGEST = 1 << 16  # of a hello with its records: post-quantum keys and tickets fit many times
-_HANDSHAKE, _CLIENT_HELLO = 22, 1
+_RECORD_HEAD = 5
+_HANDSHAKE = b"\x16\x03"  # the kind of record, and the first half of any version
+_CLIENT_HELLO = 1
 _SERVER_NAME, _ENCRYPTED_HELLO = 0, 0xFE0D
 _OLD_ENCRYPTED = (0xFFCE, 0xFF02, 0xFF03)  # drafts of the same
 
@@ -32,44 +34,63 @@ def looks_like_tls(first: bytes) -> bool:
 
 def parse(data: bytes) -> Hello | None:
     """The hello at the start of `data`; None when more is needed. Raises BadHello. Costs what `data` is long."""
-    message = _message(data)
-    if message is None:
-        if len(data) > LONGEST:
+    return Gathering().feed(data)
+
+
+class Gathering:
+    """A hello that comes in pieces. Each byte is looked at once.
+
+    A reader that began anew with every piece let a guest hold up all others, by a hello of records of one byte (G10).
+    """
+
+    def __init__(self) -> None:
+        self._head = bytearray()  # of a record, while it is not whole
+        self._left = 0  # of a record, after its head
+        self._message = bytearray()
+        self._taken = 0
+
+    def feed(self, data: bytes) -> Hello | None:
+        """None when more is needed; raises BadHello. What follows the hello's last record is not looked at."""
+        at = 0
+        while at < len(data):
+            if self._left:
+                part = data[at : at + self._left]
+                self._left -= len(part)
+                self._message += part
+                if self._is_whole():
+                    return _read(_Reader(bytes(self._message[4:])))
+            else:
+                part = data[at : at + _RECORD_HEAD - len(self._head)]
+                self._head += part
+                self._begin_record()
+            at += len(part)
+        self._taken += len(data)
+        if self._taken > LONGEST:
             raise BadHello("the hello is too long")
         return None
-    return _read(_Reader(message))
 
-
-def _message(data: bytes) -> bytes | None:
-    """The handshake message, joined from its records."""
-    joined = bytearray()
-    at = 0
-    while True:
-        if len(data) < at + 5:
-            _check_start(data[at:])
-            return None
-        kind, major, size = data[at], data[at + 1], int.from_bytes(data[at + 3 : at + 5], "big")
-        if kind != _HANDSHAKE or major != 3 or not 0 < size <= 1 << 14:
+    def _begin_record(self) -> None:
+        head = self._head
+        if not _HANDSHAKE.startswith(head[:2]):
             raise BadHello("not a TLS handshake")
-        joined += data[at + 5 : at + 5 + size]
-        if joined and joined[0] != _CLIENT_HELLO:
+        if len(head) == _RECORD_HEAD:
+            self._left = int.from_bytes(head[3:], "big")
+            if not 0 < self._left <= 1 << 14:
+                raise BadHello("not a TLS handshake")
+            head.clear()
+
+    def _is_whole(self) -> bool:
+        message = self._message
+        if message[0] != _CLIENT_HELLO:
             raise BadHello("not a ClientHello")
-        if len(joined) >= 4:
-            whole = 4 + int.from_bytes(joined[1:4], "big")
-            if whole > LONGEST:
-                raise BadHello("the hello is too long")
-            if len(joined) > whole:
-                raise BadHello("something follows the hello in its record")
-            if len(joined) == whole:
-                return bytes(joined[4:])
-        if len(data) < at + 5 + size:
-            return None
-        at += 5 + size
-
-
-def _check_start(head: bytes) -> None:
-    if head[:1] not in (b"", b"\x16") or head[1:2] not in (b"", b"\x03"):
-        raise BadHello("not a TLS handshake")
+        if len(message) < 4:
+            return False
+        whole = 4 + int.from_bytes(message[1:4], "big")
+        if whole > LONGEST:
+            raise BadHello("the hello is too long")
+        if len(message) > whole or (self._left and len(message) == whole):
+            raise BadHello("something follows the hello in its record")
+        return len(message) == whole
 
 
 class _Reader:

@@ -16,13 +16,14 @@ from ringfence.network.requests import LARGEST_HEAD, Asked, refusal_body, refusa
 from ringfence.network.routes import Server
 from ringfence.network.streams import STALL_S
 from ringfence.network.targets import Refusal, Target
+from ringfence.network.websockets import Frames
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from ringfence.network.requests import Checked
     from ringfence.network.routes import Begun, Route
-    from ringfence.network.scrubbing import Forms, Scrubber
+    from ringfence.network.scrubbing import Forms
     from ringfence.network.streams import Stream
     from ringfence.network.swapping import Headers
     from ringfence.network.targets import Entry
@@ -54,6 +55,8 @@ async def serve_http1(guest: Stream, route: Route, begun: Begun | None = None) -
         while True:
             exchange = _Exchange(guest, route, server)
             rest = await exchange.run(rest)
+            if rest:
+                await asyncio.sleep(0)  # many small requests in one read, all refused, wait for nothing else
     except Closed:
         return
     finally:
@@ -73,7 +76,7 @@ class _Exchange:
         self._entry: Entry | None = None
         self._answered = False
         self._is_head = False  # the answer has no body
-        self._pumps = False  # the body is on its way: where it stands is not known here any more
+        self._pumps = False  # the request is on its way: how far it came is not known here any more
         self._status = 0
         self._is_chunked = False
         self._came = 0
@@ -191,6 +194,7 @@ class _Exchange:
         return asked.method in _REPEATABLE and not asked.has_body
 
     async def _ask(self, stream: Stream, out: h11.Request, target: Target, asked: Asked) -> None:
+        self._pumps = True
         await self._send(stream, out)
         await self._both_ways(stream, target, asked)
 
@@ -232,7 +236,6 @@ class _Exchange:
                 raise Closed
 
     async def _both_ways(self, stream: Stream, target: Target, asked: Asked) -> None:
-        self._pumps = True
         if not asked.has_body:
             if self._above.their_state is not h11.DONE and type(self._above.next_event()) is not h11.EndOfMessage:
                 raise Closed
@@ -249,6 +252,9 @@ class _Exchange:
                 if self._guest.is_gone():
                     raise ConnectionResetError
             await answer
+            if not body.done() or body.exception() is not None:
+                # Answered early: the end of the body may be half sent, and what came next would be read as part of it.
+                self._server.close()
         finally:
             for task in (body, answer):
                 task.cancel()
@@ -276,7 +282,7 @@ class _Exchange:
             if type(event) is h11.InformationalResponse and event.status_code != 101:
                 await self._answer(h11.InformationalResponse(status_code=event.status_code, headers=[]))
             elif type(event) is h11.InformationalResponse:
-                await self._switch(stream, event, target, scrubber)
+                await self._switch(stream, event, target)
                 return
             elif type(event) is h11.Response:
                 headers = requests.response_headers(_masked(forms, event))
@@ -330,10 +336,8 @@ class _Exchange:
             # Closed by it, or out of step: bytes after a response are no answer to the next request.
             self._server.close()
 
-    async def _switch(
-        self, stream: Stream, event: h11.InformationalResponse, target: Target, scrubber: Scrubber
-    ) -> None:
-        """A websocket: bytes from here on, values still taken out of what comes back."""
+    async def _switch(self, stream: Stream, event: h11.InformationalResponse, target: Target) -> None:
+        """A websocket: bytes from here on, values still taken out of the messages that come back."""
         forms = self._context.vault.forms(target)
         self._status = 101
         headers = _masked(forms, event)
@@ -341,13 +345,16 @@ class _Exchange:
         self._answered = True
         rest = self._below.trailing_data[0]
         up = asyncio.create_task(_copy(self._guest, stream, self._above.trailing_data[0], None))
-        down = asyncio.create_task(_copy(stream, self._guest, rest, scrubber))
+        down = asyncio.create_task(_copy(stream, self._guest, rest, Frames(forms) if forms else None))
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (up, down):
                 task.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
+            ended = await asyncio.gather(up, down, return_exceptions=True)
+        if any(isinstance(one, ValueError) for one in ended):
+            message = f"{target} sent what is no websocket, or a compressed one, and a secret could be in it"
+            self._finish(Refusal("secret.encoded-response", message, verdict="failed"))
         self._finish(None)
         raise Closed
 
@@ -374,6 +381,8 @@ class _Exchange:
     async def _refuse(self, refusal: Refusal) -> None:
         """An answer instead of the response. What cannot be answered any more ends the connection."""
         self._finish(refusal)
+        if self._pumps:
+            self._server.close()  # its own answer may still come: not to the next request
         if self._answered or self._above.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             raise Closed
         body = refusal_body(refusal)
@@ -430,17 +439,17 @@ async def _settle(body: asyncio.Task[None], answer: asyncio.Task[None]) -> None:
         raise error
 
 
-async def _copy(source: Stream, sink: Stream, first: bytes, scrubber: Scrubber | None) -> None:
+async def _copy(source: Stream, sink: Stream, first: bytes, frames: Frames | None) -> None:
     data = first or await source.receive()
     while data:
-        await sink.send(data if scrubber is None else scrubber.feed(data))
+        await sink.send(data if frames is None else frames.feed(data))
         data = await source.receive()
-    if scrubber is not None:
-        await sink.send(scrubber.end())
+    if frames is not None:
+        await sink.send(frames.end())
 
 
 def _masked(forms: Forms, event: h11.InformationalResponse | h11.Response | h11.EndOfMessage) -> Headers:
-    return [(name, forms.mask(value)) for name, value in event.headers.raw_items()]
+    return [(forms.mask_name(name), forms.mask(value)) for name, value in event.headers.raw_items()]
 
 
 def _has_body(headers: Headers) -> bool:

@@ -71,7 +71,8 @@ class _Connection:
         self._server.begin(MOST_STREAMS)
         await self._server.flush()
         try:
-            early = self._server.http.receive_data(await self._server.stream.receive(GREETING_S))
+            greeting = await self._server.stream.receive(GREETING_S)
+            early = self._server.http.receive_data(b"".join(self._server.turns.cut(greeting)))
         except h2.exceptions.ProtocolError:
             raise ConnectionAbortedError("the server agreed on HTTP/2 and does not speak it") from None
         most = min(MOST_STREAMS, int(self._server.http.remote_settings.max_concurrent_streams))
@@ -95,6 +96,7 @@ class _Connection:
 
     async def _read(self, side: Side, handle: Callable[[h2.events.Event], None], events: list[h2.events.Event]) -> None:
         """Until the side ends, or misbehaves."""
+        parts: list[bytes] = []
         while True:
             try:
                 for event in events:
@@ -103,11 +105,15 @@ class _Connection:
                 await self._server.flush()
                 if self._leaves and not self._pairs:
                     return
-                data = await side.stream.receive(STALL_S)
-                if not data:
-                    return
-                self._active_at = time.monotonic()
-                events = side.http.receive_data(data)
+                if parts:
+                    await asyncio.sleep(0)
+                else:
+                    data = await side.stream.receive(STALL_S)
+                    if not data:
+                        return
+                    self._active_at = time.monotonic()
+                    parts = side.turns.cut(data)
+                events = side.http.receive_data(parts.pop(0))
             except Refusal as refusal:  # a budget is used up
                 self._abandon(refusal)
                 return
@@ -171,7 +177,9 @@ class _Connection:
         pairs = [(bytes(name), bytes(value)) for name, value in event.headers]
         pseudo = {name: value.decode("latin-1") for name, value in pairs if name.startswith(b":")}
         method, path = pseudo.get(b":method", ""), pseudo.get(b":path", "")
-        entry = self._context.log(self._target, method=method[:64], path=path.partition("?")[0][:4096])
+        entry = self._context.log(
+            self._target, method=_printable(method[:64]), path=_printable(path.partition("?")[0][:4096])
+        )
         try:
             out = self._checked(pseudo, pairs, has_body=has_body)
             self._forward(stream_id, entry, out, has_body=has_body)
@@ -275,7 +283,7 @@ class _Connection:
 
     def _masked(self, headers: object) -> Headers:
         assert isinstance(headers, list)
-        return [(bytes(name), self._forms.mask(bytes(value))) for name, value in headers]
+        return [(self._forms.mask_name(bytes(name)), self._forms.mask(bytes(value))) for name, value in headers]
 
     # from both
 
@@ -378,6 +386,11 @@ class _Connection:
 
 
 _CODES = frozenset(int(code) for code in _Code)
+
+
+def _printable(text: str) -> str:
+    """For the log, where a request stands before it is checked: whoever reads it may do so at a terminal."""
+    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
 
 
 def _close(side: Side, code: _Code) -> None:

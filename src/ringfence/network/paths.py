@@ -1,12 +1,14 @@
 """Request paths in one form, and every way a server may read one: a path rule holds for all of them (G23).
 
 `%2e%2e`, `//`, `\\`, `%2f`, `%252f`, `..;` are how a path slips past a prefix. What has one meaning is put into its
-canonical form, and that form is what is sent; what servers read in several ways must fit the rule in each.
+canonical form, and that form is what is sent; what servers read in several ways must fit the rule in each, and may
+climb (`..`) in none: where a part ends is what they agree on least.
 Raises ValueError with the reason. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 _PLAIN = _UNRESERVED | frozenset(b"/!$&'()*+,;=:@")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _MOST_DECODINGS = 8
+_ENDS_OF_PARTS = re.compile(rb"[/\\;?#]")  # to some server or other
 LONGEST = 16_384
 
 
@@ -40,27 +43,45 @@ def canonical_path(path: str) -> str:
 def readings(path: str) -> tuple[str, ...]:
     """The canonical form first, then what servers that decode again, or cut `;` parameters, would make of it."""
     canonical = canonical_path(path)
-    found = [canonical]
-    data = _decode(canonical)
-    for _ in range(_MOST_DECODINGS):
-        for text in (data, _without_parameters(data.replace(b"\\", b"/"))):
-            reading = _resolve(_encode(text.replace(b"\\", b"/")))
-            if reading not in found:
-                found.append(reading)
-        again = _decode(_encode(data, keep_percent=True))
-        if again == data:
-            return tuple(found)
-        data = again
-    raise ValueError("the path is escaped too many times over")
+    return _readings(canonical, _decodings(canonical))
 
 
 def permitted(path: str, prefixes: Iterable[str]) -> bool:
-    """Whether every reading of `path` starts with one of the policy's prefixes. Raises ValueError as above."""
+    """Whether every reading of `path` starts with one of the policy's prefixes.
+
+    Raises ValueError as above, and for a `..` that only some servers see: nginx takes `p\\q/../..` for one part and
+    two steps up, others for two of each, so no list of readings is the whole list.
+    """
+    canonical = canonical_path(path)
+    decodings = _decodings(canonical)
+    if b".." in _ENDS_OF_PARTS.split(decodings[-1]):  # what has become a `..` stays one when the rest is decoded
+        raise ValueError("some servers would read a part of it as ..")
     known = set()
     for prefix in prefixes:
         known |= {prefix, _encode(_decode(prefix))}
     starts = tuple(known)
-    return all(reading.startswith(starts) for reading in readings(path))
+    return all(reading.startswith(starts) for reading in _readings(canonical, decodings))
+
+
+def _decodings(canonical: str) -> list[bytes]:
+    """What is there after one decoding, after two, and so on, until there is nothing left to decode."""
+    found = [_decode(canonical)]
+    while len(found) <= _MOST_DECODINGS:
+        again = _decode(_encode(found[-1], keep_percent=True))
+        if again == found[-1]:
+            return found
+        found.append(again)
+    raise ValueError("the path is escaped too many times over")
+
+
+def _readings(canonical: str, decodings: list[bytes]) -> tuple[str, ...]:
+    found = [canonical]
+    for data in decodings:
+        for text in (data, _without_parameters(data.replace(b"\\", b"/"))):
+            reading = _resolve(_encode(text.replace(b"\\", b"/")))
+            if reading not in found:
+                found.append(reading)
+    return tuple(found)
 
 
 def _normalise_escapes(path: str) -> str:

@@ -138,7 +138,8 @@ class Quick:
             return
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._server = server = Counted(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        totals.opened(target, server)
+        server.address = address
+        self._registration.dialled(target, server)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if server.connect_ex((address, target.port)) not in _UNDER_WAY:
             self._hand_over()

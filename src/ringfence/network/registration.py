@@ -10,10 +10,12 @@ import os
 import socket
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from ringfence.errors import PolicyError
 from ringfence.network import dialling, rules, trust
+from ringfence.network.addresses import fault
 from ringfence.network.budgets import SANDBOX_BURST, SANDBOX_RATE, Bucket
 from ringfence.network.logbook import Logbook
 from ringfence.network.names import Names
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from ringfence.events import HostSummary, Request
     from ringfence.network.authority import Authority
-    from ringfence.network.budgets import Totals
+    from ringfence.network.budgets import Counted, Totals
     from ringfence.network.gateway import Service
     from ringfence.network.quick import Quick
     from ringfence.network.relayed import Relayed
@@ -95,6 +97,7 @@ class Registration:
         self.is_relayed = relay is not None
         self.proxy = proxy_port(network)
         self.open: set[Open] = set()
+        self._dialled: weakref.WeakKeyDictionary[Counted, Target] = weakref.WeakKeyDictionary()
         self.entering: set[Relayed] = set()  # by the relay, and not yet served
         self.connections_rate = Bucket(SANDBOX_RATE, SANDBOX_BURST)
         self.queries_rate = Bucket(SANDBOX_RATE, SANDBOX_BURST)
@@ -123,11 +126,19 @@ class Registration:
         return self._authority
 
     async def dial(self, target: Target) -> socket.socket:
-        totals = self._service.totals
         await self._turn(target)
         sock = await dialling.dial(self._service.resolver, target, self._network.private, self)
-        totals.opened(target, sock)
+        code = fault(sock.address, self._network.private)
+        if code is not None:  # the rules have changed meanwhile
+            sock.close()
+            raise dialling.refused_address(code, target, sock.address)
+        self.dialled(target, sock)
         return sock
+
+    def dialled(self, target: Target, sock: Counted) -> None:
+        """A connection is there, or on its way."""
+        self._service.totals.opened(target, sock)
+        self._dialled[sock] = target
 
     async def _turn(self, target: Target) -> None:
         """Nobody is refused at once for a rate: they wait."""
@@ -193,14 +204,21 @@ class Registration:
         """Replace the rules; what they no longer permit in the same way is cut now (G25)."""
         self._network = network
         self.rules = rules.compiled(network)
+        closed = self._to_closed_addresses()
         for one in list(self.open):
             if one.verdict is None:
                 continue
             target = one.verdict.target
             now = self.rules.decide(target.name, target.port)
-            if not now.same_way(one.verdict):
+            if not now.same_way(one.verdict) or (target.name, target.port) in closed:
                 one.cut = now.refusal or Refusal("net.rules-changed", f"the rules for {target} have changed")
                 one.stop()
+
+    def _to_closed_addresses(self) -> set[tuple[str, int]]:
+        """Targets with a connection to an address that network.private does not open any more."""
+        private = self._network.private
+        open_ones = [(sock, target) for sock, target in self._dialled.items() if sock.fileno() >= 0]
+        return {(target.name, target.port) for sock, target in open_ones if fault(sock.address, private) is not None}
 
     def set(self, network: Network) -> None:
         """From any thread: returns when the new rules hold. PolicyError for what the sandbox was not built for."""

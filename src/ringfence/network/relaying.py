@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _READ = 1 << 19
 _MOST_OUT = 1 << 20  # to guestd: then streams and the library wait
+_MOST_UNREAD = 4 * _MOST_OUT  # answers to guestd, which an honest one never lets come to this: then it is not read
 _MOST_HELD = 1 << 26  # for a caller that does not read; jobs have credit of their own, so only hostile bytes come here
 
 
@@ -88,7 +89,7 @@ class Relay:
     def _rewatch(self) -> None:
         if self._over:
             return
-        room = len(self._in) < _MOST_HELD and not self._heard_all
+        room = len(self._in) < _MOST_HELD and len(self._out) < _MOST_UNREAD and not self._heard_all
         self._want(self._channel, self._on_channel, reading=room, writing=bool(self._out))
         reading = len(self._out) < _MOST_OUT and not self._heard_all
         self._want(self._library, self._on_library, reading=reading, writing=bool(self._in))

@@ -8,29 +8,34 @@ stopped here (I06).
 from __future__ import annotations
 
 import base64
-import html
 import json
 import re
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import quote, quote_plus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _SHORTEST = 6  # of an encoded form; shorter ones would hit text that has nothing to do with the secret
+# What no encoder of text touches, and runs of one other character, of which an encoder treats each alike: taken one by
+# one, those of a long run of backslashes could be read in more ways than a pattern can try.
+_PARTS = re.compile(r"[A-Za-z0-9._-]+|(.)\1*", re.DOTALL)
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_HTML_NAMES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 
 
 class Forms:
     """The byte strings that must not reach the guest, ready to be searched for. Never shown."""
 
     def __init__(self, values: Iterable[str]) -> None:
-        found: set[bytes] = set()
+        found: set[str] = set()
         for value in values:
             found |= _forms(value)
         # Longest first: a form that holds another one is overwritten as a whole.
-        self._forms = sorted(found, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(re.escape(form) for form in self._forms)) if found else None
-        self.longest = max(map(len, found), default=0)
+        self._forms = sorted(map(_Form, found), key=lambda form: form.longest, reverse=True)
+        source = b"|".join(form.source for form in self._forms)
+        self._pattern = re.compile(source) if found else None
+        self._pattern_of_names = re.compile(source, re.IGNORECASE) if found else None
+        self.longest = max((form.longest for form in self._forms), default=0)
 
     def __bool__(self) -> bool:
         return self._pattern is not None
@@ -47,14 +52,17 @@ class Forms:
             return data
         return self._pattern.sub(_asterisks, data)
 
+    def mask_name(self, name: bytes) -> bytes:
+        """The same for the name of a header, which HTTP/2 has in lower case whatever it was."""
+        if self._pattern_of_names is None:
+            return name
+        return self._pattern_of_names.sub(_asterisks, name)
+
     def unfinished(self, data: bytes) -> int:
         """How many of the last bytes may be the beginning of a value."""
         if not data:
             return 0
-        most = 0
-        for form in self._forms:
-            most = max(most, _overlap(data, form))
-        return most
+        return max((form.overlap(data) for form in self._forms), default=0)
 
     def stream(self) -> Scrubber:
         return Scrubber(self)
@@ -86,32 +94,56 @@ def _asterisks(match: re.Match[bytes]) -> bytes:
     return b"*" * len(match.group())
 
 
-def _overlap(data: bytes, form: bytes) -> int:
-    """The length of the longest end of `data` that is a proper beginning of `form`."""
-    start = max(0, len(data) - len(form) + 1)
-    while (start := data.find(form[:1], start)) >= 0:
-        if form.startswith(data[start:]):
-            return len(data) - start
-        start += 1
-    return 0
+class _Form:
+    """A text in which every character that an encoder may touch can be spelled in several ways.
+
+    Encoders differ in what they escape and how: `+` is `%2B`, `%2b`, `\\u002B` or `&#43;` to one, and `+` to the next.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._parts = [_spellings(match.group()) for match in _PARTS.finditer(text)]
+        self.longest = sum(len(spellings[0]) for spellings in self._parts)
+        rest = b"".join(b"(?:" + b"|".join(map(re.escape, spellings)) + b")" for spellings in self._parts[1:])
+        # Each alternative begins with a plain character: for those, `re` skips what cannot be a beginning.
+        self.source = b"|".join(re.escape(first) + rest for first in self._parts[0])
+        self._first = re.compile(b"|".join(re.escape(first) for first in {one[:1] for one in self._parts[0]}))
+
+    def overlap(self, data: bytes) -> int:
+        """The length of the longest end of `data` that is a proper beginning of it."""
+        for match in self._first.finditer(data, max(0, len(data) - self.longest + 1)):
+            if self._is_begun(data, match.start()):
+                return len(data) - match.start()
+        return 0
+
+    def _is_begun(self, data: bytes, start: int) -> bool:
+        """Whether `data` ends, from `start` on, before the text does."""
+        reached = {start}
+        for spellings in self._parts:
+            if any(len(data) - at < len(one) and one.startswith(data[at:]) for at in reached for one in spellings):
+                return True
+            reached = {at + len(one) for at in reached for one in spellings if data.startswith(one, at)}
+        return False
 
 
-def _forms(value: str) -> set[bytes]:
+def _spellings(part: str) -> list[bytes]:
+    """As it may stand in a URL, a form, JSON, a script or HTML; the longest first, so that all of it is overwritten."""
+    if _PLAIN.issuperset(part):
+        return [part.encode("ascii")]
+    char, code = part[0], ord(part[0])
+    found = {char, "\\" + char, json.dumps(char)[1:-1], f"&#{code};", f"&#{code:03};"}
+    for number in (f"{code:02x}", f"{code:02X}"):
+        found |= {f"%{number}", f"\\x{number}", f"\\u00{number}", f"&#x{number};"}
+    if char in _HTML_NAMES:
+        found.add(f"&{_HTML_NAMES[char]};")
+    if char == " ":
+        found.add("+")
+    return sorted((one.encode("ascii") * len(part) for one in found), key=len, reverse=True)
+
+
+def _forms(value: str) -> set[str]:
     plain = value.encode("ascii")
-    texts = {
-        quote(value, safe=""),
-        quote(value),
-        quote_plus(value),
-        quote(value, safe="").lower(),
-        json.dumps(value)[1:-1],
-        json.dumps(value)[1:-1].replace("/", "\\/"),
-        html.escape(value),
-        html.escape(value, quote=False),
-        plain.hex(),
-        plain.hex().upper(),
-    }
-    encoded = _base64_forms(plain) | {text.encode("ascii") for text in texts}
-    return {plain} | {form for form in encoded if len(form) >= _SHORTEST}
+    encoded = {text.decode("ascii") for text in _base64_forms(plain)} | {plain.hex(), plain.hex().upper()}
+    return {value} | {form for form in encoded if len(form) >= _SHORTEST}
 
 
 def _base64_forms(value: bytes) -> set[bytes]:

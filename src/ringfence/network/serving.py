@@ -131,19 +131,21 @@ def _check_protocol(verdict: Verdict, first: bytes, *, is_tls: bool) -> None:
 async def _check_hello(client: Client, target: Target) -> None:
     """Read on until the hello is whole; its name must be the one that the connection is for (G10)."""
     loop = asyncio.get_running_loop()
+    gathering, received, more = hello.Gathering(), bytearray(client.received), client.received
     try:
         async with asyncio.timeout(HELLO_S):
-            while (found := hello.parse(client.received)) is None:
+            while (found := gathering.feed(more)) is None:
                 more = await loop.sock_recv(client.sock, _READ)
                 if not more:
                     raise Refusal("net.closed", "the client closed within its hello", verdict="failed")
-                client.received += more
+                received += more
     except TimeoutError:
         raise Refusal("net.slow", "the TLS hello did not come in time", verdict="failed") from None
     except hello.BadHello as error:
         raise Refusal("net.hello", f"the TLS hello is malformed: {error}") from None
     except OSError:
         raise Refusal("net.closed", "the client is gone", verdict="failed") from None
+    client.received = bytes(received)
     _check_name(found, target)
 
 

@@ -23,6 +23,7 @@ CHUNK = 1 << 16
 HANDSHAKE_S = 15.0
 STALL_S = 600.0  # without a byte in a direction that is waited for: a model may think that long
 SEND_S = 120.0  # a peer that takes nothing
+_READS_A_TURN = 8  # of what is there already
 
 
 class Stream(Protocol):
@@ -47,6 +48,19 @@ def _free(size: int) -> None:
     del size
 
 
+class _Turns:
+    """A peer that always has something to say would never let the loop go on to others."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+
+    async def give(self) -> None:
+        """Before a read: a task may be cancelled here, and what was read would be lost."""
+        self._reads += 1
+        if self._reads % _READS_A_TURN == 0:
+            await asyncio.sleep(0)
+
+
 class Plain:
     """A connected, non-blocking socket, and bytes that were read from it before."""
 
@@ -63,8 +77,10 @@ class Plain:
         self._count_up = count_up
         self._count_down = count_down
         self._loop = asyncio.get_running_loop()
+        self._turns = _Turns()
 
     async def receive(self, timeout_s: float = STALL_S) -> bytes:
+        await self._turns.give()
         if self._received:
             data, self._received = self._received, b""
             self._count_down(len(data))
@@ -121,6 +137,7 @@ class Tls:
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._sending = asyncio.Lock()
+        self._turns = _Turns()
 
     @property
     def alpn(self) -> str | None:
@@ -142,6 +159,7 @@ class Tls:
             await self._flush()
 
     async def receive(self, timeout_s: float = STALL_S) -> bytes:
+        await self._turns.give()
         while True:
             try:
                 return self._tls.read(CHUNK)

@@ -1,0 +1,68 @@
+"""Rules that change under open connections: what they no longer permit is cut, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from network.world import World, listening
+from ringfence import Network, Rule
+from ringfence.network.gateway import service
+
+
+def test_a_connection_to_an_address_that_is_private_again_is_cut_and_others_stay(internet: World) -> None:
+    """G25: the rule for its name is the same as before."""
+    code = """
+import socket, sys
+one, two = (socket.create_connection((name, int(port))) for name, port in zip(("one.test", "two.test"), sys.argv[1:]))
+for sock in (one, two): sock.send(b"x"); sock.recv(1)
+print("ready", flush=True)
+sys.stdin.readline()
+for sock in (one, two):
+    try: sock.send(b"y"); print(sock.recv(1))
+    except OSError as error: print(error.__class__.__name__)
+"""
+
+    def hold(connection: socket.socket) -> None:
+        while data := connection.recv(1):
+            connection.sendall(data)
+
+    internet.names.update({"one.test": ["127.0.0.1"], "two.test": ["127.0.0.2"]})
+    with listening(hold) as one, listening(hold, "127.0.0.2") as two:
+        rules = [Rule(f"one.test:{one}", protocol="tcp"), Rule(f"two.test:{two}", protocol="tcp")]
+        command = ["python3", "-c", code, str(one), str(two)]
+        with internet.sandbox(internet.policy(rules=tuple(rules))) as box, box.spawn(command) as process:
+            for event in process:
+                if b"ready" in getattr(event, "data", b""):
+                    break
+            box.network.set(Network(rules=rules, private=["127.0.0.2/32"]))
+            process.write("go\n")
+            assert process.wait(timeout_s=10).stdout.split() == ["ready", "ConnectionResetError", "b'y'"]
+            assert [(denial.target, denial.code) for denial in box.denials()] == [
+                (f"one.test:{one}", "net.rules-changed")
+            ]
+
+
+def test_a_name_whose_address_becomes_private_while_it_is_dialled_is_refused(internet: World) -> None:
+    held, asked = threading.Event(), threading.Event()
+
+    def lookup(name: str, port: int) -> list[str]:
+        del name, port
+        asked.set()
+        held.wait(10)
+        return ["127.0.0.1"]
+
+    begun: list[int] = []
+    with listening(lambda _: begun.append(1)) as port:
+        rule = Rule(f"one.test:{port}", protocol="tcp")
+        code = f"import socket; print(socket.create_connection(('one.test', {port})).recv(1))"
+        before, service().resolver.lookup = service().resolver.lookup, lookup
+        try:
+            with internet.sandbox(internet.policy(rules=(rule,))) as box, box.spawn(["python3", "-c", code]) as process:
+                assert asked.wait(10)
+                box.network.set(Network(rules=[rule]))
+                held.set()
+                assert "ConnectionResetError" in process.wait(timeout_s=10).stderr
+                assert [denial.code for denial in box.denials()] == ["net.private-address"]
+        finally:
+            service().resolver.lookup = before

@@ -1,0 +1,58 @@
+"""Streams of the gateway: one that always has something to say leaves other connections their turns."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+from ringfence.network.streams import Plain, Stream, Tls
+
+READS = 64
+
+
+async def _turns_of_others(stream: Stream) -> int:
+    """While so many reads find something there."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    for _ in range(READS):
+        assert await stream.receive() == b"x"
+    task.cancel()
+    return turns
+
+
+async def _plain() -> int:
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a byte sent is a byte read
+    with theirs, ours:
+        ours.setblocking(False)
+        for _ in range(READS):
+            theirs.send(b"x")
+        return await _turns_of_others(Plain(ours))
+
+
+class _Full:
+    """A TLS session with records of one byte in it."""
+
+    def read(self, size: int) -> bytes:
+        del size
+        return b"x"
+
+
+async def _tls() -> int:
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        stream = Tls(Plain(ours), ssl.create_default_context(), server_name="a.test")
+        stream._tls = _Full()  # type: ignore[assignment]  # of all its methods, only this one is called
+        return await _turns_of_others(stream)
+
+
+def test_a_peer_that_never_pauses_leaves_others_their_turns() -> None:
+    assert asyncio.run(_plain()) >= READS // 8 - 1
+    assert asyncio.run(_tls()) >= READS // 8 - 1
