@@ -57,6 +57,16 @@ def test_one_that_has_died_counts_no_more() -> None:
         book.admit("s-3", POLICY, alive)
 
 
+def test_what_one_that_has_died_may_have_sent_is_held_until_it_is_known() -> None:
+    policy = POLICY.replace(network=Network(allow=["a.com"], upload="1M"))
+    book = ledger(sandboxes=1, upload="1M")
+    book.admit("s-1", policy, lambda: False)
+    with pytest.raises(QuotaError, match="upload"):
+        book.admit("s-2", policy, alive)
+    book.release("s-1", sent_bytes=0)
+    book.admit("s-2", policy, alive)
+
+
 def test_what_was_sent_stays_sent() -> None:
     policy = Policy(network=Network(allow=["a.com"], upload="60M"))
     book = ledger(upload="100M")

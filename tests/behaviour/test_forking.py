@@ -248,6 +248,17 @@ def test_a_copy_of_a_killed_session_starts_anew(box: Sandbox) -> None:
         assert copy.run("'x' in globals()").value == "False"
 
 
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_copy_has_the_rules_that_hold_now(memory: bool) -> None:
+    with Sandbox(policy=Policy(network=Network(allow=["a.test"]))) as box:
+        box.run("1").check()
+        box.network.set(Network())
+        with box.fork(memory=memory) as twin:
+            code = "import socket\ntry: socket.getaddrinfo('a.test', 443)\nexcept OSError as error: print('refused')"
+            assert twin.run(code).check().stdout == "refused\n"
+            assert [denial.target for denial in twin.denials()] == ["a.test"]
+
+
 def test_an_ordinary_user_forks_too(ordinary_user: OrdinaryUser) -> None:
     code = """
 import warnings; warnings.simplefilter("ignore")

@@ -29,6 +29,7 @@ from ringfence import (
     SandboxClosedError,
     SandboxError,
     SandboxManager,
+    Secret,
     SnapshotError,
 )
 
@@ -488,6 +489,18 @@ def test_warm_sandboxes_wait_unused_are_handed_out_once_and_replaced() -> None:
                 extra()
         other = Policy(limits=Limits(cpus=0.25, memory="64M", disk="1M"))
         assert manager.sandbox(policy=other).state == "new"
+
+
+def test_a_warm_sandbox_is_not_given_to_who_brings_a_secret_of_his_own() -> None:
+    """Two secrets of one name are equal, whatever their values."""
+
+    def policy(value: str) -> Policy:
+        network = Network(allow=["a.test"])
+        return SMALL.replace(network=network, secrets=[Secret("TOKEN", value, hosts=["a.test"])])
+
+    with SandboxManager(policy=policy("sk-of-the-manager-1"), warm=1) as manager:
+        assert manager.sandbox(policy=policy("sk-of-the-agent-22")).state == "new"
+        assert manager.sandbox().state == "running"
 
 
 @pytest.mark.everywhere(gvisor="its processes have no numbers outside")

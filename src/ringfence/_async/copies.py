@@ -133,9 +133,10 @@ async def fork_files(sandbox: AsyncSandbox) -> AsyncSandbox:
     """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
     twin = sandbox._another()
     await twin.start()
-    if shares_workspace(sandbox.policy):
-        return twin  # both see the same folder of the host
     try:
+        await twin.network._as(sandbox.network)
+        if shares_workspace(sandbox.policy):
+            return twin  # both see the same folder of the host
         await copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
     except BaseException:
         await twin.close()

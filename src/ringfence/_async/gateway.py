@@ -19,6 +19,7 @@ class AsyncGateway:
 
     def __init__(self, box: Callable[[], Box | None]) -> None:
         self._box = box
+        self._live: Network | None = None  # rules that replaced those of the policy
 
     async def log(self, *, after: int = 0) -> tuple[Request, ...]:
         """Each connection or request that has ended, oldest first, but the first `after`. The last 10,000 are kept."""
@@ -45,3 +46,9 @@ class AsyncGateway:
                 fix="start it with a Network that permits something",
             )
         await blocking(box.outlet.set, network)
+        self._live = network
+
+    async def _as(self, other: AsyncGateway) -> None:
+        """For a copy of a sandbox: the rules that hold there now."""
+        if other._live is not None:
+            await self.set(other._live)

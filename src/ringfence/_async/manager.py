@@ -7,6 +7,7 @@ from ringfence._async.owned import AsyncOwnedSandbox
 from ringfence._async.waiting import blocking, every, lock
 from ringfence.agents.names import check_agent
 from ringfence.agents.owner import Owner
+from ringfence.agents.shelf import Shelf
 from ringfence.agents.state import StateDirectory
 from ringfence.errors import PolicyError, SandboxClosedError
 from ringfence.launching import check_policy, prepare
@@ -58,7 +59,7 @@ class AsyncSandboxManager:
         self._environments: dict[str, AsyncEnvironment] = {}
         self._own: Owner[AsyncOwnedSandbox] = Owner(None, policy)
         self._nobodys: Owner[AsyncOwnedSandbox] = Owner(None, policy)
-        self._waiting: list[AsyncOwnedSandbox] = []
+        self._waiting: Shelf[AsyncOwnedSandbox] = Shelf()
         self._ticker: Every | None = None
         self._closed = False
 
@@ -135,14 +136,15 @@ class AsyncSandboxManager:
         """Not started, or one that waited."""
         self._check_open()
         self._check_hidden(policy)
-        while policy == self._policy and self._waiting:
-            sandbox = self._waiting.pop()
+        # Equal policies may hold secrets of other values, which are not compared.
+        same = policy is self._policy or (policy == self._policy and not policy.secrets)
+        while same and (sandbox := self._waiting.take()) is not None:
             if sandbox.state != "running":
                 continue
             try:
                 sandbox._given_to(owner, labels)
             except BaseException:
-                self._waiting.append(sandbox)
+                self._waiting.put(sandbox)
                 raise
             if self._ticker is not None:
                 self._ticker.wake()
@@ -172,18 +174,19 @@ class AsyncSandboxManager:
     async def _tick(self) -> None:
         for environment in list(self._environments.values()):
             await environment._rest_if_idle()
-        for sandbox in (*self._own.all(), *self._nobodys.all()):
+        owners = [self._own, self._nobodys, *(one._owner for one in list(self._environments.values()))]
+        for sandbox in [sandbox for owner in owners for sandbox in owner.all()]:
             if sandbox.state in ("closed", "lost"):
                 await sandbox.close()  # it ended by itself: what it used is taken down
         await self._fill()
 
     async def _fill(self) -> None:
-        self._waiting = [sandbox for sandbox in self._waiting if sandbox.state == "running"]
+        self._waiting.drop(lambda sandbox: sandbox.state != "running")
         while len(self._waiting) < self._warm and not self._closed:
             sandbox = AsyncOwnedSandbox(self._nobodys, backend=self._backend, image=self._image, policy=self._policy)
             await sandbox.start()
             await sandbox._wait_for_use()
-            self._waiting.append(sandbox)
+            self._waiting.put(sandbox)
 
     # checks
 

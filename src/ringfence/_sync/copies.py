@@ -131,9 +131,10 @@ def fork_files(sandbox: Sandbox) -> Sandbox:
     """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
     twin = sandbox._another()
     twin.start()
-    if shares_workspace(sandbox.policy):
-        return twin  # both see the same folder of the host
     try:
+        twin.network._as(sandbox.network)
+        if shares_workspace(sandbox.policy):
+            return twin  # both see the same folder of the host
         copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
     except BaseException:
         twin.close()

@@ -20,6 +20,7 @@ class Gateway:
 
     def __init__(self, box: Callable[[], Box | None]) -> None:
         self._box = box
+        self._live: Network | None = None  # rules that replaced those of the policy
 
     def log(self, *, after: int = 0) -> tuple[Request, ...]:
         """Each connection or request that has ended, oldest first, but the first `after`. The last 10,000 are kept."""
@@ -46,3 +47,9 @@ class Gateway:
                 fix="start it with a Network that permits something",
             )
         blocking(box.outlet.set, network)
+        self._live = network
+
+    def _as(self, other: Gateway) -> None:
+        """For a copy of a sandbox: the rules that hold there now."""
+        if other._live is not None:
+            self.set(other._live)

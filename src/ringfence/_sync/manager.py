@@ -8,6 +8,7 @@ from ringfence._sync.owned import OwnedSandbox
 from ringfence._sync.waiting import blocking, every, lock
 from ringfence.agents.names import check_agent
 from ringfence.agents.owner import Owner
+from ringfence.agents.shelf import Shelf
 from ringfence.agents.state import StateDirectory
 from ringfence.errors import PolicyError, SandboxClosedError
 from ringfence.launching import check_policy, prepare
@@ -59,7 +60,7 @@ class SandboxManager:
         self._environments: dict[str, Environment] = {}
         self._own: Owner[OwnedSandbox] = Owner(None, policy)
         self._nobodys: Owner[OwnedSandbox] = Owner(None, policy)
-        self._waiting: list[OwnedSandbox] = []
+        self._waiting: Shelf[OwnedSandbox] = Shelf()
         self._ticker: Every | None = None
         self._closed = False
 
@@ -134,14 +135,15 @@ class SandboxManager:
         """Not started, or one that waited."""
         self._check_open()
         self._check_hidden(policy)
-        while policy == self._policy and self._waiting:
-            sandbox = self._waiting.pop()
+        # Equal policies may hold secrets of other values, which are not compared.
+        same = policy is self._policy or (policy == self._policy and not policy.secrets)
+        while same and (sandbox := self._waiting.take()) is not None:
             if sandbox.state != "running":
                 continue
             try:
                 sandbox._given_to(owner, labels)
             except BaseException:
-                self._waiting.append(sandbox)
+                self._waiting.put(sandbox)
                 raise
             if self._ticker is not None:
                 self._ticker.wake()
@@ -171,18 +173,19 @@ class SandboxManager:
     def _tick(self) -> None:
         for environment in list(self._environments.values()):
             environment._rest_if_idle()
-        for sandbox in (*self._own.all(), *self._nobodys.all()):
+        owners = [self._own, self._nobodys, *(one._owner for one in list(self._environments.values()))]
+        for sandbox in [sandbox for owner in owners for sandbox in owner.all()]:
             if sandbox.state in ("closed", "lost"):
                 sandbox.close()  # it ended by itself: what it used is taken down
         self._fill()
 
     def _fill(self) -> None:
-        self._waiting = [sandbox for sandbox in self._waiting if sandbox.state == "running"]
+        self._waiting.drop(lambda sandbox: sandbox.state != "running")
         while len(self._waiting) < self._warm and not self._closed:
             sandbox = OwnedSandbox(self._nobodys, backend=self._backend, image=self._image, policy=self._policy)
             sandbox.start()
             sandbox._wait_for_use()
-            self._waiting.append(sandbox)
+            self._waiting.put(sandbox)
 
     # checks
 

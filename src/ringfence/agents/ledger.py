@@ -54,9 +54,11 @@ class Ledger:
         """Reserve for one more sandbox; `lives` is asked later whether it still does. Raises QuotaError."""
         wanted = share_of(policy)
         with self._lock:
-            self._live = {key: row for key, row in self._live.items() if row[1]()}
+            live = [share for share, is_there in self._live.values() if is_there()]
+            reserved = [share for share, _ in self._live.values()]
             for name in Share.__fields__:
-                used = sum(getattr(share, name) for share, _ in self._live.values())
+                # Of one that has ended by itself it is not known yet what it sent.
+                used = sum(getattr(share, name) for share in (reserved if name == "upload" else live))
                 used += self._sent if name == "upload" else 0
                 # shares of CPUs are fractions, and 0.1 + 0.2 is more than 0.3
                 if getattr(wanted, name) and round(used + getattr(wanted, name), 6) > getattr(self.quota, name):
