@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ringfence
 import weaker
-from ringfence import Limits, Policy, Sandbox, UnsupportedError
+from ringfence import AsyncSandbox, Limits, Mount, Policy, Sandbox, UnsupportedError
 
 pytestmark = pytest.mark.everywhere
 
@@ -64,6 +67,60 @@ def test_a_program_with_more_than_1024_descriptors_can_run_sandboxes() -> None:
     finally:
         for fd in held:
             os.close(fd)
+
+
+def test_protected_files_are_watched_from_such_a_program_too(tmp_path: Path) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip("the hard limit of open files is below 3000")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
+    (tmp_path / ".envrc").write_text("")
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        with Sandbox(policy=Policy(mounts=[Mount(tmp_path, "/m", "rw")])) as box:
+            (tmp_path / "new").write_text("new")
+            (tmp_path / "new").rename(tmp_path / ".envrc")
+            deadline = time.monotonic() + 10
+            while box.state == "running" and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert box.state == "lost"
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def test_a_sandbox_that_is_closed_while_it_starts_does_not_start() -> None:
+    async def work() -> list[str]:
+        box = AsyncSandbox()
+        starting = [asyncio.create_task(box.start()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await box.close()
+        ended = await asyncio.gather(*starting, return_exceptions=True)
+        assert box._box is None
+        return [type(one).__name__ for one in ended]
+
+    assert asyncio.run(work()) == ["SandboxClosedError"] * 3
+
+
+def test_started_by_several_it_starts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    async def work() -> None:
+        box = AsyncSandbox()
+        launch = box._launcher.launch
+
+        def counted() -> Any:
+            made.append(launch())
+            return made[-1]
+
+        monkeypatch.setattr(box._launcher, "launch", counted)
+        await asyncio.gather(*[box.start() for _ in range(3)])
+        await box.close()
+
+    asyncio.run(work())
+    assert len(made) == 1
 
 
 @pytest.mark.everywhere(gvisor="its /proc is its own", container="the rest of /proc is covered, not absent")

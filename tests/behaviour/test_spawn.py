@@ -7,7 +7,7 @@ import time
 import pytest
 
 from backends_declared import OURS
-from ringfence import Sandbox
+from ringfence import Sandbox, Stdout
 
 pytestmark = pytest.mark.everywhere
 
@@ -39,3 +39,29 @@ def test_a_process_whose_first_thread_has_ended_is_killed_with_its_tree(box: San
     assert box.state == "running"
     code = "import os\nsum(p.isdigit() for p in os.listdir('/proc'))"
     assert box.run(code).value == str(OURS[everywhere] + 1)
+
+
+IN_FLIGHT = """
+import array, os, socket, time
+null, held = os.open("/dev/null", 0), []
+for count in (250, 1):
+    try:
+        while True:
+            held += socket.socketpair()
+            for _ in range(60):
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * count))]
+                held[-1].sendmsg([b"x"], rights, socket.MSG_DONTWAIT)
+    except OSError: pass
+print("full", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_command_that_is_refused_did_not_run() -> None:
+    """The guest has as many descriptors on their way as it may: a new process cannot be handed over."""
+    with Sandbox() as box:
+        with box.spawn(["python3", "-c", IN_FLIGHT]) as holder:
+            next(event for event in holder if isinstance(event, Stdout))
+            with pytest.raises(OSError, match="cannot start another process"):
+                box.exec(["sh", "-c", "echo ran >> log"])
+        assert box.exec(["sh", "-c", "cat log 2>/dev/null"]).stdout == ""

@@ -153,6 +153,10 @@ def test_the_parts_of_every_sandbox_are_no_targets(folder: Path, target: str) ->
     assert refused(Mount(str(folder), target)).key == "mounts[0].target"
 
 
+def test_more_mounts_than_a_view_can_hold_are_refused(folder: Path) -> None:
+    assert refused(*(Mount(str(folder), f"/data/{number}") for number in range(101))).key == "mounts"
+
+
 def test_a_file_takes_the_place_of_one_of_ours_but_not_of_a_folder(folder: Path) -> None:
     (folder / "hosts").write_text("")
     for name in ("hosts", "localtime"):

@@ -73,7 +73,7 @@ def reference(message: object, data: bytes) -> bool:
         case {"m": "call", "id": number, "name": str(), **rest} if not rest:
             return is_int(number)
         case {"m": "failed", "stage": str(), "errno": number, **rest} if not rest:
-            return is_int(number) and not data
+            return is_int(number) and 0 < number < 4096 and not data
         case {"m": "done", "n": number, "exit": code, "exception": told, **rest} if not rest:
             return is_int(number) and (code is None or is_int(code)) and isinstance(told, dict | None) and not data
     return False
@@ -108,6 +108,12 @@ def test_nothing_is_heard_that_a_reference_refuses_nor_the_other_way(message: di
         assert found == [(message, data)]
     else:
         assert found is None
+
+
+@pytest.mark.parametrize("number", [0, -1, 4096, 1 << 62])
+def test_a_number_that_no_kernel_gives_is_refused(number: int) -> None:
+    with pytest.raises(WireError):
+        line.Reader().feed(line.pack({"m": "failed", "stage": "cwd", "errno": number}))
 
 
 @given(st.lists(st.sampled_from(GOOD), max_size=5), st.lists(st.integers(0, 400), max_size=6))

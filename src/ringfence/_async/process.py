@@ -76,6 +76,7 @@ class AsyncProcess:
         self._early: Mapping[str, object] | None = None  # why it did not begin
         self._hard = self._looked_at = self._transcript.started
         self._hard += call.timeout_s + calls.GRACE_S
+        self._stood = place.link.stood_still()
 
     async def _begin(self) -> Self:
         """Have it started. When the caller is interrupted here, it is killed first."""
@@ -141,8 +142,9 @@ class AsyncProcess:
         except SandboxLostError:
             arrived = True
         if not arrived:
-            if deadline is not None and time.monotonic() < hard:
-                return False
+            self._looked_at = time.monotonic()
+            if self._looked_at < self._hard_deadline():  # the caller's own, or a pause has moved ours
+                return deadline is None or self._looked_at < deadline
             self._place.box.kill()  # guestd did not keep its deadline: we do
             self._inbox.end = {"ev": "over", "why": "timeout"}
         self._looked_at = time.monotonic()
@@ -161,6 +163,9 @@ class AsyncProcess:
     def _hard_deadline(self) -> float:
         """When we stop believing that guestd keeps the time. A caller who was away gets the news first."""
         now = time.monotonic()
+        stood = self._place.link.stood_still()
+        self._hard += stood - self._stood
+        self._stood = stood
         if self._place.link.paused:
             return now + _PAUSED_S  # the clocks stand still
         if now > self._hard and now - self._looked_at > calls.GRACE_S:

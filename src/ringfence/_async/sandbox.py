@@ -7,7 +7,7 @@ import time
 
 from ringfence import calls, endings
 from ringfence._async.gateway import AsyncGateway
-from ringfence._async.waiting import blocking, launched, opening
+from ringfence._async.waiting import blocking, launched, lock, opening
 from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, UnsupportedError
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
@@ -68,6 +68,7 @@ class AsyncSandbox:
         self._box: Box | None = None
         self._place: Place | None = None
         self._ended: State = "new"
+        self._starting = lock()
         self._tools = _checked_tools(tools)
         self._addresses: list[AsyncAddress] = []
         self._paused = False
@@ -111,39 +112,39 @@ class AsyncSandbox:
         return self._launcher.plan()
 
     async def start(self) -> Self:
-        if self._ended == "closed":
-            raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
-        if self._box is not None:
-            return self
-        self._box = box = await launched(self._launcher)
+        async with self._starting:
+            if self._box is None or self._ended == "closed":
+                await self._start()
+        return self
+
+    async def _start(self) -> None:
+        if self._ended != "closed":
+            box = await launched(self._launcher)
+            if self.state != "closed":
+                await self._begin(box)
+                return
+            box.close()  # as we were, meanwhile
+            await blocking(box.wait_destroyed, calls.DESTROY_S)
+        raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
+
+    async def _begin(self, box: Box) -> None:
         from ringfence._async.link import AsyncLink
         from ringfence._async.process import Place
 
+        self._box = box
         link = AsyncLink(box)
         self._place = Place(box, link, self.policy, self._launcher.image.name)
         limits = self.policy.limits
         await link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
-        if box.outlet is not None:
-            await self._equip(self._place)
-        if self._snapshot is not None:
-            await self._start_from(self._snapshot)
-        return self
-
-    async def _start_from(self, snapshot: Snapshot) -> None:
-        """Its files, or no sandbox at all."""
         try:
-            await self._trees_kept().fill(self._running_place(), snapshot)
-            await self._put_sessions(snapshot)
-        except BaseException:
-            await self.close()
-            raise
+            if box.outlet is not None:
+                from ringfence._async.equipping import equip
 
-    async def _equip(self, place: Place) -> None:
-        from ringfence._async.equipping import equip
-
-        try:
-            await equip(place)
+                await equip(self._place)
+            if self._snapshot is not None:
+                await self._trees_kept().fill(self._running_place(), self._snapshot)
+                await self._put_sessions(self._snapshot)
         except BaseException:
             await self.close()
             raise

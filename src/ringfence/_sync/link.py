@@ -78,6 +78,9 @@ class Link:
     def paused(self) -> bool:
         return self._switch.paused
 
+    def stood_still(self) -> float:
+        return self._switch.stood_still()
+
     def open(self) -> Inbox:
         """A number and an inbox for something that `start` will start."""
         with self._changed:

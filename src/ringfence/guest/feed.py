@@ -52,6 +52,17 @@ class Feed:
             os.close(self._fd)
             self._fd = -1
 
+    def _on_room(self, events: int) -> None:
+        if self._terminal and events & select.EPOLLHUP:
+            self._lose()  # nobody has it open, and the kernel would say so for ever while it is full
+        else:
+            self._push()
+
+    def _lose(self) -> None:
+        self.close()
+        if self._number:
+            self._guestd.say(ev="stdin-closed", id=self._number)
+
     def _push(self) -> None:
         if self._fd < 0:
             return
@@ -64,11 +75,9 @@ class Feed:
                 taken += count
         except BlockingIOError:
             self._guestd.unwatch(self._fd)
-            self._guestd.watch(self._fd, select.EPOLLOUT, lambda _: self._push())
+            self._guestd.watch(self._fd, select.EPOLLOUT, self._on_room)
         except OSError:  # EPIPE, on a terminal EIO: nobody reads any more
-            self.close()
-            if self._number:
-                self._guestd.say(ev="stdin-closed", id=self._number)
+            self._lose()
             return
         if taken and self._number:
             self._guestd.say(ev="took", id=self._number, bytes=taken)

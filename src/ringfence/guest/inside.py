@@ -386,8 +386,10 @@ class Inside:
             self._kills.append(lambda: self.kill_all_but(kept, since=since, on_stuck=on_stuck))
             return
         self._on_stuck = on_stuck
+        if self._init is None:  # it was killed, and everything inside with it
+            on_stuck()
+            return
         try:
-            assert self._init is not None
             self._init.send(lean.dumps({"alone": [self._spawner_inner], "trees": kept(), "since": int(since * _TICKS)}))
         except OSError:
             on_stuck()

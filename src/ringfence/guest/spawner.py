@@ -191,7 +191,11 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
             sock.close()
             _child(job, [*ends[1:] * 3, *fds[3:]] if ends else fds, fence, processes)
         told = [pidfd] if pidfd >= 0 else []
-        lean.send_fds(sock, lean.dumps({"pid": pid, "pidfd": bool(told)}), [*told, *ends[:1]])
+        try:
+            lean.send_fds(sock, lean.dumps({"pid": pid, "pidfd": bool(told)}), [*told, *ends[:1]])
+        except OSError as error:  # the guest has as many descriptors on their way as its user may
+            os.kill(pid, lean.SIGKILL)
+            sock.send(lean.dumps({"errno": error.errno}))
         for fd in told:
             os.close(fd)
     for fd in [*fds, *ends]:

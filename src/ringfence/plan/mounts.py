@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Op = list[object]
 
+_MOST = 100
 PRIVATE = ("/tmp", "/workspace")  # file systems of one sandbox: what lies there is mounted after them
 _KERNEL = ("/proc", "/sys", "/dev")
 _MAKINGS = ("/.mask", "/.sources", "/.disk")  # of ours, in every root; named in guest/box.py
@@ -72,6 +73,12 @@ class Surroundings(Struct):
 
 def place(mounts: tuple[Mount, ...], around: Surroundings) -> Placed:
     """Where everything goes. Raises PolicyError, with the key and a fix, for a mount that cannot or must not be."""
+    if len(mounts) > _MOST:
+        raise PolicyError(
+            f"the policy has {len(mounts)} mounts; the most is {_MOST}",
+            key="mounts",
+            fix="mount a folder that holds them, with `hide` for the rest",
+        )
     entries: list[Entry] = []
     for index, mount in enumerate(mounts):
         entry = _entry(index, mount, around)

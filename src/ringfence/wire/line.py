@@ -21,6 +21,7 @@ MAX_JSON = 1 << 18
 MAX_BYTES = 1 << 24
 _MAX_REPRESENTATIONS = 32
 _MAX_MIME = 100
+_MOST_ERRNO = 4095
 _NONE = type(None)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "display": {"value": (bool,), "mimes": (list,)},
@@ -79,6 +80,8 @@ def _checked(text: bytes, data: bytes) -> Said:
     for name, types in fields.items():
         if type(message[name]) not in types:
             raise WireError(f"a {kind} message whose {name} has another type")
+    if kind == "failed" and not 0 < message["errno"] <= _MOST_ERRNO:
+        raise WireError("a failed message with a number that no kernel gives")
     if kind == "display":
         _check_mimes(message["mimes"], len(data))
     elif kind != "prompt" and kind != "call" and data:

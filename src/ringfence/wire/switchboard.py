@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
@@ -63,7 +65,16 @@ class Switchboard:
         self._inboxes: dict[int, Inbox] = {}
         self._next = 1
         self.over: str | None = None  # why nothing more will come
-        self.paused = False
+        self._paused_at: float | None = None
+        self._stood_s = 0.0
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_at is not None
+
+    def stood_still(self) -> float:
+        """Seconds in which its clocks stood still, so far."""
+        return self._stood_s + (0.0 if self._paused_at is None else time.monotonic() - self._paused_at)
 
     def open(self) -> Inbox:
         inbox = Inbox(self._next)
@@ -109,7 +120,8 @@ class Switchboard:
             self.finish(f"its monitor crashed: {said}")
             return
         if event["ev"] in ("paused", "resumed"):
-            self.paused = event["ev"] == "paused"
+            self._stood_s = self.stood_still()
+            self._paused_at = time.monotonic() if event["ev"] == "paused" else None
             return
         number = event.get("id")
         inbox = self._inboxes.get(number) if isinstance(number, int) else None

@@ -168,7 +168,10 @@ class ProcessBox:
 
     def freeze(self) -> bool:
         """Whether everything inside stands still. False also where there is no freezer."""
-        return self.can_freeze and self._group is not None and self._group.freeze()
+        try:
+            return self.can_freeze and self._group is not None and self._group.freeze()
+        except FileNotFoundError:  # it has ended meanwhile
+            return False
 
     @property
     def can_freeze(self) -> bool:

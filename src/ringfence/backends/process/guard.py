@@ -56,17 +56,26 @@ class Guard:
 
     def _keep_watch(self, box: ProcessBox | WalledBox) -> None:
         """A protected file that the host replaced is no longer held (A33): the sandbox is stopped at once."""
-        watch = self._watch
-        assert watch is not None
-        while True:
-            ready = select.select([watch.fileno(), self._stop], [], [])[0]
-            if self._stop in ready:
-                return
-            lost = watch.check()
+        try:
+            lost = self._first_lost()
+        except BaseException:
+            box.kill()  # nobody watches any more
+            raise
+        if lost:
+            box.kill()
+            box.add_findings(tuple(_replaced(path) for path in lost))
+
+    def _first_lost(self) -> list[str]:
+        """Waits for it. Empty: the sandbox has ended before."""
+        assert self._watch is not None
+        poll = select.poll()  # select() takes no descriptor from 1024 on
+        for fd in (self._watch.fileno(), self._stop):
+            poll.register(fd, select.POLLIN)
+        while self._stop not in dict(poll.poll()):
+            lost = self._watch.check()
             if lost:
-                box.kill()
-                box.add_findings(tuple(_replaced(path) for path in lost))
-                return
+                return lost
+        return []
 
     def end(self) -> tuple[Denial, ...]:
         """After the last process of the sandbox is gone. What a look at the writable mounts shows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from http.client import HTTPConnection
 
@@ -100,6 +101,15 @@ def a_terminal_that_somebody_has_open_after_its_program_ended_takes_nothing_with
     assert (box.state, box.run("kept + 1").value) == ("running", "42")
 
 
+def input_for_a_terminal_that_nobody_has_open_any_more_is_a_broken_pipe(box: Sandbox) -> None:
+    code = "import os, time, tty\ntty.setraw(0)\nos.write(1, b'up')\ntime.sleep(0.5)\n"
+    code += "for fd in (0, 1, 2): os.close(fd)\ntime.sleep(60)"
+    with box.pty(["python3", "-c", code]) as pty:
+        _until(pty, "up")
+        with raises(BrokenPipeError, match="is closed"):
+            pty.write(b"x" * (4 << 20))
+
+
 def _asked(address: Address, path: str, data: bytes | None = None) -> bytes:
     connection = HTTPConnection(address.host, address.port, timeout=30)
     try:
@@ -190,6 +200,18 @@ def a_deadline_stands_still_while_it_is_paused(box: Sandbox) -> None:
         assert process.wait().status == "timeout"
 
 
+def a_deadline_stands_still_for_who_waits_for_it_too(box: Sandbox) -> None:
+    results = []
+    waiting = threading.Thread(target=lambda: results.append(box.exec(["sleep", "0.7"], timeout_s=1.5)))
+    waiting.start()
+    time.sleep(0.3)
+    box.pause()
+    time.sleep(3)
+    box.resume()
+    waiting.join()
+    assert (results[0].status, box.state) == ("ok", "running"), "the pause counted"
+
+
 def a_paused_sandbox_can_be_closed(make: MakeSandbox) -> None:
     box = make().start()
     box.spawn(["sleep", "60"])
@@ -223,6 +245,7 @@ CHECKS = (
     in_box(a_size_that_is_none_is_refused),
     in_box(a_terminal_that_ended_has_its_exit_code_and_no_size),
     in_box(a_terminal_that_somebody_has_open_after_its_program_ended_takes_nothing_with_it),
+    in_box(input_for_a_terminal_that_nobody_has_open_any_more_is_a_broken_pipe),
     in_box(a_server_inside_is_reached_at_its_address_and_no_other),
     in_box(a_port_where_nobody_listens_closes_the_connection_and_may_open_later),
     with_maker(an_address_ends_with_its_sandbox),
@@ -230,6 +253,7 @@ CHECKS = (
     in_box(a_paused_sandbox_does_nothing_until_it_goes_on, "pause"),
     in_box(a_paused_sandbox_uses_no_cpu_time, "pause", "usage"),
     in_box(a_deadline_stands_still_while_it_is_paused, "pause"),
+    in_box(a_deadline_stands_still_for_who_waits_for_it_too, "pause"),
     with_maker(a_paused_sandbox_can_be_closed, "pause"),
     with_maker(an_idle_sandbox_is_paused_by_its_policy_and_the_next_call_wakes_it, "pause"),
 )
