@@ -176,7 +176,7 @@ def _open_files(image: MemoryImage, tracee: Tracee) -> None:
     tracee.write(tracee.scratch, image.cwd.encode("utf-8", "surrogateescape") + b"\0")
     tracee.call(_NR_CHDIR, tracee.scratch)
     for file in image.files:
-        fd = _open(file.path, file.flags & ~_O_CLOEXEC, tracee)
+        fd = _open(file.path, file.flags, tracee)
         tracee.call(_NR_LSEEK, fd, file.position, 0) if file.position else None
         if fd != file.fd:
             tracee.call(_NR_DUP3, fd, file.fd, file.flags & _O_CLOEXEC)
