@@ -194,6 +194,21 @@ def test_signal_handlers_go_along(box: Sandbox) -> None:
     assert box.run("seen").value == "[]"
 
 
+NO_STACK = """
+import ctypes
+mmap = ctypes.CDLL(None).mmap
+top = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[25]) & ~4095  # where the stack began
+def put_a_file_there(depth):
+    if depth:  # C frames, so that those in the page stand still meanwhile
+        return sorted([depth - 1], key=put_a_file_there)
+    with open("top", "w+b") as file:
+        file.write(ctypes.string_at(top, 4096)); file.flush()
+        mmap(ctypes.c_void_p(top), ctypes.c_size_t(4096), 3, 0x12, file.fileno(), ctypes.c_long(0))
+    return []
+done = put_a_file_there(40)
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -204,8 +219,9 @@ def test_signal_handlers_go_along(box: Sandbox) -> None:
         ("import os\nf = open('/tmp/x', 'w')", "/tmp/x open as descriptor"),
         ("import os\nf = open('gone', 'w'); os.unlink('gone')", "a deleted file"),
         ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 100)", "a timer runs in it"),
+        (NO_STACK, "its stack is not where"),
     ],
-    ids=["threads", "memory", "socket", "pipe", "tmp", "deleted", "timer"],
+    ids=["threads", "memory", "socket", "pipe", "tmp", "deleted", "timer", "stack"],
 )
 def test_what_a_copy_could_not_have_is_refused_by_name_and_the_session_goes_on(
     box: Sandbox, code: str, why: str

@@ -103,6 +103,7 @@ def take(
             image.ranges = ranges(pid, copy_of)
             image.wiped = wiped_on_fork(pid)
             _refuse_shared(image.ranges)
+            _refuse_stackless(image.ranges)
             image.files = _open_files(pid)
             image.cwd = _cwd(pid)
             image.umask = _umask(pid)
@@ -153,6 +154,12 @@ def _refuse_shared(found: list[Range]) -> None:
             raise refuse(f"it shares writable memory ({each.path or 'anonymous'})")
         if each.inode and each.path.startswith("/memfd:"):
             raise refuse(f"it maps a file in memory ({each.path.removesuffix(' (deleted)')})")
+
+
+def _refuse_stackless(found: list[Range]) -> None:
+    """A guest can map something else over the top of its stack, and live."""
+    if not any(each.path == "[stack]" for each in found):
+        raise refuse("its stack is not where the kernel put it")
 
 
 def _open_files(pid: int) -> tuple[OpenFile, ...]:
