@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence import Limits, Network, Policy, Sandbox, SnapshotError, UnsupportedError
+from ringfence import Limits, Network, Policy, Sandbox, Snapshot, SnapshotError, UnsupportedError
+from ringfence.snapshots import sessions_of
 
 ROOM = Policy(limits=Limits(memory="512M"))
+
+
+def scans_pages() -> bool:
+    release = os.uname().release.split(".")
+    return (int(release[0]), int(release[1].partition("-")[0])) >= (6, 7)
 
 
 def pid_of(box: Sandbox, name: str = "python") -> int:
@@ -165,6 +171,18 @@ def test_open_files_below_the_workspace_go_along_with_their_positions(box: Sandb
     assert box.files.read_text("log") == "abc"
 
 
+def test_open_files_are_closed_on_exec_in_a_copy_as_in_the_original(box: Sandbox) -> None:
+    """Descriptor 4 is the first that a copy opens, where it belongs; the others are moved there."""
+    box.run(
+        "import os\nfiles = [open(name, 'w') for name in 'abcd']\nos.set_inheritable(files[1].fileno(), True)"
+    ).check()
+    look = "[(each.fileno(), os.get_inheritable(each.fileno())) for each in files]"
+    box.run("files[2].close(); files.pop(2)").check()
+    expected = "[(4, False), (5, True), (7, False)]"
+    with box.fork() as copy:
+        assert copy.run(look).value == box.run(look).value == expected
+
+
 def test_signal_handlers_go_along(box: Sandbox) -> None:
     box.run("import signal, os\nseen = []\nsignal.signal(signal.SIGUSR1, lambda *a: seen.append(1))").check()
     with box.fork() as copy:
@@ -174,6 +192,21 @@ def test_signal_handlers_go_along(box: Sandbox) -> None:
             assert copy.session().interrupt()
             assert cell.wait().state_kept
     assert box.run("seen").value == "[]"
+
+
+NO_STACK = """
+import ctypes
+mmap = ctypes.CDLL(None).mmap
+top = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[25]) & ~4095  # where the stack began
+def put_a_file_there(depth):
+    if depth:  # C frames, so that those in the page stand still meanwhile
+        return sorted([depth - 1], key=put_a_file_there)
+    with open("top", "w+b") as file:
+        file.write(ctypes.string_at(top, 4096)); file.flush()
+        mmap(ctypes.c_void_p(top), ctypes.c_size_t(4096), 3, 0x12, file.fileno(), ctypes.c_long(0))
+    return []
+done = put_a_file_there(40)
+"""
 
 
 @pytest.mark.parametrize(
@@ -186,8 +219,9 @@ def test_signal_handlers_go_along(box: Sandbox) -> None:
         ("import os\nf = open('/tmp/x', 'w')", "/tmp/x open as descriptor"),
         ("import os\nf = open('gone', 'w'); os.unlink('gone')", "a deleted file"),
         ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 100)", "a timer runs in it"),
+        (NO_STACK, "its stack is not where"),
     ],
-    ids=["threads", "memory", "socket", "pipe", "tmp", "deleted", "timer"],
+    ids=["threads", "memory", "socket", "pipe", "tmp", "deleted", "timer", "stack"],
 )
 def test_what_a_copy_could_not_have_is_refused_by_name_and_the_session_goes_on(
     box: Sandbox, code: str, why: str
@@ -279,3 +313,96 @@ def test_a_copy_reaches_what_the_policy_allows() -> None:
         box.run("x = 1").check()
         with box.fork() as copy:
             assert copy.run("x").value == "1"
+
+
+SMALL = Policy(limits=Limits(memory="128M", disk="16M"))  # with /dev/shm 224 MiB in all
+
+
+def held_bytes(snapshot: Snapshot) -> int:
+    """What its images take of the host's memory."""
+    return sum(os.fstat(each.memory.fd).st_blocks * 512 for each in sessions_of(snapshot))
+
+
+@pytest.mark.skipif(not scans_pages(), reason="before Linux 6.7 pages of zeros cannot be told from others")
+def test_pages_that_were_only_read_are_not_in_an_image() -> None:
+    with Sandbox(policy=SMALL) as box:
+        box.run(
+            "import mmap\nsize = 512 << 20\n"
+            "m = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)\n"
+            "sum(m[at] for at in range(0, size, 4096))"
+        ).check()
+        made = box.snapshot(memory=True)
+        assert made.size_bytes < 64 << 20
+        with Sandbox(policy=SMALL, snapshot=made) as copy:
+            assert copy.run("sum(m[at] for at in range(0, size, 1 << 20))").value == "0"
+        made.delete()
+
+
+def test_zeros_take_no_room_in_an_image(box: Sandbox) -> None:
+    box.run("import mmap\nm = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)").check()
+    box.run("for at in range(0, len(m), 1 << 20): m[at:at + (1 << 20)] = bytes(1 << 20)\nm[40 << 20] = 7").check()
+    made = box.snapshot(memory=True)
+    assert made.size_bytes > 64 << 20 > held_bytes(made)
+    box.rollback(made)
+    assert box.run("(m[40 << 20], m[:] == bytes(40 << 20) + b'\\7' + bytes((24 << 20) - 1))").value == "(7, True)"
+    made.delete()
+
+
+def test_a_guests_file_in_memory_is_not_taken_for_ours_by_its_name() -> None:
+    with Sandbox(policy=SMALL) as box:
+        box.run(
+            "import ctypes, os\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\n"
+            "fd = os.memfd_create('ringfence-memory'); os.ftruncate(fd, 8 << 20)\n"
+            "for _ in range(8): libc.mmap(None, ctypes.c_size_t(8 << 20), 1, 2, fd, ctypes.c_long(0))\n"
+            "os.close(fd)"
+        ).check()
+        with pytest.raises(UnsupportedError, match="it maps a file in memory"):
+            box.snapshot(memory=True)
+        assert box.run("1").value == "1"
+
+
+def test_an_image_is_no_larger_than_the_sandboxs_limit() -> None:
+    """What a copy has not written to is in no limit of its own: with new memory each time, copies of copies grow."""
+    with Sandbox(policy=SMALL) as box:
+        box.run("x = b'x' * (110 << 20)").check()
+        with box.fork() as copy:
+            copy.run("y = b'x' * (110 << 20)").check()
+            with pytest.raises(UnsupportedError, match="more than the sandbox's limits leave") as refused:
+                copy.fork()
+            assert refused.value.code == "fork"
+            copy.run("del x").check()
+            with copy.fork() as second:
+                assert second.run("len(y)").value == str(110 << 20)
+
+
+def test_the_images_of_all_sessions_are_in_one_limit() -> None:
+    with Sandbox(policy=SMALL) as box:
+        for name in ("a", "b"):
+            box.session(name).run("import random\nx = random.randbytes(60 << 20)").check()
+        with box.fork() as copy:
+            for name in ("a", "b"):
+                copy.session(name).run("y = random.randbytes(55 << 20)").check()
+            with pytest.raises(UnsupportedError, match="session b cannot be copied: its memory is more than"):
+                copy.fork()
+
+
+GIVES_BACK = """
+import ctypes, gc, sys
+gc.unfreeze()  # what the zygote has
+texts = [each for one in gc.get_objects() for each in gc.get_referents(one) if type(each) is str]
+text = max(texts, key=sys.getsizeof)
+assert sys.getsizeof(text) > 2 * 4096 + 64
+page = (id(text) + 64 + 4095) & ~4095  # all of it is inside the text
+full = bool(ctypes.string_at(page, 4096).strip(b"\\0"))
+ctypes.CDLL(None).madvise(ctypes.c_void_p(page), ctypes.c_size_t(4096), 4)  # MADV_DONTNEED
+del texts
+full
+"""
+
+
+def test_what_the_original_gave_back_is_not_the_zygotes_in_a_copy(box: Sandbox) -> None:
+    """A page of the zygote's that the session gave back: zeros, as what calloc hands out may be."""
+    assert box.run(GIVES_BACK).value == "True"
+    empty = "ctypes.string_at(page, 4096) == bytes(4096)"
+    with box.fork() as copy:
+        assert copy.run(empty).value == box.run(empty).value == "True"

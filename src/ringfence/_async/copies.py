@@ -26,7 +26,7 @@ async def take(sandbox: AsyncSandbox) -> tuple[SessionImage, ...]:
     taken: list[SessionImage] = []
     try:
         for session in await sandbox.sessions():
-            image = await _image(session)
+            image = await _image(session, sum(each.memory.size_bytes for each in taken))
             if image is not None:
                 taken.append(image)
     except BaseException:
@@ -40,7 +40,8 @@ def close(images: Iterable[SessionImage]) -> None:
         image.memory.close()
 
 
-async def _image(session: AsyncSession) -> SessionImage | None:
+async def _image(session: AsyncSession, held: int) -> SessionImage | None:
+    """`held`: bytes in the images of its sandbox's other sessions. All of them are in one limit, as the guest is."""
     async with session._gate:
         place = session._running_place()
         inbox = session._inbox
@@ -57,7 +58,8 @@ async def _image(session: AsyncSession) -> SessionImage | None:
 
         pid = await _pid(session)
         try:
-            memory = await blocking(take_memory, pid, place.box.owns, place.box.generation)
+            box, room = place.box, place.box.memory_bytes - held
+            memory = await blocking(take_memory, pid, box.owns, box.generation, room, session._copy_of)
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
         return SessionImage(session.name, session._count, memory)
@@ -101,6 +103,7 @@ async def _put(image: SessionImage, session: AsyncSession) -> None:
         pid = await _pid(session)
         await blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
+        session._copy_of = image.memory.identity
         await session._ask({"m": "copied"})
 
 

@@ -202,6 +202,7 @@ class AsyncSession:
         self._reader = line.Reader()
         self._cell: AsyncCell | None = None
         self._count = 0
+        self._copy_of: tuple[str, int] | None = None  # the image of memory that it was made from
         self._closed = False
 
     async def run(

@@ -27,7 +27,7 @@ def take(sandbox: Sandbox) -> tuple[SessionImage, ...]:
     taken: list[SessionImage] = []
     try:
         for session in sandbox.sessions():
-            image = _image(session)
+            image = _image(session, sum(each.memory.size_bytes for each in taken))
             if image is not None:
                 taken.append(image)
     except BaseException:
@@ -41,7 +41,8 @@ def close(images: Iterable[SessionImage]) -> None:
         image.memory.close()
 
 
-def _image(session: Session) -> SessionImage | None:
+def _image(session: Session, held: int) -> SessionImage | None:
+    """`held`: bytes in the images of its sandbox's other sessions. All of them are in one limit, as the guest is."""
     with session._gate:
         place = session._running_place()
         inbox = session._inbox
@@ -58,7 +59,8 @@ def _image(session: Session) -> SessionImage | None:
 
         pid = _pid(session)
         try:
-            memory = blocking(take_memory, pid, place.box.owns, place.box.generation)
+            box, room = place.box, place.box.memory_bytes - held
+            memory = blocking(take_memory, pid, box.owns, box.generation, room, session._copy_of)
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
         return SessionImage(session.name, session._count, memory)
@@ -99,6 +101,7 @@ def _put(image: SessionImage, session: Session) -> None:
         pid = _pid(session)
         blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
+        session._copy_of = image.memory.identity
         session._ask({"m": "copied"})
 
 

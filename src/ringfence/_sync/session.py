@@ -202,6 +202,7 @@ class Session:
         self._reader = line.Reader()
         self._cell: Cell | None = None
         self._count = 0
+        self._copy_of: tuple[str, int] | None = None  # the image of memory that it was made from
         self._closed = False
 
     def run(

@@ -64,6 +64,10 @@ if TYPE_CHECKING:
         def generation(self) -> object:
             """Sandboxes of the same one have the same addresses, so that memory can be copied between them."""
 
+        @property
+        def memory_bytes(self) -> int:
+            """The most that everything inside may hold, files in memory included. An image of it holds no more."""
+
         def owns(self, pid: int) -> bool:
             """Whether that process of the host's, which stands still, is one of this sandbox's."""
 

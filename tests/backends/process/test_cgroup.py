@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from backends.process.children import Say, child, state_of
-from ringfence.backends.process import cgroup, cgroup_base, cgroup_v2, owners, pool
+from ringfence.backends.process import cgroup, cgroup_base, cgroup_v1, cgroup_v2, owners, pool
 from ringfence.backends.process.cgroup import Group, GroupLimits, GroupUsage, Mechanisms, Tree
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0)
@@ -145,6 +145,16 @@ def test_a_limit_set_later_holds_in_both_directions(group: Group) -> None:
     _close(fds)
     peak = group.usage().memory_peak_bytes
     assert peak is None or peak <= 32 << 20
+
+
+def test_socket_buffers_have_the_memory_limit_too_where_they_are_counted_apart(tree: Tree, group: Group) -> None:
+    if not isinstance(tree, cgroup_v1.Tree) or not tree.counts_tcp:
+        pytest.skip("v2 counts them with the rest")
+    directory = next(path for path in _left_of(owners.name()) if path.endswith("/box") and "/memory/" in path)
+    for limit in (LIMITS.memory_bytes, LIMITS.memory_bytes // 2):
+        group.set(GroupLimits(limit, 16, 1.0))
+        with open(f"{directory}/memory.kmem.tcp.limit_in_bytes") as file:
+            assert int(file.read()) == limit
 
 
 def test_processes_over_the_limit_are_refused_and_the_peak_is_known(group: Group) -> None:

@@ -152,6 +152,10 @@ class ProcessBox:
         """Sandboxes of equal ones have the same addresses."""
         return self.template.zygote
 
+    @property
+    def memory_bytes(self) -> int:
+        return self.plan.memory_bytes
+
     def give_image(self, fd: int) -> None:
         """Memory for its next session that asks for one."""
         self.template.give(self._number, fd)

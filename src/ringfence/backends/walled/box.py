@@ -153,6 +153,10 @@ class WalledBox:
     def generation(self) -> object:
         return self  # no other box has its addresses
 
+    @property
+    def memory_bytes(self) -> int:
+        return 0  # none of it is copied
+
     def owns(self, pid: int) -> bool:  # noqa: ARG002  # what a process box is asked
         return False  # its processes are the engine's
 

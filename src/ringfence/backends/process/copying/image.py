@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 
-from ringfence.backends.process.copying.layout import OURS, Pages, Range, ranges, wiped_on_fork
+from ringfence.backends.process.copying.layout import OURS, Pages, Range, identity, ranges, wiped_on_fork
 from ringfence.backends.process.copying.tracee import State, Tracee, TraceError
 from ringfence.errors import UnsupportedError
 from ringfence.values import Struct, final
@@ -30,6 +30,8 @@ _STANDARD = 4  # 0 to 2 and the line: every session has its own
 _NR_SIGACTION, _NR_GETITIMER = 13, 36
 _TIMERS = {0: "ITIMER_REAL", 1: "ITIMER_VIRTUAL", 2: "ITIMER_PROF"}
 _OPEN_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_CLOEXEC
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
@@ -59,6 +61,7 @@ class MemoryImage:
     def __init__(self, generation: object) -> None:
         self.generation = generation
         self.fd = -1
+        self.identity: tuple[str, int] | None = None  # how a process that maps it tells that
         self.ranges: list[Range] = []
         self.wiped: frozenset[int] = frozenset()  # where ranges begin that a copy has empty
         self.runs: list[Run] = []
@@ -85,23 +88,29 @@ class MemoryImage:
             self.fd = -1
 
 
-def take(pid: int, owns: Callable[[int], bool], generation: object) -> MemoryImage:
-    """Raises UnsupportedError, with the reason, for what a copy could not have."""
+def take(
+    pid: int, owns: Callable[[int], bool], generation: object, room: int, copy_of: tuple[str, int] | None
+) -> MemoryImage:
+    """Raises UnsupportedError, with the reason, for what a copy could not have, and for more than `room` bytes.
+
+    `copy_of`: the identity of the image that it was made from.
+    """
     image = MemoryImage(generation)
     try:
         with Tracee(pid) as tracee:
             check_owner(pid, owns)
             _refuse_threads(pid)
-            image.ranges = ranges(pid)
+            image.ranges = ranges(pid, copy_of)
             image.wiped = wiped_on_fork(pid)
             _refuse_shared(image.ranges)
+            _refuse_stackless(image.ranges)
             image.files = _open_files(pid)
             image.cwd = _cwd(pid)
             image.umask = _umask(pid)
             image.state = tracee.state()
             image.actions = _actions(tracee)
             _refuse_timers(tracee, pid)
-            _take_pages(image, tracee)
+            _take_pages(image, tracee, room)
     except (TraceError, OSError) as error:
         image.close()
         raise explain(error) from None
@@ -143,6 +152,14 @@ def _refuse_shared(found: list[Range]) -> None:
     for each in found:
         if each.shared and "w" in each.protection:
             raise refuse(f"it shares writable memory ({each.path or 'anonymous'})")
+        if each.inode and each.path.startswith("/memfd:"):
+            raise refuse(f"it maps a file in memory ({each.path.removesuffix(' (deleted)')})")
+
+
+def _refuse_stackless(found: list[Range]) -> None:
+    """A guest can map something else over the top of its stack, and live."""
+    if not any(each.path == "[stack]" for each in found):
+        raise refuse("its stack is not where the kernel put it")
 
 
 def _open_files(pid: int) -> tuple[OpenFile, ...]:
@@ -212,7 +229,8 @@ def _refuse_timers(tracee: Tracee, pid: int) -> None:
         return  # a kernel that does not tell has no checkpoint support either: such timers are rare in a session
 
 
-def _take_pages(image: MemoryImage, tracee: Tracee) -> None:
+def _take_pages(image: MemoryImage, tracee: Tracee, room: int) -> None:
+    """Looks at the size before it copies: the image is the host's memory, and no limit of the guest's counts it."""
     pages = Pages(tracee.pid)
     try:
         offset = 0
@@ -224,9 +242,12 @@ def _take_pages(image: MemoryImage, tracee: Tracee) -> None:
             for address, size in [(each.first, each.size)] if whole else pages.runs(each):
                 image.runs.append(Run(address, size, offset, whole or (each.anonymous and size >= 1 << 17)))
                 offset += size
+                if offset > room:
+                    raise refuse(f"its memory is more than the sandbox's limits leave for a copy ({room >> 20} MiB)")
     finally:
         pages.close()
     image.fd = os.memfd_create(OURS.removeprefix("/memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    image.identity = identity(image.fd)
     os.ftruncate(image.fd, max(offset, 1))
     _copy(tracee, image)
     fcntl.fcntl(image.fd, _ADD_SEALS, _SEAL)
@@ -276,9 +297,14 @@ def _copy_pieces(tracee: Tracee, fd: int, pieces: Iterator[tuple[int, int, int]]
                     count = tracee.read_into(ctypes.addressof(first), address + done, min(_CHUNK, size - done))
                     if not count:
                         raise TraceError("its memory cannot be read")
-                    written = 0
+                    written = count if _is_zero(ctypes.addressof(first), count) else 0  # a hole costs nothing
                     while written < count:
                         written += os.pwrite(fd, view[written:count], offset + done + written)
                     done += count
         finally:
             del first  # or the map could not be closed
+
+
+def _is_zero(address: int, size: int) -> bool:
+    """Memory of ours: its first byte is zero, and each byte equals the next."""
+    return ctypes.c_ubyte.from_address(address).value == 0 and _memcmp(address, address + 1, size - 1) == 0

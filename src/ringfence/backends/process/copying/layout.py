@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = 4096
-OURS = "/memfd:ringfence-memory"  # how a range of an earlier copy's image is named
+OURS = "/memfd:ringfence-memory"  # how a range of an earlier copy's image is named here
 _KERNELS = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]", "[uprobes]")  # the same for all forks of a zygote
 _SPECIAL = (*_KERNELS, "[stack]", "[heap]")
 # ioctl(PAGEMAP_SCAN): struct pm_scan_arg is twelve words; page_region three.
 _SCAN = 0xC0606610
-_FILE, _PRESENT, _SWAPPED = 4, 8, 16
+_FILE, _PRESENT, _SWAPPED, _ZERO = 4, 8, 16, 32
 _REGIONS = 4096
+_ENTRIES = 1 << 16  # of pagemap, read at a time: a guest may reserve terabytes
 
 
 @final
@@ -58,17 +59,26 @@ class Range(Struct):
         return not self.inode and not self.special
 
 
-def ranges(pid: int) -> list[Range]:
-    """In order. What an earlier copy mapped from its image counts as anonymous: it is this process's own now."""
+def identity(fd: int) -> tuple[str, int]:
+    """Device and inode of a file, as `maps` tells them."""
+    what = os.fstat(fd)
+    return f"{os.major(what.st_dev):02x}:{os.minor(what.st_dev):02x}", what.st_ino
+
+
+def ranges(pid: int, image: tuple[str, int] | None = None) -> list[Range]:
+    """In order. What it maps from `image`, whose copy it is, counts as anonymous: it is this process's own now.
+
+    Known by its identity: a guest may give a file in memory any name.
+    """
     found = []
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
         for row in file:
-            where, flags, offset, _, inode, *path = row.rstrip("\n").split(None, 5)
+            where, flags, offset, device, inode, *path = row.rstrip("\n").split(None, 5)
             first, _, last = where.partition("-")
             name = path[0] if path else ""
             if name.startswith("[anon:"):
                 name = ""
-            mine = name.startswith(OURS)
+            mine = (device, int(inode)) == image
             found.append(
                 Range(
                     int(first, 16),
@@ -102,7 +112,11 @@ def wiped_on_fork(pid: int) -> frozenset[int]:
 
 
 class Pages:
-    """Which pages of a process are private memory, present or swapped out."""
+    """Which pages of a process are private memory, present or swapped out.
+
+    Without those that it only read: all of them are the kernel's one page of zeros. Before Linux 6.7 they cannot be
+    told from others, nor before 6.17 the huge ones.
+    """
 
     def __init__(self, pid: int) -> None:
         self._fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -124,32 +138,35 @@ class Pages:
                 self._scans = False
         yield from self._looked_up(of)
 
-    def _scanned(self, of: Range) -> list[tuple[int, int]]:
-        found = []
+    def _scanned(self, of: Range) -> Iterator[tuple[int, int]]:
         start = of.first
         while start < of.last:
             words = (96, 0, start, of.last, 0, ctypes.addressof(self._regions), _REGIONS, 0)
-            argument = bytearray(struct.pack("12Q", *words, _FILE, _FILE, _PRESENT | _SWAPPED, 0))
+            argument = bytearray(struct.pack("12Q", *words, _FILE | _ZERO, _FILE | _ZERO, _PRESENT | _SWAPPED, 0))
             count = fcntl.ioctl(self._fd, _SCAN, argument)
             reached = struct.unpack("12Q", argument)[4]
             for number in range(count):
                 first, last, _ = struct.unpack_from("QQQ", self._regions, 24 * number)
-                found.append((first, last - first))
+                yield first, last - first
             if reached <= start:
                 break
             start = reached
-        return found
 
     def _looked_up(self, of: Range) -> Iterator[tuple[int, int]]:
-        count = of.size // PAGE
-        data = os.pread(self._fd, count * 8, of.first // PAGE * 8)
         begun: int | None = None
-        for number, entry in enumerate(memoryview(data).cast("Q")):
-            private = entry >> 62 and not entry >> 61 & 1  # present or swapped, and no file's
-            if private and begun is None:
-                begun = number
-            elif not private and begun is not None:
-                yield of.first + begun * PAGE, (number - begun) * PAGE
-                begun = None
+        address = of.first
+        while address < of.last:
+            count = min(_ENTRIES, (of.last - address) // PAGE)
+            data = os.pread(self._fd, count * 8, address // PAGE * 8)
+            if not data:  # it has ended
+                return
+            for entry in memoryview(data).cast("Q"):
+                private = entry >> 62 and not entry >> 61 & 1  # present or swapped, and no file's
+                if private and begun is None:
+                    begun = address
+                elif not private and begun is not None:
+                    yield begun, address - begun
+                    begun = None
+                address += PAGE
         if begun is not None:
-            yield of.first + begun * PAGE, (count - begun) * PAGE
+            yield begun, of.last - begun

@@ -7,12 +7,12 @@ its own filter, and writes to its memory. Big runs are mapped copy-on-write from
 from __future__ import annotations
 
 from ringfence.backends.process.copying.image import MemoryImage, Run, action, check_owner, explain, handled, refuse
-from ringfence.backends.process.copying.layout import Range, ranges
+from ringfence.backends.process.copying.layout import Pages, Range, ranges
 from ringfence.backends.process.copying.tracee import Tracee, TraceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 IMAGE_FD = 4  # where the target has the image open
 _NR_OPEN, _NR_CLOSE, _NR_LSEEK, _NR_MMAP, _NR_MUNMAP, _NR_BRK, _NR_SIGACTION = 2, 3, 8, 9, 11, 12, 13
@@ -33,6 +33,7 @@ def put(image: MemoryImage, pid: int, owns: Callable[[int], bool]) -> None:
             check_owner(pid, owns)
             tracee.keep_clear_of(image.state.registers)
             _make_layout_equal(image, tracee)
+            _drop_pages(image, tracee)
             _put_pages(image, tracee)
             _wipe(image, tracee)
             tracee.call(_NR_CLOSE, IMAGE_FD)
@@ -102,6 +103,35 @@ def _open(path: str, flags: int, tracee: Tracee) -> int:
     return tracee.call(_NR_OPEN, tracee.scratch, flags, 0)
 
 
+def _drop_pages(image: MemoryImage, tracee: Tracee) -> None:
+    """What the zygote left in pages that the original has none of any more: they are empty there."""
+    starts = [run.address for run in image.runs]
+    pages = Pages(tracee.pid)
+    try:
+        for each in image.ranges:
+            if not each.of_the_kernel and each.first not in image.wiped:
+                for address, size in list(pages.runs(each)):
+                    for first, last in _between(image.runs, starts, address, address + size):
+                        tracee.call(_NR_MADVISE, first, last - first, _DONTNEED)
+    finally:
+        pages.close()
+
+
+def _between(runs: list[Run], starts: list[int], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The parts of a range that no run covers. Runs are in order."""
+    from bisect import bisect_right
+
+    for number in range(max(bisect_right(starts, first) - 1, 0), len(runs)):
+        run = runs[number]
+        if run.address >= last:
+            break
+        if run.address > first:
+            yield first, run.address
+        first = max(first, run.address + run.size)
+    if first < last:
+        yield first, last
+
+
 def _put_pages(image: MemoryImage, tracee: Tracee) -> None:
     assert image.view is not None
     protections = {each.first: each for each in image.ranges}
@@ -146,7 +176,7 @@ def _open_files(image: MemoryImage, tracee: Tracee) -> None:
     tracee.write(tracee.scratch, image.cwd.encode("utf-8", "surrogateescape") + b"\0")
     tracee.call(_NR_CHDIR, tracee.scratch)
     for file in image.files:
-        fd = _open(file.path, file.flags & ~_O_CLOEXEC, tracee)
+        fd = _open(file.path, file.flags, tracee)
         tracee.call(_NR_LSEEK, fd, file.position, 0) if file.position else None
         if fd != file.fd:
             tracee.call(_NR_DUP3, fd, file.fd, file.flags & _O_CLOEXEC)
