@@ -276,6 +276,30 @@ def test_policies_only_narrow_from_manager_to_environment_to_sandbox(manager: Sa
         assert (box.policy, list(box.files.list())) == (less, [])
 
 
+def test_a_link_that_a_guest_makes_leads_no_mount_out_of_the_ceiling(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    project, private = tmp_path / "project", tmp_path / "private"
+    for folder in (private, project / "hidden", project / "plain"):
+        folder.mkdir(parents=True)
+        (folder / "f").write_text("text")
+    with SandboxManager(policy=Policy(mounts=[Mount(project, "/p", "rw", hide=["hidden"])])) as manager:
+        agent = manager.environment("a")
+        assert agent.exec(["sh", "-c", f"ln -s {private} /p/out; ln -s hidden /p/in; ln -s plain /p/fine"]).ok
+
+        def asked(name: str) -> Policy:
+            return Policy(mounts=[Mount(project / name, "/q")])
+
+        for name, words in (("out", r"mounts\[0\].source: .*/private is not shown"), ("in", "must stay hidden")):
+            for owner in (agent, manager):
+                with pytest.raises(PolicyError, match=words) as caught, owner.sandbox(policy=asked(name)):
+                    pass
+                assert caught.value.code == "mount-leads-out"
+            with pytest.raises(PolicyError, match=words):
+                manager.environment(f"of-{name}", policy=asked(name)).exec(["true"])
+        with agent.sandbox(policy=asked("fine")) as box:
+            assert box.exec(["cat", "/q/f"]).stdout == "text"
+
+
 def try_live_rules() -> str:
     """What the ceiling says to more than it has."""
     network = Network(allow=["a.example", "b.example"])

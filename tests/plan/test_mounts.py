@@ -422,6 +422,67 @@ def test_a_protected_folder_itself_is_never_writable(folder: Path) -> None:
     assert refused(Mount(str(folder / ".git" / "hooks"), "/data", mode="rw")).key == "mounts[0].mode"
 
 
+def git_directory(path: Path) -> Path:
+    for name in ("objects", "refs"):
+        (path / name).mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize("config", ["[core]\n\thooksPath = tools/hooks\n", '[core] hookspath = "tools/hooks"\n'])
+def test_hooks_of_a_repository_around_the_mount_are_held(folder: Path, config: str) -> None:
+    (git_directory(folder / ".git") / "config").write_text(config)
+    (folder / "tools" / "hooks" / "deep").mkdir(parents=True)
+    (folder / "src").mkdir()
+    assert held(folder / "tools") == ALWAYS | {"hooks": "protect"}
+    assert held(folder / "src") == ALWAYS
+    for inside in ("hooks", "hooks/deep"):
+        error = refused(Mount(str(folder / "tools" / inside), "/data", mode="rw"))
+        assert (error.key, "core.hooksPath" in str(error)) == ("mounts[0].mode", True)
+
+
+def test_hooks_of_a_linked_worktree_around_the_mount_are_held(folder: Path) -> None:
+    (git_directory(folder / "main" / ".git") / "config").write_text("[core]\n\thooksPath = tools/hooks\n")
+    own = folder / "main" / ".git" / "worktrees" / "tree"
+    own.mkdir(parents=True)
+    (own / "commondir").write_text("../..\n")
+    (folder / "tree" / "tools" / "hooks").mkdir(parents=True)
+    (folder / "tree" / ".git").write_text(f"gitdir: {own}\n")
+    assert held(folder / "tree" / "tools") == ALWAYS | {"hooks": "protect"}
+    assert held(folder / "tree")["tools/hooks"] == "protect"
+
+
+def test_a_git_directory_in_the_mount_of_a_repository_around_it_is_held(folder: Path) -> None:
+    git_directory(folder / "tools" / "real")
+    (folder / ".git").write_text("gitdir: tools/real\n")
+    assert held(folder / "tools")["real/hooks"] == "protect"
+
+
+@pytest.mark.parametrize("source", [".git/modules", ".git/modules/libs"])
+def test_submodules_are_held_where_the_mount_is_among_them(folder: Path, source: str) -> None:
+    git_directory(folder / ".git")
+    own = git_directory(folder / ".git" / "modules" / "libs" / "a")
+    done = held(folder / source)
+    whole = {"hooks": "protect", "config": "protect", "commondir": "protect", "objects": "pin", "refs": "pin"}
+    below = own.relative_to(folder / source)
+    assert {name: done.get(f"{below}/{name}") for name in whole} == whole
+
+
+@pytest.mark.parametrize(
+    "source", ["modules/a/hooks", "modules/a/hooks/deep", "modules/a/worktrees", "worktrees", "worktrees/tree"]
+)
+def test_what_is_held_in_a_git_directory_is_never_a_writable_source(folder: Path, source: str) -> None:
+    git_directory(folder / ".git")
+    git_directory(folder / ".git" / "modules" / "a")
+    (folder / ".git" / source).mkdir(parents=True)
+    assert refused(Mount(str(folder / ".git" / source), "/data", mode="rw")).key == "mounts[0].mode"
+
+
+def test_among_too_many_submodules_no_source_is_writable(folder: Path) -> None:
+    for number in range(1100):
+        (folder / ".git" / "modules" / "a" / str(number)).mkdir(parents=True)
+    assert ".git/modules" in str(refused(Mount(str(folder / ".git" / "modules" / "a"), "/data", mode="rw")))
+
+
 def test_the_guests_git_does_not_see_placeholders(folder: Path) -> None:
     files = {op[1]: op[2] for op in seen(Mount(str(folder), "/data", mode="rw")).template if op[0] == "file"}
     assert files["etc/gitconfig"] == "[core]\n\texcludesFile = /etc/gitexclude\n"

@@ -41,7 +41,14 @@ class AsyncEnvironment:
     """What one agent owns: a workspace that stays, a policy, a quota, a history."""
 
     def __init__(
-        self, agent: str, policy: Policy, quota: Quota, *, making: Making, state: StateDirectory | None
+        self,
+        agent: str,
+        policy: Policy,
+        quota: Quota,
+        *,
+        making: Making,
+        state: StateDirectory | None,
+        above: Owner[AsyncOwnedSandbox],
     ) -> None:
         self.agent = agent
         self.policy = policy
@@ -49,7 +56,7 @@ class AsyncEnvironment:
         self.files: AsyncFiles = AsyncKeptFiles(self)
         self._making = making
         self._state = state
-        self._owner: Owner[AsyncOwnedSandbox] = Owner(agent, policy, Ledger(agent, quota))
+        self._owner: Owner[AsyncOwnedSandbox] = Owner(agent, policy, Ledger(agent, quota), above=above)
         self._history = History()
         self._gate = lock()  # around the start, the keeping and the end of its own sandbox
         self._box: AsyncOwnedSandbox | None = None

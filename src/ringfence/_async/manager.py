@@ -75,7 +75,9 @@ class AsyncSandboxManager:
             found = self._environments.get(name)
             if found is not None and found._over is None:
                 return _same(found, policy, quota)
-            made = AsyncEnvironment(name, wanted, quota or self._quota, making=self._make, state=self._state)
+            made = AsyncEnvironment(
+                name, wanted, quota or self._quota, making=self._make, state=self._state, above=self._own
+            )
             self._environments[name] = made
             return made
 

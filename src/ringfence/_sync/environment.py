@@ -42,7 +42,14 @@ class Environment:
     """What one agent owns: a workspace that stays, a policy, a quota, a history."""
 
     def __init__(
-        self, agent: str, policy: Policy, quota: Quota, *, making: Making, state: StateDirectory | None
+        self,
+        agent: str,
+        policy: Policy,
+        quota: Quota,
+        *,
+        making: Making,
+        state: StateDirectory | None,
+        above: Owner[OwnedSandbox],
     ) -> None:
         self.agent = agent
         self.policy = policy
@@ -50,7 +57,7 @@ class Environment:
         self.files: Files = KeptFiles(self)
         self._making = making
         self._state = state
-        self._owner: Owner[OwnedSandbox] = Owner(agent, policy, Ledger(agent, quota))
+        self._owner: Owner[OwnedSandbox] = Owner(agent, policy, Ledger(agent, quota), above=above)
         self._history = History()
         self._gate = lock()  # around the start, the keeping and the end of its own sandbox
         self._box: OwnedSandbox | None = None

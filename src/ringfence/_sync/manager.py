@@ -74,7 +74,9 @@ class SandboxManager:
             found = self._environments.get(name)
             if found is not None and found._over is None:
                 return _same(found, policy, quota)
-            made = Environment(name, wanted, quota or self._quota, making=self._make, state=self._state)
+            made = Environment(
+                name, wanted, quota or self._quota, making=self._make, state=self._state, above=self._own
+            )
             self._environments[name] = made
             return made
 

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ringfence.agents.history import add_usage
 from ringfence.agents.requests import merged
+from ringfence.agents.sources import Sources
 from ringfence.results import Usage
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ringfence.agents.ledger import Ledger
     from ringfence.events import HostSummary
     from ringfence.policy.model import Policy
@@ -33,9 +36,12 @@ _MOST_HOSTS = 1000  # guests choose the names they ask for
 class Owner(Generic[S]):
     """One agent's, or with `agent` None the manager's own. Safe from several threads."""
 
-    def __init__(self, agent: str | None, ceiling: Policy, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, agent: str | None, ceiling: Policy, ledger: Ledger | None = None, *, above: Owner[Any] | None = None
+    ) -> None:
         self.agent = agent
         self.ceiling = ceiling
+        self.sources: Sources = Sources(ceiling, None if above is None else above.sources)
         self.usage = Usage()  # of those that have ended
         self.requests: tuple[HostSummary, ...] = ()  # of those that have ended
         self._ledger = ledger
@@ -43,7 +49,8 @@ class Owner(Generic[S]):
         self._live: dict[str, S] = {}
 
     def admit(self, sandbox: S) -> None:
-        """Before it starts. Raises QuotaError."""
+        """Before it starts. Raises QuotaError, and PolicyError for a mount that leads beyond the ceiling."""
+        self.sources.check(sandbox.policy)
         if self._ledger is not None:
             self._ledger.admit(sandbox.id, sandbox.policy, lambda: _lives(sandbox))
         with self._lock:

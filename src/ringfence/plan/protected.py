@@ -2,6 +2,7 @@
 
 Decides which paths are held and by which operations; makes nothing. backends/process/protect.py makes the placeholders
 and watches. Below the mount's first level only `.git` is looked into; the end scan finds these names at any depth.
+Repositories that the mount is inside of are found by looking upward: one `stat` for each folder on the way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     Op = list[object]
 
 # Held whether they exist or not: a placeholder is made on the host for what does not (A13, CVE-2026-25725).
@@ -143,6 +146,14 @@ def is_protected_source(source: str) -> str | None:
             return part
         if part == ".git" and parts[index + 1 : index + 2] in ([name] for name in (*_GIT_DIRECTORIES, *_GIT_FILES)):
             return f".git/{parts[index + 1]}"
+    for path in _upward(source):
+        folder, name = os.path.split(path)
+        if name in (*_GIT_DIRECTORIES, *_GIT_FILES, *_GIT_IF_PRESENT) and _may_be_git_directory(folder):
+            return f"{os.path.basename(folder)}/{name}"
+    if any(source == path or source.startswith(f"{path}/") for path in _hooks_paths(source)):
+        return "core.hooksPath"
+    if _is_among_modules(source) and _git_directories_below(source) is None:
+        return ".git/modules"  # which is read-only as a whole then
     return None
 
 
@@ -153,24 +164,43 @@ def _builtin(source: str) -> dict[str, bool]:
     if os.path.basename(source) == ".git" or _is_git_directory(source):
         wanted |= _git_paths(source, "")
     wanted |= _dot_git(source)
+    return wanted | _of_repositories_around(source)
+
+
+def _of_repositories_around(source: str) -> dict[str, bool]:
+    """What lies in the mount of repositories that it is in, or is: the folder their hooks are in, git directories."""
+    inside = [path for path in _hooks_paths(source) if path.startswith(f"{source}/")]
+    wanted = {os.path.relpath(path, source): True for path in inside}
+    directories = [directory for root in _upward(source) for directory in _git_directories_of(root)]
+    if _is_among_modules(source):
+        directories += _git_directories_below(source) or []  # too many: such a source is refused
+    for directory in directories:
+        if directory.startswith(f"{source}/"):
+            wanted |= _git_paths(source, os.path.relpath(directory, source))
     return wanted
+
+
+def _upward(path: str) -> Iterator[str]:
+    """It, and every folder it is in."""
+    while path != "/":
+        yield path
+        path = os.path.dirname(path)
+    yield path
+
+
+def _is_among_modules(source: str) -> bool:
+    """Whether it is, or is in, the folder where a repository has the git directories of its submodules."""
+    above = (os.path.split(path) for path in _upward(source))
+    return any(name == "modules" and _may_be_git_directory(folder) for folder, name in above)
 
 
 def _dot_git(source: str) -> dict[str, bool]:
-    """`.git` in the mount's top. None there: none is made, because an empty one would break `git` for the whole folder;
-    the end scan reports one that appears."""
+    """A `.git` in the mount's top that is no folder. None there: none is made, because an empty one would break `git`
+    for the whole folder; the end scan reports one that appears."""
     dot_git = f"{source}/.git"
-    try:
-        mode = os.lstat(dot_git).st_mode
-    except OSError:
-        return {}
-    if stat.S_ISDIR(mode):
-        return _git_paths(source, ".git") | _hooks_path(source)
-    wanted = {".git": False}
-    directory = _gitfile_target(dot_git)
-    if directory is not None and directory.startswith(f"{source}/"):
-        wanted |= _git_paths(source, os.path.relpath(directory, source))
-    return wanted
+    return (
+        {".git": False} if os.path.lexists(dot_git) and (os.path.islink(dot_git) or not os.path.isdir(dot_git)) else {}
+    )
 
 
 def _git_paths(source: str, relative: str) -> dict[str, bool]:
@@ -239,21 +269,48 @@ def _is_git_directory(path: str) -> bool:
     return all(os.path.lexists(f"{path}/{name}") for name in GIT_MARKS)
 
 
-def _hooks_path(source: str) -> dict[str, bool]:
-    """Where this repository's `core.hooksPath` leads, when that is inside the mount."""
+def _may_be_git_directory(path: str) -> bool:
+    return os.path.basename(path) == ".git" or _is_git_directory(path)
+
+
+def _git_directories_of(root: str) -> list[str]:
+    """Where the repository whose working tree is `root` has its own and the common git directory; [] if it is none."""
+    dot_git = f"{root.rstrip('/')}/.git"
     try:
-        with open(f"{source}/.git/config", encoding="utf-8", errors="replace") as file:
+        mode = os.stat(dot_git).st_mode
+    except OSError:
+        return [root] if _is_git_directory(root) else []  # a bare one is its own
+    directory = os.path.realpath(dot_git) if stat.S_ISDIR(mode) else _gitfile_target(dot_git)
+    if directory is None:
+        return []
+    common = _common_directory(directory)
+    return [directory] if common is None else [directory, common]
+
+
+def _hooks_paths(source: str) -> list[str]:
+    """Folders that `core.hooksPath` names in the repositories that `source` is in, or is."""
+    found: dict[str, None] = {}
+    for root in _upward(source):
+        for directory in _git_directories_of(root):
+            for value in (*_hooks_settings(f"{directory}/config"), *_hooks_settings(f"{directory}/config.worktree")):
+                path = os.path.join(root, os.path.expanduser(value))
+                found |= dict.fromkeys((os.path.normpath(path), os.path.realpath(path)))
+    return [path for path in found if os.path.isdir(path)]
+
+
+def _hooks_settings(config: str) -> list[str]:
+    try:
+        with open(config, encoding="utf-8", errors="replace") as file:
             lines = file.read(1 << 20).splitlines()
     except OSError:
-        return {}
-    wanted: dict[str, bool] = {}
-    for line in lines:
-        name, _, value = line.partition("=")
-        if name.strip().lower() == "hookspath":
-            path = os.path.normpath(os.path.join(source, value.strip().strip('"')))
-            if path.startswith(f"{source}/") and os.path.isdir(path):
-                wanted[os.path.relpath(path, source)] = True
-    return wanted
+        return []
+    settings = [line.partition("=") for line in lines]
+    values = [value.strip().strip('"') for name, _, value in settings if _is_hooks_path(name)]
+    return [value for value in values if value and "\0" not in value]
+
+
+def _is_hooks_path(name: str) -> bool:
+    return name.rpartition("]")[2].strip().lower() == "hookspath"  # `[core] hooksPath = x` may be one line
 
 
 def _gitfile_target(path: str) -> str | None:
@@ -262,7 +319,7 @@ def _gitfile_target(path: str) -> str | None:
             text = file.read(4096)
     except OSError:
         return None
-    if not text.startswith("gitdir:"):
+    if not text.startswith("gitdir:") or "\0" in text:
         return None
     return os.path.realpath(os.path.join(os.path.dirname(path), text[7:].strip()))
 

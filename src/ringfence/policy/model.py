@@ -364,7 +364,10 @@ class Policy(Struct):
         return replace(self, **{name: given[name] for name in Policy.__fields__ if given[name] is not _KEEP})
 
     def narrow(self, request: Policy) -> Self:
-        """`request`, if this policy allows all of it; else PolicyError naming each part that does not fit."""
+        """`request`, if this policy allows all of it; else PolicyError naming each part that does not fit.
+
+        Paths are compared as text: a manager follows links too, before it starts a sandbox.
+        """
         from ringfence.policy.narrow import narrow
 
         return narrow(self, request)

@@ -7,10 +7,9 @@ Variables (`env`) are the caller's words to its own guest and widen nothing.
 from __future__ import annotations
 
 from ringfence.errors import PolicyError
-from ringfence.policy.hosts import HostPattern, parse_pattern
-from ringfence.policy.model import allow_patterns
+from ringfence.policy.hosts import parse_pattern
+from ringfence.policy.narrow_network import widened
 from ringfence.policy.paths import within
-from ringfence.policy.reach import ports_of
 from ringfence.policy.secrets import origin
 from ringfence.policy.sizes import format_size
 
@@ -18,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ringfence.policy.model import Limits, Mount, Network, Policy, Rule
+    from ringfence.policy.model import Limits, Mount, Network, Policy
     from ringfence.policy.secrets import Secret
     from ringfence.values import Struct
 
@@ -74,81 +73,8 @@ def _numbers(ceiling: Struct, request: Struct, names: list[str], table: str) -> 
 
 def _network(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
     yield from _numbers(ceiling, request, ["connections", "upload", "download"], "network")
-    extra = _extra_ports(ceiling, request)
-    if extra:
-        yield "network.ports", f"{', '.join(map(str, sorted(extra)))} not permitted"
-    if request.allow == "public" and ceiling.allow != "public":
-        yield "network.allow", '"public" is more than the listed hosts'
-    for index, wanted in enumerate(allow_patterns(request)):
-        if not _allowed(ceiling, wanted, ports_of(wanted, request) - extra):
-            yield f"network.allow[{index}]", f"{wanted} is not permitted"
-    for index, rule in enumerate(request.rules):
-        if not _rule_fits(ceiling, rule, ports_of(parse_pattern(rule.host), request) - extra):
-            yield f"network.rules[{index}]", f"{rule.host} is not permitted for all of it"
-    yield from _unruled(ceiling, request)
-    for entry in ceiling.deny:
-        if not _stays_denied(request, parse_pattern(entry)):
-            yield "network.deny", f"{entry} must stay denied"
+    yield from widened(ceiling, request)
     yield from _private(ceiling, request)
-
-
-def _targets(network: Network) -> list[HostPattern]:
-    return [*allow_patterns(network), *(parse_pattern(rule.host) for rule in network.rules)]
-
-
-def _extra_ports(ceiling: Network, request: Network) -> frozenset[int]:
-    """Ports of `request.ports` that the ceiling has nowhere, where something is reachable on them."""
-    used = request.allow == "public" or any(target.port is None for target in _targets(request))
-    named = {target.port for target in _targets(ceiling)}
-    return frozenset(request.ports) - frozenset(ceiling.ports) - named if used else frozenset()
-
-
-def _allowed(ceiling: Network, wanted: HostPattern, ports: frozenset[int]) -> bool:
-    """Whether the ceiling permits `wanted` on `ports` for any request."""
-    permitted = set(ceiling.ports) if ceiling.allow == "public" else set()
-    covered = ceiling.allow == "public"
-    for entry in allow_patterns(ceiling):
-        if entry.covers(wanted):
-            covered = True
-            permitted |= ports_of(entry, ceiling)
-    return covered and ports <= permitted
-
-
-def _rule_fits(ceiling: Network, rule: Rule, ports: frozenset[int]) -> bool:
-    wanted = parse_pattern(rule.host)
-    held = [other for other in ceiling.rules if parse_pattern(other.host).covers(wanted)]
-    if any(_rule_within(rule, other) and ports <= ports_of(parse_pattern(other.host), ceiling) for other in held):
-        return True
-    # An opaque stream is more than `allow` gives, where host names are checked inside TLS and HTTP.
-    return not held and rule.protocol != "tcp" and _allowed(ceiling, wanted, ports)
-
-
-def _rule_within(rule: Rule, other: Rule) -> bool:
-    """Whether every request that `rule` permits is permitted by `other`, hosts aside. Empty lists mean any."""
-    methods = not other.methods or (rule.methods and set(rule.methods) <= set(other.methods))
-    paths = not other.paths or (rule.paths and all(path.startswith(tuple(other.paths)) for path in rule.paths))
-    return bool(rule.protocol == other.protocol and methods and paths)
-
-
-def _unruled(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
-    """A host that the ceiling permits for some requests only must not be permitted for all by a wider entry."""
-    kept = [parse_pattern(rule.host) for rule in request.rules] + [parse_pattern(entry) for entry in request.deny]
-    for rule in ceiling.rules:
-        host = parse_pattern(rule.host)
-        reached = request.allow == "public" or any(entry.overlaps(host) for entry in allow_patterns(request))
-        if reached and not any(_denies(pattern, host) for pattern in kept):
-            yield "network.allow", f"{rule.host} is permitted by rule only"
-
-
-def _stays_denied(request: Network, denied: HostPattern) -> bool:
-    if any(_denies(parse_pattern(entry), denied) for entry in request.deny):
-        return True
-    return request.allow != "public" and not any(target.overlaps(denied) for target in _targets(request))
-
-
-def _denies(entry: HostPattern, denied: HostPattern) -> bool:
-    """Whether `entry` speaks for all of `denied`, its ports included."""
-    return entry.covers(denied) and entry.port in (None, denied.port)
 
 
 def _private(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
