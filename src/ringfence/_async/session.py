@@ -147,10 +147,25 @@ class AsyncCell(AsyncProcess):
             self._look_for_end()
             return True
         arrived = await super()._pull(deadline, enough)
-        while self._asked and not self._done:
+        while self._asked and not self._over():
             await self._answer(self._asked.pop(0))
+        while self._asked and self._inbox.end is None:
+            await self._tell_failure(self._asked.pop(0))
         self._look_for_end()
         return arrived
+
+    def _over(self) -> bool:
+        """Whether no tool is to work for it any more: it ended, or its time did. Takes what has arrived meanwhile."""
+        late = time.monotonic() >= self._hard_deadline()
+        if not self._place.link.paused:
+            self._looked_at = time.monotonic()
+        return not self.running or self._inbox.interrupted is not None or late
+
+    async def _tell_failure(self, said: line.Said) -> None:
+        """Of a call that nobody makes: a thread of the guest's may wait for it, and its session may live on."""
+        from ringfence import tools
+
+        await self._place.link.tell(self._inbox, tools.failure(said, tools.CELL_OVER))
 
     async def _answer(self, said: line.Said) -> None:
         """Make the call the guest asked for. What fails is the guest's to handle; it never raises here."""
@@ -162,7 +177,8 @@ class AsyncCell(AsyncProcess):
         if given is None:
             message = tools.failure(said, why or "its arguments are not JSON")
         else:
-            done, value = await called(self._tools[str(said.fields["name"])], given, tools.DEADLINE_S)
+            tool = self._tools[str(said.fields["name"])]
+            done, value = await called(tool, given, tools.DEADLINE_S, self._over)
             message = tools.answer(said, value) if done else tools.failure(said, str(value))
         await self._place.link.tell(self._inbox, message)
 

@@ -24,6 +24,14 @@ import time; time.sleep(1)
 """
 
 
+MANY_CALLS = """
+import threading, time
+for _ in range(8):
+    threading.Thread(target=slow, daemon=True).start()
+time.sleep(20)
+"""
+
+
 def lookup(key: str, *, upper: bool = False) -> Json:
     return {"key": key.upper() if upper else key, "n": [1, 2.5, None, True]}
 
@@ -91,6 +99,23 @@ def a_tool_that_waits_does_not_keep_a_cell_beyond_its_time(make: MakeSandbox) ->
         assert box.run("1 + 1").value == "2"
 
 
+def calls_that_wait_end_with_their_cell(make: MakeSandbox) -> None:
+    called: list[float] = []
+
+    def slow() -> Json:
+        called.append(time.monotonic())
+        time.sleep(1)
+        return None
+
+    with make(tools={"slow": slow}) as box:
+        box.run("1").check()
+        begun = time.monotonic()
+        result = box.run(MANY_CALLS, timeout_s=1)
+        assert result.status == "timeout", result.render()
+        assert time.monotonic() - begun < 3, "eight calls of a second each"
+        assert len(called) <= 2
+
+
 def a_name_that_is_none_is_refused(make: MakeSandbox) -> None:
     for name in ("", "a b", "class", "_x", "1a", "a.b"):
         with raises(PolicyError, match="is no name for a tool"):
@@ -102,5 +127,6 @@ CHECKS = (
     with_maker(what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest),
     with_maker(a_name_that_is_not_offered_calls_nothing),
     with_maker(a_tool_that_waits_does_not_keep_a_cell_beyond_its_time),
+    with_maker(calls_that_wait_end_with_their_cell),
     with_maker(a_name_that_is_none_is_refused),
 )
