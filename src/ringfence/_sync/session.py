@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ringfence.values import SessionLanguage, Tool
     from ringfence.wire.switchboard import Inbox
 
+_SIGINT = 2
 _INTERRUPTED = 130  # what bash has for a cell that SIGINT ended
 _CELL_GRACE_S = 0.2  # beyond a process's: a cell is interrupted before it is killed
 
@@ -117,8 +118,10 @@ class Cell(Process):
             super()._finish()
         elif end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}
-        elif self._early is not None:
-            end = {**end, "early": dict(self._early)}
+        elif end["ev"] == "exit":
+            end = {**end, "why": end["why"] or self._why_exited(end)}
+            if self._early is not None:
+                end["early"] = dict(self._early)
         result = calls.result(
             self._call,
             end,
@@ -131,6 +134,11 @@ class Cell(Process):
         )
         denied = self._budget.denials if self._budget is not None else []
         self._result = replace(result, denials=(*result.denials, *denied)) if denied else result
+
+    def _why_exited(self, end: Mapping[str, object]) -> str | None:
+        """Of an interpreter that an interrupt ended, which was to end its cell alone."""
+        stopped = end["signal"] == _SIGINT or end["code"] == _INTERRUPTED
+        return self._inbox.interrupted or ("interrupted" if self._interrupted and stopped else None)
 
     def _ending(self) -> dict[str, object]:
         """A cell that ended while its session lives, as an event. Only its words are the guest's: not why it ended."""
