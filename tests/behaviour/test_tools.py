@@ -15,6 +15,7 @@ from ringfence import tools as module
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ringfence.results import GuestException
     from ringfence.values import Json
 
 pytestmark = pytest.mark.everywhere
@@ -119,3 +120,40 @@ def test_interrupt_does_not_wait_for_a_tool(box: Sandbox) -> None:
         result = running.result()
     assert (result.status, result.reason, result.state_kept) == ("killed", "interrupted", True)
     assert time.monotonic() - begun < 6
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("how", ["function", "coroutine"])
+def test_a_tool_that_wants_to_leave_has_failed(error: type[BaseException], how: str) -> None:
+    def leave() -> Json:
+        raise error
+
+    async def leave_later() -> Json:
+        raise error
+
+    tool = leave if how == "function" else leave_later
+
+    async def main() -> GuestException | None:
+        async with AsyncSandbox(tools={"leave": tool}) as box:
+            return (await box.run("leave()", timeout_s=5)).exception
+
+    with Sandbox(tools={"leave": tool}) as box:
+        for found in (asyncio.run(main()), box.run("leave()", timeout_s=5).exception):
+            assert found is not None
+            assert found.message == f"leave: it failed with {error.__name__}"
+
+
+def test_a_tool_that_the_keyboard_interrupts_interrupts_its_caller(box: Sandbox) -> None:
+    def interrupted(_: str) -> Json:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with AsyncSandbox(tools={"lookup": interrupted}) as other:
+            await other.run("lookup('x')")
+
+    box._tools["lookup"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        box.run("lookup('x')")
+    assert box.run("1 + 1").value == "2"
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())

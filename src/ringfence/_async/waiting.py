@@ -65,7 +65,7 @@ async def called(
                 return False, CELL_OVER
             if time.monotonic() >= deadline:
                 return False, f"no answer within {within_s:g} s"
-        return task.result()
+        return (False, _failed(asyncio.CancelledError())) if task.cancelled() else task.result()
     finally:
         task.cancel()
 
@@ -77,8 +77,13 @@ async def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) ->
             return True, await tool(*args, **kwargs)
         value = await asyncio.to_thread(tool, *args, **kwargs)
         return True, await value if isinstance(value, Awaitable) else value
-    except Exception as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more
-        return False, f"it failed with {type(error).__name__}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a tool may raise anything; KeyboardInterrupt is the host's
+        return False, _failed(error)
+
+
+def _failed(error: BaseException) -> str:
+    """The guest hears its kind and no more."""
+    return f"it failed with {type(error).__name__}"
 
 
 async def launched(launcher: Launcher) -> Box:

@@ -36,7 +36,15 @@ def called(
     from ringfence.tools import CELL_OVER, LOOK_S
 
     found: list[tuple[bool, object]] = []
-    thread = threading.Thread(target=lambda: found.append(_outcome(tool, given)), name="ringfence-tool", daemon=True)
+    interrupts: list[KeyboardInterrupt] = []
+
+    def work() -> None:
+        try:
+            found.append(_outcome(tool, given))
+        except KeyboardInterrupt as error:  # the host's, not the guest's: raised where the caller is
+            interrupts.append(error)
+
+    thread = threading.Thread(target=work, name="ringfence-tool", daemon=True)
     thread.start()
     deadline = time.monotonic() + within_s
     while True:
@@ -47,6 +55,8 @@ def called(
             return False, CELL_OVER
         if time.monotonic() >= deadline:
             break
+    if interrupts:
+        raise interrupts[0]
     return found[0] if found else (False, f"no answer within {within_s:g} s")
 
 
@@ -59,7 +69,9 @@ def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) -> tuple
             import asyncio
 
             value = asyncio.run(value)
-    except Exception as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more
         return False, f"it failed with {type(error).__name__}"
     return True, value
 

@@ -70,6 +70,10 @@ def secret() -> Json:
     raise ValueError("the password is hunter2")
 
 
+def leaving() -> Json:
+    raise SystemExit(3)
+
+
 def odd() -> Json:
     return object()  # type: ignore[return-value]  # the point of it
 
@@ -85,7 +89,7 @@ def a_tool_is_called_with_json_and_gives_json_back(make: MakeSandbox) -> None:
 
 
 def what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest(make: MakeSandbox) -> None:
-    with make(tools={"lookup": lookup, "secret": secret, "odd": odd, "huge": huge}) as box:
+    with make(tools={"lookup": lookup, "secret": secret, "odd": odd, "huge": huge, "leaving": leaving}) as box:
         result = box.run("secret()")
         assert result.exception is not None
         assert (result.exception.name, result.exception.message) == (
@@ -93,6 +97,9 @@ def what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest(make: MakeSand
             "secret: it failed with ValueError",
         )
         assert "hunter2" not in str(result.to_dict())
+        left = box.run("leaving()").exception
+        assert left is not None
+        assert left.message == "leaving: it failed with SystemExit"
         for name in ("odd", "huge"):
             failed = box.run(f"{name}()").exception
             assert failed is not None
