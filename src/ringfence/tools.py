@@ -22,6 +22,8 @@ MAX_ARGUMENTS = 1 << 20
 MAX_RESULT = 1 << 20
 MAX_CALLS = 1000  # in one cell
 DEADLINE_S = 30.0
+LOOK_S = 0.05  # how often the caller of a tool looks whether its cell still runs
+CELL_OVER = "its cell is over"
 _MAX_TOOLS = 100
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,7 @@ from ringfence import tools as module
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ringfence.results import GuestException
     from ringfence.values import Json
 
 pytestmark = pytest.mark.everywhere
@@ -55,8 +58,6 @@ def test_calls_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_tool_that_takes_too_long_is_not_waited_for(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     monkeypatch.setattr(module, "DEADLINE_S", 0.2)
     box._tools["lookup"] = lambda _: time.sleep(2)
     result = box.run("lookup('x')")
@@ -77,3 +78,82 @@ def test_arguments_larger_than_a_message_are_an_exception_and_the_session_goes_o
     assert result.exception is not None
     assert result.exception.message == "lookup: arguments of more than 4194304 bytes"
     assert (seen, box.run("before").value) == ([], "1")
+
+
+def test_a_tool_of_an_asyncio_caller_ends_with_its_cell() -> None:
+    ended: list[str] = []
+
+    async def slow() -> Json:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ended.append("slow")
+        return None
+
+    async def main() -> tuple[str, float]:
+        async with AsyncSandbox(tools={"slow": slow}) as box:
+            await box.run("1")
+            begun = time.monotonic()
+            return (await box.run("slow()", timeout_s=1)).status, time.monotonic() - begun
+
+    status, took = asyncio.run(main())
+    assert (status, ended) == ("timeout", ["slow"])
+    assert took < 4
+
+
+def test_a_cell_that_ends_does_not_wait_for_the_tool_of_a_thread(box: Sandbox) -> None:
+    box._tools["lookup"] = lambda _: time.sleep(10)
+    begun = time.monotonic()
+    result = box.run("import threading, time\nthreading.Thread(target=lookup, args='x').start()\ntime.sleep(0.5)\n7")
+    assert (result.status, result.value) == ("ok", "7")
+    assert time.monotonic() - begun < 5
+
+
+def test_interrupt_does_not_wait_for_a_tool(box: Sandbox) -> None:
+    box._tools["lookup"] = lambda _: time.sleep(10)
+    box.run("1").check()
+    begun = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(box.run, "lookup('x')")
+        time.sleep(1)
+        box.session().interrupt()
+        result = running.result()
+    assert (result.status, result.reason, result.state_kept) == ("killed", "interrupted", True)
+    assert time.monotonic() - begun < 6
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("how", ["function", "coroutine"])
+def test_a_tool_that_wants_to_leave_has_failed(error: type[BaseException], how: str) -> None:
+    def leave() -> Json:
+        raise error
+
+    async def leave_later() -> Json:
+        raise error
+
+    tool = leave if how == "function" else leave_later
+
+    async def main() -> GuestException | None:
+        async with AsyncSandbox(tools={"leave": tool}) as box:
+            return (await box.run("leave()", timeout_s=5)).exception
+
+    with Sandbox(tools={"leave": tool}) as box:
+        for found in (asyncio.run(main()), box.run("leave()", timeout_s=5).exception):
+            assert found is not None
+            assert found.message == f"leave: it failed with {error.__name__}"
+
+
+def test_a_tool_that_the_keyboard_interrupts_interrupts_its_caller(box: Sandbox) -> None:
+    def interrupted(_: str) -> Json:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with AsyncSandbox(tools={"lookup": interrupted}) as other:
+            await other.run("lookup('x')")
+
+    box._tools["lookup"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        box.run("lookup('x')")
+    assert box.run("1 + 1").value == "2"
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())

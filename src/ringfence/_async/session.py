@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ringfence.values import SessionLanguage, Tool
     from ringfence.wire.switchboard import Inbox
 
+_SIGINT = 2
 _INTERRUPTED = 130  # what bash has for a cell that SIGINT ended
 _CELL_GRACE_S = 0.2  # beyond a process's: a cell is interrupted before it is killed
 
@@ -117,8 +118,10 @@ class AsyncCell(AsyncProcess):
             super()._finish()
         elif end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}
-        elif self._early is not None:
-            end = {**end, "early": dict(self._early)}
+        elif end["ev"] == "exit":
+            end = {**end, "why": end["why"] or self._why_exited(end)}
+            if self._early is not None:
+                end["early"] = dict(self._early)
         result = calls.result(
             self._call,
             end,
@@ -131,6 +134,11 @@ class AsyncCell(AsyncProcess):
         )
         denied = self._budget.denials if self._budget is not None else []
         self._result = replace(result, denials=(*result.denials, *denied)) if denied else result
+
+    def _why_exited(self, end: Mapping[str, object]) -> str | None:
+        """Of an interpreter that an interrupt ended, which was to end its cell alone."""
+        stopped = end["signal"] == _SIGINT or end["code"] == _INTERRUPTED
+        return self._inbox.interrupted or ("interrupted" if self._interrupted and stopped else None)
 
     def _ending(self) -> dict[str, object]:
         """A cell that ended while its session lives, as an event. Only its words are the guest's: not why it ended."""
@@ -147,10 +155,25 @@ class AsyncCell(AsyncProcess):
             self._look_for_end()
             return True
         arrived = await super()._pull(deadline, enough)
-        while self._asked and not self._done:
+        while self._asked and not self._over():
             await self._answer(self._asked.pop(0))
+        while self._asked and self._inbox.end is None:
+            await self._tell_failure(self._asked.pop(0))
         self._look_for_end()
         return arrived
+
+    def _over(self) -> bool:
+        """Whether no tool is to work for it any more: it ended, or its time did. Takes what has arrived meanwhile."""
+        late = time.monotonic() >= self._hard_deadline()
+        if not self._place.link.paused:
+            self._looked_at = time.monotonic()
+        return not self.running or self._inbox.interrupted is not None or late
+
+    async def _tell_failure(self, said: line.Said) -> None:
+        """Of a call that nobody makes: a thread of the guest's may wait for it, and its session may live on."""
+        from ringfence import tools
+
+        await self._place.link.tell(self._inbox, tools.failure(said, tools.CELL_OVER))
 
     async def _answer(self, said: line.Said) -> None:
         """Make the call the guest asked for. What fails is the guest's to handle; it never raises here."""
@@ -162,7 +185,8 @@ class AsyncCell(AsyncProcess):
         if given is None:
             message = tools.failure(said, why or "its arguments are not JSON")
         else:
-            done, value = await called(self._tools[str(said.fields["name"])], given, tools.DEADLINE_S)
+            tool = self._tools[str(said.fields["name"])]
+            done, value = await called(tool, given, tools.DEADLINE_S, self._over)
             message = tools.answer(said, value) if done else tools.failure(said, str(value))
         await self._place.link.tell(self._inbox, message)
 

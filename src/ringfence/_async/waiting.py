@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ringfence.errors import RingfenceError
+from ringfence.tools import CELL_OVER, LOOK_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -50,18 +52,38 @@ def lock() -> asyncio.Lock:
     return asyncio.Lock()
 
 
-async def called(tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float) -> tuple[bool, object]:
-    """(True, its value), or (False, how it failed). One that takes too long goes on without us."""
+async def called(
+    tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float, over: Callable[[], bool]
+) -> tuple[bool, object]:
+    """(True, its value), or (False, how it failed). One that takes too long, or longer than its cell, goes on
+    without us; a coroutine is cancelled."""
+    task = asyncio.ensure_future(_outcome(tool, given))
+    deadline = time.monotonic() + within_s
+    try:
+        while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
+            if over():
+                return False, CELL_OVER
+            if time.monotonic() >= deadline:
+                return False, f"no answer within {within_s:g} s"
+        return (False, _failed(asyncio.CancelledError())) if task.cancelled() else task.result()
+    finally:
+        task.cancel()
+
+
+async def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) -> tuple[bool, object]:
     args, kwargs = given
     try:
         if inspect.iscoroutinefunction(tool):
-            return True, await asyncio.wait_for(tool(*args, **kwargs), within_s)
-        value = await asyncio.wait_for(asyncio.to_thread(tool, *args, **kwargs), within_s)
-        return True, await asyncio.wait_for(value, within_s) if isinstance(value, Awaitable) else value
-    except TimeoutError:
-        return False, f"no answer within {within_s:g} s"
-    except Exception as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more
-        return False, f"it failed with {type(error).__name__}"
+            return True, await tool(*args, **kwargs)
+        value = await asyncio.to_thread(tool, *args, **kwargs)
+        return True, await value if isinstance(value, Awaitable) else value
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a tool may raise anything; KeyboardInterrupt is the host's
+        return False, _failed(error)
+
+
+def _failed(error: BaseException) -> str:
+    """The guest hears its kind and no more."""
+    return f"it failed with {type(error).__name__}"
 
 
 async def launched(launcher: Launcher) -> Box:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,14 +26,37 @@ def lock() -> threading.Lock:
     return _thread.allocate_lock()
 
 
-def called(tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float) -> tuple[bool, object]:
-    """(True, its value), or (False, how it failed). One that takes too long goes on without us."""
+def called(
+    tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float, over: Callable[[], bool]
+) -> tuple[bool, object]:
+    """(True, its value), or (False, how it failed). One that takes too long, or longer than its cell, goes on
+    without us."""
     import threading
 
+    from ringfence.tools import CELL_OVER, LOOK_S
+
     found: list[tuple[bool, object]] = []
-    thread = threading.Thread(target=lambda: found.append(_outcome(tool, given)), name="ringfence-tool", daemon=True)
+    interrupts: list[KeyboardInterrupt] = []
+
+    def work() -> None:
+        try:
+            found.append(_outcome(tool, given))
+        except KeyboardInterrupt as error:  # the host's, not the guest's: raised where the caller is
+            interrupts.append(error)
+
+    thread = threading.Thread(target=work, name="ringfence-tool", daemon=True)
     thread.start()
-    thread.join(within_s)
+    deadline = time.monotonic() + within_s
+    while True:
+        thread.join(LOOK_S)
+        if not thread.is_alive():
+            break
+        if over():
+            return False, CELL_OVER
+        if time.monotonic() >= deadline:
+            break
+    if interrupts:
+        raise interrupts[0]
     return found[0] if found else (False, f"no answer within {within_s:g} s")
 
 
@@ -45,7 +69,9 @@ def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) -> tuple
             import asyncio
 
             value = asyncio.run(value)
-    except Exception as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more
         return False, f"it failed with {type(error).__name__}"
     return True, value
 

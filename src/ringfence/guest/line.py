@@ -25,6 +25,7 @@ class Line:
         self._fd = fd
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()
+        self._half = bytearray()  # of a message: an interrupt may come while it is read
         self.busy = False  # a message is half written: an interrupt has to wait
 
     def fileno(self) -> int:
@@ -55,23 +56,24 @@ class Line:
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
         """The next message of the host's. None when there will be none."""
-        head = self._exactly(HEADER.size)
-        if head is None:
+        if not self._fill(HEADER.size):
             return None
-        lengths = HEADER.unpack(head)
-        text, data = self._exactly(lengths[0]), self._exactly(lengths[1])
-        if text is None or data is None:
+        text, data = HEADER.unpack_from(self._half)
+        body = HEADER.size + text
+        if not self._fill(body + data):
             return None
-        return lean.loads(text), data
+        whole = bytes(self._half)
+        self._half.clear()
+        return lean.loads(whole[HEADER.size : body]), whole[body:]
 
-    def _exactly(self, count: int) -> bytes | None:
-        found = bytearray()
-        while len(found) < count:
+    def _fill(self, count: int) -> bool:
+        """No byte beyond `count`: who polls the descriptor is to see the next message there."""
+        while len(self._half) < count:
             try:
-                piece = os.read(self._fd, count - len(found))
+                piece = os.read(self._fd, count - len(self._half))
             except OSError:
                 piece = b""
             if not piece:
-                return None
-            found += piece
-        return bytes(found)
+                return False
+            self._half += piece
+        return True

@@ -59,10 +59,10 @@
   };
 
   /** Wait for the host's answer of that kind, without the event loop. null when there will be none. */
-  const answer = (kind) => {
+  const answer = (kind, id) => {
     const piece = Buffer.alloc(1 << 16);
     for (;;) {
-      for (let found = next(); found; found = next()) if (found[0].m === kind) return found;
+      for (let found = next(); found; found = next()) if (found[0].m === kind && found[0].id === id) return found;
       const early = socket && socket.read();
       if (early) {
         received = Buffer.concat([received, early]);
@@ -141,11 +141,14 @@
   };
 
   let calls = 0;
+  let inCell = false;
   const tool = (name) => (...args) => {
     const data = Buffer.from(JSON.stringify({ args, kwargs: {} }));
     if (data.length > MOST_ARGUMENTS) throw new Error(`${name}: arguments of more than ${MOST_ARGUMENTS} bytes`);
-    send({ m: "call", id: ++calls, name }, data);
-    const found = answer("answer");
+    if (!inCell) throw new Error(`${name}: its cell is over`); // nobody would answer, and the next cell not be heard
+    const id = ++calls;
+    send({ m: "call", id, name }, data);
+    const found = answer("answer", id);
     if (!found) throw new Error(`${name}: the host is gone`);
     if (!found[0].ok) throw new Error(String(found[0].error));
     return JSON.parse(found[1].toString());
@@ -414,7 +417,9 @@
     asks = message.asks;
     leftOfLine = "";
     giveInput(message.stdin === null ? null : data.subarray(message.code));
+    inCell = true;
     const exception = await execute(data.toString("utf8", 0, message.code), `<cell-${message.n}>`);
+    inCell = false;
     for (const [name, value] of before) {
       if (value === undefined) delete process.env[name];
       else process.env[name] = value;

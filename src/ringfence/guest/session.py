@@ -6,8 +6,10 @@ It is a guest process: every right is gone before the first cell, and what it sa
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # as in lean
+import _thread
 import builtins
 import io
+import itertools
 import os
 import sys
 
@@ -40,8 +42,11 @@ class Session:
         self._cells = executing.Cells(line)
         self._interruptible = False
         self._interrupted = False
-        self._calls = 0
-        self._number = 0
+        self._calls = itertools.count(1)
+        self._cell_now: int | None = None  # the number of the cell that runs
+        self._hearing = _thread.allocate_lock()  # of who reads the line: this loop, or in a cell a thread that asks
+        self._saying = _thread.allocate_lock()  # no thread asks after the end of its cell was said
+        self._early: tuple[dict[str, Any], bytes] | None = None  # for this loop, read by a thread that asked
         self._input = _Input(self)
         self._tools = tools
 
@@ -51,7 +56,8 @@ class Session:
         for name in self._tools:
             self._cells.main.__dict__[name] = self._tool(name)
         while True:
-            received = self._line.receive()
+            with self._hearing:
+                received, self._early = self._early or self._line.receive(), None
             if received is None:
                 return 0
             message, data = received
@@ -71,15 +77,16 @@ class Session:
         self._interrupted = self._interruptible
 
     def _cell(self, message: dict[str, Any], data: bytes) -> None:
-        self._number = message["n"]
+        number = message["n"]
         code = data[: message["code"]].decode("utf-8", "surrogatepass")
         before = {name: os.environ.get(name) for name in message["env"]}
         os.environ.update(message["env"])
         self._input.begin(None if message["stdin"] is None else data[message["code"] :], asks=message["asks"])
         says: dict[str, object] = {"exit": None, "exception": None}
+        self._cell_now = number
         try:
             self._interruptible, self._interrupted = True, False
-            says = self._cells.execute(code, f"<cell {self._number}>")
+            says = self._cells.execute(code, f"<cell {number}>")
             self._interruptible = False
         except KeyboardInterrupt:  # it came between the end of the cell and this line
             self._interruptible = False
@@ -88,7 +95,9 @@ class Session:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        self._line.send({"m": "done", "n": self._number, **says})
+        with self._saying:
+            self._cell_now = None
+            self._line.send({"m": "done", "n": number, **says})
 
     def _copied(self, message: dict[str, Any]) -> None:
         """This memory was put into another sandbox: what a child does after a fork, and new randomness (H11)."""
@@ -97,32 +106,48 @@ class Session:
         ctypes.pythonapi.PyOS_BeforeFork()
         ctypes.pythonapi.PyOS_AfterFork_Child()
         self._line.adopt()
+        self._hearing, self._saying = _thread.allocate_lock(), _thread.allocate_lock()
         executing.new_randomness()
         self._line.send({"m": "done", "n": message["n"], "exit": None, "exception": None})
 
     # what guest code may ask of the host
 
     def ask(self, message: dict[str, object], data: bytes, answer: str) -> tuple[dict[str, Any], bytes] | None:
-        """Say something and wait for the host's answer of that kind. None when there will be none."""
-        if not self._line.ours:
+        """Say something and wait for the host's answer to it. None when there will be none.
+
+        One thread at a time: the host makes calls one after another too.
+        """
+        cell = self._cell_now
+        if cell is None or not self._line.ours:
             return None
-        self._line.send(message, data)
-        while True:
-            received = self._line.receive()
-            if received is None or received[0]["m"] == answer:
-                return received
+        with self._hearing:
+            with self._saying:
+                if self._cell_now != cell:  # it ended while this thread waited
+                    return None
+                self._line.send(message, data)
+            while True:
+                received = self._line.receive()
+                if received is None:
+                    return None
+                found = received[0]
+                if found["m"] == answer and found.get("id") == message.get("id"):
+                    return received
+                if found["m"] not in ("answer", "input"):  # the host is past our cell; those two were for somebody else
+                    self._early = received
+                    return None
 
     def _tool(self, name: str) -> Callable[..., object]:
         def tool(*args: object, **kwargs: object) -> object:
             import json
 
-            self._calls += 1
+            number = next(self._calls)
             data = json.dumps({"args": args, "kwargs": kwargs}).encode()
             if len(data) > _MOST_ARGUMENTS:
                 raise RuntimeError(f"{name}: arguments of more than {_MOST_ARGUMENTS} bytes")
-            answer = self.ask({"m": "call", "id": self._calls, "name": name}, data, "answer")
+            answer = self.ask({"m": "call", "id": number, "name": name}, data, "answer")
             if answer is None:
-                raise RuntimeError(f"{name}: the host is gone")
+                why = "its cell is over" if self._line.ours else "a fork cannot call the host"
+                raise RuntimeError(f"{name}: {why}")
             if not answer[0]["ok"]:
                 raise RuntimeError(str(answer[0]["error"]))
             return json.loads(answer[1])

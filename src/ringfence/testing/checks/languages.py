@@ -37,6 +37,12 @@ def javascript_in_a_loop_after_it_waited_is_interrupted(box: Sandbox) -> None:
     assert box.run("x", language="javascript").value == "1"
 
 
+def javascript_that_leaves_on_the_interrupt_has_timed_out(box: Sandbox) -> None:
+    code = "process.on('SIGINT', () => process.exit(0)); await new Promise((done) => setTimeout(done, 20000))"
+    result = box.run(code, language="javascript", timeout_s=1)
+    assert (result.status, result.reason, result.ok, result.state_kept) == ("timeout", "wall-clock", False, False)
+
+
 def bash_keeps_directory_variables_and_functions(box: Sandbox) -> None:
     box.run("mkdir d; cd d; x=5; f() { echo f $1; }", language="bash").check()
     result = box.run("echo $PWD $x; f 1", language="bash")
@@ -78,6 +84,7 @@ CHECKS = (
     in_box(javascript_keeps_declarations_and_has_values, "node"),
     in_box(javascript_that_throws_points_into_its_cell, "node"),
     in_box(javascript_past_its_time_is_interrupted, "node"),
+    in_box(javascript_that_leaves_on_the_interrupt_has_timed_out, "node"),
     in_box(javascript_in_a_loop_after_it_waited_is_interrupted, "node"),
     in_box(bash_keeps_directory_variables_and_functions),
     in_box(bash_that_fails_keeps_its_state_and_one_that_exits_does_not),

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from ringfence import Display, Exit, Limits, Policy, PolicyError, Prompt, Sandbox, SandboxClosedError, Session, Stdout
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
+
+if TYPE_CHECKING:
+    from ringfence.values import SessionLanguage
 
 STUBBORN = """
 import time
@@ -34,6 +38,13 @@ for _ in range(40):
 print('full', flush=True)
 time.sleep(60)
 """
+LEAVING = "import signal, sys\nsignal.signal(2, lambda *_: sys.exit(0))\nwhile True: pass"
+ENDED_BY_SIGINT: tuple[tuple[SessionLanguage, str], ...] = (
+    ("python", "import signal\nsignal.signal(2, signal.SIG_DFL)\nwhile True: pass"),
+    ("python", "import os, signal\nsignal.signal(2, lambda *_: os._exit(0))\nwhile True: pass"),
+    ("bash", "exec sleep 30"),
+    ("bash", f"exec python3 -c '{LEAVING}'"),
+)
 RICH = """
 class Rich:
     def __repr__(self): return "rich"
@@ -86,6 +97,24 @@ def a_cell_that_ignores_the_interrupt_is_killed_with_its_session(box: Sandbox) -
     result = box.run(STUBBORN, timeout_s=0.5)
     assert (result.status, result.reason, result.state_kept) == ("timeout", "wall-clock", False)
     assert box.run("'x' in globals()").value == "False"
+
+
+def an_interpreter_that_the_time_limit_ends_has_timed_out(box: Sandbox) -> None:
+    for language, code in ENDED_BY_SIGINT:
+        result = box.run(code, language=language, timeout_s=1)
+        ended = (result.status, result.reason, result.ok, result.state_kept)
+        assert ended == ("timeout", "wall-clock", False, False), (language, code, result.render())
+    assert box.run("1 + 1").value == "2"
+
+
+def an_interpreter_that_an_interrupt_ends_was_interrupted(box: Sandbox) -> None:
+    session = box.session()
+    with session.spawn("import os\nprint('up', flush=True)\nos.execvp('sleep', ['sleep', '60'])") as cell:
+        assert isinstance(next(iter(cell)), Stdout)
+        time.sleep(0.5)
+        assert session.interrupt()
+        result = cell.wait()
+    assert (result.status, result.reason, result.state_kept) == ("killed", "interrupted", False)
 
 
 def interrupt_stops_the_cell_and_keeps_the_state(box: Sandbox) -> None:
@@ -274,6 +303,8 @@ CHECKS = (
     in_box(output_belongs_to_the_cell_that_printed_it),
     in_box(a_cell_past_its_time_is_interrupted_and_the_state_is_kept),
     in_box(a_cell_that_ignores_the_interrupt_is_killed_with_its_session),
+    in_box(an_interpreter_that_the_time_limit_ends_has_timed_out),
+    in_box(an_interpreter_that_an_interrupt_ends_was_interrupted),
     in_box(interrupt_stops_the_cell_and_keeps_the_state),
     in_box(restart_forgets_and_close_ends),
     in_box(exit_ends_the_cell_and_the_end_of_the_process_the_session),

@@ -24,6 +24,40 @@ import time; time.sleep(1)
 """
 
 
+MANY_CALLS = """
+import threading, time
+for _ in range(8):
+    threading.Thread(target=slow, daemon=True).start()
+time.sleep(20)
+"""
+
+
+THREADS = """
+import threading
+right, wrong = [], []
+def ask(i):
+    for n in range(5):
+        found = echo(10 * i + n)
+        (right if found == 10 * i + n else wrong).append((i, n, found))
+threads = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join(5)
+len(right), wrong
+"""
+AFTERWARDS = """
+import threading, time
+heard = []
+def later():
+    time.sleep(0.5)
+    try:
+        note(1)
+    except RuntimeError as error:
+        heard.append(str(error))
+late = threading.Thread(target=later)
+late.start()
+"""
+
+
 def lookup(key: str, *, upper: bool = False) -> Json:
     return {"key": key.upper() if upper else key, "n": [1, 2.5, None, True]}
 
@@ -34,6 +68,10 @@ async def later(number: int) -> Json:
 
 def secret() -> Json:
     raise ValueError("the password is hunter2")
+
+
+def leaving() -> Json:
+    raise SystemExit(3)
 
 
 def odd() -> Json:
@@ -51,7 +89,7 @@ def a_tool_is_called_with_json_and_gives_json_back(make: MakeSandbox) -> None:
 
 
 def what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest(make: MakeSandbox) -> None:
-    with make(tools={"lookup": lookup, "secret": secret, "odd": odd, "huge": huge}) as box:
+    with make(tools={"lookup": lookup, "secret": secret, "odd": odd, "huge": huge, "leaving": leaving}) as box:
         result = box.run("secret()")
         assert result.exception is not None
         assert (result.exception.name, result.exception.message) == (
@@ -59,6 +97,9 @@ def what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest(make: MakeSand
             "secret: it failed with ValueError",
         )
         assert "hunter2" not in str(result.to_dict())
+        left = box.run("leaving()").exception
+        assert left is not None
+        assert left.message == "leaving: it failed with SystemExit"
         for name in ("odd", "huge"):
             failed = box.run(f"{name}()").exception
             assert failed is not None
@@ -91,6 +132,65 @@ def a_tool_that_waits_does_not_keep_a_cell_beyond_its_time(make: MakeSandbox) ->
         assert box.run("1 + 1").value == "2"
 
 
+def calls_that_wait_end_with_their_cell(make: MakeSandbox) -> None:
+    called: list[float] = []
+
+    def slow() -> Json:
+        called.append(time.monotonic())
+        time.sleep(1)
+        return None
+
+    with make(tools={"slow": slow}) as box:
+        box.run("1").check()
+        begun = time.monotonic()
+        result = box.run(MANY_CALLS, timeout_s=1)
+        assert result.status == "timeout", result.render()
+        assert time.monotonic() - begun < 3, "eight calls of a second each"
+        made = len(called)
+        assert made <= 2
+        assert box.run("1 + 1").value == "2", "a thread of the cell before took what is for this one"
+        assert len(called) == made, "a call of the cell before"
+
+
+def every_thread_gets_its_own_answer(make: MakeSandbox) -> None:
+    def echo(number: int) -> Json:
+        time.sleep(0.01)
+        return number
+
+    with make(tools={"echo": echo}) as box:
+        assert box.run(THREADS).value == "(40, [])"
+        assert box.run("echo(5)").value == "5"
+
+
+def a_call_between_cells_fails_and_the_next_cell_runs(make: MakeSandbox) -> None:
+    called: list[object] = []
+    with make(tools={"note": called.append}) as box:
+        box.run(AFTERWARDS).check()
+        time.sleep(1)
+        assert box.run("late.join()\nheard").value == "['note: its cell is over']"
+        assert called == []
+
+
+def a_timer_between_cells_of_javascript_cannot_call(make: MakeSandbox) -> None:
+    called: list[object] = []
+    with make(tools={"note": called.append}) as box:
+        code = "let heard; setTimeout(() => { try { note(1) } catch (error) { heard = error.message } }, 500); 0"
+        box.run(code, language="javascript").check()
+        time.sleep(1)
+        assert box.run("heard", language="javascript", timeout_s=5).value == "'note: its cell is over'"
+        assert called == []
+
+
+def javascript_gets_no_answer_of_the_cell_before(make: MakeSandbox) -> None:
+    def slow(number: int) -> Json:
+        time.sleep(2 if number == 0 else 0)
+        return number
+
+    with make(tools={"slow": slow}) as box:
+        assert box.run("slow(0)", language="javascript", timeout_s=1).status == "timeout"
+        assert box.run("[slow(1), slow(2)]", language="javascript").value == "[ 1, 2 ]"
+
+
 def a_name_that_is_none_is_refused(make: MakeSandbox) -> None:
     for name in ("", "a b", "class", "_x", "1a", "a.b"):
         with raises(PolicyError, match="is no name for a tool"):
@@ -102,5 +202,10 @@ CHECKS = (
     with_maker(what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest),
     with_maker(a_name_that_is_not_offered_calls_nothing),
     with_maker(a_tool_that_waits_does_not_keep_a_cell_beyond_its_time),
+    with_maker(calls_that_wait_end_with_their_cell),
+    with_maker(every_thread_gets_its_own_answer),
+    with_maker(a_call_between_cells_fails_and_the_next_cell_runs),
+    with_maker(a_timer_between_cells_of_javascript_cannot_call, "node"),
+    with_maker(javascript_gets_no_answer_of_the_cell_before, "node"),
     with_maker(a_name_that_is_none_is_refused),
 )
