@@ -135,6 +135,15 @@ class AsyncCell(AsyncProcess):
         denied = self._budget.denials if self._budget is not None else []
         self._result = replace(result, denials=(*result.denials, *denied)) if denied else result
 
+    async def _stop(self, why: str) -> Result:
+        """Its interpreter ends, also where the cell did first: the next one must not meet what was meant for this."""
+        is_late = self._result is not None
+        result = await super()._stop(why)
+        if is_late:
+            return result
+        await self._place.link.wait(lambda: self._inbox.end is not None, time.monotonic() + _KILL_S)
+        return replace(result, state_kept=False)
+
     def _why_exited(self, end: Mapping[str, object]) -> str | None:
         """Of an interpreter that an interrupt ended, which was to end its cell alone."""
         stopped = end["signal"] == _SIGINT or end["code"] == _INTERRUPTED

@@ -176,6 +176,16 @@ def leaving_with_kills_a_cell_and_with_it_the_session(box: Sandbox) -> None:
     assert session.run("'x' in globals()").value == "False"
 
 
+def a_kill_that_comes_after_the_cells_end_is_not_the_next_ones(box: Sandbox) -> None:
+    session = box.session()
+    session.run("kept = 1").check()
+    for _ in range(5):
+        cell = session.spawn("1")
+        time.sleep(0.2)  # it has ended, and nobody has looked
+        assert not cell.kill().state_kept
+        assert session.run("import time; time.sleep(0.1); 2").value == "2"
+
+
 def a_session_that_talks_nonsense_is_not_believed_and_the_sandbox_goes_on(box: Sandbox) -> None:
     for junk in ("b'x' * 5000", "b'\\xff' * 8", "b'\\x02\\0\\0\\0\\0\\0\\0\\0{}'"):
         result = box.run(f"import os; os.write(3, {junk})")
@@ -310,6 +320,7 @@ CHECKS = (
     in_box(exit_ends_the_cell_and_the_end_of_the_process_the_session),
     in_box(a_traceback_points_into_the_cell),
     in_box(leaving_with_kills_a_cell_and_with_it_the_session),
+    in_box(a_kill_that_comes_after_the_cells_end_is_not_the_next_ones),
     in_box(a_session_that_talks_nonsense_is_not_believed_and_the_sandbox_goes_on),
     in_box(a_cell_that_forges_its_end_ends_and_chooses_nothing),
     in_box(a_flood_of_small_messages_is_not_listened_to_for_ever),
