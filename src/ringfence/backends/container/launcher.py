@@ -147,7 +147,13 @@ def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loose
         "entrypoint": runtime.command(),
         "user": f"{uid}:{uid}",
         "working_dir": "/",
-        "environment": {"PATH": "/usr/bin:/bin", "HOME": "/workspace", **({} if way is None else way.env)},
+        # LC_ALL: guestd's Python would look for a locale, and find the image's.
+        "environment": {
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/workspace",
+            "LC_ALL": "C",
+            **({} if way is None else way.env),
+        },
         "stdin_open": way is None,
         "tty": False,
         "hostname": "ringfence",
