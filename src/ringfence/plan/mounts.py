@@ -289,15 +289,20 @@ def mounts_of_host() -> list[tuple[str, str]]:
     """Where something is mounted, and its type."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+            lines = file.read().strip("\n").split("\n")
     except OSError:
         return []
     found = []
     for line in lines:
         before, _, after = line.partition(" - ")
-        where = before.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n")
-        found.append((where.replace("\\134", "\\"), after.split(" ", 1)[0]))
+        found.append((unescaped(before.split(" ")[4]), after.split(" ", 1)[0]))
     return found
+
+
+def unescaped(path: str) -> str:
+    """As the kernel writes it in a mountinfo."""
+    plain = path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n")
+    return plain.replace("\\134", "\\")
 
 
 # ── together with the interpreter ────────────────────────────────────────────────────────────────

@@ -109,7 +109,8 @@ class _Making:
         raise AssertionError(f"{target} lies in no mount")
 
     def made(self) -> Skeleton:
-        return Skeleton(tuple(self._folders), self._files, self._links, tuple(self._binds), tuple(self._hidden))
+        shown = tuple(bind for bind in self._binds if bind.target not in self._hidden)  # nothing is mounted twice
+        return Skeleton(tuple(self._folders), self._files, self._links, shown, tuple(self._hidden))
 
 
 def write(made: Skeleton, root: str) -> None:
