@@ -129,3 +129,45 @@ def test_a_loader_that_cannot_be_kept_from_the_list_is_refused(tmp_path: Path, p
     with pytest.raises(UnsupportedError, match="cannot be kept from an image"):
         runtime._take_preload_away(str(loader))
     assert loader.read_bytes() == program
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (".ringfence", "has something of its own at /.ringfence:"),
+        (".ringfence-door", "has something of its own at /.ringfence-door:"),
+        ("caf\udce9", r"cannot show 'caf\\udce9': the name is not UTF-8"),
+    ],
+    ids=["ours", "our door", "not UTF-8"],
+)
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_a_top_name_that_a_wall_cannot_show_is_refused_in_words(
+    request: pytest.FixtureRequest,
+    make: Callable[..., Sandbox],
+    tool: bytes,
+    store: Store,
+    tmp_path: Path,
+    name: str,
+    said: str,
+    kind: str,
+) -> None:
+    del store
+    root = tmp_path / "root"
+    for folder in ("bin", "etc"):
+        (root / folder).mkdir(parents=True)
+    (root / "bin" / "tool").write_bytes(tool)
+    (root / "bin" / "tool").chmod(0o755)
+    if kind == "folder":
+        (root / name).mkdir()
+    elif kind == "file":
+        (root / name).write_text("x")
+    else:
+        (root / name).symlink_to("bin")
+    images.import_image("named", root)
+    box = make(image="named")
+    if request.node.callspec.params["make"] == "process":
+        with box:
+            box.exec(["/bin/tool"]).check()
+        return
+    with pytest.raises(UnsupportedError, match=said):
+        box.start()

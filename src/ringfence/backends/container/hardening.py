@@ -66,7 +66,7 @@ def host_config(
     config = engine.api.create_host_config(
         network_mode="none",
         read_only=True,
-        tmpfs={path: options for path, options in disks.tmpfs.items() if path not in taken},
+        tmpfs={path: options for path, options in disks.with_shared(shm).items() if path not in taken},
         mounts=[*shown, *disks.mounts],
         shm_size=shm,
         cap_drop=["ALL"],
