@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ import pytest
 from backends.container import equipped
 from backends_declared import DECLARED, missing
 from ringfence import Mount, Policy, Sandbox, SandboxLostError
+from ringfence.backends import Container
 from ringfence.backends.container import launcher as container
 from ringfence.backends.gvisor.launcher import GvisorWall
 from ringfence.backends.walled.box import WalledBox
+from ringfence.values import replace
+
+WAYS = ["container", "container, by guestd", "podman", "podman, by guestd", "gvisor", "container, runsc"]
 
 
-@pytest.fixture(scope="module", params=["container", "container, by guestd", "podman", "podman, by guestd", "gvisor"])
+@pytest.fixture(scope="module", params=WAYS)
 def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
     name, _, by_guestd = request.param.partition(",")
     reason = missing(name)
@@ -29,6 +34,17 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
         pytest.skip(f"{name}: {reason}")
     equipped.skip_unless_root()
     made = DECLARED[name].make()
+    if by_guestd == " runsc":
+        by_guestd = ""
+        backend = DECLARED[name].backend()
+        assert isinstance(backend, Container)
+        under_runsc = replace(backend, runtime="runsc")
+        if shutil.which("runsc") is None:
+            pytest.skip("runsc is not installed")
+
+        def made(**kwargs: Any) -> Sandbox:
+            return Sandbox(backend=under_runsc, **kwargs)
+
     with made():  # the engine's own things are there before a test counts what is left
         pass
     return lambda **kwargs: _Looking(made(**kwargs), by_guestd=bool(by_guestd))  # type: ignore[return-value]  # one

@@ -62,7 +62,8 @@ def launch(
     guestd = runtime.folder(state.disk_directory("runtime"))
     shown = hardening.mounts(made, guestd) + egress.mounts()
     asked = [Bind(mount["Source"], mount["Target"], not mount["ReadOnly"]) for mount in shown]
-    with contextlib.closing(places.Meaning(asked)) as meaning:
+    flags = door.leads_into(oci_runtime or engine.runtime)  # gVisor's kernel holds them itself
+    with contextlib.closing(places.Meaning(asked, flags=flags)) as meaning:
         try:
             sweeping.sweep(engine)
             image = skeletons.of(engine, made)
