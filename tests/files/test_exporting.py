@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import Policy, Snapshot, SnapshotError
-from ringfence.files.manifest import Entry, Manifest
+from ringfence.files import exporting
+from ringfence.files.manifest import Entry, Manifest, hasher
 from ringfence.files.store import Holder, Store, Writer, own_store
 from ringfence.snapshots import make
 
@@ -147,3 +149,17 @@ def test_a_store_whose_descriptor_the_caller_closed_never_writes_to_another_file
     finally:
         os.close(store._fd)
         os.close(victim)
+
+
+@pytest.mark.parametrize("field", ["bound", "policy_digest"])
+def test_half_a_character_in_the_header_is_refused_in_our_words(whole: Path, field: str) -> None:
+    data = whole.read_bytes()[: -len(hasher().digest())]
+    start = len(exporting.MAGIC) + 8
+    size = int.from_bytes(data[start - 8 : start], "big")
+    header = json.dumps({**json.loads(data[start : start + size]), field: "\ud800"}).encode()
+    altered = exporting.MAGIC + len(header).to_bytes(8, "big") + header + data[start + size :]
+    digest = hasher()
+    digest.update(altered)
+    whole.write_bytes(altered + digest.digest())
+    with pytest.raises(SnapshotError, match="its header has a text that is none"):
+        Snapshot.load(whole)

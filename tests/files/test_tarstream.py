@@ -163,3 +163,25 @@ def test_a_tar_with_changed_bytes_parses_or_is_refused(seed: int, changes: int) 
         read(bytes(whole))
     except TarError:
         pass  # refused
+
+
+@pytest.mark.parametrize(("after", "taken"), [(10_240, True), (15 << 20, True), (1 << 40, False)])
+def test_what_comes_after_the_end_is_read_up_to_a_bound(after: int, *, taken: bool) -> None:
+    whole = io.BytesIO(file("a", b"1") + END)
+    given = 0
+
+    def more(count: int) -> bytes:
+        nonlocal given
+        data = whole.read(count) or bytes(min(count, after - given))
+        given += len(data)
+        assert given < 32 << 20, "it is read all the way"
+        return data
+
+    stream = TarStream(more)
+    assert [entry.name for entry in stream] == ["a"]
+    if taken:
+        stream.drain()
+        assert given == after
+    else:
+        with pytest.raises(TarError, match="goes on for more than 16,777,216 bytes after its end"):
+            stream.drain()

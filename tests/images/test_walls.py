@@ -11,7 +11,8 @@ import pytest
 from backends_declared import DECLARED, missing
 from images import packing
 from images.packing import E, directory, symlink
-from ringfence import Sandbox, images
+from ringfence import Sandbox, UnsupportedError, images
+from ringfence.backends.walled import runtime
 from ringfence.files.imagestore import Store
 
 TOOL = r"""
@@ -27,6 +28,10 @@ int main(int count, char **words) {
     if (made) fputs("by the guest", made);
     return made == NULL;
 }
+"""
+PRELOADED = r"""
+#include <fcntl.h>
+__attribute__((constructor)) static void begin(void) { open("/workspace/preloaded", O_CREAT | O_WRONLY, 0644); }
 """
 HOSTILE = {
     "Entrypoint": ["/bin/tool", "/workspace/entered"],
@@ -90,3 +95,79 @@ def test_one_tree_serves_two_sandboxes_and_is_not_copied(
             box.exec(["/bin/tool"]).check()
     found = [path for path in (tmp_path / "data").rglob("tool") if path.is_file()]
     assert len({path.stat().st_ino for path in found}) == 1
+
+
+def test_an_images_preload_list_is_loaded_into_nothing_of_ours(
+    make: Callable[..., Sandbox], tool: bytes, store: Store, tmp_path: Path
+) -> None:
+    """guestd is started by a loader, which reads that file before all else; with guestd's rights."""
+    del store
+    (tmp_path / "preloaded.c").write_text(PRELOADED)
+    library = tmp_path / "preloaded.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "preloaded.c"], check=True)
+    layer = packing.tar(
+        [
+            directory("bin"),
+            E("bin/tool", tool, mode=0o755),
+            E("bin/preloaded.so", library.read_bytes(), mode=0o755),
+            directory("etc"),
+            E("etc/ld.so.preload", b"/bin/preloaded.so\n"),
+        ]
+    )
+    archive = tmp_path / "preload.tar"
+    archive.write_bytes(packing.docker([layer]))
+    images.import_image("preload", archive)
+    with make(image="preload") as box:
+        box.exec(["/bin/tool"]).check()
+        assert [info.path for info in box.files.list()] == ["made"]
+
+
+@pytest.mark.parametrize("program", [b"none", b"/etc/ld.so.preload\0" * 2, b"/etc/ld.so.preload.d\0"])
+def test_a_loader_that_cannot_be_kept_from_the_list_is_refused(tmp_path: Path, program: bytes) -> None:
+    loader = tmp_path / "ld.so"
+    loader.write_bytes(program)
+    with pytest.raises(UnsupportedError, match="cannot be kept from an image"):
+        runtime._take_preload_away(str(loader))
+    assert loader.read_bytes() == program
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (".ringfence", "has something of its own at /.ringfence:"),
+        (".ringfence-door", "has something of its own at /.ringfence-door:"),
+        ("caf\udce9", r"cannot show 'caf\\udce9': the name is not UTF-8"),
+    ],
+    ids=["ours", "our door", "not UTF-8"],
+)
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_a_top_name_that_a_wall_cannot_show_is_refused_in_words(
+    request: pytest.FixtureRequest,
+    make: Callable[..., Sandbox],
+    tool: bytes,
+    store: Store,
+    tmp_path: Path,
+    name: str,
+    said: str,
+    kind: str,
+) -> None:
+    del store
+    root = tmp_path / "root"
+    for folder in ("bin", "etc"):
+        (root / folder).mkdir(parents=True)
+    (root / "bin" / "tool").write_bytes(tool)
+    (root / "bin" / "tool").chmod(0o755)
+    if kind == "folder":
+        (root / name).mkdir()
+    elif kind == "file":
+        (root / name).write_text("x")
+    else:
+        (root / name).symlink_to("bin")
+    images.import_image("named", root)
+    box = make(image="named")
+    if request.node.callspec.params["make"] == "process":
+        with box:
+            box.exec(["/bin/tool"]).check()
+        return
+    with pytest.raises(UnsupportedError, match=said):
+        box.start()

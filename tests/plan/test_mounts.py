@@ -284,7 +284,7 @@ def test_a_copy_of_a_folder_with_a_mount_below_is_refused_until_that_is_hidden(
 ) -> None:
     """A layer shows what lies under that mount, which nobody sees on the host."""
     (folder / "a" / "below").mkdir(parents=True)
-    monkeypatch.setattr(mounts, "_mounts_of_host", lambda: [("/", "ext4"), (f"{folder}/a/below", "ext4")])
+    monkeypatch.setattr(mounts, "mounts_of_host", lambda: [("/", "ext4"), (f"{folder}/a/below", "ext4")])
     error = refused(Mount(str(folder), "/data", "copy", hide=["x"]))
     assert (error.key, error.fix) == ("mounts[0].mode", 'hide = ["a/below"], unmount it, or use mode "ro"')
     shown = added(seen(Mount(str(folder), "/data", "copy", hide=["a"])))
@@ -306,7 +306,7 @@ def test_a_layer_would_not_show_what_is_mounted_below_so_there_hide_covers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "key").write_text("")
-    monkeypatch.setattr(mounts, "_mounts_of_host", lambda: [("/", "ext4"), (f"{folder}/below", "ext4")])
+    monkeypatch.setattr(mounts, "mounts_of_host", lambda: [("/", "ext4"), (f"{folder}/below", "ext4")])
     ops = added(seen(Mount(str(folder), "/data", hide=["key"])))[0]
     assert ops[-2:] == [["bind", str(folder), "data", RO], ["hide", "data/key"]]
 

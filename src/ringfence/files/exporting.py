@@ -140,6 +140,10 @@ def _header(said: dict[str, object], path: str) -> dict[str, object]:
     assert isinstance(stamp, int)
     if not number.startswith("n-") or not number[2:].isalnum() or len(number) > 40 or not 0 <= stamp < 1 << 52:
         raise _damaged(path, "its header has other fields than it has")
+    try:
+        f"{said['bound']}{said['policy_digest']}".encode()
+    except UnicodeEncodeError:  # JSON can name halves of characters
+        raise _damaged(path, "its header has a text that is none") from None
     check_digest(said["digest"])
     return said
 

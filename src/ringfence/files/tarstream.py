@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Read: TypeAlias = Callable[[int], bytes]
 
 _CHUNK = 1 << 20
+_MOST_AFTER = 16 << 20  # bytes behind the last entry: tar fills a record, of 10 KiB or a little more
 _ZERO = bytes(BLOCK)
 _KINDS: dict[bytes, Kind] = {
     b"0": "file",
@@ -155,10 +156,16 @@ class TarStream:
             yield piece
 
     def drain(self) -> None:
-        """Read to the end of the source, so that a digest over all of it can be made."""
+        """Read to the end of the source, so that a digest over all of it can be made.
+
+        TarError when much comes after the archive's end: packed, 70 GiB of zeros have 60 kB.
+        """
+        after = len(self._buffer) - self._at
         self._buffer, self._at = b"", 0
-        while self._read(_CHUNK):
-            pass
+        while piece := self._read(_CHUNK):
+            after += len(piece)
+            if after > _MOST_AFTER:
+                raise TarError(f"the archive goes on for more than {_MOST_AFTER:,} bytes after its end")
 
     # bytes
 

@@ -45,6 +45,7 @@ def main() -> NoReturn:
     k.set_name("rf-guestd")
     channel = _Streams(*_ends())
     told, handed = _told(channel)
+    _check_mounts(told)
     _prepare()
     k.set_dumpable(0)
     alone = Alone(channel, told, handed)
@@ -94,6 +95,17 @@ def _told(channel: _Streams) -> tuple[Told, list[int]]:
             fence = told["fence"]
             fence["landlock_abi"] = min(fence["landlock_abi"], k.landlock_abi())
             return told, handed
+
+
+def _check_mounts(told: Told) -> None:
+    """Before there is a guest."""
+    if told["meant"] is not None:
+        from . import standing
+
+        found = standing.wrong(told["meant"], "/proc/self", "/")
+        if found is not None:
+            os.write(2, f"{found}\n".encode("utf-8", "backslashreplace"))
+            os._exit(1)
 
 
 def _prepare() -> None:

@@ -33,12 +33,21 @@ class Outlets(TypedDict):
     streams: int  # connections at once where guestd relays them; more wait
 
 
+class Meant(TypedDict):
+    """What is to stand at and below the writable mounts of a box."""
+
+    places: list[tuple[str, int, int, bool]]  # target, device and inode of what is shown there, writable
+    below: list[tuple[str, str]]  # what the host has mounted there, which comes along: device, root in it
+    flags: bool  # read-only is the mount's; else it is held elsewhere
+
+
 class Told(TypedDict):
     """The first frame to a guestd that is alone in its box."""
 
     fence: Fence
     outlets: Outlets | None
     hands: bool  # the channel takes descriptors, the listeners' too; else guestd relays
+    meant: Meant | None  # for guestd to look at, where the host cannot
     gvisor: bool  # the kernel here is gVisor's: it makes no siblings, and its pids controller counts the guest
 
 

@@ -285,26 +285,31 @@ def _is_closed(mode: int) -> bool:
 
 def _kernel_mount_below(source: str) -> str | None:
     """A bind is recursive: a /proc or /sys that somebody mounted below the source would come along."""
-    return next((where for where, kind in _mounts_of_host() if kind in _KERNEL_TYPES and within(where, source)), None)
+    return next((where for where, kind in mounts_of_host() if kind in _KERNEL_TYPES and within(where, source)), None)
 
 
 def _mounts_below(source: str) -> list[str]:
-    return [where for where, _ in _mounts_of_host() if where != source and within(where, source)]
+    return [where for where, _ in mounts_of_host() if where != source and within(where, source)]
 
 
-def _mounts_of_host() -> list[tuple[str, str]]:
+def mounts_of_host() -> list[tuple[str, str]]:
     """Where something is mounted, and its type."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+            lines = file.read().strip("\n").split("\n")
     except OSError:
         return []
     found = []
     for line in lines:
         before, _, after = line.partition(" - ")
-        where = before.split(" ")[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-        found.append((where, after.split(" ", 1)[0]))
+        found.append((unescaped(before.split(" ")[4]), after.split(" ", 1)[0]))
     return found
+
+
+def unescaped(path: str) -> str:
+    """As the kernel writes it in a mountinfo."""
+    plain = path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n")
+    return plain.replace("\\134", "\\")
 
 
 # ── together with the interpreter ────────────────────────────────────────────────────────────────

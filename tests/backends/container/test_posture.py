@@ -153,3 +153,25 @@ def test_more_cpus_than_there_are_is_all_of_them(contained: Container) -> None:
     with Sandbox(backend=contained, policy=Policy(limits=Limits(cpus=many))) as box:
         assert inspected(contained)["HostConfig"]["NanoCpus"] == (os.cpu_count() or 1) * 1_000_000_000
         assert box.exec(["true"]).ok
+
+
+MANY = """
+import os
+made = 0
+try:
+    for made in range(2000):
+        os.close(os.open(f"/dev/shm/{made}", os.O_CREAT | os.O_WRONLY))
+except OSError as error:
+    print(error.strerror)
+print(made)
+"""
+
+
+def test_files_in_shared_memory_are_counted(contained: Container) -> None:
+    if contained.engine != "docker":
+        pytest.skip("Podman takes no number of files for it")
+    with Sandbox(backend=contained, policy=POLICY) as box:
+        assert box.exec(["python3", "-c", MANY]).stdout.split("\n") == ["No space left on device", "500", ""]
+        shown = box.exec(["sh", "-c", "grep ' /dev/shm ' /proc/mounts"]).stdout
+        assert {"rw", "nosuid", "nodev", "noexec", "size=65536k"} <= set(shown.split()[3].split(","))
+        assert box.exec(["stat", "-c", "%a", "/dev/shm"]).stdout == "1777\n"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from pathlib import Path
+
+import pytest
 
 from backends.process.children import Say, child
 from ringfence.backends.process import owners
@@ -43,3 +47,23 @@ def test_what_we_cannot_judge_is_not_dead() -> None:
 def test_a_fork_has_a_name_of_its_own() -> None:
     with child(_say_name) as other:
         assert other.hear() != owners.name()
+
+
+HIDING = """
+mount -t proc -o hidepid=2 proc /proc || exit 77
+exec setpriv --reuid=1500 --regid=1500 --clear-groups "$@"
+"""
+
+
+def test_a_process_that_proc_hides_is_not_dead() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a /proc that hides processes")
+    gone = f"{2**22 - 1}-1-{owners.pid_namespace()}"
+    source = Path(owners.__file__).read_text(encoding="utf-8")
+    names = f"{owners.name()!r}, {gone!r}"
+    code = f"{source}\nprint(start_time({os.getpid()}), *[is_dead(name) for name in ({names})])"
+    command = ["unshare", "--mount", "sh", "-c", HIDING, "sh", "/usr/bin/python3", "-I", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this host mounts no such /proc")
+    assert done.stdout.split() == ["None", "False", "True"], done.stderr

@@ -33,6 +33,7 @@ class Disks:
 
     def __init__(self, engine: Engine, limits: Limits, uid: int) -> None:
         self._uid = uid
+        self._counts = counts_files(engine)
         self._api = engine.api
         self._limits = limits
         self._names: list[str] = []
@@ -47,6 +48,14 @@ class Disks:
             self.tmpfs["/workspace"] = bytes_alone
         else:
             self._make_volume("/workspace")
+
+    def with_shared(self, size: int) -> dict[str, str]:
+        """The file systems in memory, and /dev/shm as one of them where files can be counted: the engine's own has
+        as many as memory holds."""
+        if not self._counts:
+            return self.tmpfs
+        room = f"size={size},nr_inodes={self._limits.disk_files + 1},mode=1777"
+        return {**self.tmpfs, "/dev/shm": f"rw,noexec,{_FLAGS},{room}"}
 
     def spelled(self, target: str) -> str:
         """A mount's target as this engine is to be told it.

@@ -7,6 +7,10 @@ import os
 from ringfence.backends.container import masking
 from ringfence.backends.process import state
 from ringfence.backends.walled import runtime
+from ringfence.backends.walled.skeleton import Bind
+from ringfence.errors import UnsupportedError
+from ringfence.plan.interpreter import within
+from ringfence.plan.mounts import mounts_of_host
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Limits
 
 _FILES = 4096
+_MOST_BELOW = 256  # mounts; a container is slow to start with more
 _OURS = 12  # processes of ours inside, beside the guest's
 _GUESTD_BYTES = 48 << 20  # what guestd itself takes
 
@@ -61,7 +66,7 @@ def host_config(
     config = engine.api.create_host_config(
         network_mode="none",
         read_only=True,
-        tmpfs={path: options for path, options in disks.tmpfs.items() if path not in taken},
+        tmpfs={path: options for path, options in disks.with_shared(shm).items() if path not in taken},
         mounts=[*shown, *disks.mounts],
         shm_size=shm,
         cap_drop=["ALL"],
@@ -93,8 +98,34 @@ def mounts(made: Skeleton, guestd: str) -> list[Any]:
     from docker.types import Mount
 
     hidden = [Mount(target, _empty(made, target), type="bind", read_only=True) for target in made.hidden]
-    shown = [Mount(bind.target, bind.source, type="bind", read_only=not bind.writable) for bind in made.binds]
+    binds = [*made.binds, *_read_only_below(made)]
+    shown = [Mount(bind.target, bind.source, type="bind", read_only=not bind.writable) for bind in binds]
     return [*shown, *hidden, Mount(runtime.INSIDE, guestd, type="bind", read_only=True)]
+
+
+def _read_only_below(made: Skeleton) -> list[Bind]:
+    """Engines make only the top of a bind read-only: what the host has mounted below it gets a bind of its own.
+
+    Newer ones can do it by an option, which older ones take and do not heed. Engines mount by depth, so these come
+    after what they lie in.
+    """
+    targets = {bind.target for bind in made.binds}
+    found: dict[str, Bind] = {}
+    for where, _ in mounts_of_host():
+        for bind in made.binds:
+            target = bind.target + where[len(bind.source) :]
+            if where == bind.source or not within(where, bind.source) or target in targets:
+                continue
+            nearest = max((one for one in made.binds if within(target, one.target)), key=lambda one: len(one.target))
+            if nearest == bind and not bind.writable and os.path.lexists(where):  # else another mount covers it
+                found[target] = Bind(where, target, writable=False)
+    if len(found) > _MOST_BELOW:
+        raise UnsupportedError(
+            f"{len(found)} file systems are mounted below what is shown read-only, such as {next(iter(found))}",
+            code="mounts",
+            fix='mount folders that do not contain them, or backend="process"',
+        )
+    return list(found.values())
 
 
 def _empty(made: Skeleton, target: str) -> str:

@@ -11,9 +11,9 @@ from ringfence.backends.container import engine as engines
 from ringfence.backends.container.egress import RESOLVER, Egress
 from ringfence.backends.container.wall import ContainerWall
 from ringfence.backends.process import owners, state
-from ringfence.backends.walled import runtime
+from ringfence.backends.walled import places, runtime
 from ringfence.backends.walled.box import WalledBox
-from ringfence.backends.walled.skeleton import skeleton
+from ringfence.backends.walled.skeleton import Bind, skeleton
 from ringfence.errors import SandboxLostError
 from ringfence.results import Control
 from ringfence.values import replace
@@ -59,27 +59,40 @@ def launch(
     made = skeleton(plan, "container")
     egress = Egress(plan, made.files.get(RESOLVER))
     deadline = time.monotonic() + _START_S
-    try:
-        sweeping.sweep(engine)
-        image = skeletons.of(engine, made)
-        guestd = runtime.folder(state.disk_directory("runtime"))
-        shown = hardening.mounts(made, guestd) + egress.mounts()
-        wall = _start(engine, image, made, plan, limits, shown, oci_runtime, writable, loosen, deadline)
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        engines.forget(engine)
-        skeletons.forget(engine)
-        raise _failed(engine, error) from None
-    box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
-    try:
-        told = fence(plan, limits.memory, engine, shares_kernel=wall.takes_descriptors)
-        with _cpu_counter(wall if plan.cgroup else None, box) as cpu:
-            box.begin(told, deadline, outlets=egress.outlets, hands=wall.takes_descriptors, cpu=cpu)
-        egress.give_address(lambda: wall.pid, guestd)
-    except BaseException:
-        box.close()
-        box.wait_destroyed(_END_S)
-        raise
-    return box
+    guestd = runtime.folder(state.disk_directory("runtime"))
+    shown = hardening.mounts(made, guestd) + egress.mounts()
+    asked = [Bind(mount["Source"], mount["Target"], not mount["ReadOnly"]) for mount in shown]
+    flags = door.leads_into(oci_runtime or engine.runtime)  # gVisor's kernel holds them itself
+    with contextlib.closing(places.Meaning(asked, flags=flags)) as meaning:
+        try:
+            sweeping.sweep(engine)
+            image = skeletons.of(engine, made)
+            wall = _start(engine, image, made, plan, limits, shown, oci_runtime, writable, loosen, deadline)
+        except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+            engines.forget(engine)
+            skeletons.forget(engine)
+            raise _failed(engine, error) from None
+        box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
+        try:
+            told = fence(plan, limits.memory, engine, shares_kernel=wall.takes_descriptors)
+            looks = wall.takes_descriptors and not _may_look(wall)  # guestd itself
+            meant = meaning.meant if looks else None
+            with _cpu_counter(wall if plan.cgroup else None, box) as cpu:
+                hands = wall.takes_descriptors
+                box.begin(told, deadline, outlets=egress.outlets, hands=hands, cpu=cpu, meant=meant)
+            if meaning.meant is not None and not looks:
+                meaning.check(wall.shows_files)
+            egress.give_address(lambda: wall.pid, guestd)
+        except BaseException:
+            box.close()
+            box.wait_destroyed(_END_S)
+            raise
+        return box
+
+
+def _may_look(wall: ContainerWall) -> bool:
+    """Whether the container's mounts can be looked at from here. guestd may not look into every folder it shows."""
+    return os.geteuid() == 0 and wall.shows_files != 0
 
 
 @contextlib.contextmanager
@@ -147,7 +160,13 @@ def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loose
         "entrypoint": runtime.command(),
         "user": f"{uid}:{uid}",
         "working_dir": "/",
-        "environment": {"PATH": "/usr/bin:/bin", "HOME": "/workspace", **({} if way is None else way.env)},
+        # LC_ALL: guestd's Python would look for a locale, and find the image's.
+        "environment": {
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/workspace",
+            "LC_ALL": "C",
+            **({} if way is None else way.env),
+        },
         "stdin_open": way is None,
         "tty": False,
         "hostname": "ringfence",

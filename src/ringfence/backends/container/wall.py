@@ -11,6 +11,7 @@ import time
 from ringfence.backends.container import stream as streams
 from ringfence.backends.container.counters import Counters
 from ringfence.backends.container.door import other_end
+from ringfence.backends.walled.places import gofer_of
 from ringfence.errors import SandboxLostError, StartTimeoutError
 from ringfence.results import Usage
 
@@ -101,6 +102,11 @@ class ContainerWall:
         if not self._pid:
             self._pid = int(self._state().get("Pid") or 0)
         return self._pid
+
+    @property
+    def shows_files(self) -> int:
+        """The process, as this host counts, whose mounts are what guests see; 0 when it is not to be seen."""
+        return other_end(self.channel)[0] if self._door is not None else gofer_of(self._id)
 
     def cpu_counter(self) -> int:
         """A descriptor from which guestd can read what the whole container used; -1 where there is none."""

@@ -12,7 +12,7 @@ import json
 import os
 
 from ringfence.backends.walled import runtime
-from ringfence.backends.walled.skeleton import write
+from ringfence.backends.walled.skeleton import Bind, write
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -36,6 +36,7 @@ class Made(Struct):
 
     mounted: bool  # there is an fstab in it, to be mounted first
     network: str  # none, but in attacks
+    binds: tuple[Bind, ...]  # of the host's files, covers of hidden ones too
 
 
 def make(
@@ -70,6 +71,8 @@ def make(
     config["process"]["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), capabilities)
     if loosen is not None:
         loosen(config)
+    asked = [mount for mount in config["mounts"] if mount["type"] == "bind"]
+    binds = tuple(Bind(mount["source"], mount["destination"], "rw" in mount["options"]) for mount in asked)
     if mounted:
         config["mounts"], lines = _mounted_first(path, config["mounts"], binds=not shares)
         with open(f"{path}/fstab", "w", encoding="utf-8") as file:
@@ -77,7 +80,7 @@ def make(
     assert mounted or not exact
     with open(f"{path}/config.json", "w", encoding="utf-8") as file:
         json.dump(config, file)
-    return Made(mounted, network=str(config.get("network", "none")))
+    return Made(mounted, network=str(config.get("network", "none")), binds=binds)
 
 
 def _mounted_first(path: str, mounts: list[dict[str, Any]], *, binds: bool) -> tuple[list[dict[str, Any]], list[str]]:

@@ -13,7 +13,7 @@ import time
 from ringfence.backends.gvisor import bundle, runsc
 from ringfence.backends.process import cgroup, owners, state
 from ringfence.backends.process.cgroup_base import GroupLimits
-from ringfence.backends.walled import runtime
+from ringfence.backends.walled import places, runtime
 from ringfence.backends.walled.box import WalledBox
 from ringfence.backends.walled.skeleton import skeleton
 from ringfence.guest import lean
@@ -188,6 +188,7 @@ def launch(
     group = None
     wall: GvisorWall | None = None
     box: WalledBox | None = None
+    meaning: places.Meaning | None = None
     try:
         own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "LC_ALL": "C"}  # guestd's, which looks for no locale then
         network = plan.box["outlets"] is not None
@@ -204,11 +205,14 @@ def launch(
             exact=exact,
             loosen=loosen,
         )
+        meaning = places.Meaning(bundled.binds, flags=False)
         if tree is not None and plan.cgroup:
             group = tree.create(name.replace("_", "-"), room_for(plan))
         wall = GvisorWall(found, folder, group, bundled)
         box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)
         box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
+        if meaning.meant is not None:
+            meaning.check(places.gofer_of(name))
     except BaseException:
         if box is not None:
             box.close()
@@ -221,6 +225,9 @@ def launch(
                 group.remove()
             shutil.rmtree(folder, ignore_errors=True)
         raise
+    finally:
+        if meaning is not None:
+            meaning.close()
     return box
 
 

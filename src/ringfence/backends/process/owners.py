@@ -53,9 +53,33 @@ def parse(text: str) -> tuple[int, int, int] | None:
 def is_dead(text: str) -> bool:
     """Whether the process of this name is certainly gone.
 
-    False for what is not a name, and for a process of another pid namespace: we cannot see whether it lives.
+    False for what is not a name, and for a process that we cannot see: of another pid namespace, or of another user
+    where /proc hides those (hidepid).
     """
     found = parse(text)
     if found is None or found[2] != pid_namespace():
         return False
-    return start_time(found[0]) != found[1]
+    pid, started = found[0], start_time(found[0])
+    if started is not None:
+        return started != found[1]
+    return _is_gone(pid)
+
+
+def _is_gone(pid: int) -> bool:
+    """For one whose start time is not to be read: no such process, or a zombie that we can see to be one."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # not ours to signal: it lives, or its zombie does
+        pass
+    return _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read(4096)
+    except OSError:
+        return False
+    return text[text.rindex(b")") + 2 :][:1] in (b"Z", b"X")

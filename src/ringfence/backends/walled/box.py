@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ringfence.backends.base import Outlet
+    from ringfence.guest.shapes import Meant
     from ringfence.results import Denial, Enforcement
 
     class Wall(Protocol):
@@ -93,17 +94,25 @@ class WalledBox:
         _remember(self)
 
     def begin(
-        self, fence: Mapping[str, object], deadline: float, *, outlets: object, hands: bool = False, cpu: int = -1
+        self,
+        fence: Mapping[str, object],
+        deadline: float,
+        *,
+        outlets: object,
+        hands: bool = False,
+        cpu: int = -1,
+        meant: Meant | None = None,
     ) -> None:
         """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
 
         `hands`: the channel takes descriptors, and guestd hands its listeners over by it; else it relays.
+        `meant`: what it is to find mounted, else it ends.
         `cpu`: one for guestd, to read the CPU time of the whole box from.
         Raises SandboxLostError or StartTimeoutError.
         """
         try:
             gvisor = self.backend == "gvisor"
-            message = frames.message(fence=dict(fence), outlets=outlets, hands=hands, gvisor=gvisor)
+            message = frames.message(fence=dict(fence), outlets=outlets, hands=hands, meant=meant, gvisor=gvisor)
             if cpu >= 0:
                 lean.send_fds(self.channel, message[:1], [cpu])
                 message = message[1:]

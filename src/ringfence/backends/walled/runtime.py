@@ -13,9 +13,12 @@ import sysconfig
 from functools import cache
 
 from ringfence.backends.walled import onefile
+from ringfence.errors import UnsupportedError
 from ringfence.plan import elf
 
 INSIDE = "/.ringfence"
+_PRELOAD = b"/etc/ld.so.preload\0"  # what a loader reads before all else; no option turns it off
+_NO_PRELOAD = b"/.ringfence/lib/-\0\0"  # in its place, as long: in our read-only folder, which has no such file
 _LEFT_OUT = frozenset(
     ("site-packages", "dist-packages", "test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data")
 )
@@ -31,7 +34,9 @@ def command(python: str | None = None) -> list[str]:
     loader = f"{INSIDE}/lib/ld.so"
     python = f"{INSIDE}/bin/python3"
     guestd = f"{INSIDE}/guestd.pyc"
-    return [loader, "--library-path", f"{INSIDE}/lib", "--argv0", python, python, "-I", "-S", guestd]
+    # Without the cache: the image's own /etc/ld.so.cache would be read.
+    ours = ["--inhibit-cache", "--library-path", f"{INSIDE}/lib", "--argv0", python]
+    return [loader, *ours, python, "-I", "-S", guestd]
 
 
 def folder(root: str) -> str:
@@ -62,7 +67,7 @@ def _sources() -> str:
 def _key() -> str:
     import hashlib
 
-    digest = hashlib.sha256(f"3 {sys.version}{os.path.realpath(sys.executable)}".encode())
+    digest = hashlib.sha256(f"4 {sys.version}{os.path.realpath(sys.executable)}".encode())
     digest.update(str(os.stat(os.path.realpath(sys.executable)).st_mtime_ns).encode())
     guest = _sources()
     for name in sorted(os.listdir(guest)):
@@ -128,3 +133,21 @@ def _copy_libraries(target: str, python: str, dynload: str) -> None:
     for name, path in found.items():
         shutil.copy2(os.path.realpath(path), f"{target}/lib/{os.path.basename(name)}")
         os.chmod(f"{target}/lib/{os.path.basename(name)}", 0o755)
+    _take_preload_away(f"{target}/lib/ld.so")
+
+
+def _take_preload_away(loader: str) -> None:
+    """The image's /etc/ld.so.preload would be loaded into guestd, with guestd's rights.
+
+    Raises UnsupportedError for a loader that names the file in another way than once, as text.
+    """
+    with open(loader, "rb") as file:
+        program = file.read()
+    if program.count(_PRELOAD) != 1 or program.count(_PRELOAD.strip(b"\0")) != 1:
+        raise UnsupportedError(
+            f"the loader of {sys.executable} cannot be kept from an image's /etc/ld.so.preload",
+            code="loader",
+            fix='backend="process", or a Python that is built for glibc',
+        )
+    with open(loader, "wb") as file:
+        file.write(program.replace(_PRELOAD, _NO_PRELOAD))

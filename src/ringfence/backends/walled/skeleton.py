@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ringfence.plan.model import ProcessPlan
 
+RESERVED = (".ringfence", ".ringfence-door")  # at the top of every box
 _OWN = ("proc", "dev", "tmp", "workspace", "sys")  # every box has its own
 
 
@@ -71,6 +72,7 @@ class _Making:
         name, target = str(op[0]), str(op[2] if op[0] in ("bind", "overlay", "symlink") else op[1])
         if name == "dev" or target.split("/", maxsplit=1)[0] in ("proc", "dev"):
             return
+        self._check_name(target)
         if name == "dir":
             self._folders[target] = None
         elif name == "file":
@@ -92,6 +94,23 @@ class _Making:
                 fix='backend="process" can',
             )
 
+    def _check_name(self, target: str) -> None:
+        """Of an image's or a mount's: it is written into JSON and tables of mounts."""
+        if target.split("/", maxsplit=1)[0] in RESERVED:
+            raise UnsupportedError(
+                f"the {self._backend} backend has something of its own at /{target}: no image or mount can have it",
+                code="mounts",
+                fix='take it out of the image, choose another target, or backend="process"',
+            )
+        try:
+            target.encode()
+        except UnicodeEncodeError:
+            raise UnsupportedError(
+                f"the {self._backend} backend cannot show {target!r}: the name is not UTF-8",
+                code="mounts",
+                fix='rename it, or backend="process"',
+            ) from None
+
     def _bind(self, source: str, target: str, *, writable: bool) -> None:
         self._binds.append(Bind(source, f"/{target}", writable))
         covered = any(f"/{target}".startswith(f"{bind.target}/") for bind in self._binds[:-1])
@@ -109,7 +128,8 @@ class _Making:
         raise AssertionError(f"{target} lies in no mount")
 
     def made(self) -> Skeleton:
-        return Skeleton(tuple(self._folders), self._files, self._links, tuple(self._binds), tuple(self._hidden))
+        shown = tuple(bind for bind in self._binds if bind.target not in self._hidden)  # nothing is mounted twice
+        return Skeleton(tuple(self._folders), self._files, self._links, shown, tuple(self._hidden))
 
 
 def write(made: Skeleton, root: str) -> None:

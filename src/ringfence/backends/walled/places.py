@@ -1,0 +1,98 @@
+"""What writable mounts and those in them are to show, held by descriptors from before an engine looks for it.
+
+Engines take paths, and a guest of another sandbox on the same folder can change what a path below it leads to. So it is
+compared once the box stands, before its first job: see guest/standing.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from ringfence.errors import SandboxLostError, UnsupportedError
+from ringfence.guest import standing
+from ringfence.plan.interpreter import within
+from ringfence.plan.mounts import unescaped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ringfence.backends.walled.skeleton import Bind
+    from ringfence.guest.shapes import Meant
+
+_FIX = "end what else writes to the mounted folder, and try again"
+
+
+class Meaning:
+    """Of one box that is about to be made. Raises SandboxLostError for a link where there was none in the plan."""
+
+    def __init__(self, binds: Sequence[Bind], *, flags: bool = True) -> None:
+        """`flags`: as in Meant."""
+        self._fds = contextlib.ExitStack()  # held, so that no inode is given out again
+        self.meant: Meant | None = None
+        writable = [bind for bind in binds if bind.writable]
+        if not writable:
+            return
+        looked_at = {bind.target: bind for bind in binds if any(within(bind.target, one.target) for one in writable)}
+        below = [
+            (row[2], row[3])
+            for row in standing.rows_of("/proc/self/mountinfo")
+            if any(within(unescaped(row[4]), bind.source) for bind in looked_at.values())
+        ]
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            places = [(bind.target, *self._identity(bind.source), bind.writable) for bind in looked_at.values()]
+            undo.pop_all()
+        self.meant = {"places": places, "below": below, "flags": flags}
+
+    def _identity(self, source: str) -> tuple[int, int]:
+        try:
+            fd = standing.opened(source)
+        except OSError as error:
+            raise _changed(f"{source}: {error.strerror or error}") from None
+        self._fds.callback(os.close, fd)
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
+
+    def check(self, pid: int) -> None:
+        """In the mounts of this process. Raises SandboxLostError; UnsupportedError when they cannot be seen."""
+        if self.meant is None:
+            return
+        try:
+            os.stat(f"/proc/{pid}/root/")
+            found = standing.wrong(self.meant, f"/proc/{pid}", f"/proc/{pid}/root")
+        except OSError as error:
+            raise UnsupportedError(
+                f"writable mounts cannot be looked at before the first job: {error.strerror or error}",
+                code="mounts",
+                fix='mode = "copy" or "ro", or backend="process"',
+            ) from None
+        if found is not None:
+            raise _changed(found)
+
+    def close(self) -> None:
+        self._fds.close()
+
+
+def gofer_of(identity: str) -> int:
+    """The process that shows host files to a sandbox of gVisor's; 0 when there is none to be seen.
+
+    `identity`: of the sandbox, which its bundle's folder is named after.
+    """
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    words = file.read(1 << 14).decode("utf-8", "replace").split("\0")
+            except OSError:
+                continue
+            if "gofer" in words and any(word.rstrip("/").endswith(f"/{identity}") for word in words):
+                return int(name)
+    return 0
+
+
+def _changed(what: str) -> SandboxLostError:
+    return SandboxLostError(
+        f"a mounted folder was changed while the sandbox was built: {what}", code="mounts-changed", fix=_FIX
+    )
