@@ -140,6 +140,15 @@ def _privileged(settings: dict[str, Any]) -> None:
     settings["host_config"]["Privileged"] = True
 
 
+def _shared_memory(settings: dict[str, Any]) -> None:
+    """Where its files are counted it is one of our own file systems, else the engine's."""
+    config = settings["host_config"]
+    config["ShmSize"] = 256 << 20
+    words = config["Tmpfs"].get("/dev/shm", "").split(",")
+    if "/dev/shm" in config["Tmpfs"]:
+        config["Tmpfs"]["/dev/shm"] = ",".join("size=256m" if word.startswith("size=") else word for word in words)
+
+
 def _engine_socket(settings: dict[str, Any]) -> None:
     from docker.types import Mount
 
@@ -175,7 +184,7 @@ CONTAINER: dict[str, Loosen] = {
     "masked-paths": _masks,
     "read-only-paths": _read_only_paths,
     "guestd-first": _not_first,
-    "shm-size": _host("ShmSize", 256 << 20),
+    "shm-size": _shared_memory,
 }
 
 

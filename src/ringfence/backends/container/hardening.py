@@ -113,7 +113,7 @@ def _read_only_below(made: Skeleton) -> list[Bind]:
     found: dict[str, Bind] = {}
     for where, _ in mounts_of_host():
         for bind in made.binds:
-            target = bind.target + where[len(bind.source) :]
+            target = bind.target + where[len(bind.source.rstrip("/")) :]
             if where == bind.source or not within(where, bind.source) or target in targets:
                 continue
             nearest = max((one for one in made.binds if within(target, one.target)), key=lambda one: len(one.target))
