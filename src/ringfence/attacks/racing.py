@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ringfence.attacks.arena import Arm
 
 _RACE_S = 0.8
-_LONGER_S = 5.0  # on a busy host, until there were enough tries
+_LONGER_S = 5.0  # on a busy host, until there were enough tries, and one that was not refused
 _ENOUGH = 10
 
 _SWAP = """
@@ -38,7 +38,8 @@ class Race:
 
     def goes_on(self) -> bool:
         passed = time.monotonic() - self._started
-        return passed < _RACE_S or (self.tries < _ENOUGH and passed < _RACE_S + _LONGER_S)
+        proves = self.tries >= _ENOUGH and self.refused < self.tries
+        return passed < _RACE_S or (not proves and passed < _RACE_S + _LONGER_S)
 
     def attempt(self, work: Callable[[], bool | None], refusal: type[Exception] = OSError) -> None:
         """`work` tells whether it won, where it can. A refusal is an answer: what it met was not right just then."""
