@@ -207,7 +207,7 @@ def test_a_fault_of_ours_in_one_sandbox_is_the_end_of_that_one_alone() -> None:
     with Sandbox() as other, Sandbox() as box:
         kept = other.spawn(["cat"])
         assert monitor_of(box) == monitor_of(other)
-        thread = threading.Timer(0.3, lambda: box._place.link.say(op="no request of ours"))  # type: ignore[union-attr]  # as above
+        thread = threading.Timer(0.3, lambda: box._place.link.say(op="no request of ours"))  # type: ignore[union-attr]  # it is started
         thread.start()
         result = box.exec(["sleep", "600"], timeout_s=20)
         thread.join()

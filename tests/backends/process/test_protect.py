@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import subprocess
 import time
@@ -458,6 +459,21 @@ def test_a_tree_that_is_too_deep_is_cut_and_the_report_says_so(tmp_path: Path) -
         here = below
     os.close(here)
     assert [one.code for one in end_scan(str(tmp_path), before)] == ["mount.scan-cut"]
+
+
+def test_a_folder_that_cannot_be_opened_is_said_not_to_have_been_looked_through(tmp_path: Path) -> None:
+    before = snapshot_before(str(tmp_path))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / ".envrc").write_text("hooks")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/", os.O_RDONLY)
+    os.close(free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 3, hard))  # two levels, and one to list the second
+        found = end_scan(str(tmp_path), before=before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [(one.code, one.target) for one in found] == [("mount.scan-cut", f"{tmp_path}/a/b")]
 
 
 def test_a_flood_of_findings_is_cut_and_the_report_says_so(tmp_path: Path) -> None:

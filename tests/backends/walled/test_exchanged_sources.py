@@ -47,7 +47,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
 
     with made():  # the engine's own things are there before a test counts what is left
         pass
-    return lambda **kwargs: _Looking(made(**kwargs), by_guestd=bool(by_guestd))  # type: ignore[return-value]  # one
+    return lambda **kwargs: _Looking(made(**kwargs), by_guestd=bool(by_guestd))  # type: ignore[return-value]  # it stands for one
 
 
 class _Looking:

@@ -6,6 +6,7 @@ printed in an escaped form. Bounded in entries, depth and time; a scan that was 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -25,6 +26,8 @@ _REPORTED = 100
 _TICK_NS = 20_000_000  # file times come from a clock that is up to one tick behind
 _GIT_NAMES = frozenset(("config", "config.worktree", "commondir", "hooks"))
 _GIT_SKIPPED = frozenset(("objects", "refs", "logs"))  # git runs nothing from there
+# Of a folder: gone, no folder any more, or unreadable, which is told where that is new.
+_EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -55,12 +58,8 @@ def end_scan(
     To be called when no process of the sandbox is left and the placeholders are removed. Opens nothing but folders.
     """
     scan = _Scan(before, ignore, frozenset(os.path.relpath(path, root) for path in known))
-    try:
-        fd = os.open(root, _OPEN)
-    except OSError as error:
-        return (_denial("mount.scan-cut", root, f"{_printable(root)} could not be looked through: {error.strerror}"),)
     found = []
-    for code, relative, message in scan.walk(fd):
+    for code, relative, message in scan.walk(root):
         found.append(_denial(code, f"{root}/{relative}" if relative else root, message))
         if len(found) >= _REPORTED:
             found.append(_denial("mount.scan-cut", root, f"more than {_REPORTED} findings; the rest is not listed"))
@@ -85,10 +84,15 @@ class _Scan:
         self._left = _ENTRIES
         self._deadline = time.monotonic() + _SECONDS
 
-    def walk(self, root: int) -> Iterator[tuple[str, str, str]]:
-        """Depth first with one open descriptor for each level. Closes `root`."""
-        stack = [self._level(root, "", _TOP)]
+    def walk(self, root: str) -> Iterator[tuple[str, str, str]]:
+        """Depth first with one open descriptor for each level."""
+        stack: list[_Level] = []
         try:
+            try:
+                top = _Child(root, directory=True, held=False, skipped=False, among_modules=False)
+                stack.append(self._level(None, "", top))
+            except OSError as error:
+                yield "mount.scan-cut", "", _unseen(root, error)
             while stack:
                 level = stack[-1]
                 entry = next(level.children, None)
@@ -104,24 +108,23 @@ class _Scan:
                     if len(stack) >= _DEPTH:
                         yield "mount.scan-cut", path, f"folders below level {_DEPTH} were not looked at"
                         continue
-                    below = self._open(level.fd, entry.name)
-                    if below is not None:
-                        stack.append(self._level(below, path, entry))
-                        if self._is_new_repository(level.fd, stack[-1]):
-                            yield "mount.protected-name", path, _appeared(path)
+                    try:
+                        stack.append(self._level(level.fd, path, entry))
+                    except OSError as error:
+                        if error.errno not in _EXPECTED:
+                            yield "mount.scan-cut", path, _unseen(path, error)
+                        continue
+                    if self._is_new_repository(level.fd, stack[-1]):
+                        yield "mount.protected-name", path, _appeared(path)
         finally:
             for level in stack:
                 os.close(level.fd)
 
-    def _open(self, parent: int, name: str) -> int | None:
-        try:
-            return os.open(name, _OPEN, dir_fd=parent)
-        except OSError:
-            return None  # gone; or unreadable, which `_look` tells where it is new
-
-    def _level(self, fd: int, path: str, entry: _Child) -> _Level:
-        """The folder `entry`. One called `.git` counts as a repository before it is whole: a later run could add what
-        is missing, and the hooks would then be older than it (L01). So does what lies among submodules'."""
+    def _level(self, parent: int | None, path: str, entry: _Child) -> _Level:
+        """The folder `entry` in `parent`. One called `.git` counts as a repository before it is whole: a later run
+        could add what is missing, and the hooks would then be older than it (L01). So does what lies among submodules'.
+        """
+        fd = os.open(entry.name, _OPEN, dir_fd=parent)
         listed = []
         try:
             with os.scandir(fd) as entries:
@@ -130,8 +133,9 @@ class _Scan:
                     if self._left <= 0:
                         break
                     listed.append((one.name, one.is_dir(follow_symlinks=False)))
-        except OSError:
-            listed = []
+        except BaseException:
+            os.close(fd)
+            raise
         names = {name for name, _ in listed}
         repository = entry.name == ".git" or names.issuperset(GIT_MARKS)  # a bare one may stand in for `.git`
         in_git = repository or entry.among_modules
@@ -156,7 +160,7 @@ class _Scan:
         try:
             status = os.stat(name, dir_fd=fd, follow_symlinks=False) if name else os.fstat(fd)
         except OSError:
-            return False
+            return False  # it has no such part
         return status.st_ctime_ns >= self._before
 
     def _look(self, fd: int, path: str, entry: _Child) -> Iterator[tuple[str, str, str]]:
@@ -175,6 +179,10 @@ class _Scan:
             yield "mount.scan-cut", path, f"{shown} was shut while the sandbox ran, and was not looked through"
 
 
+def _unseen(path: str, error: OSError) -> str:
+    return f"{_printable(path)} was not looked through: {error.strerror}"
+
+
 def _appeared(path: str) -> str:
     return f"{_printable(path)} appeared or changed; a program on the host may run or trust it"
 
@@ -190,9 +198,6 @@ class _Child:
         self.held = held  # a protected name, or below one: it is reported
         self.skipped = skipped
         self.among_modules = among_modules  # where git keeps the repositories of submodules
-
-
-_TOP = _Child("", directory=True, held=False, skipped=False, among_modules=False)
 
 
 class _Level:

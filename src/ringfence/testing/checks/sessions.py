@@ -107,26 +107,27 @@ def an_interpreter_that_the_time_limit_ends_has_timed_out(box: Sandbox) -> None:
     assert box.run("1 + 1").value == "2"
 
 
-def an_interpreter_that_an_interrupt_ends_was_interrupted(box: Sandbox) -> None:
-    session = box.session()
-    with session.spawn("import os\nprint('up', flush=True)\nos.execvp('sleep', ['sleep', '60'])") as cell:
+def _interrupted(session: Session, code: str, after_s: float) -> tuple[str, str, bool]:
+    """How `code` ended, which says something first: its status, the reason, and whether the state is kept."""
+    with session.spawn(code) as cell:
         assert isinstance(next(iter(cell)), Stdout)
-        time.sleep(0.5)
+        time.sleep(after_s)
         assert session.interrupt()
         result = cell.wait()
-    assert (result.status, result.reason, result.state_kept) == ("killed", "interrupted", False)
+    return result.status, result.reason, result.state_kept
+
+
+def an_interpreter_that_an_interrupt_ends_was_interrupted(box: Sandbox) -> None:
+    code = "import os\nprint('up', flush=True)\nos.execvp('sleep', ['sleep', '60'])"
+    assert _interrupted(box.session(), code, 0.5) == ("killed", "interrupted", False)
 
 
 def interrupt_stops_the_cell_and_keeps_the_state(box: Sandbox) -> None:
     session = box.session()
     session.run("x = 5\nimport time").check()
     assert not session.interrupt(), "nothing runs"
-    with session.spawn("print('up', flush=True); time.sleep(60)") as cell:
-        assert isinstance(next(iter(cell)), Stdout)
-        time.sleep(0.2)
-        assert session.interrupt()
-        result = cell.wait()
-    assert (result.status, result.reason, result.state_kept) == ("killed", "interrupted", True)
+    ended = _interrupted(session, "print('up', flush=True); time.sleep(60)", 0.2)
+    assert ended == ("killed", "interrupted", True)
     assert session.run("x").value == "5"
 
 

@@ -181,16 +181,6 @@ def a_timer_between_cells_of_javascript_cannot_call(make: MakeSandbox) -> None:
         assert called == []
 
 
-def javascript_gets_no_answer_of_the_cell_before(make: MakeSandbox) -> None:
-    def slow(number: int) -> Json:
-        time.sleep(2 if number == 0 else 0)
-        return number
-
-    with make(tools={"slow": slow}) as box:
-        assert box.run("slow(0)", language="javascript", timeout_s=1).status == "timeout"
-        assert box.run("[slow(1), slow(2)]", language="javascript").value == "[ 1, 2 ]"
-
-
 def a_name_that_is_none_is_refused(make: MakeSandbox) -> None:
     for name in ("", "a b", "class", "_x", "1a", "a.b"):
         with raises(PolicyError, match="is no name for a tool"):
@@ -206,6 +196,5 @@ CHECKS = (
     with_maker(every_thread_gets_its_own_answer),
     with_maker(a_call_between_cells_fails_and_the_next_cell_runs),
     with_maker(a_timer_between_cells_of_javascript_cannot_call, "node"),
-    with_maker(javascript_gets_no_answer_of_the_cell_before, "node"),
     with_maker(a_name_that_is_none_is_refused),
 )

@@ -115,7 +115,7 @@ class Pages:
     """Which pages of a process are private memory, present or swapped out.
 
     Without those that it only read: all of them are the kernel's one page of zeros. Before Linux 6.7 they cannot be
-    told from others, nor before 6.17 the huge ones.
+    told from others.
     """
 
     def __init__(self, pid: int) -> None:
