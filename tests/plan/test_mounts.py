@@ -364,6 +364,21 @@ def test_the_folder_that_hooks_were_moved_to_is_held(folder: Path) -> None:
     assert held(folder)["tools"] == "pin"
 
 
+def test_what_git_would_take_for_hooks_or_configuration_is_held_before_it_exists(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / "there").mkdir()
+    config = "[core]\nhooksPath = new/hooks\n[include]\npath = ../.gitconfig-project\npath = ../there/config\n"
+    (folder / ".git" / "config").write_text(config)
+    done = {name: what for name, what in held(folder).items() if name not in ALWAYS and not name.startswith(".git/")}
+    assert done == {
+        ".git": "pin",
+        "new": "protect",
+        ".gitconfig-project": "protect",
+        "there": "pin",
+        "there/config": "protect",
+    }
+
+
 def test_submodules_are_held_as_repositories_are(folder: Path) -> None:
     for name in ("HEAD", "objects", "refs"):
         (folder / ".git" / "modules" / "a" / name).mkdir(parents=True)

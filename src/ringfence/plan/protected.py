@@ -11,6 +11,7 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
+from ringfence.plan.gitconfig import HOOKS, named_by
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -150,8 +151,9 @@ def is_protected_source(source: str) -> str | None:
         folder, name = os.path.split(path)
         if name in (*_GIT_DIRECTORIES, *_GIT_FILES, *_GIT_IF_PRESENT) and _may_be_git_directory(folder):
             return f"{os.path.basename(folder)}/{name}"
-    if any(source == path or source.startswith(f"{path}/") for path in _hooks_paths(source)):
-        return "core.hooksPath"
+    for path, setting in _named_by_git(source).items():
+        if source == path or source.startswith(f"{path}/"):
+            return setting
     if _is_among_modules(source) and _git_directories_below(source) is None:
         return ".git/modules"  # which is read-only as a whole then
     return None
@@ -168,9 +170,12 @@ def _builtin(source: str) -> dict[str, bool]:
 
 
 def _of_repositories_around(source: str) -> dict[str, bool]:
-    """What lies in the mount of repositories that it is in, or is: the folder their hooks are in, git directories."""
-    inside = [path for path in _hooks_paths(source) if path.startswith(f"{source}/")]
-    wanted = {os.path.relpath(path, source): True for path in inside}
+    """What lies in the mount of repositories that it is in, or is: git directories, and what configuration names."""
+    wanted: dict[str, bool] = {}
+    for path, setting in _named_by_git(source).items():
+        if path.startswith(f"{source}/"):
+            held = _first_missing(path)  # of several missing folders the first: no placeholder lies in another
+            wanted[os.path.relpath(held, source)] = held != path or setting == HOOKS
     directories = [directory for root in _upward(source) for directory in _git_directories_of(root)]
     if _is_among_modules(source):
         directories += _git_directories_below(source) or []  # too many: such a source is refused
@@ -287,30 +292,26 @@ def _git_directories_of(root: str) -> list[str]:
     return [directory] if common is None else [directory, common]
 
 
-def _hooks_paths(source: str) -> list[str]:
-    """Folders that `core.hooksPath` names in the repositories that `source` is in, or is."""
-    found: dict[str, None] = {}
+def _named_by_git(source: str) -> dict[str, str]:
+    """Paths that git's configuration of the repositories that `source` is in, or is, names as hooks or as more of it.
+
+    Each with the setting that names it; it need not exist.
+    """
+    found: dict[str, str] = {}
     for root in _upward(source):
-        for directory in _git_directories_of(root):
-            for value in (*_hooks_settings(f"{directory}/config"), *_hooks_settings(f"{directory}/config.worktree")):
-                path = os.path.join(root, os.path.expanduser(value))
-                found |= dict.fromkeys((os.path.normpath(path), os.path.realpath(path)))
-    return [path for path in found if os.path.isdir(path)]
+        directories = _git_directories_of(root)
+        if directories:
+            configs = [f"{directory}/{name}" for directory in directories for name in ("config", "config.worktree")]
+            for setting, path in named_by(configs, root):
+                found |= dict.fromkeys((os.path.normpath(path), os.path.realpath(path)), setting)
+    return found
 
 
-def _hooks_settings(config: str) -> list[str]:
-    try:
-        with open(config, encoding="utf-8", errors="replace") as file:
-            lines = file.read(1 << 20).splitlines()
-    except OSError:
-        return []
-    settings = [line.partition("=") for line in lines]
-    values = [value.strip().strip('"') for name, _, value in settings if _is_hooks_path(name)]
-    return [value for value in values if value and "\0" not in value]
-
-
-def _is_hooks_path(name: str) -> bool:
-    return name.rpartition("]")[2].strip().lower() == "hookspath"  # `[core] hooksPath = x` may be one line
+def _first_missing(path: str) -> str:
+    """It, or the first part of the way that is no folder."""
+    while not os.path.isdir(os.path.dirname(path)):
+        path = os.path.dirname(path)
+    return path
 
 
 def _gitfile_target(path: str) -> str | None:
