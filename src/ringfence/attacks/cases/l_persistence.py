@@ -37,12 +37,15 @@ if TYPE_CHECKING:
 _RUN_LATER = (
     *(".bashrc", ".profile", ".zshrc", ".envrc", ".mcp.json", ".git/hooks/post-checkout", ".git/config"),
     *(".git/commondir", ".vscode/tasks.json", ".idea/workspace.xml", ".claude/settings.json"),
+    *("tools/hooks/post-checkout", ".gitconfig-project"),  # which the configuration names, and which are not there yet
 )
+_CONFIG = "[core]\nhooksPath = tools/hooks\n[include]\npath = ../.gitconfig-project\n"
 
 
 @attack("L01", "files that programs of the host run later are not written in a shared folder", PERSIST, off="protect")
 def run_later(arm: Arm) -> Seen:
     arm.host_file(".git/HEAD", "ref: refs/heads/main\n", mode=0o666)
+    arm.host_file(".git/config", _CONFIG, mode=0o666)
     os.mkdir(f"{arm.directory}/.git/hooks")
     for directory in (".git", ".git/hooks"):
         os.chmod(f"{arm.directory}/{directory}", 0o777)
