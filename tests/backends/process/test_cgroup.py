@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from backends.process.children import Say, child, state_of
 from ringfence.backends.process import cgroup, cgroup_base, cgroup_v1, cgroup_v2, owners, pool
 from ringfence.backends.process.cgroup import Group, GroupLimits, GroupUsage, Mechanisms, Tree
+from ringfence.errors import UnsupportedError
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0)
 NOBODY_YET = 2_070_001  # outside of every range this host knows
@@ -411,6 +413,25 @@ def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
             assert tree.close()
         finally:
             zygote.kill()
+
+
+def test_a_scope_with_fewer_controllers_than_its_manager_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with DisableControllers=memory in app.slice: strict plans would claim memory.max, and nothing would hold it."""
+    scope = tmp_path / f"ringfence-{owners.name()}-1.scope"
+    scope.mkdir()
+    (scope / "cgroup.controllers").write_text("cpu pids\n")
+    (scope / "cgroup.subtree_control").write_text("")
+    monkeypatch.setattr(cgroup_base, "MOUNT", str(tmp_path))
+    monkeypatch.setattr(cgroup_v2, "_own_path", lambda _: f"/{scope.name}")
+    tree = cgroup_v2.ScopeTree("systemd-run", "/run/user/1", {"cpu", "memory", "pids"})
+    with pytest.raises(UnsupportedError, match="no memory controller") as refused:
+        tree.attach(os.getpid())
+    assert refused.value.code == "cgroup"
+    (scope / "cgroup.controllers").write_text("cpu memory pids\n")
+    tree.attach(os.getpid())
+    assert (scope / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
 
 
 def test_remove_noted_refuses_what_is_not_that_owners() -> None:

@@ -12,6 +12,7 @@ import time
 
 from ringfence.backends.process import cgroup_base as base
 from ringfence.backends.process import owners
+from ringfence.errors import UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -172,7 +173,10 @@ class ScopeTree(Tree):
         return [*env, f"XDG_RUNTIME_DIR={self._runtime}", *run, *env]
 
     def attach(self, zygote_pid: int) -> None:
-        """Find the zygote's scope, move what is in it to a leaf, and enable controllers. OSError when it has none."""
+        """Find the zygote's scope, move what is in it to a leaf, and enable controllers.
+
+        OSError when it has none, UnsupportedError when systemd gave it fewer controllers than plans were made with.
+        """
         path = _own_path(zygote_pid)
         scope = f"{base.MOUNT}{path}"
         if not os.path.basename(scope).startswith(f"{base.BASE}-{owners.name()}-"):
@@ -183,9 +187,20 @@ class ScopeTree(Tree):
                 _move(pid, leaf)
             if not found:
                 break
+        self._check_given(_read_set(f"{scope}/cgroup.controllers"))
         self._base = scope
-        self._take(_read_set(f"{scope}/cgroup.controllers"))
         _enable(scope, self.controllers)
+
+    def _check_given(self, given: set[str]) -> None:
+        """Plans were made with what the manager has. A slice may keep some of it from its scopes, which only a scope
+        shows; its limits would then be claimed, and held by nothing."""
+        lacks = [name for name in self.controllers if name not in given]
+        if lacks:
+            raise UnsupportedError(
+                f"systemd gave the scope of the sandboxes no {' and no '.join(lacks)} controller, which its manager has",
+                code="cgroup",
+                fix="take DisableControllers= away: systemctl --user cat app.slice",
+            )
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Kills the zygote in it too: systemd removes the scope once it is empty."""
