@@ -348,11 +348,8 @@ def process_plan(
     from ringfence.plan.facts import host_facts
     from ringfence.plan.process import plan_process
 
-    tree = _pool(image).tree
-    by = tree.mechanisms if tree is not None else None
-    facts = host_facts(
-        memory_by=by.memory if by else None, cpu_by=by.cpu if by else None, pids_by=by.processes if by else None
-    )
+    by = _pool(image).held_by
+    facts = host_facts(memory_by=by.memory, cpu_by=by.cpu, cpu_time_by=by.cpu_time, pids_by=by.processes)
     root = used.root if used is not None else None
     seen = _views.get((os.geteuid(), root)) if _is_plain(policy) else None
     if seen is None:

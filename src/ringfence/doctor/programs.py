@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ringfence.backends.process.cgroup import Tree
+
 _MEMORY = 64 << 20
 
 
@@ -64,6 +66,7 @@ def cgroup() -> dict[str, object]:
     return {"ok": True, "detail": f"{mode}: {', '.join(held)}; one was made and removed", "mode": mode, "lacks": lacks}
 
 
-def _lacking(tree: object) -> list[str]:
-    has = {"memory": "has_memory", "cpu": "has_cpu", "processes": "has_pids"}
-    return [name for name, field in has.items() if not getattr(tree, field)]
+def _lacking(tree: Tree) -> list[str]:
+    by = tree.mechanisms
+    held = {"memory": by.memory, "cpu": by.cpu, "cpu time": by.cpu_time, "processes": by.processes}
+    return [name for name, mechanism in held.items() if mechanism is None]

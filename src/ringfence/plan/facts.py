@@ -7,7 +7,7 @@ import os
 from ringfence.plan.model import HostFacts
 
 
-def host_facts(*, memory_by: str | None, cpu_by: str | None, pids_by: str | None) -> HostFacts:
+def host_facts(*, memory_by: str | None, cpu_by: str | None, cpu_time_by: str | None, pids_by: str | None) -> HostFacts:
     """`*_by` name the cgroup file that holds each limit, as the backend found them."""
     uname = os.uname()
     return HostFacts(
@@ -18,6 +18,7 @@ def host_facts(*, memory_by: str | None, cpu_by: str | None, pids_by: str | None
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         memory_by=memory_by,
         cpu_by=cpu_by,
+        cpu_time_by=cpu_time_by,
         pids_by=pids_by,
     )
 

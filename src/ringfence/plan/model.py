@@ -26,6 +26,7 @@ class HostFacts(Struct):
     cpus: tuple[int, ...]  # this process may run on
     memory_by: str | None
     cpu_by: str | None
+    cpu_time_by: str | None
     pids_by: str | None
 
 

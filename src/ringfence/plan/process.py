@@ -196,10 +196,17 @@ def _network(policy: Policy) -> Control:
 
 
 def _cpu(facts: HostFacts) -> Control:
-    if facts.cpu_by is not None:
+    """Two promises in one: the share, `cpus`, and the time, `cpu_time_s`."""
+    if facts.cpu_by is not None and facts.cpu_time_by is not None:
         return _full(f"{facts.cpu_by} + CPU affinity")
-    note = "whole CPUs by affinity, CPU time for each process and not for the tree; in a session for its interpreter"
-    return Control("CPU affinity + RLIMIT_CPU", "weaker", note)
+    by, notes = ["CPU affinity", facts.cpu_time_by or "RLIMIT_CPU"], []
+    if facts.cpu_by is not None:
+        by.insert(0, facts.cpu_by)
+    else:
+        notes.append("whole CPUs by affinity")
+    if facts.cpu_time_by is None:
+        notes.append("CPU time for each process and not for the tree; in a session for its interpreter")
+    return Control(" + ".join(by), "weaker", ", ".join(notes))
 
 
 def _memory(facts: HostFacts) -> Control:

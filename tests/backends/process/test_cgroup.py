@@ -98,12 +98,16 @@ def _fork_bomb(say: Say) -> None:
 def test_the_mechanisms_name_what_holds_each_limit(tree: Tree) -> None:
     if tree.kind == "cgroup v1":
         expected = Mechanisms(
-            memory="cgroup v1 memory.limit_in_bytes", cpu="cgroup v1 cpu.cfs_quota_us", processes="cgroup v1 pids.max"
+            memory="cgroup v1 memory.limit_in_bytes",
+            cpu="cgroup v1 cpu.cfs_quota_us",
+            cpu_time="cgroup v1 cpuacct.usage",
+            processes="cgroup v1 pids.max",
         )
     else:
         expected = Mechanisms(
             memory="cgroup v2 memory.max",
             cpu="cgroup v2 cpu.max" if tree.has_cpu else None,
+            cpu_time="cgroup v2 cpu.stat",
             processes="cgroup v2 pids.max",
         )
     assert tree.mechanisms == expected
@@ -418,7 +422,7 @@ def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
 def test_a_scope_with_fewer_controllers_than_its_manager_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with DisableControllers=memory in app.slice: strict plans would claim memory.max, and nothing would hold it."""
+    """As with DisableControllers=memory in app.slice: strict plans claimed memory.max, and nothing held it."""
     scope = tmp_path / f"ringfence-{owners.name()}-1.scope"
     scope.mkdir()
     (scope / "cgroup.controllers").write_text("cpu pids\n")

@@ -48,6 +48,7 @@ class Mechanisms(Struct):
 
     memory: str | None
     cpu: str | None
+    cpu_time: str | None
     processes: str | None
 
 

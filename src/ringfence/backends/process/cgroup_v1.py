@@ -68,6 +68,7 @@ class Tree(base.Tree):
         return base.Mechanisms(
             memory=f"cgroup v1 memory.limit_in_bytes{swap}" if self.has_memory else None,
             cpu="cgroup v1 cpu.cfs_quota_us" if self.has_cpu else None,
+            cpu_time="cgroup v1 cpuacct.usage" if "cpuacct" in self.roots else None,
             processes="cgroup v1 pids.max" if self.has_pids else None,
         )
 

@@ -87,6 +87,7 @@ class Tree(base.Tree):
         return base.Mechanisms(
             memory="cgroup v2 memory.max" if self.has_memory else None,
             cpu="cgroup v2 cpu.max" if self.has_cpu else None,
+            cpu_time="cgroup v2 cpu.stat",  # of the core, as the freezer is
             processes="cgroup v2 pids.max" if self.has_pids else None,
         )
 
@@ -197,7 +198,7 @@ class ScopeTree(Tree):
         lacks = [name for name in self.controllers if name not in given]
         if lacks:
             raise UnsupportedError(
-                f"systemd gave the scope of the sandboxes no {' and no '.join(lacks)} controller, which its manager has",
+                f"systemd gave the scope of the sandboxes no {' and no '.join(lacks)} controller; its manager has it",
                 code="cgroup",
                 fix="take DisableControllers= away: systemctl --user cat app.slice",
             )

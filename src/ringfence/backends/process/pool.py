@@ -16,7 +16,7 @@ import time
 from ringfence import spawn
 from ringfence.backends.process import canary, cgroup, uids
 from ringfence.backends.process.box import START_S, ProcessBox
-from ringfence.backends.process.cgroup import GroupLimits
+from ringfence.backends.process.cgroup import GroupLimits, Mechanisms
 from ringfence.backends.process.templates import Templates
 from ringfence.errors import RingfenceError, SandboxLostError
 from ringfence.guest import lean
@@ -68,6 +68,10 @@ class Pool:
         self._ahead: tuple[ProcessPlan, Group] | None = None
         self._asked: tuple[ProcessPlan, Template, ProcessBox] | None = None
         self._boxes: set[ProcessBox] = set()  # given out, kept or being removed: a fork of the caller lets go of them
+
+    @property
+    def held_by(self) -> Mechanisms:
+        return self.tree.mechanisms if self.tree is not None else Mechanisms(None, None, None, None)
 
     def take(self, plan: ProcessPlan) -> ProcessBox:
         """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises."""

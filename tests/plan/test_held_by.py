@@ -1,0 +1,26 @@
+"""What a plan says of CPU limits is what the cgroup files at hand hold: the share, and the time of the whole tree."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfence.plan.facts import host_facts
+from ringfence.plan.process import _cpu
+from ringfence.results import Control
+
+SHARE, TIME = "cgroup v1 cpu.cfs_quota_us", "cgroup v1 cpuacct.usage"
+FOR_EACH = "CPU time for each process and not for the tree; in a session for its interpreter"
+
+
+@pytest.mark.parametrize(
+    ("share", "time", "expected"),
+    [
+        (SHARE, TIME, Control(f"{SHARE} + CPU affinity", "full")),
+        (SHARE, None, Control(f"{SHARE} + CPU affinity + RLIMIT_CPU", "weaker", FOR_EACH)),
+        (None, TIME, Control(f"CPU affinity + {TIME}", "weaker", "whole CPUs by affinity")),
+        (None, None, Control("CPU affinity + RLIMIT_CPU", "weaker", f"whole CPUs by affinity, {FOR_EACH}")),
+    ],
+)
+def test_cpu_is_full_where_share_and_time_are_both_held(share: str | None, time: str | None, expected: Control) -> None:
+    """`strict` passes what is full: without cpuacct a guest of many processes had as much CPU time as it wanted."""
+    assert _cpu(host_facts(memory_by=None, cpu_by=share, cpu_time_by=time, pids_by=None)) == expected
