@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import pytest
 
 import ringfence
 import weaker
-from ringfence import Limits, Policy, Result, Sandbox
+from ringfence import Limits, Policy, Result, Sandbox, launching
 
 pytestmark = pytest.mark.everywhere
 
@@ -114,9 +116,29 @@ def test_the_smallest_limits_still_run(policy: Policy) -> None:
     assert ringfence.run("1 + 1", policy=policy, backend="process").value == "2"
 
 
-def test_too_little_memory_to_start_says_so() -> None:
-    with pytest.raises(ringfence.UnsupportedError, match=r"limits\.memory is too small"):
-        ringfence.run("1", policy=limited(memory="64K", disk="4K"), backend="process")
+@pytest.mark.parametrize("backend", ["process", "auto"])
+def test_too_little_memory_to_start_says_so(backend: Literal["process", "auto"]) -> None:
+    """Also where another backend could be taken: gVisor ran it, with 160M of its own that the guest could use."""
+    with pytest.raises(ringfence.UnsupportedError, match=r"limits\.memory is too small") as refused:
+        ringfence.run("1", policy=limited(memory="64K", disk="4K"), backend=backend)
+    assert (refused.value.code, refused.value.fix) == ("memory", "a larger limits.memory")
+
+
+def test_the_largest_number_of_processes_runs() -> None:
+    assert ringfence.run("1 + 1", policy=limited(processes=4_194_304), backend="process").value == "2"
+
+
+@weaker.needs_cgroup
+def test_a_cgroup_that_cannot_be_made_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at cgroup.max.descendants of a delegated group: mkdir says EAGAIN there."""
+
+    def full(*_: object) -> NoReturn:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), "/sys/fs/cgroup/x")
+
+    monkeypatch.setattr(launching._pool_of(()).tree, "create", full)
+    with pytest.raises(ringfence.UnsupportedError, match=r"no cgroup could be made .*/sys/fs/cgroup/x") as refused:
+        ringfence.run("1", policy=limited(processes=77), backend="process")
+    assert (refused.value.code, "cgroup.max.descendants" in str(refused.value.fix)) == ("cgroup", True)
 
 
 # ── output ───────────────────────────────────────────────────────────────────────────────────────

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _queue
 import _thread
 import atexit
+import errno
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from ringfence.backends.process import canary, cgroup, uids
 from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.cgroup import GroupLimits, Mechanisms
 from ringfence.backends.process.templates import Templates
-from ringfence.errors import RingfenceError, SandboxLostError
+from ringfence.errors import RingfenceError, SandboxLostError, UnsupportedError
 from ringfence.guest import lean
 from ringfence.guest.counts import OURS, RESERVE
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ringfence.plan.interpreter import Interpreter
     from ringfence.plan.model import ProcessPlan
 
+_MOST_PROCESSES = 4_194_304  # the kernel's own: it refuses a larger pids.max
 _SHELVES = 32
 _MOST_SPARES = 4
 _SPARE_IDLE_S = 60.0
@@ -249,7 +251,18 @@ class Pool:
 
     def _new_group(self, plan: ProcessPlan, box_id: str) -> Group:
         assert self.tree is not None
-        return self.tree.create(box_id, GroupLimits(plan.memory_bytes, plan.processes + OURS + RESERVE, plan.cpus))
+        processes = min(plan.processes + OURS + RESERVE, _MOST_PROCESSES)
+        try:
+            return self.tree.create(box_id, GroupLimits(plan.memory_bytes, processes, plan.cpus))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # of this process, and no fault of the groups
+                raise
+            full = error.errno in (errno.EAGAIN, errno.ENOSPC)
+            raise UnsupportedError(
+                f"no cgroup could be made for the sandbox: {error}",
+                code="cgroup",
+                fix="close sandboxes, or raise cgroup.max.descendants above them" if full else "ringfence doctor",
+            ) from None
 
     def _make_group_ahead(self, plan: ProcessPlan) -> None:
         """The first one's, on cgroup v1, where it is five folders: while its zygote still starts."""
