@@ -200,6 +200,8 @@ class AutoLauncher:
             try:
                 return self._process.launch()
             except UnsupportedError as error:
+                if error.code == "memory":
+                    raise  # too little to start in: what others take beside the guest, the guest would have
                 from ringfence import choosing
 
                 choosing.remember(error, self._process.policy)
