@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("network",),
     ("agents",),
     (
+        "transcripts",
         "calls",
         "early",
         "launching",

@@ -6,7 +6,7 @@ import os
 import time
 
 from ringfence.errors import PolicyError
-from ringfence.results import Denial, GuestException, Output, Result
+from ringfence.results import Denial, GuestException, Result
 from ringfence.values import Struct, final, replace
 from ringfence.wire import frames
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
     from ringfence.backends.base import Box
     from ringfence.policy.model import Limits, Policy
+    from ringfence.results import Usage
+    from ringfence.transcripts import Transcript
     from ringfence.values import GuestPath, Reason, Status
 
 MAX_CODE = 16 << 20
 MAX_ARGUMENTS = 3 << 19  # the kernel takes 2 MiB, with the variables
 UNENDING_S = 10.0**9
-MAX_OUTPUTS = 1 << 24  # bytes of displayed objects that a result holds, where the policy's output is not more
 DESTROY_S = 10.0  # how long a caller waits who must see that nothing is left
 GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word before it kills by itself
 
@@ -282,72 +283,6 @@ def file_call(call: str, args: Mapping[str, object], *, keeps_stdin: bool = Fals
     return Call(job, ("file", call), UNENDING_S, None, keeps_stdin=keeps_stdin)
 
 
-# ── output ───────────────────────────────────────────────────────────────────────────────────────
-
-
-class Kept:
-    """The first and last half of a stream, within a cap. Memory stays at the cap whatever comes (F16)."""
-
-    def __init__(self, cap: int) -> None:
-        self._half = cap // 2
-        self._cap = cap
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.count = 0
-
-    def add(self, data: bytes) -> None:
-        self.count += len(data)
-        room = self._cap - self._half - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if data:
-            self._tail += data
-            if len(self._tail) > 2 * self._half + (1 << 16):
-                del self._tail[: len(self._tail) - self._half]
-
-    @property
-    def cut(self) -> bool:
-        return self.count > self._cap
-
-    def bytes(self) -> bytes:
-        if not self.cut:
-            return bytes(self._head + self._tail)
-        tail = self._tail[len(self._tail) - self._half :] if self._half else b""
-        return bytes(self._head) + b"\n[... %d bytes cut ...]\n" % (self.count - self._cap) + bytes(tail)
-
-
-class Transcript:
-    """What one call has produced so far, for its Result."""
-
-    def __init__(self, limits: Limits, mark: int = 0) -> None:
-        self.mark = mark  # where the gateway's list of denials stood at the start
-        self.stdout = Kept(limits.output)
-        self.stderr = Kept(limits.output)
-        self.outputs: list[Output] = []
-        self.outputs_cut = False
-        self.exception: Mapping[str, object] | None = None
-        self.started = time.monotonic()
-        self.started_at = time.time()
-        self._room = max(limits.output, MAX_OUTPUTS)
-
-    def add(self, kind: int, data: bytes) -> None:
-        (self.stdout if kind == frames.STDOUT else self.stderr).add(data)
-
-    def show(self, data: Mapping[str, bytes], *, is_value: bool) -> Output | None:
-        """Keep a displayed object, within the cap for all of them. None when there is no room for it."""
-        self._room -= sum(len(content) for content in data.values()) + 64
-        if self._room < 0:
-            self.outputs_cut = True
-            return None
-        self.outputs.append(Output(data, is_value=is_value))
-        return self.outputs[-1]
-
-    @property
-    def cut(self) -> bool:
-        return self.stdout.cut or self.stderr.cut or self.outputs_cut
-
-
 # ── results ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -393,11 +328,9 @@ def result(
     # What `datetime` re-exports, without its second half in Python: 5 ms.
     from _datetime import datetime, timezone  # type: ignore[import-not-found]  # a C module without a stub
 
-    usage, oom = box.usage()
+    usage, oom = _used(box, end, transcript)
     status, reason = _verdict(call, end, oom=oom, raised=transcript.exception is not None)
     produced = transcript.stdout.count + transcript.stderr.count
-    if usage.cpu_s is None and isinstance(end.get("cpu_s"), float):
-        usage = replace(usage, cpu_s=end["cpu_s"])
     code, signal = _number(end.get("code")), _number(end.get("signal"))
     return Result(
         id=number,
@@ -420,6 +353,17 @@ def result(
         image=image,
         policy_digest=policy.digest,
     )
+
+
+def _used(box: Box, end: Mapping[str, object], transcript: Transcript) -> tuple[Usage, bool]:
+    """CPU time since the call began, of all that ran in the sandbox, and whether the memory limit killed meanwhile.
+
+    From marks of its own: others that end beside it, and who asks for the sandbox's usage, take nothing away from it.
+    """
+    usage, ooms = box.usage()
+    before, ooms_before = transcript.before
+    cpu_s = end.get("cpu_s") if usage.cpu_s is None else usage.cpu_s - (before.cpu_s or 0.0)
+    return replace(usage, cpu_s=cpu_s if isinstance(cpu_s, float) else None), ooms > ooms_before
 
 
 def _number(value: object) -> int | None:

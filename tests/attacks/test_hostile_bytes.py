@@ -38,8 +38,8 @@ class FakeBox:
         self.python = {"sys_path": [], "executable": "python3", "fresh": False}
         self.killed = 0
 
-    def usage(self) -> tuple[Usage, bool]:
-        return Usage(), False
+    def usage(self) -> tuple[Usage, int]:
+        return Usage(), 0
 
     def kill(self) -> None:
         self.killed += 1

@@ -70,6 +70,37 @@ def test_more_memory_than_the_limit_is_oom(code: str) -> None:
     assert result.usage.memory_peak_bytes <= (64 << 20) + 2 * (1 << 20) + (32 << 20) + 4096
 
 
+HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+
+
+@weaker.needs_cgroup
+def test_each_call_that_the_memory_limit_ended_is_told_so_and_no_other() -> None:
+    """The kernel keeps one count for the sandbox: whoever read it first had taken it from the others."""
+    with Sandbox(policy=limited(memory="64M", disk="1M"), backend="process") as box:
+        hogs = [box.spawn(["python3", "-c", HOG]) for _ in range(2)]
+        ended = [hog.wait() for hog in hogs[:1]]
+        while hogs[1].running:
+            time.sleep(0.01)
+        box.usage()
+        ended.append(hogs[1].wait())
+        assert [verdict(result) for result in ended] == [("oom", "memory")] * 2
+        assert verdict(box.exec(["sh", "-c", "kill -9 $$"])) == ("error", "signal")
+        daemon = box.spawn(["sh", "-c", f"(python3 -c '{HOG}'; echo gone) & echo begun"])
+        daemon.wait()
+        box.exec(["sh", "-c", "while pidof python3; do sleep 0.05; done"])
+        assert verdict(box.exec(["sh", "-c", "kill -9 $$"])) == ("error", "signal"), "what died before it is not its"
+
+
+@weaker.needs_cgroup
+def test_cpu_time_in_a_result_is_the_calls_and_not_the_sandboxs() -> None:
+    burn = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    with Sandbox(backend="process") as box:
+        used = [box.exec(["python3", "-c", burn]), box.exec(["true"]), box.run(burn), box.run("1")]
+        spent = [result.usage.cpu_s or 0.0 for result in used]
+        assert [seconds >= 0.29 for seconds in spent] == [True, False, True, False], spent
+        assert (box.usage().cpu_s or 0.0) >= sum(spent)
+
+
 # ── processes and descriptors ────────────────────────────────────────────────────────────────────
 
 COUNT = """

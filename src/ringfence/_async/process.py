@@ -9,6 +9,8 @@ from ringfence import calls
 from ringfence.errors import SandboxClosedError, SandboxLostError
 from ringfence.eventlog import EventLog
 from ringfence.events import Exit
+from ringfence.results import Usage
+from ringfence.transcripts import Transcript
 from ringfence.wire import frames, line
 from ringfence.wire.switchboard import STDIN_WINDOW
 
@@ -62,7 +64,8 @@ class AsyncProcess:
         self._call = call
         self._inbox = inbox
         mark = 0 if place.box.outlet is None else place.box.outlet.mark()
-        self._transcript = calls.Transcript(place.policy.limits, mark)
+        before = (Usage(), 0) if call.one_shot else place.box.usage()  # of one that ran nothing yet: all is the call's
+        self._transcript = Transcript(place.policy.limits, before, mark)
         self._denied_after = mark  # of the gateway's denials, those that were not events yet
         self._keep_events = keep_events
         self._line: line.Reader | None = line.Reader()

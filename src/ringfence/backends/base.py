@@ -86,8 +86,8 @@ if TYPE_CHECKING:
         def how_it_ended(self) -> str | None:
             """When its channel is gone without a word: what the backend knows of why. May take a moment."""
 
-        def usage(self) -> tuple[Usage, bool]:
-            """As measured from outside so far, and whether the memory limit killed a process since the last call."""
+        def usage(self) -> tuple[Usage, int]:
+            """As measured from outside so far, and how often the memory limit killed a process."""
 
         def kill(self) -> None:
             """Everything inside, at once, without waiting. Idempotent."""

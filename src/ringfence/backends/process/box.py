@@ -61,7 +61,6 @@ class ProcessBox:
         self.template, self._number = origin
         self._own_template = not plan.shared
         self._init_pidfd = -1
-        self._ooms = 0
         self._closed = False
         self._until_destroyed = _thread.allocate_lock()
         self._until_destroyed.acquire()
@@ -136,13 +135,12 @@ class ProcessBox:
     def how_it_ended(self) -> str | None:
         return None
 
-    def usage(self) -> tuple[Usage, bool]:
+    def usage(self) -> tuple[Usage, int]:
         if self._group is None:
-            return self._with_traffic(Usage()), False
+            return self._with_traffic(Usage()), 0
         used = self._group.usage()
-        before, self._ooms = self._ooms, used.oom_kills or 0
         usage = Usage(cpu_s=used.cpu_s, memory_peak_bytes=used.memory_peak_bytes, processes_peak=used.processes_peak)
-        return self._with_traffic(usage), self._ooms > before
+        return self._with_traffic(usage), used.oom_kills or 0
 
     def _with_traffic(self, usage: Usage) -> Usage:
         return usage if self.outlet is None else self.outlet.add_to(usage)

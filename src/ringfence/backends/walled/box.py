@@ -85,7 +85,6 @@ class WalledBox:
         self.listeners: list[int] = []  # that guestd handed over for the gateway; none: it relays
         self.python: Mapping[str, object] = {}
         self._wall = wall
-        self._ooms = 0
         self._closed = False
         self._destroyed = threading.Event()
         self.on_destroyed: list[Callable[[], None]] = []  # after its last process
@@ -185,10 +184,9 @@ class WalledBox:
     def how_it_ended(self) -> str | None:
         return self._wall.how_it_ended()
 
-    def usage(self) -> tuple[Usage, bool]:
-        used, ooms = (Usage(), self._ooms) if self._closed else self._wall.usage()
-        before, self._ooms = self._ooms, ooms
-        return used if self.outlet is None else self.outlet.add_to(used), ooms > before
+    def usage(self) -> tuple[Usage, int]:
+        used, ooms = (Usage(), 0) if self._closed else self._wall.usage()
+        return used if self.outlet is None else self.outlet.add_to(used), ooms
 
     def kill(self) -> None:
         self._wall.kill()
