@@ -392,7 +392,7 @@ def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) 
         return _BY_WHY[why]
     if oom and end.get("signal") == _SIGKILL:
         return "oom", "memory"
-    if end.get("signal") == _SIGXCPU:
+    if end.get("signal") == _SIGXCPU or _ignored_sigxcpu(call, end):
         return "limit", "cpu-time"
     if end.get("signal") is not None:
         return "error", "signal"
@@ -401,6 +401,12 @@ def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) 
     if end.get("code") == 0 or (end["ev"] == "done" and not end["failed"]):
         return "ok", "done"
     return ("error", "exception") if raised else ("error", "exit")
+
+
+def _ignored_sigxcpu(call: Call, end: Mapping[str, object]) -> bool:
+    """Then the hard limit of RLIMIT_CPU kills. Where a cgroup counts, guestd has said why."""
+    spent = end.get("cpu_s")
+    return end.get("signal") == _SIGKILL and isinstance(spent, float) and call.cpu_s is not None and spent > call.cpu_s
 
 
 def _exception(found: Mapping[str, object] | None) -> GuestException | None:

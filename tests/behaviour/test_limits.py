@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from typing import Any, Literal, NoReturn
 
@@ -11,7 +12,7 @@ import pytest
 
 import ringfence
 import weaker
-from ringfence import Limits, Policy, Result, Sandbox, launching
+from ringfence import Limits, Policy, Result, Sandbox, calls, launching
 
 pytestmark = pytest.mark.everywhere
 
@@ -99,6 +100,14 @@ def test_cpu_time_in_a_result_is_the_calls_and_not_the_sandboxs() -> None:
         spent = [result.usage.cpu_s or 0.0 for result in used]
         assert [seconds >= 0.29 for seconds in spent] == [True, False, True, False], spent
         assert (box.usage().cpu_s or 0.0) >= sum(spent)
+
+
+def test_who_ignores_sigxcpu_is_told_as_out_of_cpu_time() -> None:
+    """Without a cgroup RLIMIT_CPU holds it, and its hard limit kills with a signal that says nothing."""
+    call = calls.Call({"kind": "exec"}, ("x",), 30.0, 1.0)
+    end = {"ev": "exit", "why": None, "code": None, "signal": signal.SIGKILL}
+    told = [calls._verdict(call, {**end, "cpu_s": spent}, oom=False, raised=False) for spent in (2.6, 0.4)]
+    assert told == [("limit", "cpu-time"), ("error", "signal")]
 
 
 # ── processes and descriptors ────────────────────────────────────────────────────────────────────
