@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import weaker
 from accounts import OrdinaryUser
 from ringfence import Limits, Network, Policy, Sandbox, Snapshot, SnapshotError, UnsupportedError
 from ringfence.snapshots import sessions_of
@@ -26,6 +27,17 @@ def pid_of(box: Sandbox, name: str = "python") -> int:
     inbox = box.session(name)._inbox
     assert inbox is not None
     return inbox.pid
+
+
+@weaker.needs_cgroup
+def test_a_sandbox_that_was_paused_because_it_was_idle_is_copied_with_its_memory() -> None:
+    """On cgroup v1 a frozen session never stopped for the copy: fork() waited for ever, and the session was killed."""
+    with Sandbox(policy=Policy(limits=Limits(idle_s=0.3, on_idle="pause")), backend="process") as box:
+        box.run("x = 1").check()
+        while box.state != "paused":
+            time.sleep(0.01)
+        with box.fork() as copy:
+            assert (copy.run("x").value, box.run("x + 1").value) == ("1", "2")
 
 
 def test_variables_imports_functions_and_files_are_in_the_copy(box: Sandbox) -> None:

@@ -57,6 +57,11 @@ async def _image(session: AsyncSession, held: int) -> SessionImage | None:
         from ringfence.backends.process.copying.image import take as take_memory
 
         pid = await _pid(session)
+        # One that was paused because it was idle: on cgroup v1 a frozen process neither stops for us nor dies (D18).
+        await place.link.say(op="resume")
+        await place.link.say(op="idle", id=inbox.id)  # idle from now on: it is not paused again meanwhile
+        if not await place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
+            raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
         try:
             box, room = place.box, place.box.memory_bytes - held
             memory = await blocking(take_memory, pid, box.owns, box.generation, room, session._copy_of)
