@@ -172,13 +172,13 @@ def test_open_files_below_the_workspace_go_along_with_their_positions(box: Sandb
 
 
 def test_open_files_are_closed_on_exec_in_a_copy_as_in_the_original(box: Sandbox) -> None:
-    """Descriptor 4 is the first that a copy opens, where it belongs; the others are moved there."""
+    """Descriptor 5 is the first that a copy opens, where it belongs; the others are moved there."""
     box.run(
         "import os\nfiles = [open(name, 'w') for name in 'abcd']\nos.set_inheritable(files[1].fileno(), True)"
     ).check()
     look = "[(each.fileno(), os.get_inheritable(each.fileno())) for each in files]"
     box.run("files[2].close(); files.pop(2)").check()
-    expected = "[(4, False), (5, True), (7, False)]"
+    expected = "[(5, False), (6, True), (8, False)]"
     with box.fork() as copy:
         assert copy.run(look).value == box.run(look).value == expected
 

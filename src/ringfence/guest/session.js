@@ -17,6 +17,7 @@
   const { Worker } = require("worker_threads");
 
   const LINE = 3;
+  const HOST = 4; // what it says, in a session
   const MOST = 1 << 23; // of one representation
   const MOST_TEXT = 1 << 16;
   const MOST_ARGUMENTS = 1 << 22; // the host takes fewer, and says so; more than a message holds would end the session
@@ -69,7 +70,7 @@
         continue;
       }
       try {
-        const count = fs.readSync(LINE, piece);
+        const count = fs.readSync(HOST, piece);
         if (count === 0) return null;
         received = Buffer.concat([received, piece.subarray(0, count)]);
       } catch (error) {
@@ -435,7 +436,7 @@
     process.on("SIGINT", onInterrupt);
     process.on("newListener", onListener);
     process.on("uncaughtException", uncaught);
-    socket = new net.Socket({ fd: LINE, readable: true, writable: false });
+    socket = new net.Socket({ fd: HOST, readable: true, writable: false });
     let busy = false;
     const work = async () => {
       if (busy) return;

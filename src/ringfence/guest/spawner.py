@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
+_MAX_FDS = 7  # streams, report, line, image, body
 
 # holes of the program
 _SOCK = "the spawner's socket"
@@ -148,7 +149,7 @@ def _keep_only(wire: int) -> None:
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
     sock.send(lean.dumps({"pid": os.getpid()}))
     while True:
-        data, fds = lean.recv_fds(sock, MAX_PACKET, 6)
+        data, fds = lean.recv_fds(sock, MAX_PACKET, _MAX_FDS)
         if not data:
             os._exit(0)
         job = lean.loads(data)
@@ -217,9 +218,10 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     job = _take(handed, fds)
     if join >= 0 and job["kind"] not in ("file", "connect"):  # those are ours, and served when the guest's are full
         os.write(join, b"0")
-    if job.get("image"):
-        os.dup2(fds[4], REPORT_FD + 1, inheritable=False)
-    k.close_from(REPORT_FD + (2 if job.get("image") else 1))
+    further = _further(job)
+    for number in range(further):
+        os.dup2(fds[4 + number], REPORT_FD + 1 + number, inheritable=False)
+    k.close_from(REPORT_FD + 1 + further)
     if job["kind"] == "file":
         from . import fileworker
 
@@ -260,6 +262,11 @@ def _take(handed: Handed, fds: list[int]) -> Work:
     os.dup2(fds[3], REPORT_FD, inheritable=False)
     job: Work = lean.loads(text)
     return job
+
+
+def _further(job: Work) -> int:
+    """Descriptors beyond the report: a session hears the host by one, and a copy has its memory in another."""
+    return int(job["kind"] == "session") + int(bool(job.get("image")))
 
 
 def _stays(job: Work) -> bool:

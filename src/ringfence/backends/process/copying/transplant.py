@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-IMAGE_FD = 4  # where the target has the image open
+IMAGE_FD = 5  # where the target has the image open
 _NR_OPEN, _NR_CLOSE, _NR_LSEEK, _NR_MMAP, _NR_MUNMAP, _NR_BRK, _NR_SIGACTION = 2, 3, 8, 9, 11, 12, 13
 _NR_MADVISE = 28
 _NR_DUP3, _NR_CHDIR, _NR_UMASK, _NR_GETRANDOM = 292, 80, 95, 318
