@@ -97,6 +97,20 @@ def test_randomness_is_not_copied() -> None:
     assert [len(set(values)) for values in zip(*drawn, strict=True)] == [3] * 6
 
 
+def test_no_copy_has_a_process_number_that_its_memory_had_before(box: Sandbox) -> None:
+    """K05: by the number alone OpenSSL knows a copy, also the one in a wheel, which nobody can give new seeds."""
+    number = "import os; os.getpid()"
+    seen = [box.run(number).value]
+    with box.fork() as first:
+        seen.append(first.run(number).value)
+        with first.fork() as second, first.fork() as beside:
+            seen.append(second.run(number).value)
+            assert beside.run(number).value not in seen[:2]
+            with second.fork() as third:
+                seen.append(third.run(number).value)
+    assert len(set(seen)) == 4
+
+
 def test_neither_sees_nor_reaches_the_other(box: Sandbox) -> None:
     box.run("import os, signal\nsecret = 'original'").check()
     with box.fork() as copy:

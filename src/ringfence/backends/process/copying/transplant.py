@@ -6,7 +6,16 @@ its own filter, and writes to its memory. Big runs are mapped copy-on-write from
 
 from __future__ import annotations
 
-from ringfence.backends.process.copying.image import MemoryImage, Run, action, check_owner, explain, handled, refuse
+from ringfence.backends.process.copying.image import (
+    MemoryImage,
+    Run,
+    action,
+    check_owner,
+    explain,
+    handled,
+    number_inside,
+    refuse,
+)
 from ringfence.backends.process.copying.layout import Pages, Range, ranges
 from ringfence.backends.process.copying.tracee import Tracee, TraceError
 
@@ -31,6 +40,8 @@ def put(image: MemoryImage, pid: int, owns: Callable[[int], bool]) -> None:
     try:
         with Tracee(pid) as tracee:
             check_owner(pid, owns)
+            if number_inside(pid) in image.had:
+                raise refuse("its copy has the process number of the original, by which libraries tell them apart")
             tracee.keep_clear_of(image.state.registers)
             _make_layout_equal(image, tracee)
             _drop_pages(image, tracee)
