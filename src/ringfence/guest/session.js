@@ -20,6 +20,7 @@
   const HOST = 4; // what it says, in a session
   const MOST = 1 << 23; // of one representation
   const MOST_TEXT = 1 << 16;
+  const MOST_SHOWN = 1 << 14; // objects of one cell: the host hangs up on one who says more than 20 000 things
   const MOST_ARGUMENTS = 1 << 22; // the host takes fewer, and says so; more than a message holds would end the session
   const nap = new Int32Array(new SharedArrayBuffer(4));
   const session = new inspector.Session();
@@ -100,7 +101,9 @@
     return Object.entries(found).filter(([mime, data]) => /^[ -~]+$/u.test(mime) && data.length <= MOST).slice(0, 16);
   };
 
+  let leftToShow = MOST_SHOWN;
   const show = (value, isValue) => {
+    if (!isValue && leftToShow-- <= 0) return console.log(value);
     let room = 2 * MOST - 4096;
     const shown = representations(value).filter(([, data]) => (room -= data.length) >= 0);
     const mimes = shown.map(([mime, data]) => [mime, data.length]);
@@ -419,6 +422,7 @@
     leftOfLine = "";
     giveInput(message.stdin === null ? null : data.subarray(message.code));
     inCell = true;
+    leftToShow = MOST_SHOWN;
     const exception = await execute(data.toString("utf8", 0, message.code), `<cell-${message.n}>`);
     inCell = false;
     for (const [name, value] of before) {
