@@ -251,12 +251,12 @@ def exec_call(
 PROGRAMS = {"python": "python", "javascript": "node", "bash": "bash"}  # what a session of each language is
 
 
-def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str], image: bool = False) -> Call:
-    """An interpreter that waits for cells. It has no end of its own; each cell has."""
+def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str], apart_from: list[int]) -> Call:
+    """An interpreter that waits for cells. `apart_from`: it becomes a copy, which has none of these process numbers."""
     if language == "python":
         _check_python(box)
     job = {"kind": "session", "language": language, "env": dict(env), "cwd": "/workspace", "tools": tools, **box.python}
-    return Call({**job, "image": image}, (PROGRAMS[language],), UNENDING_S, None)
+    return Call({**job, "image": apart_from}, (PROGRAMS[language],), UNENDING_S, None)
 
 
 def connect_call(port: int, policy: Policy) -> Call:

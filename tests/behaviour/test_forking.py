@@ -109,6 +109,20 @@ def test_randomness_is_not_copied() -> None:
     assert [len(set(values)) for values in zip(*drawn, strict=True)] == [3] * 6
 
 
+def test_no_copy_has_a_process_number_that_its_memory_had_before(box: Sandbox) -> None:
+    """K05: by the number alone OpenSSL knows a copy, also the one in a wheel, which nobody can give new seeds."""
+    number = "import os; os.getpid()"
+    seen = [box.run(number).value]
+    with box.fork() as first:
+        seen.append(first.run(number).value)
+        with first.fork() as second, first.fork() as beside:
+            seen.append(second.run(number).value)
+            assert beside.run(number).value not in seen[:2]
+            with second.fork() as third:
+                seen.append(third.run(number).value)
+    assert len(set(seen)) == 4
+
+
 def test_neither_sees_nor_reaches_the_other(box: Sandbox) -> None:
     box.run("import os, signal\nsecret = 'original'").check()
     with box.fork() as copy:
@@ -184,13 +198,13 @@ def test_open_files_below_the_workspace_go_along_with_their_positions(box: Sandb
 
 
 def test_open_files_are_closed_on_exec_in_a_copy_as_in_the_original(box: Sandbox) -> None:
-    """Descriptor 4 is the first that a copy opens, where it belongs; the others are moved there."""
+    """Descriptor 5 is the first that a copy opens, where it belongs; the others are moved there."""
     box.run(
         "import os\nfiles = [open(name, 'w') for name in 'abcd']\nos.set_inheritable(files[1].fileno(), True)"
     ).check()
     look = "[(each.fileno(), os.get_inheritable(each.fileno())) for each in files]"
     box.run("files[2].close(); files.pop(2)").check()
-    expected = "[(4, False), (5, True), (7, False)]"
+    expected = "[(5, False), (6, True), (8, False)]"
     with box.fork() as copy:
         assert copy.run(look).value == box.run(look).value == expected
 

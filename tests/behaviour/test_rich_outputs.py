@@ -60,3 +60,18 @@ def test_a_value_that_is_cut_says_so() -> None:
     with Sandbox(policy=ROOM) as box:
         value = box.run("'x' * 70_000").check().value
         assert value == f"'{'x' * 65_535}… (4,466 more characters)"
+
+
+@pytest.mark.parametrize("language", ["python", "javascript"])
+def test_objects_beyond_the_most_of_a_cell_are_printed_and_the_session_goes_on(language: str) -> None:
+    """The host hangs up on a line that says too much (F16), which would be the end of the guest's variables."""
+    show = {
+        "python": "x = 5\nfor i in range(21000): display(i)\n'last'",
+        "javascript": "var x = 5; for (let i = 0; i < 21000; i++) display(i); 'last'",
+    }[language]
+    with Sandbox() as box:
+        result = box.run(show, language=language)
+        assert (result.status, result.value) == ("ok", "'last'")
+        assert len(result.outputs) == (1 << 14) + 1
+        assert result.stdout == "".join(f"{i}\n" for i in range(1 << 14, 21000))
+        assert box.run("display(x); x", language=language).value == "5"

@@ -201,11 +201,14 @@ def test_a_call_gets_the_verdict_written_by_hand(name: str, args: Args, expected
     assert verdict(name, *args) == expected
 
 
-def test_the_last_layer_takes_openat2_and_clone_parent_and_nothing_else() -> None:
+def test_the_last_layer_takes_openat2_leases_and_clone_parent_and_nothing_else() -> None:
     assert verdict("openat2", layer="last") == ENOSYS
     assert verdict("clone", 0x8011, layer="last") == EPERM
     assert verdict("clone", HIGH | 0x8000, layer="last") == EPERM
     assert verdict("clone", 0x3D0F00, layer="last") == ALLOW
+    assert {verdict("fcntl", 3, command, layer="last") for command in (1024, 1026, 1040, HIGH | 1024)} == {EPERM}
+    others = set(range(1100)) - {1024, 1026, 1040}
+    assert {verdict("fcntl", 3, command, layer="last") for command in others} == {ALLOW}
     rest = {interpret(programs()["last"], X86_64, number, ()) for number in range(1024) if number != NR["openat2"]}
     assert rest == {ALLOW}
 

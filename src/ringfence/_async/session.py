@@ -236,6 +236,7 @@ class AsyncSession:
         self._cell: AsyncCell | None = None
         self._count = 0
         self._copy_of: tuple[str, int] | None = None  # the image of memory that it was made from
+        self._had: frozenset[int] = frozenset()  # process numbers that its memory had before, in other sandboxes
         self._closed = False
 
     async def run(
@@ -302,11 +303,11 @@ class AsyncSession:
         await cell._send()
         return cell
 
-    async def _start(self, *, image: bool = False) -> None:
-        """An interpreter, which is to become a copy of another when it gets an image along."""
+    async def _start(self, *, apart_from: frozenset[int] = frozenset()) -> None:
+        """An interpreter; one that becomes a copy has none of the process numbers that the image's memory had."""
         place = self._place()
         call = calls.session_call(
-            place.box, language=self.language, env=place.box.env, tools=list(self._tools), image=image
+            place.box, language=self.language, env=place.box.env, tools=list(self._tools), apart_from=sorted(apart_from)
         )
         self._inbox, self._reader = place.link.open(), line.Reader()
         await place.link.start(call, self._inbox)

@@ -68,6 +68,7 @@ def _image(session: Session, held: int) -> SessionImage | None:
             memory = blocking(take_memory, pid, box.owns, box.generation, room, session._copy_of)
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
+        memory.had |= session._had
         return SessionImage(session.name, session._count, memory)
 
 
@@ -101,12 +102,12 @@ def _put(image: SessionImage, session: Session) -> None:
         if place.box.generation is not image.memory.generation:
             raise refused(image.name, "the zygote it came from is gone, and a new one has other addresses")
         place.box.give_image(image.memory.fd)
-        session._start(image=True)
+        session._start(apart_from=image.memory.had)
         session._ask({"m": "ping"})  # it waits for its first cell: every right is gone
         pid = _pid(session)
         blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
-        session._copy_of = image.memory.identity
+        session._copy_of, session._had = image.memory.identity, image.memory.had
         session._ask({"m": "copied"})
 
 

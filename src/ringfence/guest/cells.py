@@ -43,6 +43,7 @@ class Cells:
     def execute(self, source: str, name: str) -> dict[str, object]:
         """{"exit": code of SystemExit or None, "exception": what was raised or None}. Nothing is raised."""
         self._says = {"exit": None, "exception": None}
+        self.display.begin()
         _show_source(source, name)
         try:
             body, last = _compile(source, name)

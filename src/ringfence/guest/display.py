@@ -29,6 +29,7 @@ _PLAIN = (int, str, float, bool, list, dict, tuple, set, bytes, complex, frozens
 _MOST_KINDS = 16  # of one object
 _MOST_TEXT = 1 << 16
 _MOST = 1 << 23  # of one representation; the host takes 16 MiB in one message
+_MOST_SHOWN = 1 << 14  # objects of one cell: the host hangs up on one who says more than 20 000 things
 _PLOTLY = "application/vnd.plotly.v1+json"
 
 
@@ -125,11 +126,17 @@ class Display:
 
     def __init__(self, line: Line) -> None:
         self._line = line
+        self._left = _MOST_SHOWN
+
+    def begin(self) -> None:
+        """A run, or a cell."""
+        self._left = _MOST_SHOWN
 
     def show(self, value: object, *, is_value: bool = False) -> None:
-        """To the host. In a fork there is no line to it: then it is printed."""
+        """To the host. In a fork there is no line to it, and there is a most for a cell: then it is printed."""
         shown = representations(value)
-        if not self._line.ours:
+        self._left -= not is_value
+        if not self._line.ours or (self._left < 0 and not is_value):
             print(shown[0][1].decode("utf-8", "replace"))
             return
         flush()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # each after those that it imports
 MODULES = ("lean", "line", "imported", "display", "cells", "pycode", "shell", "session")
-_FD = 4
+_FD = 5
 _START = f"import os;_f=open({_FD},'rb');_f.seek(0);exec(compile(_f.read(),'<fresh>','exec'),{{'file':_f}})"
 _PROGRAM = """
 import sys, types
@@ -30,8 +30,9 @@ for name, text in {sources!r}:
     exec(compile(text, module.__file__, "exec"), module.__dict__)
 os = module.os
 file.close()
-os.set_inheritable({report}, False)
 job = sys.modules["ringfence.guest.lean"].loads({job!r})
+for line in ({report}, {report} + 1) if job["kind"] == "session" else ({report},):
+    os.set_inheritable(line, False)
 begin = {{"python": module.serve, "bash": sys.modules["ringfence.guest.shell"].serve}}
 os._exit(begin[job["language"]](job, {report}) if job["kind"] == "session" else module.pycode.run(job, {report}))
 """
@@ -52,7 +53,7 @@ _sources: list[tuple[str, str]] = []
 
 
 def argv(job: Work, report_fd: int) -> list[str]:
-    """The command of the interpreter; descriptor 4 holds the program, and the report stays open across the exec."""
+    """The command of the interpreter; descriptor 5 holds the program, and the line stays open across the exec."""
     memory = os.memfd_create("run", 0)
     text = _PROGRAM.format(sources=_sources, report=report_fd, job=lean.dumps(job).decode())
     with open(memory, "wb", closefd=False) as file:
@@ -60,6 +61,7 @@ def argv(job: Work, report_fd: int) -> list[str]:
     if memory != _FD:
         os.dup2(memory, _FD, inheritable=True)
         os.close(memory)
-    os.set_inheritable(report_fd, True)
+    for line in (report_fd, report_fd + 1) if job["kind"] == "session" else (report_fd,):
+        os.set_inheritable(line, True)
     site = [] if job["sys_path"] is None else ["-S"]  # an image's own Python finds its packages itself
     return [str(job["executable"]), "-I", *site, "-c", _START]

@@ -50,7 +50,8 @@ class Job:
         self.pidfd = -1
         self.terminal = request["pty"]
         self._stdin = Feed(guestd, number) if request["stdin"] else None
-        self._line = Feed(guestd, 0) if kind in _WITH_LINE else None
+        self._has_line = kind in _WITH_LINE
+        self._line = Feed(guestd, 0) if self.session else None  # who runs one piece of code is told nothing
         self._outputs: dict[int, int] = {}  # descriptor → frame type
         self._said = b""  # read from its line and not passed on yet
         self._report_fd = -1
@@ -89,7 +90,7 @@ class Job:
                 os.close(fd)
         else:
             self._outputs = {out: frames.STDOUT, err: frames.STDERR}
-        if self._line is not None:
+        if self._has_line:
             self._outputs[report] = frames.LINE
         else:
             self._report_fd = report
@@ -119,11 +120,13 @@ class Job:
         try:
             made = self._guestd.output_pipes()
             out, err, out_theirs, err_theirs = made
-            report, report_theirs = self._line_pair(self._line) if self._line is not None else os.pipe2(os.O_CLOEXEC)
+            report, report_theirs = os.pipe2(os.O_CLOEXEC)
             made += (report, report_theirs)
             os.set_blocking(report, False)
             stdin = self._input()
             made.append(stdin)
+            line = self._line_input()
+            made += line
             # Room for the handle of its process: lost on its way here, that could not be waited for.
             os.close(os.dup(stdin))
         except OSError:
@@ -136,7 +139,7 @@ class Job:
         image = []
         if self._request["job"].get("image"):
             image, self._guestd.image = [self._guestd.image], -1
-        return [stdin, out_theirs, err_theirs, report_theirs, *image]
+        return [stdin, out_theirs, err_theirs, report_theirs, *line, *image]
 
     def _input(self) -> int:
         if self._stdin is None or self.terminal is not None:
@@ -147,16 +150,14 @@ class Job:
             os.fchown(stdin, self._guestd.owner, self._guestd.owner)
         return stdin
 
-    def _line_pair(self, line: Feed) -> tuple[int, int]:
-        """The line to the interpreter: both ways, messages that the host and the guest alone read."""
-        ours, theirs = lean.pair(lean.SOCK_STREAM)
-        try:
-            line.open(os.dup(ours.fileno()))
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        return ours.detach(), theirs.detach()
+    def _line_input(self) -> list[int]:
+        """Where a session hears the host. Its line is two pipes and no socket: by one of those a guest hands us files,
+        and to close a connection that lingers takes as long as the guest likes (D03)."""
+        if self._line is None:
+            return []
+        theirs, ours = os.pipe2(os.O_CLOEXEC)
+        self._line.open(ours)
+        return [theirs]
 
     def _close_feeds(self) -> None:
         for feed in (self._stdin, self._line):

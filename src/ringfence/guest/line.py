@@ -1,4 +1,4 @@
-"""The line between an interpreter that runs guest code and the host: messages of JSON and bytes, both ways.
+"""The line of an interpreter that runs guest code to the host: messages of JSON and bytes, in a session both ways.
 
 It is the guest's: whoever runs code in this process can say anything here. The host takes all of it as data.
 """
@@ -22,14 +22,17 @@ MAX_BYTES = 1 << 24
 
 class Line:
     def __init__(self, fd: int) -> None:
+        """`fd`: takes what is said. The one after it gives, in a session, what the host says."""
         self._fd = fd
+        self._heard = fd + 1
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()
         self._half = bytearray()  # of a message: an interrupt may come while it is read
         self.busy = False  # a message is half written: an interrupt has to wait
 
     def fileno(self) -> int:
-        return self._fd
+        """Of what the host says."""
+        return self._heard
 
     @property
     def ours(self) -> bool:
@@ -70,7 +73,7 @@ class Line:
         """No byte beyond `count`: who polls the descriptor is to see the next message there."""
         while len(self._half) < count:
             try:
-                piece = os.read(self._fd, count - len(self._half))
+                piece = os.read(self._heard, count - len(self._half))
             except OSError:
                 piece = b""
             if not piece:

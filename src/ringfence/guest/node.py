@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "node"
 TEXTS = {"text": "session.js", "watcher": "watcher.js"}
-_FD = 4
+_FD = 5
 _START = (
     f"{{const p=JSON.parse(require('fs').readFileSync({_FD},'utf8'));require('fs').closeSync({_FD});"
     "require('vm').runInThisContext(p.text,{filename:'<kernel>'})(require,(name)=>import(name),p.job,p.watcher)}"
@@ -29,7 +29,7 @@ def prepare() -> None:
 
 
 def argv(job: Work, line_fd: int) -> list[str]:
-    """The command; descriptor 4 holds text and job, and the line stays open across the exec."""
+    """The command; descriptor 5 holds text and job, and the line stays open across the exec."""
     memory = os.memfd_create("run", 0)
     handed = {name: job[name] for name in ("kind", "code", "args", "tools") if name in job}
     with open(memory, "wb", closefd=False) as file:
@@ -40,6 +40,7 @@ def argv(job: Work, line_fd: int) -> list[str]:
         os.close(memory)
     if job["kind"] == "session":
         _input_as_file()
+        os.set_inheritable(line_fd + 1, True)
     os.set_inheritable(line_fd, True)
     return [PROGRAM, *_OPTIONS, "-e", _START]
 

@@ -17,8 +17,10 @@
   const { Worker } = require("worker_threads");
 
   const LINE = 3;
+  const HOST = 4; // what it says, in a session
   const MOST = 1 << 23; // of one representation
   const MOST_TEXT = 1 << 16;
+  const MOST_SHOWN = 1 << 14; // objects of one cell: the host hangs up on one who says more than 20 000 things
   const MOST_ARGUMENTS = 1 << 22; // the host takes fewer, and says so; more than a message holds would end the session
   const nap = new Int32Array(new SharedArrayBuffer(4));
   const session = new inspector.Session();
@@ -69,7 +71,7 @@
         continue;
       }
       try {
-        const count = fs.readSync(LINE, piece);
+        const count = fs.readSync(HOST, piece);
         if (count === 0) return null;
         received = Buffer.concat([received, piece.subarray(0, count)]);
       } catch (error) {
@@ -99,7 +101,9 @@
     return Object.entries(found).filter(([mime, data]) => /^[ -~]+$/u.test(mime) && data.length <= MOST).slice(0, 16);
   };
 
+  let leftToShow = MOST_SHOWN;
   const show = (value, isValue) => {
+    if (!isValue && leftToShow-- <= 0) return console.log(value);
     let room = 2 * MOST - 4096;
     const shown = representations(value).filter(([, data]) => (room -= data.length) >= 0);
     const mimes = shown.map(([mime, data]) => [mime, data.length]);
@@ -418,6 +422,7 @@
     leftOfLine = "";
     giveInput(message.stdin === null ? null : data.subarray(message.code));
     inCell = true;
+    leftToShow = MOST_SHOWN;
     const exception = await execute(data.toString("utf8", 0, message.code), `<cell-${message.n}>`);
     inCell = false;
     for (const [name, value] of before) {
@@ -435,7 +440,7 @@
     process.on("SIGINT", onInterrupt);
     process.on("newListener", onListener);
     process.on("uncaughtException", uncaught);
-    socket = new net.Socket({ fd: LINE, readable: true, writable: false });
+    socket = new net.Socket({ fd: HOST, readable: true, writable: false });
     let busy = false;
     const work = async () => {
       if (busy) return;

@@ -134,7 +134,7 @@ class Work(TypedDict, total=False):
     sys_path: list[str] | None  # None: the interpreter's own
     executable: str
     call: str
-    image: bool  # a session that gets a memory image along, as descriptor 4
+    image: list[int]  # a session that gets a memory image along, as descriptor 5: numbers it must not have; else none
     fresh: bool  # a session in an interpreter of its own
     port: int
     language: str

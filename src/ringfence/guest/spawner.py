@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_PACKET = 1 << 17
 REPORT_FD = 3
+_WITHOUT_IMAGE = 5
+_MAX_FDS = 7  # streams, report, line, image, body
 
 # holes of the program
 _SOCK = "the spawner's socket"
@@ -148,7 +150,7 @@ def _keep_only(wire: int) -> None:
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
     sock.send(lean.dumps({"pid": os.getpid()}))
     while True:
-        data, fds = lean.recv_fds(sock, MAX_PACKET, 6)
+        data, fds = lean.recv_fds(sock, MAX_PACKET, _MAX_FDS)
         if not data:
             os._exit(0)
         job = lean.loads(data)
@@ -183,6 +185,8 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
     try:
         if job["pty"] is not None:
             ends += terminal.make(job["pty"]["cols"], job["pty"]["rows"])
+        if len(fds) > _WITHOUT_IMAGE:
+            _pass_numbers(_text(job, fds))
         pid, pidfd = k.clone(k.CLONE_PARENT, hooks=True)
     except OSError as error:
         sock.send(lean.dumps({"errno": error.errno}))
@@ -217,9 +221,10 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     job = _take(handed, fds)
     if join >= 0 and job["kind"] not in ("file", "connect"):  # those are ours, and served when the guest's are full
         os.write(join, b"0")
-    if job.get("image"):
-        os.dup2(fds[4], REPORT_FD + 1, inheritable=False)
-    k.close_from(REPORT_FD + (2 if job.get("image") else 1))
+    further = _further(job)
+    for number in range(further):
+        os.dup2(fds[4 + number], REPORT_FD + 1 + number, inheritable=False)
+    k.close_from(REPORT_FD + 1 + further)
     if job["kind"] == "file":
         from . import fileworker
 
@@ -252,14 +257,37 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     return pycode.run(job, REPORT_FD)
 
 
+def _text(handed: Handed, fds: list[int]) -> str:
+    return handed["body"] if handed["body"] is not None else _read_all(fds[-1])
+
+
+def _pass_numbers(text: str) -> None:
+    """Use up process numbers until the next one is none of those that a copy must not have (K05)."""
+    avoided = lean.loads(text)["image"]
+    while avoided:
+        pid, pidfd = k.clone(0, hooks=False)
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        if pidfd >= 0:
+            os.close(pidfd)
+        if pid + 1 not in avoided:
+            return
+
+
 def _take(handed: Handed, fds: list[int]) -> Work:
     """The streams to where they belong. Returns what is to be done."""
-    text = handed["body"] if handed["body"] is not None else _read_all(fds[-1])
+    text = _text(handed, fds)
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
     os.dup2(fds[3], REPORT_FD, inheritable=False)
     job: Work = lean.loads(text)
     return job
+
+
+def _further(job: Work) -> int:
+    """Descriptors beyond the report: a session hears the host by one, and a copy has its memory in another."""
+    return int(job["kind"] == "session") + int(bool(job.get("image")))
 
 
 def _stays(job: Work) -> bool:

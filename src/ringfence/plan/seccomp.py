@@ -31,7 +31,7 @@ def guest_filter(*, without: frozenset[str] = frozenset()) -> bytes:
 
 
 def last_layer(*, without: frozenset[str] = frozenset()) -> bytes:
-    """What each guest process adds before guest code: openat2 is ENOSYS, clone with CLONE_PARENT is EPERM.
+    """What each guest process adds before guest code: openat2 is ENOSYS, clone with CLONE_PARENT and leases EPERM.
 
     Raises as `guest_filter` does.
     """

@@ -17,9 +17,10 @@ Rule = tuple[Clause, ...]
 KILL_PROCESS = 0x80000000
 RET_ERRNO = 0x00050000
 RET_ALLOW = 0x7FFF0000
-EPERM, EINVAL, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 22, 38, 93, 97
+EPERM, ENOMEM, EINVAL, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 12, 22, 38, 93, 97
 ERRNO_NAMES = {
     EPERM: "EPERM",
+    ENOMEM: "ENOMEM",
     EINVAL: "EINVAL",
     ENOSYS: "ENOSYS",
     EPROTONOSUPPORT: "EPROTONOSUPPORT",
@@ -76,8 +77,8 @@ _NUMBERS = """
 # Passed whatever the arguments. Left out, and so ENOSYS: what no kernel has any more, and mseal, cachestat, statmount,
 # listmount, listns, lsm_*, *xattrat, file_setattr, remap_file_pages, rseq_slice_yield, which nothing needs (E13, E22).
 _ALLOWED = """
-read write close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
-pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise shmget shmat shmctl dup dup2
+read write close stat fstat lstat poll lseek mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
+pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise shmat shmctl dup dup2
 pause nanosleep getitimer alarm setitimer getpid sendfile connect accept sendto recvfrom sendmsg recvmsg shutdown bind
 listen getsockname getpeername setsockopt getsockopt fork vfork execve exit wait4 kill uname semget semop semctl shmdt
 msgget msgsnd msgrcv msgctl fcntl flock fsync fdatasync truncate ftruncate getdents getcwd chdir fchdir rename rmdir
@@ -95,7 +96,7 @@ waitid ioprio_set ioprio_get inotify_init inotify_add_watch inotify_rm_watch fch
 renameat linkat symlinkat readlinkat faccessat pselect6 ppoll set_robust_list get_robust_list splice tee
 sync_file_range utimensat epoll_pwait signalfd timerfd_create eventfd fallocate timerfd_settime timerfd_gettime accept4
 signalfd4 eventfd2 epoll_create1 dup3 pipe2 inotify_init1 preadv pwritev rt_tgsigqueueinfo recvmmsg syncfs sendmmsg
-getcpu sched_getattr renameat2 getrandom memfd_create execveat membarrier mlock2 copy_file_range preadv2 pwritev2
+getcpu sched_getattr getrandom execveat membarrier mlock2 copy_file_range preadv2 pwritev2
 pkey_mprotect pkey_alloc pkey_free statx rseq pidfd_send_signal pidfd_open close_range openat2 faccessat2 epoll_pwait2
 landlock_create_ruleset landlock_add_rule landlock_restrict_self futex_waitv map_shadow_stack futex_wake futex_wait
 futex_requeue
@@ -171,27 +172,30 @@ CONTROLS: tuple[str, ...] = (
     "setid-bits",
     "devices",
     "openat2",
+    "leases",
     "clone-parent",
     "unknown",
 )
 
 # What the calls with conditions refuse, for people: (control, words).
 CONDITIONS: tuple[tuple[str, str], ...] = (
+    ("memory", "mmap, memfd_create and shmget of huge pages"),
     ("namespaces", "clone with a CLONE_NEW* flag or a bit above 31"),
     ("realtime", "sched_setscheduler but for SCHED_OTHER, BATCH and IDLE"),
     ("socket-families", "socket but for UNIX, TCP, UDP, ping and NETLINK_ROUTE; socketpair but for UNIX"),
     ("terminal", "ioctl TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD"),
     (
         "ioctl",
-        "ioctl that sets file flags or freezes a file system, or for disks, loop devices, consoles, btrfs, KVM",
+        "ioctl that sets file flags, names or freezes a file system, or for disks, loop devices, consoles, btrfs, KVM",
     ),
     ("prctl", "prctl PR_SET_MM, PR_SET_PTRACER, PR_SPEC_ENABLE and every option not on a list"),
     ("listener", "seccomp with SECCOMP_FILTER_FLAG_NEW_LISTENER"),
     ("personality", "personality but for PER_LINUX and the query"),
     ("prlimit", "prlimit64 but for pid 0"),
     ("setid-bits", "chmod, open, creat, mknod and mkdir families with a set-user-id or set-group-id bit"),
-    ("devices", "mknod, mknodat of a character or block device"),
+    ("devices", "mknod, mknodat of a character or block device, renameat2 that leaves one behind"),
     ("openat2", "openat2 (mode in memory), for guest code"),
+    ("leases", "fcntl F_SETLEASE, F_SETDELEG, F_NOTIFY, for guest code"),
     ("clone-parent", "clone with CLONE_PARENT, for guest code"),
 )
 
@@ -211,9 +215,9 @@ _STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
 # Default, ICMP echo, TCP, UDP, ICMPv6 echo. Not SCTP, SMC, MPTCP: each is a module a guest could make the kernel load.
 _PROTOCOLS = (0, 1, 6, 17, 58)
 _TERMINAL = (0x5412, 0x541C, 0x541D, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD
-# By the type byte: block devices 0x12, console 'K', loop 'L', virtual terminals 'V', 'X' and 'f' of file systems
-# (FIFREEZE, FS_IOC_SETFLAGS, encryption keys), btrfs 0x94, KVM 0xAE; E21.
-_IOCTL_TYPES = (0x1200, 0x4B00, 0x4C00, 0x5600, 0x5800, 0x6600, 0x9400, 0xAE00)
+# By the type byte: block devices 0x12, what a file system's id and disk are 0x15, console 'K', loop 'L', virtual
+# terminals 'V', 'X' and 'f' of file systems (FIFREEZE, FS_IOC_SETFLAGS, encryption keys), btrfs 0x94, KVM 0xAE; E21.
+_IOCTL_TYPES = (0x1200, 0x1500, 0x4B00, 0x4C00, 0x5600, 0x5800, 0x6600, 0x9400, 0xAE00)
 # FS_IOC_GETFLAGS, FS_IOC_FIEMAP, FS_IOC_FSGETXATTR, FICLONE, FICLONERANGE
 _IOCTL_HARMLESS = (0x80086601, 0xC020660B, 0x801C581F, 0x40049409, 0x4020940D)
 _PR_SET_MM, _PR_SET_SPECULATION, _PR_SET_PTRACER = 35, 53, 0x59616D61
@@ -225,6 +229,11 @@ _PRCTL = (*range(1, 5), 7, 8, 15, 16, *range(21, 31), 34, *range(36, 43), 47, 52
 _SCHED_POLICY = FULL & ~0x40000000  # without SCHED_RESET_ON_FORK
 _SCHED_FAIR = (0, 3, 5)  # OTHER, BATCH, IDLE
 _NEW_LISTENER = 8
+# Huge pages are the host's own pool, which no limit of memory counts (F01).
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 4, 0o4000
+# Who opens a file that a guest has a lease on waits for that guest, up to 45 s: the host too, and by a read-only mount.
+_LEASES = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
+_RENAME_WHITEOUT = 4
 
 
 def _low(argument: int) -> int:
@@ -313,6 +322,11 @@ def _conditional() -> dict[str, Rule]:
         "socketpair": (_allow(_is(0, _UNIX)), _refuse(EAFNOSUPPORT, "socket-families")),
         "ioctl": _ioctl(),
         "prctl": _prctl(),
+        "mmap": (_refuse(ENOMEM, "memory", _has(3, _MAP_HUGETLB)), _allow()),
+        "memfd_create": (_refuse(ENOMEM, "memory", _has(1, _MFD_HUGETLB)), _allow()),
+        "shmget": (_refuse(ENOMEM, "memory", _has(2, _SHM_HUGETLB)), _allow()),
+        # What it leaves in the old name's place is a character device (A15).
+        "renameat2": (_refuse(EPERM, "devices", _has(4, _RENAME_WHITEOUT)), _allow()),
         "seccomp": (_refuse(EPERM, "listener", _is(0, 1), _has(1, _NEW_LISTENER)), _allow()),
         "personality": (_allow(_is(0, 0, FULL)), _refuse(EPERM, "personality")),
         # J17: limits of PID 1 or a neighbour.
@@ -356,10 +370,11 @@ def guest_rules() -> dict[str, Rule]:
 def last_rules() -> dict[str, Rule]:
     """What guest code loses beyond `guest_rules`; all other calls pass here.
 
-    The spawner needs both until guest code starts: openat2 for its file workers, CLONE_PARENT so that the monitor
-    is the parent of what it starts. openat2 carries its mode in memory, where no filter can look (A31).
+    The spawner needs them until guest code starts: openat2 and leases for its file workers, CLONE_PARENT so that the
+    monitor is the parent of what it starts. openat2 carries its mode in memory, where no filter can look (A31).
     """
     return {
         "openat2": (_refuse(ENOSYS, "openat2"),),
+        "fcntl": (_refuse(EPERM, "leases", _is(1, *_LEASES)), _allow()),
         "clone": (_refuse(EPERM, "clone-parent", _has(0, CLONE_PARENT)), _allow()),
     }

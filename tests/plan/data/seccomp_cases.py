@@ -14,6 +14,7 @@ def refused(number: int) -> int:
 
 
 EPERM, ENOSYS, EINVAL = refused(errno.EPERM), refused(errno.ENOSYS), refused(errno.EINVAL)
+ENOMEM = refused(errno.ENOMEM)
 NO_FAMILY, NO_PROTOCOL = refused(errno.EAFNOSUPPORT), refused(errno.EPROTONOSUPPORT)
 CLOEXEC_NONBLOCK = 0o2004000
 
@@ -57,6 +58,19 @@ CASES: list[tuple[str, Args, int]] = [
     *(("ioctl", (3, command), ALLOW) for command in (0x5401, 0x5413, 0x5421, 0x5450, 0x5451, 0x541B, 0x5410, 0x540E)),
     *(("ioctl", (3, command), ALLOW) for command in (0x80086601, 0x40049409, 0x4020940D, 0x8912, 0x80045430, 0x5441)),
     ("ioctl", (3, 0xFFFFFFFF80045430), ALLOW),
+    *(("ioctl", (3, command), EPERM) for command in (0x80111500, 0x80811501)),
+    ("fcntl", (3, 1024), ALLOW),
+    ("mmap", (0, 4096, 3, 0x40022), ENOMEM),
+    ("mmap", (0, 4096, 3, HIGH | 0x54040022), ENOMEM),
+    ("mmap", (0, 0x40000, 3, 0x22), ALLOW),
+    ("memfd_create", (0, 4), ENOMEM),
+    ("memfd_create", (0, 5 | 21 << 26), ENOMEM),
+    ("memfd_create", (4, 0x1B), ALLOW),
+    ("shmget", (0, 4096, 0o5600), ENOMEM),
+    ("shmget", (0, 0o4000, 0o1600), ALLOW),
+    ("renameat2", (0, 0, 0, 0, 4), EPERM),
+    ("renameat2", (0, 0, 0, 0, 5), EPERM),
+    *(("renameat2", (4, 4, 4, 4, flags), ALLOW) for flags in (0, 1, 2)),
     *(("prctl", (option,), EPERM) for option in (35, 0x59616D61, HIGH | 35)),
     ("prctl", (53, 0, 2), EPERM),
     ("prctl", (53, 0, 4), ALLOW),

@@ -285,6 +285,8 @@ def device_node(arm: Arm) -> Seen:
         attempt("c 0 0", os.mknod, "/workspace/whiteout", 0o20644, os.makedev(0, 0))
         attempt("kmem", os.mknod, "/workspace/mem", 0o20666, os.makedev(1, 1))
         attempt("disk", os.mknod, "/workspace/disk", 0o60666, os.makedev(8, 0))
+        spill("/workspace/moved", "", os.O_CREAT)
+        attempt("left by a rename", call, 316, -100, b"/workspace/moved", -100, b"/workspace/there", 4)
         """,
         box=box,
     )

@@ -206,6 +206,15 @@ TABLE = (
         Attempt("BTRFS_IOC_SNAP_CREATE", 16, (_MINUS, 0x50009401, 0)),
         Attempt("KVM_CREATE_VM", 16, (_MINUS, 0xAE01, 0)),
         Attempt("KDSETMODE", 16, (_MINUS, 0x4B3A, 0)),
+        Attempt("FS_IOC_GETFSUUID", 16, (_MINUS, 0x80111500, 0)),
+    ),
+    _filtered(
+        "E21-leases",
+        "nobody who opens a file waits for a guest that has a lease on it",
+        "leases",
+        Attempt("F_SETLEASE", 72, (_MINUS, 1024, 0)),
+        Attempt("F_NOTIFY", 72, (_MINUS, 1026, 0)),
+        outcome=DOS,
     ),
     _filtered(
         "E21-terminal",
@@ -230,12 +239,15 @@ TABLE = (
     ),
     _filtered(
         "E22-memory",
-        "memory that the host cannot see, or that belongs to others, is refused",
+        "memory that the host cannot see or count, or that belongs to others, is refused",
         "memory",
         Attempt("memfd_secret", 447, (0x7FFF,)),
         Attempt("process_madvise", 440, (_MINUS, 0, 0, 0, 0)),
         Attempt("process_mrelease", 448, (_MINUS, 0)),
         Attempt("vmsplice", 278, (_MINUS, 0, 0, 0x7FFF)),
+        Attempt("mmap of huge pages", 9, (0, 0, 3, 0x40022, _MINUS, 0), errno.ENOMEM),
+        Attempt("memfd_create of huge pages", 319, (_BAD, 4), errno.ENOMEM),
+        Attempt("shmget of huge pages", 29, (0, 0, 0o5600), errno.ENOMEM),
     ),
     _filtered(
         "E23",

@@ -26,7 +26,7 @@ _ADD_SEALS = 1033
 _CHUNK = 1 << 18
 _PIECE = 1 << 22  # what a thread takes at a time
 _MUCH = 1 << 24  # bytes from which on a second thread pays
-_STANDARD = 4  # 0 to 2 and the line: every session has its own
+_STANDARD = 5  # 0 to 2 and the two of the line: every session has its own
 _NR_SIGACTION, _NR_GETITIMER = 13, 36
 _TIMERS = {0: "ITIMER_REAL", 1: "ITIMER_VIRTUAL", 2: "ITIMER_PROF"}
 _OPEN_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_CLOEXEC
@@ -71,6 +71,9 @@ class MemoryImage:
         self.umask = 0o022
         self.actions: dict[int, bytes] = {}
         self.view: mmap.mmap | None = None
+        # Process numbers inside that its memory had. OpenSSL, of which a wheel may bring its own, takes its state for
+        # another process's by the number alone: a copy with one of these would draw the same keys (K05).
+        self.had: frozenset[int] = frozenset()
 
     @property
     def size_bytes(self) -> int:
@@ -100,6 +103,7 @@ def take(
         with Tracee(pid) as tracee:
             check_owner(pid, owns)
             _refuse_threads(pid)
+            image.had = frozenset({number_inside(pid)})
             image.ranges = ranges(pid, copy_of)
             image.wiped = wiped_on_fork(pid)
             _refuse_shared(image.ranges)
@@ -186,6 +190,11 @@ def _open_file(pid: int, fd: int) -> OpenFile:
 def _fields(path: str) -> dict[str, str]:
     with open(path, encoding="utf-8", errors="replace") as file:
         return {name: value.strip() for name, _, value in (row.partition(":") for row in file)}
+
+
+def number_inside(pid: int) -> int:
+    """What it has for its own number."""
+    return int(_fields(f"/proc/{pid}/status")["NSpid"].split()[-1])
 
 
 def _cwd(pid: int) -> str:

@@ -6,7 +6,16 @@ its own filter, and writes to its memory. Big runs are mapped copy-on-write from
 
 from __future__ import annotations
 
-from ringfence.backends.process.copying.image import MemoryImage, Run, action, check_owner, explain, handled, refuse
+from ringfence.backends.process.copying.image import (
+    MemoryImage,
+    Run,
+    action,
+    check_owner,
+    explain,
+    handled,
+    number_inside,
+    refuse,
+)
 from ringfence.backends.process.copying.layout import Pages, Range, ranges
 from ringfence.backends.process.copying.tracee import Tracee, TraceError
 
@@ -14,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-IMAGE_FD = 4  # where the target has the image open
+IMAGE_FD = 5  # where the target has the image open
 _NR_OPEN, _NR_CLOSE, _NR_LSEEK, _NR_MMAP, _NR_MUNMAP, _NR_BRK, _NR_SIGACTION = 2, 3, 8, 9, 11, 12, 13
 _NR_MADVISE = 28
 _NR_DUP3, _NR_CHDIR, _NR_UMASK, _NR_GETRANDOM = 292, 80, 95, 318
@@ -31,6 +40,8 @@ def put(image: MemoryImage, pid: int, owns: Callable[[int], bool]) -> None:
     try:
         with Tracee(pid) as tracee:
             check_owner(pid, owns)
+            if number_inside(pid) in image.had:
+                raise refuse("its copy has the process number of the original, by which libraries tell them apart")
             tracee.keep_clear_of(image.state.registers)
             _make_layout_equal(image, tracee)
             _drop_pages(image, tracee)

@@ -1,0 +1,65 @@
+"""Objects of the host's kernel that a guest could hold, leave behind or use up, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ringfence import Mount, Policy, Sandbox
+
+_LEASE = """
+import fcntl, os, time
+fd = os.open("/shared/file", os.O_RDONLY)
+try:
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+except OSError as error:
+    print(error.errno, flush=True)
+else:
+    print("held", flush=True)
+    time.sleep(20)
+"""
+_WHITEOUT = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+open("/shared/old", "w").close()
+print(libc.renameat2(-100, b"/shared/old", -100, b"/shared/new", 4), ctypes.get_errno())
+"""
+_HUGE = """
+import ctypes, mmap, os
+tried = []
+for make in (lambda: mmap.mmap(-1, 1 << 21, flags=0x40022), lambda: os.memfd_create("huge", 4)):
+    try:
+        make()
+        tried.append("ok")
+    except OSError as error:
+        tried.append(error.errno)
+print(tried)
+"""
+
+
+def _sharing(folder: Path) -> Sandbox:
+    return Sandbox(policy=Policy(mounts=[Mount(str(folder), "/shared", mode="rw")]))
+
+
+def test_the_host_opens_a_file_without_waiting_for_a_guest_that_has_it_open(tmp_path: Path) -> None:
+    """A lease makes whoever opens the file wait until its holder gives it up, 45 s by default."""
+    (tmp_path / "file").write_text("x")
+    with _sharing(tmp_path) as box, box.spawn(["python3", "-c", _LEASE]) as process:
+        said = next(iter(process))
+        os.close(os.open(tmp_path / "file", os.O_WRONLY | os.O_NONBLOCK))  # BlockingIOError: somebody has a lease
+        assert getattr(said, "text", None) == "1\n"
+
+
+def test_a_rename_leaves_no_device_on_the_host(tmp_path: Path) -> None:
+    """A15: RENAME_WHITEOUT puts a character device in the old name's place."""
+    with _sharing(tmp_path) as box:
+        told = box.exec(["python3", "-c", _WHITEOUT]).stdout
+    assert [name for name in os.listdir(tmp_path) if stat.S_ISCHR(os.lstat(tmp_path / name).st_mode)] == []
+    assert told == "-1 1\n"
+
+
+def test_a_guest_gets_none_of_the_hosts_huge_pages() -> None:
+    """They are counted by no limit of memory. A file of them can be made, without the filter, where there are none."""
+    with Sandbox() as box:
+        assert box.exec(["python3", "-c", _HUGE]).stdout == "[12, 12]\n"
