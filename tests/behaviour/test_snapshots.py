@@ -200,6 +200,43 @@ os.remove("sparse"); os.symlink("a.txt", "sparse"); os.makedirs("new/er"); os.rm
     after.delete()
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "os.remove('a.txt'); os.mkfifo('a.txt'); shutil.rmtree('d/e'); os.mkfifo('d/e'); os.mkfifo('stays')",
+        "open('huge', 'wb').truncate(box_disk + 4096)",
+        "[(os.mkdir('x' * 200), os.chdir('x' * 200)) for _ in range(90)]; os.chdir('/workspace')",
+    ],
+    ids=["pipes", "holes", "depth"],
+)
+def test_no_file_of_a_guest_keeps_it_from_being_rolled_back(box: Sandbox, kept: Snapshot, made: str) -> None:
+    """A pipe where a file was, or what no snapshot takes: a guest that could make rollback fail would undo it."""
+    box.run(f"import os, shutil\nbox_disk = {box.policy.limits.disk}\n{made}").check()
+    box.rollback(kept)
+    after = box.snapshot()
+    assert (after.digest, kept.diff(after)) == (kept.digest, ())
+    after.delete()
+
+
+def test_a_rollback_that_begins_with_removing_everything_leaves_mounts_alone(tmp_path: Path) -> None:
+    """Folders of the host below /workspace; in a writable one more mounts of ours lie, which protect names in it."""
+    tmp_path.chmod(0o755)
+    for name in ("rw", "ro"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o777)
+        (tmp_path / name / "of-the-host").write_text(name)
+    mounts = [Mount(tmp_path / name, f"/workspace/a/b/{name}", mode=name) for name in ("rw", "ro")]
+    with Sandbox(policy=Policy(mounts=mounts)) as box:
+        box.files.write("mine", "1")
+        before = box.snapshot()
+        box.run(f"import os; os.remove('mine'); open('huge', 'wb').truncate({box.policy.limits.disk} + 4096)").check()
+        box.rollback(before)
+        assert (box.files.exists("mine"), box.files.exists("huge")) == (True, False)
+        assert [box.files.read_text(f"a/b/{name}/of-the-host") for name in ("rw", "ro")] == ["rw", "ro"]
+        before.delete()
+    assert [(tmp_path / name / "of-the-host").read_text() for name in ("rw", "ro")] == ["rw", "ro"]
+
+
 def test_rollback_ends_what_runs_and_sessions_start_anew(box: Sandbox, kept: Snapshot) -> None:
     box.run("x = 1")
     box.exec(["sh", "-c", "setsid sh -c 'while :; do date >> log; done' >/dev/null 2>&1 &"]).check()
