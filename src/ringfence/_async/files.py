@@ -220,8 +220,10 @@ class AsyncFiles:
         from ringfence.files.leaving import Leaving
 
         path = calls.guest_path(target)
-        leaving: Leaving = await blocking(Leaving, source, self._shared())
+        leavings: list[Leaving] = []  # filled by the thread: who is cancelled meanwhile has to close it too
         try:
+            await blocking(lambda: leavings.append(Leaving(source, self._shared())))
+            leaving = leavings[0]
             if leaving.folder:
                 await blocking(leaving.measure)
                 args = {"format": "tar", "any_link": True, "most_bytes": None, "most_files": None, **_staged(path)}
@@ -230,7 +232,8 @@ class AsyncFiles:
                 args = {"append": False, "mode": leaving.mode, "into": leaving.name, **_staged(path)}
                 await self._fed("write", target, args, _leaving(leaving, on_progress))
         finally:
-            leaving.close()
+            for made in leavings:
+                made.close()
 
     async def download(
         self, source: GuestPath, target: HostPath, *, on_progress: Callable[[int, int | None], None] | None = None
@@ -247,13 +250,17 @@ class AsyncFiles:
         measured = await self._do("measure", source, {"path": path, **caps})
         (total,) = answers.numbers(measured, "bytes")
         folder = measured.get("folder") is True
-        landing: Landing = await blocking(
-            lambda: Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared())
-        )
+        landings: list[Landing] = []  # as in `upload`
+
+        def land() -> None:
+            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared()))
+
         try:
-            await self._land(path, source, landing, (total, on_progress))
+            await blocking(land)
+            await self._land(path, source, landings[0], (total, on_progress))
         finally:
-            await blocking(landing.give_up)
+            for made in landings:
+                await blocking(made.give_up)
 
     async def _land(
         self, path: str, source: GuestPath, landing: Landing, progress: tuple[int, Progress | None]

@@ -218,8 +218,10 @@ class Files:
         from ringfence.files.leaving import Leaving
 
         path = calls.guest_path(target)
-        leaving: Leaving = blocking(Leaving, source, self._shared())
+        leavings: list[Leaving] = []  # filled by the thread: who is cancelled meanwhile has to close it too
         try:
+            blocking(lambda: leavings.append(Leaving(source, self._shared())))
+            leaving = leavings[0]
             if leaving.folder:
                 blocking(leaving.measure)
                 args = {"format": "tar", "any_link": True, "most_bytes": None, "most_files": None, **_staged(path)}
@@ -228,7 +230,8 @@ class Files:
                 args = {"append": False, "mode": leaving.mode, "into": leaving.name, **_staged(path)}
                 self._fed("write", target, args, _leaving(leaving, on_progress))
         finally:
-            leaving.close()
+            for made in leavings:
+                made.close()
 
     def download(
         self, source: GuestPath, target: HostPath, *, on_progress: Callable[[int, int | None], None] | None = None
@@ -245,13 +248,17 @@ class Files:
         measured = self._do("measure", source, {"path": path, **caps})
         (total,) = answers.numbers(measured, "bytes")
         folder = measured.get("folder") is True
-        landing: Landing = blocking(
-            lambda: Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared())
-        )
+        landings: list[Landing] = []  # as in `upload`
+
+        def land() -> None:
+            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared()))
+
         try:
-            self._land(path, source, landing, (total, on_progress))
+            blocking(land)
+            self._land(path, source, landings[0], (total, on_progress))
         finally:
-            blocking(landing.give_up)
+            for made in landings:
+                blocking(made.give_up)
 
     def _land(self, path: str, source: GuestPath, landing: Landing, progress: tuple[int, Progress | None]) -> None:
         total, tell = progress
