@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -44,6 +45,27 @@ def test_what_was_exported_is_loaded_as_it_was(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "snap").st_mode & 0o777 == 0o600
     for one in (made, loaded):
         one.delete()
+
+
+def test_a_disk_that_is_full_gets_back_what_a_load_wrote_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = snapshot(a=os.urandom(2_000_000))
+    made.export(tmp_path / "snap")
+    made.delete()
+    store, sizes = Store(str(tmp_path)), []
+    real = os.pwrite
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        if offset > 1_000_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, data[:100_000], offset)
+        sizes.append(os.fstat(fd).st_blocks)
+        return min(len(data), 100_000)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(OSError, match="No space left"):
+        exporting.load(str(tmp_path / "snap"), store)
+    assert sizes[-1] > 0
+    assert (store._fd, store._writing) == (-1, 0), "the file and all of its room are gone"
 
 
 def test_a_file_that_differs_in_any_byte_is_refused(whole: Path) -> None:

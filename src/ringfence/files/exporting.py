@@ -107,10 +107,15 @@ def _parts(file: BinaryIO, end: int, path: str, holder: Holder) -> tuple[dict[st
     for digest in sorted(manifest.digests):
         left = manifest.digests[digest]
         writer = Writer(holder.store, left)
-        while left and (chunk := file.read(min(left, _CHUNK))):
-            writer.write(chunk)
-            left -= len(chunk)
-        if holder.commit(writer) != digest:
+        try:
+            while left and (chunk := file.read(min(left, _CHUNK))):
+                writer.write(chunk)
+                left -= len(chunk)
+            found = holder.commit(writer)
+        except BaseException:
+            writer.drop()
+            raise
+        if found != digest:
             raise _damaged(path, "content does not match its digest")
     return header, manifest
 
