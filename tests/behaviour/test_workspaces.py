@@ -185,6 +185,28 @@ def test_without_mkfs_it_says_which_package_is_missing(monkeypatch: pytest.Monke
 
 
 @needs_root
+def test_more_than_the_host_has_free_is_refused() -> None:
+    """The image is sparse: what the disk cannot take is lost behind the guest's back."""
+    info = os.statvfs("/var/lib")
+    policy = Policy(limits=Limits(disk=info.f_bavail * info.f_frsize + (8 << 30)))
+    with pytest.raises(UnsupportedError, match="bytes free for workspaces") as refused:
+        Sandbox(workspace="disk", policy=policy).start()
+    assert refused.value.fix == "free some, or name a smaller limits.disk"
+
+
+@needs_root
+def test_a_host_that_does_not_let_us_set_the_size_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many containers /sys is read-only."""
+
+    def read_only(*_: object) -> None:
+        raise OSError(30, "Read-only file system", "/sys/fs/ext4/loop0/reserved_clusters")
+
+    monkeypatch.setattr(disk, "_fit", read_only)
+    with pytest.raises(UnsupportedError, match=r"could not be made: .*Read-only file system"):
+        disk.make_image(MIB, 50, 0)
+
+
+@needs_root
 def test_a_strict_policy_is_kept_by_an_image() -> None:
     with Sandbox(policy=Policy(strict=True, limits=Limits(disk="4M")), workspace="disk") as box:
         assert box.enforcement.disk.level == "full"
