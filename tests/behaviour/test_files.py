@@ -171,6 +171,37 @@ def test_a_cancelled_task_leaves_nothing_on_either_side(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_folder_that_its_owner_shut_stops_neither_a_list_nor_a_watch() -> None:
+    """Names that can be read, of files that cannot be looked at; and links whose target the kernel keeps to itself."""
+    with Sandbox() as box:
+        box.exec(["sh", "-c", "mkdir half none; touch half/in none/in; chmod 644 half; chmod 0 none"]).check()
+        assert [info.path for info in box.files.list(recursive=True)] == ["half", "none"]
+        with box.files.watch(recursive=True) as watch:
+            box.exec(["sh", "-c", "mkdir -p /tmp/x; touch f"]).check()
+            assert next(watch) == FileEvent("create", "f")
+        told = {info.path: info.target for info in box.files.list("/proc", recursive=True)}
+        assert told["1/cwd"] is None
+
+
+def test_a_folder_by_a_link_is_there_and_a_rename_of_nothing_makes_none() -> None:
+    with Sandbox() as box:
+        box.exec(["sh", "-c", "mkdir real; ln -s real link; ln -s nowhere dangling; touch file"]).check()
+        for there in (".", "/", "real", "link"):
+            box.files.mkdir(there)
+            with pytest.raises(OSError, match=r"exists|Invalid"):
+                box.files.mkdir(there, exist_ok=False)
+        for taken in ("file", "dangling"):
+            with pytest.raises(FileExistsError):
+                box.files.mkdir(taken)
+        with pytest.raises(FileNotFoundError) as missing:
+            box.files.rename("missing", "new/name")
+        assert (missing.value.filename, box.files.exists("new")) == ("missing", False)
+        with pytest.raises(NotADirectoryError):
+            box.files.rename("real", "file/x")
+        box.files.rename("dangling", "new/name")
+        assert box.files.stat("new/name").target == "nowhere"
+
+
 def test_a_task_that_is_cancelled_while_the_host_opens_its_side_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

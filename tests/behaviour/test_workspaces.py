@@ -251,6 +251,8 @@ with Sandbox(policy=Policy(limits=Limits(disk="1M")), workspace="disk") as box:
     modes = [oct(os.stat(path).st_mode) for path in (PLACE, f"{PLACE}/{name}")]
     say(open(f"{PLACE}/{name}/d/f").read() == "x" * 5000, *modes)
     say(box.run("try: open('big', 'wb').write(bytes(3 << 20))\\nexcept OSError as e: r = e.strerror\\nr").value)
+    try: box.files.write("more", bytes(3 << 20))
+    except OSError as e: say(e.strerror)
     box.files.remove("big"); kept = box.snapshot(); box.files.remove("d", recursive=True); box.rollback(kept)
     with box.fork(memory=False) as twin: say(twin.files.read_text("d/f") == "x" * 5000, len(os.listdir(PLACE)))
     box.run("import os\\nos.mkdir('deep'); os.chdir('deep')\\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')")
@@ -264,6 +266,7 @@ say(os.listdir(PLACE), os.path.isdir("/usr"))
         [True, MIB, 2, 10_000],
         [True, "0o40700", "0o40700"],
         ["'File too large'"],
+        ["a file would be larger than limits.disk; write less, or raise the limit"],
         [True, 2],
         [[], True],
     ]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PAGE = 4096  # what a file system in memory counts in
 _MAX_READ = 1 << 30
+_MOST = (1 << 63) - 1  # of a file's bytes
 _CHUNK = 1 << 18
 _MAX_EXPRESSION = 4000
 # What one archive or tree may hold beyond the sandbox's own limits: it may come from the image or a mount.
@@ -199,6 +200,8 @@ class AsyncFiles:
         await self._do("remove", path, args)
 
     async def chmod(self, path: GuestPath, mode: int) -> None:
+        if mode is None:
+            raise TypeError("mode is a number, not None")
         await self._do("chmod", path, {"path": calls.guest_path(path), "mode": _mode(mode)})
 
     def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Opening[AsyncWatch]:
@@ -415,8 +418,8 @@ async def _pieces(data: bytes | str | BinaryIO | AsyncIterable[bytes]) -> AsyncI
 
 
 def _count(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is a whole number from 0, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} is a whole number from 0 to 2**63 - 1, not {value!r}")
     return value
 
 
