@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -461,6 +462,24 @@ def test_async_callers_have_the_same() -> None:
             return texts
 
     assert asyncio.run(main()) == ["one", "one"]
+
+
+def test_the_first_snapshots_of_many_threads_hold_nothing_when_the_sandbox_has_ended() -> None:
+    for _ in range(3):
+        with Sandbox() as box:
+            box.files.write("f", os.urandom(5000))
+            start = threading.Barrier(4)
+
+            def take(box: Sandbox = box, start: threading.Barrier = start) -> None:
+                start.wait()
+                box.snapshot().delete()
+
+            threads = [threading.Thread(target=take) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert own_store()._pieces == {}
 
 
 def test_a_cancelled_snapshot_leaves_a_sandbox_that_works() -> None:
