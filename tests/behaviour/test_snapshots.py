@@ -534,6 +534,27 @@ with ringfence.Sandbox(snapshot=kept) as other: print(other.files.read_text("f")
         assert process.rest() == "x\n"
 
 
+def test_a_folder_that_leads_to_a_mount_and_was_moved_stops_no_rollback(ordinary_user: OrdinaryUser) -> None:
+    """Without root that folder is the guest's own, so it was told and would be removed with what is in it."""
+    code = """
+import os, tempfile, warnings
+warnings.simplefilter("ignore")
+from ringfence import Mount, Policy, Sandbox
+with tempfile.TemporaryDirectory() as host:
+    os.chmod(host, 0o755)
+    open(f"{host}/of-the-host", "w").close()
+    with Sandbox(policy=Policy(mounts=[Mount(host, "/workspace/a/b/m", mode="rw")])) as box:
+        box.files.write("mine", "1")
+        before = box.snapshot()
+        box.run("import os; os.rename('a', 'z'); os.remove('mine')").check()
+        box.rollback(before)
+        print(box.files.exists("mine"), os.path.exists(f"{host}/of-the-host"), oct(os.stat(host).st_mode & 0o777))
+        before.delete()
+"""
+    done = ordinary_user.run(code)
+    assert (done.stdout, done.stderr) == ("True True 0o755\n", "")
+
+
 def test_all_of_it_works_for_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
     code = """
 import os, warnings
