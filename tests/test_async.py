@@ -21,6 +21,7 @@ from ringfence import (
     SandboxLostError,
     Stdout,
 )
+from ringfence._async.waiting import blocking
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -235,6 +236,32 @@ def test_a_cancel_at_the_very_moment_something_arrives_is_not_lost() -> None:
                     await task
 
     run(main)
+
+
+def test_work_in_a_thread_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+    """Who is let go while the thread still writes would close the file under it."""
+    events: list[str] = []
+
+    def work() -> None:
+        time.sleep(0.2)
+        events.append("work ended")
+
+    async def caller() -> None:
+        try:
+            await blocking(work)
+        finally:
+            events.append("caller let go")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(caller())
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert events == ["work ended", "caller let go"]
 
 
 def test_a_timeout_of_asyncio_is_a_cancel() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 from backends_declared import OURS
 from ringfence import AsyncSandbox, FileEvent, Limits, Policy, Sandbox, SandboxError
+from ringfence.files.landing import Landing
+from ringfence.files.leaving import Leaving
 
 pytestmark = pytest.mark.everywhere
 
@@ -166,6 +169,79 @@ def test_a_cancelled_task_leaves_nothing_on_either_side(tmp_path: Path) -> None:
                 assert await anext(watch) == FileEvent("remove", "f")
 
     asyncio.run(main())
+
+
+def test_a_folder_that_its_owner_shut_stops_neither_a_list_nor_a_watch() -> None:
+    """Names that can be read, of files that cannot be looked at; and links whose target the kernel keeps to itself."""
+    with Sandbox() as box:
+        box.exec(["sh", "-c", "mkdir half none; touch half/in none/in; chmod 644 half; chmod 0 none"]).check()
+        assert [info.path for info in box.files.list(recursive=True)] == ["half", "none"]
+        with box.files.watch(recursive=True) as watch:
+            box.exec(["sh", "-c", "mkdir -p /tmp/x; touch f"]).check()
+            assert next(watch) == FileEvent("create", "f")
+        told = {info.path: info.target for info in box.files.list("/proc", recursive=True)}
+        assert told["1/cwd"] is None
+
+
+def test_a_folder_by_a_link_is_there_and_a_rename_of_nothing_makes_none() -> None:
+    with Sandbox() as box:
+        box.exec(["sh", "-c", "mkdir real; ln -s real link; ln -s nowhere dangling; touch file"]).check()
+        for there in (".", "/", "real", "link"):
+            box.files.mkdir(there)
+            with pytest.raises(OSError, match=r"exists|Invalid"):
+                box.files.mkdir(there, exist_ok=False)
+        for taken in ("file", "dangling"):
+            with pytest.raises(FileExistsError):
+                box.files.mkdir(taken)
+        with pytest.raises(FileNotFoundError) as missing:
+            box.files.rename("missing", "new/name")
+        assert (missing.value.filename, box.files.exists("new")) == ("missing", False)
+        with pytest.raises(NotADirectoryError):
+            box.files.rename("real", "file/x")
+        box.files.rename("dangling", "new/name")
+        assert box.files.stat("new/name").target == "nowhere"
+
+
+def test_a_task_that_is_cancelled_while_the_host_opens_its_side_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a thread opened for a caller who no longer waits for it has to be closed all the same."""
+    opened = threading.Event()
+    kinds: list[type[Landing] | type[Leaving]] = [Landing, Leaving]
+    for kind in kinds:
+        monkeypatch.setattr(kind, "__init__", _telling(kind.__init__, opened))
+    (tmp_path / "in").write_text("x")
+    (tmp_path / "out").mkdir()
+
+    async def main() -> None:
+        async with AsyncSandbox() as box:
+            await box.files.write("big/f", "x")
+            down, up = box.files.download("big", tmp_path / "out" / "new"), box.files.upload(tmp_path / "in", "in")
+            for call in (down, up):
+                opened.clear()
+                job = asyncio.ensure_future(call)
+                assert await asyncio.to_thread(opened.wait, 20)
+                job.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await job
+            here = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+            assert [path for path in here if path.startswith(str(tmp_path))] == []
+            assert os.listdir(tmp_path / "out") == []
+
+    asyncio.run(main())
+
+
+def _telling(real: Callable[..., None], opened: threading.Event) -> Callable[..., None]:
+    def made(*args: object, **kwargs: object) -> None:
+        real(*args, **kwargs)
+        opened.set()
+        time.sleep(0.2)
+
+    return made
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 def _slow(*_: object) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,6 +199,43 @@ os.remove("sparse"); os.symlink("a.txt", "sparse"); os.makedirs("new/er"); os.rm
     assert (after.digest, kept.diff(after)) == (kept.digest, ())
     assert box.exec(["stat", "-c", "%i %Z", "d/big"]).stdout == inode, "a file that did not differ is the same one"
     after.delete()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "os.remove('a.txt'); os.mkfifo('a.txt'); shutil.rmtree('d/e'); os.mkfifo('d/e'); os.mkfifo('stays')",
+        "open('huge', 'wb').truncate(box_disk + 4096)",
+        "[(os.mkdir('x' * 200), os.chdir('x' * 200)) for _ in range(90)]; os.chdir('/workspace')",
+    ],
+    ids=["pipes", "holes", "depth"],
+)
+def test_no_file_of_a_guest_keeps_it_from_being_rolled_back(box: Sandbox, kept: Snapshot, made: str) -> None:
+    """A pipe where a file was, or what no snapshot takes: a guest that could make rollback fail would undo it."""
+    box.run(f"import os, shutil\nbox_disk = {box.policy.limits.disk}\n{made}").check()
+    box.rollback(kept)
+    after = box.snapshot()
+    assert (after.digest, kept.diff(after)) == (kept.digest, ())
+    after.delete()
+
+
+def test_a_rollback_that_begins_with_removing_everything_leaves_mounts_alone(tmp_path: Path) -> None:
+    """Folders of the host below /workspace; in a writable one more mounts of ours lie, which protect names in it."""
+    tmp_path.chmod(0o755)
+    for name in ("rw", "ro"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o777)
+        (tmp_path / name / "of-the-host").write_text(name)
+    mounts = [Mount(tmp_path / name, f"/workspace/a/b/{name}", mode=name) for name in ("rw", "ro")]
+    with Sandbox(policy=Policy(mounts=mounts)) as box:
+        box.files.write("mine", "1")
+        before = box.snapshot()
+        box.run(f"import os; os.remove('mine'); open('huge', 'wb').truncate({box.policy.limits.disk} + 4096)").check()
+        box.rollback(before)
+        assert (box.files.exists("mine"), box.files.exists("huge")) == (True, False)
+        assert [box.files.read_text(f"a/b/{name}/of-the-host") for name in ("rw", "ro")] == ["rw", "ro"]
+        before.delete()
+    assert [(tmp_path / name / "of-the-host").read_text() for name in ("rw", "ro")] == ["rw", "ro"]
 
 
 def test_rollback_ends_what_runs_and_sessions_start_anew(box: Sandbox, kept: Snapshot) -> None:
@@ -426,6 +464,24 @@ def test_async_callers_have_the_same() -> None:
     assert asyncio.run(main()) == ["one", "one"]
 
 
+def test_the_first_snapshots_of_many_threads_hold_nothing_when_the_sandbox_has_ended() -> None:
+    for _ in range(3):
+        with Sandbox() as box:
+            box.files.write("f", os.urandom(5000))
+            start = threading.Barrier(4)
+
+            def take(box: Sandbox = box, start: threading.Barrier = start) -> None:
+                start.wait()
+                box.snapshot().delete()
+
+            threads = [threading.Thread(target=take) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert own_store()._pieces == {}
+
+
 def test_a_cancelled_snapshot_leaves_a_sandbox_that_works() -> None:
     async def main() -> str:
         async with AsyncSandbox() as box:
@@ -476,6 +532,27 @@ with ringfence.Sandbox(snapshot=kept) as other: print(other.files.read_text("f")
 """
     with Host(code) as process:
         assert process.rest() == "x\n"
+
+
+def test_a_folder_that_leads_to_a_mount_and_was_moved_stops_no_rollback(ordinary_user: OrdinaryUser) -> None:
+    """Without root that folder is the guest's own, so it was told and would be removed with what is in it."""
+    code = """
+import os, tempfile, warnings
+warnings.simplefilter("ignore")
+from ringfence import Mount, Policy, Sandbox
+with tempfile.TemporaryDirectory() as host:
+    os.chmod(host, 0o755)
+    open(f"{host}/of-the-host", "w").close()
+    with Sandbox(policy=Policy(mounts=[Mount(host, "/workspace/a/b/m", mode="rw")])) as box:
+        box.files.write("mine", "1")
+        before = box.snapshot()
+        box.run("import os; os.rename('a', 'z'); os.remove('mine')").check()
+        box.rollback(before)
+        print(box.files.exists("mine"), os.path.exists(f"{host}/of-the-host"), oct(os.stat(host).st_mode & 0o777))
+        before.delete()
+"""
+    done = ordinary_user.run(code)
+    assert (done.stdout, done.stderr) == ("True True 0o755\n", "")
 
 
 def test_all_of_it_works_for_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:

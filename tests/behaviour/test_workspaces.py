@@ -185,6 +185,28 @@ def test_without_mkfs_it_says_which_package_is_missing(monkeypatch: pytest.Monke
 
 
 @needs_root
+def test_more_than_the_host_has_free_is_refused() -> None:
+    """The image is sparse: what the disk cannot take is lost behind the guest's back."""
+    info = os.statvfs("/var/lib")
+    policy = Policy(limits=Limits(disk=info.f_bavail * info.f_frsize + (8 << 30)))
+    with pytest.raises(UnsupportedError, match="bytes free for workspaces") as refused:
+        Sandbox(workspace="disk", policy=policy).start()
+    assert refused.value.fix == "free some, or name a smaller limits.disk"
+
+
+@needs_root
+def test_a_host_that_does_not_let_us_set_the_size_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many containers /sys is read-only."""
+
+    def read_only(*_: object) -> None:
+        raise OSError(30, "Read-only file system", "/sys/fs/ext4/loop0/reserved_clusters")
+
+    monkeypatch.setattr(disk, "_fit", read_only)
+    with pytest.raises(UnsupportedError, match=r"could not be made: .*Read-only file system"):
+        disk.make_image(MIB, 50, 0)
+
+
+@needs_root
 def test_a_strict_policy_is_kept_by_an_image() -> None:
     with Sandbox(policy=Policy(strict=True, limits=Limits(disk="4M")), workspace="disk") as box:
         assert box.enforcement.disk.level == "full"
@@ -229,6 +251,8 @@ with Sandbox(policy=Policy(limits=Limits(disk="1M")), workspace="disk") as box:
     modes = [oct(os.stat(path).st_mode) for path in (PLACE, f"{PLACE}/{name}")]
     say(open(f"{PLACE}/{name}/d/f").read() == "x" * 5000, *modes)
     say(box.run("try: open('big', 'wb').write(bytes(3 << 20))\\nexcept OSError as e: r = e.strerror\\nr").value)
+    try: box.files.write("more", bytes(3 << 20))
+    except OSError as e: say(e.strerror)
     box.files.remove("big"); kept = box.snapshot(); box.files.remove("d", recursive=True); box.rollback(kept)
     with box.fork(memory=False) as twin: say(twin.files.read_text("d/f") == "x" * 5000, len(os.listdir(PLACE)))
     box.run("import os\\nos.mkdir('deep'); os.chdir('deep')\\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')")
@@ -242,6 +266,7 @@ say(os.listdir(PLACE), os.path.isdir("/usr"))
         [True, MIB, 2, 10_000],
         [True, "0o40700", "0o40700"],
         ["'File too large'"],
+        ["a file would be larger than limits.disk; write less, or raise the limit"],
         [True, 2],
         [[], True],
     ]

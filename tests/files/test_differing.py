@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import Change
-from ringfence.files.differing import Tree, changes, unified
+from ringfence.files.differing import Tree, Work, changes, unified
 from ringfence.files.manifest import Entry, Manifest
 from ringfence.files.store import Holder, Store, Writer
 
@@ -71,7 +71,7 @@ def test_patch_makes_the_one_of_the_other(old: str, new: str) -> None:
 
     from ringfence.files.differing import _split
 
-    made = unified(_split(old), _split(new))
+    made = unified(_split(old), _split(new), Work())
     assert bool(made) == (old != new)
     if not made:
         return
@@ -96,6 +96,21 @@ def test_text_made_to_be_slow_is_not(store: Store, old: str, new: str) -> None:
     (change,) = changes(tree(store, f=old.encode()), tree(store, f=new.encode()))
     assert change.diff is not None
     assert time.process_time() - started < 3
+
+
+def test_many_texts_made_to_be_slow_are_not(store: Store) -> None:
+    """Small ones in which every line differs, and long ones with many hunks: a guest has room for thousands."""
+    blank = [b"\n"] * 19_000
+    old = {f"s{number}": b"x\n" * 190 + b"%d\n" % number for number in range(300)}
+    new = {name: data.replace(b"x", b"y") for name, data in old.items()}
+    for number in range(20):
+        old[f"l{number}"] = b"%d\n" % number + b"".join(blank)
+        new[f"l{number}"] = b"%d\n" % number + b"".join(b"z\n" if at % 100 == 7 else b"\n" for at in range(len(blank)))
+    before, after = tree(store, **old), tree(store, **new)
+    started = time.process_time()
+    found = changes(before, after)
+    assert time.process_time() - started < 7
+    assert [change.path for change in found if change.diff is None] == []
 
 
 def test_too_much_text_has_no_diff_and_says_its_sizes(store: Store) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,51 @@ def test_what_was_exported_is_loaded_as_it_was(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "snap").st_mode & 0o777 == 0o600
     for one in (made, loaded):
         one.delete()
+
+
+def test_a_kill_in_the_middle_of_an_export_leaves_nothing_beside_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manager exports after each call: what stayed of those that were killed would fill the disk."""
+    made = snapshot(a=os.urandom(2_000_000))
+    (tmp_path / "snap").write_text("old")
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(os, "fsync", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        made.export(tmp_path / "snap")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (os.listdir(tmp_path), (tmp_path / "snap").read_text()) == (["snap"], "old")
+    made.delete()
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "\U0001f600" * 60], ids=["bytes", "characters"])
+def test_a_target_may_have_any_name_that_a_file_has(tmp_path: Path, name: str) -> None:
+    made = snapshot(a=b"1")
+    made.export(tmp_path / name)
+    assert os.listdir(tmp_path) == [name]
+    made.delete()
+
+
+def test_a_disk_that_is_full_gets_back_what_a_load_wrote_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = snapshot(a=os.urandom(2_000_000))
+    made.export(tmp_path / "snap")
+    made.delete()
+    store, sizes = Store(str(tmp_path)), []
+    real = os.pwrite
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        if offset > 1_000_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, data[:100_000], offset)
+        sizes.append(os.fstat(fd).st_blocks)
+        return min(len(data), 100_000)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(OSError, match="No space left"):
+        exporting.load(str(tmp_path / "snap"), store)
+    assert sizes[-1] > 0
+    assert (store._fd, store._writing) == (-1, 0), "the file and all of its room are gone"
 
 
 def test_a_file_that_differs_in_any_byte_is_refused(whole: Path) -> None:

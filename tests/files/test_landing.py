@@ -164,8 +164,9 @@ def record(key: str, value: str) -> bytes:
         (extension("L", b""), "too long"),
         (extension("L", b"one\0") + extension("x", record("path", "two")), "two names"),
         (extension("K", b"one\0") + extension("x", record("linkpath", "two")), "two names"),
+        (b"".join(extension("x", record(f"k{number}", "")) for number in range(9)), "too long"),
     ],
-    ids=["twice", "records", "large record", "long name", "no name", "two names", "two links"],
+    ids=["twice", "records", "large record", "long name", "no name", "two names", "two links", "without end"],
 )
 def test_a_header_of_a_header_that_is_not_right_is_refused(tmp_path: Path, before: bytes, why: str) -> None:
     with pytest.raises(OSError, match=f"refused, nothing was written: .*{why}"):
@@ -175,7 +176,8 @@ def test_a_header_of_a_header_that_is_not_right_is_refused(tmp_path: Path, befor
 
 def test_headers_of_headers_at_their_limits_are_taken(tmp_path: Path) -> None:
     many = b"".join(record(f"k{number}", "") for number in range(999)) + record("path", "named")
-    land(tmp_path, extension("x", many) + extension("x", record("comment", "c" * 65_000)) + tar(FIRST))
+    more = b"".join(extension("x", record(f"n{number}", "")) for number in range(6))
+    land(tmp_path, extension("x", many) + extension("x", record("comment", "c" * 65_000)) + more + tar(FIRST))
     assert everything(tmp_path) == ["named"]
 
 

@@ -7,13 +7,19 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.guest import zipstream
+from ringfence.guest.packing import Caps
 from ringfence.guest.tarstream import Refused
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 CONTENT = {"a": b"hello" * 50, "d/b": os.urandom(300), "empty": b""}
 
@@ -68,6 +74,45 @@ def test_other_methods_are_refused(fd: int, method: int) -> None:
 def test_more_entries_than_may_be_are_refused_before_they_are_looked_at(fd: int) -> None:
     with pytest.raises(Refused, match="files"):
         read(fd, made(), most=2)
+
+
+@pytest.mark.parametrize("names", [[], ["a"]])
+def test_what_lies_before_an_archive_is_refused(fd: int, names: list[str]) -> None:
+    """Offsets that allow for it do not make it a part of the archive."""
+    data = io.BytesIO(b"#!/bin/sh\n")
+    with zipfile.ZipFile(data, "a") as archive:
+        for name in names:
+            archive.writestr(name, "x")
+    with pytest.raises(Refused, match="not-zip"):
+        read(fd, data.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("date", "clock", "told"),
+    [
+        (46 << 9 | 11 << 5 | 16, 15 << 11 | 7 << 5 | 21, "2026-11-16T15:07:42"),
+        (0, 0, "1980-01-01T00:00:00"),
+        (127 << 9 | 15 << 5 | 31, 31 << 11 | 63 << 5 | 31, "2108-01-01T08:04:02"),
+    ],
+    ids=["a time", "none", "impossible"],
+)
+def test_an_entry_has_the_time_that_the_archive_says(fd: int, date: int, clock: int, told: str) -> None:
+    data = made()
+    at = data.index(b"PK\1\2") + 12
+    os.pwrite(fd, data[:at] + struct.pack("<HH", clock, date) + data[at + 4 :], 0)
+    member, _ = next(zipstream.members(fd, 100))
+    assert datetime.fromtimestamp(member.mtime, UTC).isoformat() == f"{told}+00:00"
+
+
+def test_a_file_that_shrinks_while_it_is_packed_is_no_whole_file(fd: int) -> None:
+    class Shrinking(io.BytesIO):
+        def write(self, data: Buffer) -> int:
+            os.ftruncate(fd, 10)
+            return super().write(data)
+
+    os.pwrite(fd, b"x" * 1000, 0)
+    with pytest.raises(Refused, match="changed"):
+        zipstream.write_file(fd, b"f", Shrinking(), Caps(None, None))
 
 
 def test_entries_that_share_their_bytes_are_refused(fd: int) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PAGE = 4096  # what a file system in memory counts in
 _MAX_READ = 1 << 30
+_MOST = (1 << 63) - 1  # of a file's bytes
 _CHUNK = 1 << 18
 _MAX_EXPRESSION = 4000
 # What one archive or tree may hold beyond the sandbox's own limits: it may come from the image or a mount.
@@ -199,6 +200,8 @@ class AsyncFiles:
         await self._do("remove", path, args)
 
     async def chmod(self, path: GuestPath, mode: int) -> None:
+        if mode is None:
+            raise TypeError("mode is a number, not None")
         await self._do("chmod", path, {"path": calls.guest_path(path), "mode": _mode(mode)})
 
     def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Opening[AsyncWatch]:
@@ -220,8 +223,10 @@ class AsyncFiles:
         from ringfence.files.leaving import Leaving
 
         path = calls.guest_path(target)
-        leaving: Leaving = await blocking(Leaving, source, self._shared())
+        leavings: list[Leaving] = []  # filled by the thread: who is cancelled meanwhile has to close it too
         try:
+            await blocking(lambda: leavings.append(Leaving(source, self._shared())))
+            leaving = leavings[0]
             if leaving.folder:
                 await blocking(leaving.measure)
                 args = {"format": "tar", "any_link": True, "most_bytes": None, "most_files": None, **_staged(path)}
@@ -230,7 +235,8 @@ class AsyncFiles:
                 args = {"append": False, "mode": leaving.mode, "into": leaving.name, **_staged(path)}
                 await self._fed("write", target, args, _leaving(leaving, on_progress))
         finally:
-            leaving.close()
+            for made in leavings:
+                made.close()
 
     async def download(
         self, source: GuestPath, target: HostPath, *, on_progress: Callable[[int, int | None], None] | None = None
@@ -247,13 +253,17 @@ class AsyncFiles:
         measured = await self._do("measure", source, {"path": path, **caps})
         (total,) = answers.numbers(measured, "bytes")
         folder = measured.get("folder") is True
-        landing: Landing = await blocking(
-            lambda: Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared())
-        )
+        landings: list[Landing] = []  # as in `upload`
+
+        def land() -> None:
+            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared()))
+
         try:
-            await self._land(path, source, landing, (total, on_progress))
+            await blocking(land)
+            await self._land(path, source, landings[0], (total, on_progress))
         finally:
-            await blocking(landing.give_up)
+            for made in landings:
+                await blocking(made.give_up)
 
     async def _land(
         self, path: str, source: GuestPath, landing: Landing, progress: tuple[int, Progress | None]
@@ -408,8 +418,8 @@ async def _pieces(data: bytes | str | BinaryIO | AsyncIterable[bytes]) -> AsyncI
 
 
 def _count(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is a whole number from 0, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} is a whole number from 0 to 2**63 - 1, not {value!r}")
     return value
 
 

@@ -104,7 +104,11 @@ async def blocking(work: Callable[..., T], *args: object) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():  # cancelled again: the caller would close what the thread writes to
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                continue  # the first one is raised below
         raise
 
 

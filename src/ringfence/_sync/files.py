@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PAGE = 4096  # what a file system in memory counts in
 _MAX_READ = 1 << 30
+_MOST = (1 << 63) - 1  # of a file's bytes
 _CHUNK = 1 << 18
 _MAX_EXPRESSION = 4000
 # What one archive or tree may hold beyond the sandbox's own limits: it may come from the image or a mount.
@@ -197,6 +198,8 @@ class Files:
         self._do("remove", path, args)
 
     def chmod(self, path: GuestPath, mode: int) -> None:
+        if mode is None:
+            raise TypeError("mode is a number, not None")
         self._do("chmod", path, {"path": calls.guest_path(path), "mode": _mode(mode)})
 
     def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
@@ -218,8 +221,10 @@ class Files:
         from ringfence.files.leaving import Leaving
 
         path = calls.guest_path(target)
-        leaving: Leaving = blocking(Leaving, source, self._shared())
+        leavings: list[Leaving] = []  # filled by the thread: who is cancelled meanwhile has to close it too
         try:
+            blocking(lambda: leavings.append(Leaving(source, self._shared())))
+            leaving = leavings[0]
             if leaving.folder:
                 blocking(leaving.measure)
                 args = {"format": "tar", "any_link": True, "most_bytes": None, "most_files": None, **_staged(path)}
@@ -228,7 +233,8 @@ class Files:
                 args = {"append": False, "mode": leaving.mode, "into": leaving.name, **_staged(path)}
                 self._fed("write", target, args, _leaving(leaving, on_progress))
         finally:
-            leaving.close()
+            for made in leavings:
+                made.close()
 
     def download(
         self, source: GuestPath, target: HostPath, *, on_progress: Callable[[int, int | None], None] | None = None
@@ -245,13 +251,17 @@ class Files:
         measured = self._do("measure", source, {"path": path, **caps})
         (total,) = answers.numbers(measured, "bytes")
         folder = measured.get("folder") is True
-        landing: Landing = blocking(
-            lambda: Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared())
-        )
+        landings: list[Landing] = []  # as in `upload`
+
+        def land() -> None:
+            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared()))
+
         try:
-            self._land(path, source, landing, (total, on_progress))
+            blocking(land)
+            self._land(path, source, landings[0], (total, on_progress))
         finally:
-            blocking(landing.give_up)
+            for made in landings:
+                blocking(made.give_up)
 
     def _land(self, path: str, source: GuestPath, landing: Landing, progress: tuple[int, Progress | None]) -> None:
         total, tell = progress
@@ -402,8 +412,8 @@ def _pieces(data: bytes | str | BinaryIO | Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _count(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is a whole number from 0, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} is a whole number from 0 to 2**63 - 1, not {value!r}")
     return value
 
 

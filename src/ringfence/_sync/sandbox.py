@@ -62,7 +62,7 @@ class Sandbox:
         self._made_with = (backend, workspace)
         self._snapshot = snapshot
         self._files: Files | None = None
-        self._trees: Trees | None = None
+        self._trees: dict[str, Trees] = {}  # one, when somebody needed it: `setdefault` is one step for threads
         if snapshot is not None:
             self._check_snapshot(snapshot)
         self._box: Box | None = None
@@ -154,8 +154,8 @@ class Sandbox:
         self._ended = "closed"
         for address in self._addresses:
             address.close()
-        if self._trees is not None:
-            self._trees.close()
+        for trees in self._trees.values():
+            trees.close()
         if self._place is None or self._box is None or self._place.pid != os.getpid():
             return
         self._place.link.finish("closed")
@@ -394,13 +394,13 @@ class Sandbox:
         return twin
 
     def _trees_kept(self) -> Trees:
-        if self._trees is None:
+        if not self._trees:
             from ringfence._sync.trees import Trees
             from ringfence.snapshots import check_workspace
 
             check_workspace(self.policy)
-            self._trees = Trees(self._bound())
-        return self._trees
+            self._trees.setdefault("kept", Trees(self._bound()))
+        return self._trees["kept"]
 
     def _bound(self) -> str:
         from ringfence.snapshots import bound_to

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ringfence._sync.process import Place
+    from ringfence.files.lineage import Look
     from ringfence.files.store import Store
     from ringfence.snapshots import Snapshot
 
@@ -76,15 +77,26 @@ class Trees:
         with self._gate:
             holder = _holding(manifest, store)
             try:
-                looking, worker = self._look(place, contents=False)
-                looking.drop()
-                worker.let_go()
-                look = looking.finish()
-                _order(place, orders(look.manifest, manifest, store))
+                seen = self._seen(place)
+                _order(place, orders(None if seen is None else seen[1].manifest, manifest, store))
             except BaseException:
                 holder.close()
                 raise
-            looking.follow(look, holder)
+            if seen is None:
+                self.close()
+                self._lineage = Lineage(holder)
+            else:
+                seen[0].follow(seen[1], holder)
+
+    def _seen(self, place: Place) -> tuple[Taking, Look] | None:
+        """What is there now, by digests alone. None: a guest has made what no look can tell."""
+        try:
+            looking, worker = self._look(place, contents=False)
+            looking.drop()
+            worker.let_go()
+            return looking, looking.finish()
+        except SnapshotError:
+            return None
 
     def _look(self, place: Place, *, contents: bool) -> tuple[Taking, Worker]:
         """What a worker told, and the worker, which is the caller's to end."""

@@ -138,7 +138,7 @@ class Worker:
         found = calls.report_of(end)
         number = found.get("errno")
         if isinstance(number, int) and 0 < number < 4096:
-            raise _failure(number, found, path)
+            raise _failure(number, found, path, self._call)
         if end.get("code") != 0:
             why = f"signal {end['signal']}" if end.get("signal") else f"status {end.get('code')}"
             raise SandboxError(f"the file worker ended early ({why})", fix="is the sandbox out of memory?")
@@ -194,9 +194,9 @@ class Worker:
             return
 
 
-def _failure(number: int, found: Mapping[str, object], path: object) -> OSError:
+def _failure(number: int, found: Mapping[str, object], path: object, call: str) -> OSError:
     from ringfence.files import answers
 
     if "refused" in found:
         return answers.refused(found, str(path))
-    return OSError(number, answers.explained(number, found, str(path)), str(path))
+    return OSError(number, answers.explained(number, found, str(path), call=call), str(path))

@@ -73,11 +73,13 @@ def refused(found: Mapping[str, object], path: str) -> OSError:
     return refusal(str(found.get("refused")), name if isinstance(name, str) else "", path)
 
 
-def explained(number: int, found: Mapping[str, object], path: str) -> str:
+def explained(number: int, found: Mapping[str, object], path: str, *, call: str) -> str:
     """The kernel's own words and, where an inner path failed, which."""
     inner = found.get("path")
     if number == errno.EFBIG:
-        return "the file is larger than 1 GiB; read it in ranges or with chunks()"
+        if call == "read":
+            return "the file is larger than 1 GiB; read it in ranges or with chunks()"
+        return "a file would be larger than limits.disk; write less, or raise the limit"
     words = os.strerror(number)
     if isinstance(inner, str) and inner and not _same(inner, path):
         return f"{words}: {shown(inner)}"

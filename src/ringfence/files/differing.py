@@ -8,6 +8,8 @@ from ringfence.events import Change
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ringfence.files.manifest import Entry, Manifest
     from ringfence.files.store import Store
 
@@ -15,6 +17,7 @@ _MAX_TEXT = 1 << 18  # bytes of one side
 _MAX_LINES = 20_000
 _MAX_EDITS = 400  # beyond, what lies between the first and the last difference is shown as replaced
 _MAX_DIFFS = 8 << 20  # characters over all changes; later ones have none
+_MAX_STEPS = 5_000_000  # over all changes, some seconds; beyond, the same
 _CONTEXT = 3
 
 
@@ -26,12 +29,12 @@ class Tree(NamedTuple):
 def changes(before: Tree, after: Tree) -> tuple[Change, ...]:
     """Sorted by path. A time alone is no change. Diffs end when they come to 8 Mi characters together."""
     found: list[Change] = []
-    room = _MAX_DIFFS
+    room, work = _MAX_DIFFS, Work()
     for path in sorted({*before.manifest.by_path, *after.manifest.by_path}):
         old, new = before.manifest.by_path.get(path), after.manifest.by_path.get(path)
         if old is not None and new is not None and _content(old, before) == _content(new, after):
             continue
-        text = _diff(path, (old, before), (new, after)) if room > 0 else None
+        text = _diff(path, (old, before), (new, after), work) if room > 0 else None
         room -= len(text or "")
         kind: Literal["added", "changed", "removed"] = (
             "added" if old is None else "removed" if new is None else "changed"
@@ -54,7 +57,7 @@ def _size(made: Entry | None, tree: Tree) -> int | None:
     return None if made is None else _first(made, tree).size
 
 
-def _diff(path: str, old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tree]) -> str | None:
+def _diff(path: str, old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tree], work: Work) -> str | None:
     """Modes where they differ, then the text; None when there is nothing to show as text."""
     lines = _modes(old, new)
     sides = _lines(*old), _lines(*new)
@@ -63,7 +66,7 @@ def _diff(path: str, old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tr
     if sides[0] != sides[1]:
         lines.append(f"--- {_shown(path, 'a') if old[0] else '/dev/null'}\n")
         lines.append(f"+++ {_shown(path, 'b') if new[0] else '/dev/null'}\n")
-        lines += unified(sides[0], sides[1])
+        lines += unified(sides[0], sides[1], work)
     return "".join(lines) or None
 
 
@@ -116,34 +119,54 @@ def _split(text: str) -> list[str]:
 Edit = tuple[str, str]  # " ", "-" or "+", and the line
 
 
-def unified(old: list[str], new: list[str]) -> list[str]:
+class Work:
+    """What may still be done to find short diffs: a guest chooses how many files there are, and how hard each is."""
+
+    def __init__(self) -> None:
+        self.left = _MAX_STEPS
+
+
+def unified(old: list[str], new: list[str], work: Work) -> list[str]:
     """Hunks with three lines around each change. The cost is lines by edits, and edits are capped."""
-    edits = _edits(old, new)
-    marks = [number for number, (mark, _) in enumerate(edits) if mark != " "]
+    edits = _edits(old, new, work)
     out: list[str] = []
-    while marks:
-        start = max(0, marks[0] - _CONTEXT)
-        end = marks.pop(0) + _CONTEXT + 1
-        while marks and marks[0] - _CONTEXT <= end:
-            end = marks.pop(0) + _CONTEXT + 1
-        out += _hunk(edits, start, min(end, len(edits)))
+    at, before = 0, {"-": 0, "+": 0}  # lines of either side before that place
+    for start, end in _ranges(edits):
+        for mark, _ in edits[at:start]:
+            before["-"] += mark != "+"
+            before["+"] += mark != "-"
+        at = start
+        out += _hunk(edits[start:end], before)
     return out
 
 
-def _hunk(edits: list[Edit], start: int, end: int) -> list[str]:
-    before, inside = edits[:start], edits[start:end]
+def _ranges(edits: list[Edit]) -> Iterator[tuple[int, int]]:
+    """Where hunks begin and end: changes with what is around them; those that would touch are one."""
+    start = end = -1
+    for number, (mark, _) in enumerate(edits):
+        if mark == " ":
+            continue
+        if end < 0 or number - _CONTEXT > end:
+            if end >= 0:
+                yield start, end
+            start = max(0, number - _CONTEXT)
+        end = min(number + _CONTEXT + 1, len(edits))
+    if end >= 0:
+        yield start, end
+
+
+def _hunk(inside: list[Edit], before: dict[str, int]) -> list[str]:
     ranges = []
-    for absent in "+-":
-        first = sum(mark != absent for mark, _ in before)
+    for side, absent in ("-+", "+-"):
         count = sum(mark != absent for mark, _ in inside)
-        ranges.append(f"{first + (count > 0)}" + (f",{count}" if count != 1 else ""))
+        ranges.append(f"{before[side] + (count > 0)}" + (f",{count}" if count != 1 else ""))
     lines = [f"@@ -{ranges[0]} +{ranges[1]} @@\n"]
     for mark, line in inside:
         lines.append(f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n")
     return lines
 
 
-def _edits(old: list[str], new: list[str]) -> list[Edit]:
+def _edits(old: list[str], new: list[str], work: Work) -> list[Edit]:
     """The same lines at both ends are set aside; between them the shortest way, or all old then all new."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
@@ -152,25 +175,28 @@ def _edits(old: list[str], new: list[str]) -> list[Edit]:
     while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
         tail += 1
     a, b = old[head : len(old) - tail], new[head : len(new) - tail]
-    middle = _shortest(a, b)
+    middle = _shortest(a, b, work)
     if middle is None:
         middle = [("-", line) for line in a] + [("+", line) for line in b]
     same = [(" ", line) for line in old]
     return [*same[:head], *middle, *same[len(old) - tail :]]
 
 
-def _shortest(a: list[str], b: list[str]) -> list[Edit] | None:
+def _shortest(a: list[str], b: list[str], work: Work) -> list[Edit] | None:
     """Myers' greedy way, forward, with the furthest point of each diagonal kept for the way back. None: too far."""
     reach = {1: 0}
     trace: list[dict[int, int]] = []
     for distance in range(min(len(a) + len(b), _MAX_EDITS) + 1):
+        if work.left <= 0:
+            return None
         trace.append(dict(reach))
         for diagonal in range(-distance, distance + 1, 2):
             down = diagonal == -distance or (diagonal != distance and reach[diagonal - 1] < reach[diagonal + 1])
             x = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
-            y = x - diagonal
+            y, first = x - diagonal, x
             while x < len(a) and y < len(b) and a[x] == b[y]:
                 x, y = x + 1, y + 1
+            work.left -= 1 + x - first
             reach[diagonal] = x
             if x >= len(a) and y >= len(b):
                 return _way_back(a, b, trace)

@@ -5,6 +5,7 @@ Whoever reads one trusts nothing in it: first the digest, then each field, then 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -34,9 +35,9 @@ _FIELDS = {"id": str, "created_us": int, "policy_digest": str, "bound": str, "di
 def export(path: str, header: dict[str, object], manifest: Manifest, store: Store) -> None:
     """Write it beside `path`, then put it there: what was there is replaced as a whole or not at all."""
     folder, name = os.path.split(os.path.abspath(path))
-    temporary = os.path.join(folder, f".{name[:100]}.{os.urandom(8).hex()}.part")
+    temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(8).hex()}.part")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd, named = _open_new(folder or "/", temporary)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     try:
@@ -48,10 +49,26 @@ def export(path: str, header: dict[str, object], manifest: Manifest, store: Stor
             file.write(whole.digest())
             file.flush()
             os.fsync(file.fileno())
+            if not named:
+                # Python asks for the link in /proc to be followed only beside a descriptor, which is not used.
+                os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
+                named = True
         os.rename(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        if named:
+            os.unlink(temporary)
         raise
+
+
+def _open_new(folder: str, temporary: str) -> tuple[int, bool]:
+    """A file without a name yet, so that a kill in the middle leaves nothing; with one where that cannot be had."""
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    try:
+        return os.open(folder, flags | os.O_TMPFILE, 0o600), False
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            raise
+    return os.open(temporary, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), True
 
 
 def _pieces(header: dict[str, object], manifest: Manifest, store: Store) -> Iterator[bytes]:
@@ -107,10 +124,15 @@ def _parts(file: BinaryIO, end: int, path: str, holder: Holder) -> tuple[dict[st
     for digest in sorted(manifest.digests):
         left = manifest.digests[digest]
         writer = Writer(holder.store, left)
-        while left and (chunk := file.read(min(left, _CHUNK))):
-            writer.write(chunk)
-            left -= len(chunk)
-        if holder.commit(writer) != digest:
+        try:
+            while left and (chunk := file.read(min(left, _CHUNK))):
+                writer.write(chunk)
+                left -= len(chunk)
+            found = holder.commit(writer)
+        except BaseException:
+            writer.drop()
+            raise
+        if found != digest:
             raise _damaged(path, "content does not match its digest")
     return header, manifest
 

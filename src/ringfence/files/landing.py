@@ -45,6 +45,8 @@ class Landing:
             os.mkdir(self._stage_name, 0o700, dir_fd=self._target)
             self._top = packing.descend(self._target, self._stage_name.encode())
         except OSError as error:
+            if self._made:
+                _remove_empty(self._name, self._parent)
             self._close()
             raise OSError(error.errno, error.strerror, self._path) from None
         self._planter = planting.Planter(self._top, caps, _RULES)

@@ -251,10 +251,15 @@ def problem(report: dict[str, object]) -> SnapshotError | None:
 # ── the way back ─────────────────────────────────────────────────────────────────────────────────
 
 
-def orders(now: Manifest, wanted: Manifest, store: Store) -> Iterator[bytes]:
-    """For the worker's standard input: what turns the one tree into the other, touching only what differs."""
+def orders(now: Manifest | None, wanted: Manifest, store: Store) -> Iterator[bytes]:
+    """For the worker's standard input: what turns the one tree into the other, touching only what differs.
+
+    `now`: None when nobody could tell what is there. Then all of it goes first.
+    """
     pending = bytearray()
-    for order, content in _steps(now, wanted):
+    if now is None:
+        pending += _packed(ORDER, lean.dumps({"do": "clear", "path": ""}))
+    for order, content in _steps(now or Manifest(()), wanted):
         pending += _packed(ORDER, lean.dumps(order))
         if content is not None:
             for chunk in store.read(content.text, content.size):

@@ -218,7 +218,7 @@ class Writer:
     def drop(self) -> None:
         """Forget it."""
         if self._offset >= 0:
-            self._store.done((self._offset, self._written))
+            self._store.done((self._offset, self._most))  # a write that failed may have written a part
             self._offset = -1
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from zlib import adler32
 
-from ringfence.guest.tarstream import BLOCK, Refused, decimal, fields, pax_records, pax_time
+from ringfence.guest.tarstream import BLOCK, MOST_EXTENSIONS, Refused, decimal, fields, pax_records, pax_time
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -39,7 +39,6 @@ _KINDS: dict[bytes, Kind] = {
     b"6": "fifo",
 }
 _LATEST = 1 << 33  # seconds: the year 2242; later ones are nonsense and overflow somewhere
-_MOST_EXTENSIONS = 8  # headers of headers before one entry
 _LONGEST = 4095  # bytes of a path
 _ATTRIBUTES = (b"SCHILY.", b"LIBARCHIVE.", b"RHT.")
 _WHY = {
@@ -215,7 +214,7 @@ class TarStream:
 
     def _read_entry(self) -> Entry | None:
         extra = dict(self._defaults) if self._defaults else {}
-        for _ in range(_MOST_EXTENSIONS):
+        for _ in range(MOST_EXTENSIONS):
             block = self._exactly(BLOCK)
             if block == _ZERO:
                 if extra != self._defaults:

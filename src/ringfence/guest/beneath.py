@@ -105,13 +105,21 @@ def flush(lines: list[bytes]) -> None:
         lines.clear()
 
 
+def _target(directory: int, name: str) -> str | None:
+    """None: it was replaced just now, or the kernel does not tell, as of /proc/1/cwd."""
+    try:
+        return os.readlink(name, dir_fd=directory)
+    except OSError:
+        return None
+
+
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
 def info_at(directory: int, name: str, shown: str) -> dict[str, object]:
     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
     kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
-    target = os.readlink(name, dir_fd=directory) if kind == "symlink" else None
+    target = _target(directory, name) if kind == "symlink" else None
     return {
         "path": shown,
         "kind": kind,

@@ -13,8 +13,9 @@ import stat
 import struct
 
 from . import kernel as k
-from . import lean, packing
+from . import lean
 from .beneath import open_path, write_all
+from .cursor import Cursor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,19 +66,20 @@ class _Watcher:
     def add(self, path: bytes, *, tell: bool) -> None:
         """Watch a directory and, when recursive, all below; with `tell`, what is in there is new."""
         pending = [path]
-        while pending:
-            prefix = pending.pop()
-            try:
-                directory = packing.descend(self._top, prefix)
-            except OSError as error:
-                if error.errno in _GONE and prefix:
-                    continue
-                raise
-            try:
+        cursor = Cursor(self._top)
+        try:
+            while pending:
+                prefix = pending.pop()
+                try:
+                    directory = cursor.go(prefix.split(b"/")[:-1])
+                except OSError as error:
+                    if error.errno in _GONE and prefix:
+                        continue
+                    raise
                 if self._add_one(directory, prefix) and (tell or self._recursive):
                     pending += self._look(directory, prefix, tell=tell)
-            finally:
-                os.close(directory)
+        finally:
+            cursor.close()
 
     def _add_one(self, directory: int, prefix: bytes) -> bool:
         try:
@@ -97,8 +99,10 @@ class _Watcher:
         for name in sorted(map(os.fsencode, os.listdir(directory))):
             try:
                 info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
+            except OSError as error:
+                if error.errno in _GONE:
+                    continue
+                raise
             if tell:
                 self.tell("create", prefix + name)
                 self._told.add(prefix + name)
@@ -158,6 +162,7 @@ class _Watcher:
             return
         path, folder = prefix + name, bool(mask & _ISDIR)
         if mask & _MOVED_FROM:
+            self._told.discard(path)
             self._moved = (cookie, path, folder)
         elif mask & _MOVED_TO:
             self._arrived(path, folder=folder)

@@ -246,8 +246,10 @@ def _list(args: Args) -> dict[str, object]:
         for name in sorted(os.listdir(directory)):
             try:
                 info = info_at(directory, name, f"{prefix}{name}")
-            except FileNotFoundError:
-                continue
+            except OSError as error:
+                if error.errno in GONE:
+                    continue
+                raise
             if pattern is None or fnmatch.fnmatchcase(name, str(pattern)):
                 lines.append(lean.dumps(info))
             if recursive and info["kind"] == "directory":
@@ -261,12 +263,13 @@ def _list(args: Args) -> dict[str, object]:
 
 def _mkdir(args: Args) -> dict[str, object]:
     path = str(args["path"])
+    if args["exist_ok"] and _is_directory(path):
+        return {}
     directory, name = open_parent(path, make=bool(args["parents"]))
     try:
         os.mkdir(name, 0o755, dir_fd=directory)
     except FileExistsError:
-        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if not args["exist_ok"] or not stat.S_ISDIR(info.st_mode):
+        if not args["exist_ok"] or not _is_directory(path):  # made meanwhile
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
     return {}
 
@@ -274,6 +277,8 @@ def _mkdir(args: Args) -> dict[str, object]:
 def _rename(args: Args) -> dict[str, object]:
     source, target = str(args["source"]), str(args["target"])
     from_directory, from_name = open_parent(source, make=False)
+    if not os.path.lexists(f"/proc/self/fd/{from_directory}/{from_name}"):  # before folders are made for it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
     to_directory, to_name = open_parent(target, make=True)
     try:
         os.rename(from_name, to_name, src_dir_fd=from_directory, dst_dir_fd=to_directory)

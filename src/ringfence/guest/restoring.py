@@ -9,7 +9,7 @@ import os
 import stat
 
 from . import lean, trees
-from .keeping import CHUNK, DATA, END, HEADER, open_workspace
+from .keeping import CHUNK, DATA, END, HEADER, mount_points, open_workspace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class _Restorer:
         self._top = open_workspace()
         self._chain = trees.Chain(self._top)
         self._directory = self._top
+        self._mounts: set[str] | None = None  # below /workspace; looked at when something is to be removed
 
     def do(self, order: dict[str, Any]) -> None:
         path = str(order["path"])
@@ -62,17 +63,45 @@ class _Restorer:
         self._directory = self._chain.directory(parent)
         getattr(self, f"_{order['do']}")(name, order)
 
-    def _remove(self, name: str, _: dict[str, Any]) -> None:
+    def _clear(self, _name: str, _: dict[str, Any]) -> None:
+        for name in os.listdir(self._top):
+            self._take_away(name)
+
+    def _remove(self, _name: str, order: dict[str, Any]) -> None:
+        try:
+            self._take_away(str(order["path"]))
+        except FileNotFoundError:
+            return
+
+    def _take_away(self, path: str) -> None:
+        """All of it but mounts, which are the policy's, and directories that lead to one: a guest may move those."""
+        if self._mounts is None:
+            self._mounts = mount_points()
+        pending = [path]
+        while pending:
+            path = pending.pop()
+            if path in self._mounts:
+                continue
+            parent, _, name = path.rpartition("/")
+            directory = self._chain.directory(parent)
+            if any(mount.startswith(f"{path}/") for mount in self._mounts):
+                pending += [f"{path}/{below}" for below in os.listdir(self._chain.directory(path))]
+            elif stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                trees.remove_tree(directory, name)
+            else:
+                os.unlink(name, dir_fd=directory)
+
+    def _vacate(self, name: str) -> None:
+        """A pipe or a socket is in no snapshot, so nobody ordered it away; it must not keep a name that is."""
         try:
             info = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
             return
-        if stat.S_ISDIR(info.st_mode):
-            trees.remove_tree(self._directory, name)
-        else:
+        if stat.S_ISFIFO(info.st_mode) or stat.S_ISSOCK(info.st_mode):
             os.unlink(name, dir_fd=self._directory)
 
     def _mkdir(self, name: str, _: dict[str, Any]) -> None:
+        self._vacate(name)
         try:
             os.mkdir(name, 0o700, dir_fd=self._directory)
         except FileExistsError:
@@ -84,6 +113,7 @@ class _Restorer:
         trees.make_usable(name, self._directory)
 
     def _file(self, name: str, order: dict[str, Any]) -> None:
+        self._vacate(name)
         fd = os.open(name, _NEW, 0o600, dir_fd=self._directory)
         try:
             size = 0
@@ -102,11 +132,13 @@ class _Restorer:
             os.close(fd)
 
     def _symlink(self, name: str, order: dict[str, Any]) -> None:
+        self._vacate(name)
         os.symlink(order["target"], name, dir_fd=self._directory)
         times = (order["mtime_ns"], order["mtime_ns"])
         os.utime(name, ns=times, dir_fd=self._directory, follow_symlinks=False)
 
     def _link(self, name: str, order: dict[str, Any]) -> None:
+        self._vacate(name)
         parent, _, first = str(order["target"]).rpartition("/")
         source = trees.below(self._top, parent)
         try:

@@ -28,6 +28,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
 _EXTENSIONS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL)
 _MAX_EXTENSION = 1 << 16
 _MAX_RECORDS = 1_000  # of one PAX header
+MOST_EXTENSIONS = 8  # headers of headers before one entry: they are held until it comes
 _MAX_PARTS = 4096
 _MAX_SIZE = 1 << 53
 _OCTAL_MOST = 8**11 - 1  # eleven octal digits: 8 GiB less one byte
@@ -138,6 +139,7 @@ class Reader:
         self._name: bytes | None = None
         self._link: bytes | None = None
         self._pax: dict[bytes, bytes] = {}
+        self._extensions = 0  # before the entry that comes next
 
     def feed(self, data: bytes) -> Iterator[Member | memoryview | None]:
         view = memoryview(data)
@@ -199,7 +201,8 @@ class Reader:
         flag, name, mode, size, mtime, link = fields(block)
         name, link = self._names(name, link)
         if flag in _EXTENSIONS:
-            if not 0 < size <= _MAX_EXTENSION:
+            self._extensions += 1
+            if not 0 < size <= _MAX_EXTENSION or self._extensions > MOST_EXTENSIONS:
                 raise Refused("header", name)
             self._extension, self._wanted = flag, size
             return
@@ -218,6 +221,7 @@ class Reader:
         member = Member(name, kind, size, mode, mtime, link)
         self._name = self._link = None
         self._pax = {}
+        self._extensions = 0
         self._left = size
         self._skip = -size % BLOCK
         yield member

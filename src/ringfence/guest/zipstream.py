@@ -49,6 +49,8 @@ def members(fd: int, most: int) -> Iterator[tuple[Member, Iterator[bytes]]]:
     if count > most:
         raise Refused("files")
     entries = sorted(_entries(fd, count, start, length), key=lambda entry: entry.offset)
+    if (entries[0].offset if entries else start) != 0:  # a program that unpacks itself, or another archive
+        raise Refused("not-zip")
     for entry, following in zip(entries, [*(e.offset for e in entries[1:]), start], strict=True):
         begin = _check_local(fd, entry)
         if begin + entry.packed > following:
@@ -107,7 +109,7 @@ def _entries(fd: int, count: int, start: int, length: int) -> Iterator[_Entry]:
         if at + _CENTRAL.size > end:
             raise Refused("cut-short")
         fields = _CENTRAL.unpack(_pread(fd, _CENTRAL.size, at))
-        magic, made_by, _, flags, method, _, _, crc, packed, size, names, extras, comments = fields[:13]
+        magic, made_by, _, flags, method, clock, date, crc, packed, size, names, extras, comments = fields[:13]
         disk, _, attributes, offset = fields[13:]
         if magic != b"PK\1\2" or disk not in (0, _FULL):
             raise Refused("not-zip")
@@ -122,6 +124,7 @@ def _entries(fd: int, count: int, start: int, length: int) -> Iterator[_Entry]:
             raise Refused("method", entry.raw)
         entry.method, entry.crc, entry.packed, entry.size, entry.offset = method, crc, packed, size, offset
         entry.member = _member(entry.raw, flags, made_by >> 8, attributes, size)
+        entry.member.mtime = _time(date, clock)
         yield entry
     if at != end:
         raise Refused("not-zip")
@@ -162,6 +165,14 @@ def _member(raw: bytes, flags: int, system: int, attributes: int, size: int) -> 
         raise Refused("size", raw)
     told = SYMLINK if kind == stat.S_IFLNK else DIRECTORY if folder else FILE
     return Member(name, told, size, mode & 0o777 or (0o755 if folder else 0o644), 0, b"")
+
+
+def _time(date: int, clock: int) -> int:
+    """A zip has local times and does not say whose; ours are of UTC. What no calendar has is the next that one has."""
+    from calendar import timegm
+
+    year, month, day = 1980 + (date >> 9), date >> 5 & 15, date & 31
+    return timegm((year, min(max(month, 1), 12), max(day, 1), clock >> 11, clock >> 5 & 63, (clock & 31) * 2))
 
 
 def _check_local(fd: int, entry: _Entry) -> int:
@@ -263,6 +274,8 @@ def _write_body(archive: zipfile.ZipFile, info: zipfile.ZipInfo, fd: int, path: 
         while left and (data := os.read(fd, min(_CHUNK, left))):
             entry.write(data)
             left -= len(data)
+    if left:
+        raise Refused("changed", path)
 
 
 def _zip_info(path: bytes, info: os.stat_result) -> zipfile.ZipInfo:

@@ -40,19 +40,32 @@ def make_image(size: int, files: int, owner: int) -> int:
     blocks = -(-size // _BLOCK)
     image = _nameless(state.disk_directory("workspaces"))
     try:
+        _check_room(image, blocks)
         os.ftruncate(image, _whole_size(blocks, files))
         _format(program, image, files)
         mount, device = _mounted(image)
+        try:
+            _fit(mount, device, blocks, files, owner)
+        except BaseException:
+            os.close(mount)
+            raise
     except OSError as error:
         raise _refused(error) from None
     finally:
         os.close(image)
-    try:
-        _fit(mount, device, blocks, files, owner)
-    except BaseException:
-        os.close(mount)
-        raise
     return mount
+
+
+def _check_room(image: int, blocks: int) -> None:
+    """When the host's disk is full, the kernel loses what the guest wrote, and tells only who asks by fsync."""
+    info = os.fstatvfs(image)
+    free = info.f_bavail * info.f_frsize
+    if free < blocks * _BLOCK:
+        raise UnsupportedError(
+            f"the host's disk has {free:,} bytes free for workspaces, and limits.disk is {blocks * _BLOCK:,}",
+            code="disk-room",
+            missing=[Missing("process", f"room in {state.disk_root()}", "free some, or name a smaller limits.disk")],
+        )
 
 
 def _formatter() -> str:

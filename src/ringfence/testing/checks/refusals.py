@@ -34,6 +34,8 @@ def _wrong(box: Any) -> list[Wrong]:
         (lambda: box.session("a\nb"), PolicyError, "is no name for a session"),
         (lambda: list(box.files.list(pattern=5)), TypeError, "pattern"),
         (lambda: box.files.read("x", size=-1), ValueError, "size"),
+        (lambda: box.files.read("x", offset=1 << 63), ValueError, "offset"),
+        (lambda: box.files.chmod("x", None), TypeError, "mode"),
         (lambda: box.files.write("x", "\ud800"), ValueError, "surrogate"),
         (lambda: box.extend(0), PolicyError, "lifetime_s is 0"),
         (lambda: box.extend(True), PolicyError, "lifetime_s is True"),
