@@ -133,6 +133,35 @@ t.join(10)
     assert answers(code) == ["['0', '1', '2', '3', '4']", "['0', '1', '2', '3', '4']", "4"]
 
 
+HANGS_UP = """
+import os, socket, struct, urllib.parse
+at = urllib.parse.urlparse(os.environ['HTTP_PROXY'])
+for i in range(200):
+    s = socket.create_connection((at.hostname, at.port))
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    s.sendall(b'GET http://b.example/ HTTP/1.1\\r\\nHost: b.example\\r\\n\\r\\n' * (1 + i % 5))
+    s.shutdown(socket.SHUT_WR)
+    s.close()
+print('done')
+"""
+
+
+def test_no_guest_that_hangs_up_ends_a_caller_whose_sigpipe_is_at_its_default() -> None:
+    code = f"""
+import signal
+from ringfence import Network, Policy, Sandbox
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+with Sandbox(policy=Policy(network=Network(allow=["a.example"]))) as box:
+    print(box.exec(["python3", "-c", {HANGS_UP!r}]).stdout.strip())
+with Sandbox() as box:
+    process = box.spawn(["sleep", "60"])
+    box._box.channel.shutdown(2)  # as a monitor's death between our look and our word
+    process._place.link.say(op="eof", id=process._inbox.id)
+print("alive")
+"""
+    assert answers(code) == ["done", "alive"]
+
+
 def test_a_guest_inherits_no_blocked_or_ignored_signal() -> None:
     code = """
 import signal, ringfence
