@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 SOCK_STREAM: int = _socket.SOCK_STREAM
 SOCK_SEQPACKET: int = _socket.SOCK_SEQPACKET
-NO_SIGNAL: int = getattr(
-    _socket, "MSG_NOSIGNAL", 0
-)  # the caller may have left SIGPIPE at its default, which would end it
+# For what is sent to a peer that may be gone: a caller may have SIGPIPE at its default, which ends programs.
+NO_SIGNAL: int = getattr(_socket, "MSG_NOSIGNAL", 0)
 SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGSTOP, SIGXFSZ = 2, 9, 13, 15, 17, 18, 19, 25
 
 
