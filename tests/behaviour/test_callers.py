@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,36 @@ with ringfence.Sandbox() as box:
         print(p.running, box.run("1").value)
 """
     assert answers(code) == ["True 1"]
+
+
+def test_a_fork_leaves_its_parents_manager_and_what_that_keeps_alone(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from ringfence import SandboxClosedError, SandboxManager
+with SandboxManager(state={str(tmp_path / "state")!r}) as manager:
+    agent = manager.environment("a")
+    agent.run("open('f', 'w').write('parent')")
+    waits, goes_on = os.pipe()
+    if os.fork() == 0:
+        uses = [lambda: agent.run("open('f', 'w').write('child')"), lambda: agent.files.write("f", "child"),
+                agent.remove, agent.sandbox, manager.sandbox, lambda: manager.environment("a")]
+        for use in uses:
+            try: print("used", use())
+            except SandboxClosedError as e: print("belongs to process" in str(e), e.fix)
+        sys.stdout.flush()
+        os.close(goes_on)
+        os.read(waits, 1)
+        sys.exit(0)
+    os.close(waits)
+    print(agent.run("open('f').read()").value)
+with SandboxManager(state={str(tmp_path / "state")!r}) as manager:  # while the fork lives
+    print(manager.environment("a").run("open('f').read()").value)
+os.close(goes_on)
+os.wait()
+print(os.path.exists({str(tmp_path / "state" / "agent-a" / "workspace.snapshot")!r}))
+"""
+    found = answers(code)
+    assert sorted(found) == sorted(["True make a new SandboxManager here"] * 6 + ["'parent'"] * 2 + ["True"])
 
 
 def test_multiprocessing_workers_run_sandboxes_of_their_own() -> None:

@@ -174,7 +174,7 @@ class AsyncSandbox:
         if self._place is None:
             raise endings.not_started(self.id, closed=self._ended == "closed")
         if self._place.pid != os.getpid():
-            raise endings.of_another_process(self.id, self._place.pid)
+            raise endings.of_another_process(f"sandbox {self.id}", self._place.pid)
         self._place.link.poll()
         over = self._place.link.over
         if over is not None:
