@@ -647,6 +647,21 @@ def test_a_manager_that_is_closed_while_it_begins_does_not_begin(monkeypatch: py
     assert manager._ticker is None
 
 
+def test_an_interrupted_close_leaves_no_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manager = SandboxManager(policy=SMALL, warm=1, state=tmp_path / "s")
+    agent = manager.environment("a")
+    agent.run("1")
+    boxes = [manager.sandbox().start(), agent.sandbox().start(), agent._box, *manager._waiting]
+    with monkeypatch.context() as patched:
+        patched.setattr(Environment, "_end", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            manager.close()
+    places = [box._box for box in boxes if box is not None and box._box is not None]
+    assert [place.wait_destroyed(5.0) for place in places] == [True] * len(places)
+    with SandboxManager(policy=SMALL, state=tmp_path / "s") as another:
+        assert another.environment("a").run("1").ok
+
+
 def test_nothing_happens_in_the_constructor(tmp_path: Path) -> None:
     SandboxManager(warm=3, state=tmp_path / "s")
     assert list(tmp_path.iterdir()) == []

@@ -115,6 +115,17 @@ class AsyncSandboxManager:
         self._closed = True
         if self._is_in_a_fork():
             return  # all of it is the parent's, who goes on
+        try:
+            await self._end()
+        except BaseException:  # whoever is interrupted here may not call again
+            owners = [self._own, self._nobodys, *(one._owner for one in self._environments.values())]
+            for sandbox in [sandbox for owner in owners for sandbox in owner.end()]:
+                sandbox._end_now()
+            if self._state is not None:
+                self._state.close()
+            raise
+
+    async def _end(self) -> None:
         if self._ticker is not None:
             await self._ticker.stop()
             self._ticker = None
