@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -200,6 +201,34 @@ def test_cancelling_while_a_sandbox_starts_leaves_none(delay_ms: int) -> None:
     pool.close_all()
     names = [p.name for p in __import__("leftovers").descendants()]
     assert [name for name in names if name.startswith("rf-")] == []
+
+
+@pytest.mark.parametrize("end", ["twice", "with its loop"])
+def test_a_start_that_is_cancelled_once_more_leaves_no_sandbox(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringfence.launching import AutoLauncher
+
+    real, begun, boxes = AutoLauncher.launch, threading.Event(), []
+
+    def slow(self: AutoLauncher) -> object:
+        begun.set()
+        time.sleep(0.2)
+        boxes.append(real(self))
+        return boxes[-1]
+
+    monkeypatch.setattr(AutoLauncher, "launch", slow)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(AsyncSandbox().start())
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        if end == "twice":
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    run(main)
+    assert [box.wait_destroyed(5.0) for box in boxes] == [True]
 
 
 def test_cancelling_while_much_is_sent_garbles_nothing() -> None:

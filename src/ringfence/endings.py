@@ -32,9 +32,9 @@ def not_started(name: str, *, closed: bool) -> RingfenceError:
     return SandboxClosedError(f"sandbox {name} has not been started", fix="use `with`, or call start()")
 
 
-def of_another_process(name: str, pid: int) -> RingfenceError:
-    text = f"sandbox {name} belongs to process {pid}; this is a fork of it, process {os.getpid()}"
-    return SandboxClosedError(text, fix=f"{_NEW} here")
+def of_another_process(what: str, pid: int, *, fix: str = f"{_NEW} here") -> RingfenceError:
+    text = f"{what} belongs to process {pid}; this is a fork of it, process {os.getpid()}"
+    return SandboxClosedError(text, fix=fix)
 
 
 def ended(name: str, over: str, box: Box) -> RingfenceError:

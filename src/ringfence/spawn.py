@@ -70,7 +70,7 @@ def start(executable: str, prefix: list[str]) -> Started:
         for fd in (*high, library):
             os.close(fd)
     try:
-        control.send(_command[0] if _command else LIBRARY)
+        control.send(_command[0] if _command else LIBRARY, _socket.MSG_NOSIGNAL)
     except OSError:
         pass  # it has ended already: who speaks to it next is told why
     return Started(pid, control, errors)  # type: ignore[arg-type]  # the C class has every method that is used

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,36 @@ with ringfence.Sandbox() as box:
     assert answers(code) == ["True 1"]
 
 
+def test_a_fork_leaves_its_parents_manager_and_what_that_keeps_alone(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from ringfence import SandboxClosedError, SandboxManager
+with SandboxManager(state={str(tmp_path / "state")!r}) as manager:
+    agent = manager.environment("a")
+    agent.run("open('f', 'w').write('parent')")
+    waits, goes_on = os.pipe()
+    if os.fork() == 0:
+        uses = [lambda: agent.run("open('f', 'w').write('child')"), lambda: agent.files.write("f", "child"),
+                agent.remove, agent.sandbox, manager.sandbox, lambda: manager.environment("a")]
+        for use in uses:
+            try: print("used", use())
+            except SandboxClosedError as e: print("belongs to process" in str(e), e.fix)
+        sys.stdout.flush()
+        os.close(goes_on)
+        os.read(waits, 1)
+        sys.exit(0)
+    os.close(waits)
+    print(agent.run("open('f').read()").value)
+with SandboxManager(state={str(tmp_path / "state")!r}) as manager:  # while the fork lives
+    print(manager.environment("a").run("open('f').read()").value)
+os.close(goes_on)
+os.wait()
+print(os.path.exists({str(tmp_path / "state" / "agent-a" / "workspace.snapshot")!r}))
+"""
+    found = answers(code)
+    assert sorted(found) == sorted(["True make a new SandboxManager here"] * 6 + ["'parent'"] * 2 + ["True"])
+
+
 def test_multiprocessing_workers_run_sandboxes_of_their_own() -> None:
     code = """
 import multiprocessing, ringfence
@@ -131,6 +162,35 @@ stop = True
 t.join(10)
 """
     assert answers(code) == ["['0', '1', '2', '3', '4']", "['0', '1', '2', '3', '4']", "4"]
+
+
+HANGS_UP = """
+import os, socket, struct, urllib.parse
+at = urllib.parse.urlparse(os.environ['HTTP_PROXY'])
+for i in range(200):
+    s = socket.create_connection((at.hostname, at.port))
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    s.sendall(b'GET http://b.example/ HTTP/1.1\\r\\nHost: b.example\\r\\n\\r\\n' * (1 + i % 5))
+    s.shutdown(socket.SHUT_WR)
+    s.close()
+print('done')
+"""
+
+
+def test_no_guest_that_hangs_up_ends_a_caller_whose_sigpipe_is_at_its_default() -> None:
+    code = f"""
+import signal
+from ringfence import Network, Policy, Sandbox
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+with Sandbox(policy=Policy(network=Network(allow=["a.example"]))) as box:
+    print(box.exec(["python3", "-c", {HANGS_UP!r}]).stdout.strip())
+with Sandbox() as box:
+    process = box.spawn(["sleep", "60"])
+    box._box.channel.shutdown(2)  # as a monitor's death between our look and our word
+    process._place.link.say(op="eof", id=process._inbox.id)
+print("alive")
+"""
+    assert answers(code) == ["done", "alive"]
 
 
 def test_a_guest_inherits_no_blocked_or_ignored_signal() -> None:

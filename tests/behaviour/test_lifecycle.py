@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,18 @@ def test_a_sandbox_that_is_closed_while_it_starts_does_not_start() -> None:
         return [type(one).__name__ for one in ended]
 
     assert asyncio.run(work()) == ["SandboxClosedError"] * 3
+
+
+def test_an_interrupted_close_ends_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Sandbox().start()
+    address, inside = box.expose(8000), box._box
+    assert inside is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(address, "close", lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            box.close()
+    assert inside.wait_destroyed(5.0)
+    box.close()
 
 
 def test_started_by_several_it_starts_once(monkeypatch: pytest.MonkeyPatch) -> None:

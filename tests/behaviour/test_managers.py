@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from ringfence import (
     Secret,
     SnapshotError,
 )
+from ringfence._sync.owned import OwnedSandbox
 
 pytestmark = pytest.mark.everywhere
 
@@ -399,6 +402,13 @@ def test_the_sandbox_beyond_a_quota_does_not_start_until_another_ends(quota: Quo
             assert others.exec(["true"]).ok
 
 
+def test_a_sandbox_that_several_start_is_admitted_once() -> None:
+    with SandboxManager(policy=SMALL, quota=Quota(sandboxes=1)) as manager:
+        box = manager.environment("a").sandbox()
+        with ThreadPoolExecutor(4) as pool:
+            assert [started is box for started in pool.map(lambda _: box.start(), range(4))] == [True] * 4
+
+
 def test_a_fork_is_one_more_on_the_quota_of_its_agent(manager: SandboxManager) -> None:
     agent = manager.environment("a", quota=Quota(sandboxes=2))
     with agent.sandbox() as box:
@@ -450,6 +460,21 @@ def test_history_is_newest_first_with_a_line_of_output(manager: SandboxManager) 
 
 @pytest.mark.everywhere(gvisor="counts bytes and not blocks")
 @weaker.needs_cgroup
+def test_what_a_sandbox_used_counts_whoever_sees_its_end_first(
+    manager: SandboxManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = manager.environment("a")
+    box = agent.sandbox().start()
+    box.run("sum(range(1_000_000))")
+    assert box._box is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(box._box, "wait_destroyed", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            box.close()
+    box.close()
+    assert agent.usage().cpu_s
+
+
 def test_usage_is_of_all_its_sandboxes_those_that_ended_too(manager: SandboxManager) -> None:
     burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint('x' * 99)"
     agent = manager.environment("a")
@@ -579,6 +604,62 @@ def test_closing_ends_everything_and_may_be_done_again() -> None:
     for use in uses:
         with pytest.raises(SandboxClosedError):
             use()
+
+
+def test_what_was_made_before_the_end_of_its_owner_does_not_start_after_it() -> None:
+    with SandboxManager(policy=SMALL) as manager:
+        agent = manager.environment("a")
+        of_agent, of_manager = agent.sandbox(), manager.sandbox()
+        agent.remove()
+        assert manager.environment("a") is not agent
+        with pytest.raises(SandboxClosedError, match="made for has ended"):
+            of_agent.start()
+    with pytest.raises(SandboxClosedError, match="made for has ended"):
+        of_manager.start()
+
+
+def test_a_removed_environment_is_forgotten(manager: SandboxManager) -> None:
+    manager.environment("a").remove()
+    assert until(lambda: not manager._environments)
+
+
+def test_a_manager_that_cannot_begin_leaves_no_warm_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[OwnedSandbox] = []
+    real = OwnedSandbox.start
+
+    def start(self: OwnedSandbox) -> OwnedSandbox:
+        if started:
+            raise KeyboardInterrupt
+        started.append(self)
+        return real(self)
+
+    monkeypatch.setattr(OwnedSandbox, "start", start)
+    with pytest.raises(KeyboardInterrupt), SandboxManager(policy=SMALL, warm=2):
+        pass
+    assert [box.state for box in started] == ["closed"]
+
+
+def test_a_manager_that_is_closed_while_it_begins_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = SandboxManager(policy=SMALL)
+    monkeypatch.setattr(manager, "_fill", lambda: setattr(manager, "_closed", True))
+    with pytest.raises(SandboxClosedError, match="the manager was closed"):
+        manager.environment("a")
+    assert manager._ticker is None
+
+
+def test_an_interrupted_close_leaves_no_sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manager = SandboxManager(policy=SMALL, warm=1, state=tmp_path / "s")
+    agent = manager.environment("a")
+    agent.run("1")
+    boxes = [manager.sandbox().start(), agent.sandbox().start(), agent._box, *manager._waiting]
+    with monkeypatch.context() as patched:
+        patched.setattr(Environment, "_end", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            manager.close()
+    places = [box._box for box in boxes if box is not None and box._box is not None]
+    assert [place.wait_destroyed(5.0) for place in places] == [True] * len(places)
+    with SandboxManager(policy=SMALL, state=tmp_path / "s") as another:
+        assert another.environment("a").run("1").ok
 
 
 def test_nothing_happens_in_the_constructor(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+import ringfence
 from ringfence import AsyncSandbox, Sandbox
 from ringfence import tools as module
 
@@ -101,6 +103,26 @@ def test_a_tool_of_an_asyncio_caller_ends_with_its_cell() -> None:
     assert took < 4
 
 
+def test_tools_that_take_long_keep_no_other_sandbox_of_an_asyncio_caller_from_starting() -> None:
+    over = threading.Event()
+
+    def slow() -> Json:
+        over.wait(30)
+        return None
+
+    async def main() -> list[str]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        async with AsyncSandbox(tools={"slow": slow}) as box:
+            found = [(await box.run("slow()", timeout_s=0.2)).status for _ in range(2)]
+            try:
+                async with asyncio.timeout(10):
+                    return [*found, (await ringfence.run_async("1")).status]
+            finally:
+                over.set()
+
+    assert asyncio.run(main()) == ["timeout", "timeout", "ok"]
+
+
 def test_a_cell_that_ends_does_not_wait_for_the_tool_of_a_thread(box: Sandbox) -> None:
     box._tools["lookup"] = lambda _: time.sleep(10)
     begun = time.monotonic()
@@ -122,7 +144,7 @@ def test_interrupt_does_not_wait_for_a_tool(box: Sandbox) -> None:
     assert time.monotonic() - begun < 6
 
 
-@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit, BaseException])
 @pytest.mark.parametrize("how", ["function", "coroutine"])
 def test_a_tool_that_wants_to_leave_has_failed(error: type[BaseException], how: str) -> None:
     def leave() -> Json:
@@ -141,6 +163,19 @@ def test_a_tool_that_wants_to_leave_has_failed(error: type[BaseException], how: 
         for found in (asyncio.run(main()), box.run("leave()", timeout_s=5).exception):
             assert found is not None
             assert found.message == f"leave: it failed with {error.__name__}"
+
+
+def test_a_tool_of_an_asyncio_caller_that_finds_nothing_is_heard_at_once() -> None:
+    def first() -> Json:
+        return next(iter(()))
+
+    async def main() -> GuestException | None:
+        async with AsyncSandbox(tools={"first": first}) as box:
+            return (await box.run("first()", timeout_s=5)).exception
+
+    found = asyncio.run(main())
+    assert found is not None
+    assert found.message == "first: it failed with StopIteration"
 
 
 def test_a_tool_that_the_keyboard_interrupts_interrupts_its_caller(box: Sandbox) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 
-from ringfence import calls, snapshots
+from ringfence import calls, endings, snapshots
 from ringfence._async.files import _MORE_BYTES, _MORE_FILES, AsyncFiles
 from ringfence._async.waiting import blocking, lock
 from ringfence.agents.history import History, add_usage
@@ -66,6 +67,7 @@ class AsyncEnvironment:
         self._calls: set[object] = set()
         self._used_at = time.monotonic()
         self._over: str | None = None
+        self._pid = os.getpid()
 
     async def run(
         self, code: str, *, language: str = "python", stdin: bytes | str | None = None, timeout_s: float | None = None
@@ -124,6 +126,7 @@ class AsyncEnvironment:
 
     async def remove(self) -> None:
         """End its sandboxes, delete its workspace."""
+        self._check_process()
         async with self._gate:
             self._over = "was removed"
             await self._close_all()
@@ -148,6 +151,7 @@ class AsyncEnvironment:
 
     async def _enter(self, token: object) -> AsyncOwnedSandbox:
         """Its own sandbox, running, and not ended for idleness until `_leave`."""
+        self._check_process()
         async with self._gate:
             self._check_there()
             box = self._box
@@ -248,7 +252,7 @@ class AsyncEnvironment:
             self._forget()
 
     async def _close_all(self) -> None:
-        for sandbox in self._owner.all():
+        for sandbox in self._owner.end():
             await sandbox.close()
         self._box = None
 
@@ -257,7 +261,14 @@ class AsyncEnvironment:
             self._kept.delete()
             self._kept = None
 
+    def _check_process(self) -> None:
+        """Before a lock is taken, which a thread that is not in a fork may hold there for good."""
+        if self._pid != os.getpid():
+            what = f"the environment of agent {self.agent!r}"
+            raise endings.of_another_process(what, self._pid, fix="make a new SandboxManager here")
+
     def _check_there(self) -> None:
+        self._check_process()
         if self._over is not None:
             raise SandboxClosedError(
                 f"the environment of agent {self.agent!r} {self._over}",

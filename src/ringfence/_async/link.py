@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ringfence.errors import SandboxLostError
+from ringfence.guest import lean
 from ringfence.wire import frames
 from ringfence.wire.switchboard import WINDOW, Inbox, Switchboard
 
@@ -80,7 +81,7 @@ class AsyncLink:
 
     def _on_writable(self) -> None:
         try:
-            del self._out[: self._socket.send(self._out)]
+            del self._out[: self._socket.send(self._out, lean.NO_SIGNAL)]
         except BlockingIOError:
             return
         except OSError:

@@ -46,6 +46,8 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self.network = AsyncOwnedGateway(self)
         self._owner = owner
         self._started_at = 0.0
+        # Looked at by the first who closes it: another one may be the first to see it gone.
+        self._used_in_all: tuple[Usage, tuple[HostSummary, ...]] = (Usage(), ())
         self._waits = False  # started ahead, and not used yet
         self._ahead: AsyncSession | None = None  # the interpreter of its default session, likewise
 
@@ -55,17 +57,19 @@ class AsyncOwnedSandbox(AsyncSandbox):
             self._waits = False
             await self._set_clocks(0.0)
             return self
-        if self._box is not None or self._ended == "closed":
-            return await super().start()
-        self._owner.admit(self)
+        return await super().start()
+
+    async def _start(self) -> None:
+        """One of several who start it comes here, so that it is admitted once."""
+        if self._ended != "closed":
+            self._owner.admit(self)
         try:
-            await super().start()
+            await super()._start()
         except BaseException:
             self._owner.ended(self, Usage(), ())
             raise
         self._started_at = time.time()
         self._running_place().before_call = self._count_call
-        return self
 
     async def _wait_for_use(self) -> None:
         """It was started ahead: so is the interpreter of its default session, where the image has Python."""
@@ -88,9 +92,10 @@ class AsyncOwnedSandbox(AsyncSandbox):
 
     async def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
-        usage, requests = await self._last_words()
+        if self._box is not None and self._ended != "closed":
+            self._used_in_all = self._used(), await self.network.summary()
         await super().close()
-        self._owner.ended(self, usage, requests)
+        self._owner.ended(self, *self._used_in_all)
 
     async def extend(self, lifetime_s: float) -> datetime:
         until = await super().extend(lifetime_s)
@@ -109,11 +114,6 @@ class AsyncOwnedSandbox(AsyncSandbox):
     def _used(self) -> Usage:
         """So far; of a paused one too."""
         return Usage() if self._box is None else self._box.usage()[0]
-
-    async def _last_words(self) -> tuple[Usage, tuple[HostSummary, ...]]:
-        if self._box is None or self._ended == "closed":
-            return Usage(), ()
-        return self._used(), await self.network.summary()
 
     async def _set_clocks(self, slack_s: float) -> None:
         """From now on. `slack_s` is added to idle_s."""

@@ -9,6 +9,7 @@ from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringfence._async.sandbox import AsyncSandbox
     from ringfence.backends import Backend
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
@@ -50,6 +51,16 @@ async def run_alone(once: calls.Once, backend: BackendName | Backend, image: str
     if any(mount.mode == "rw" for mount in policy.mounts):
         await blocking(box.wait_destroyed, calls.DESTROY_S)
     return _with(box.findings(), result)
+
+
+def let_go(sandbox: AsyncSandbox) -> None:
+    """For a command about to end: kill everything inside, and leave the rest to the zygote, which outlives us."""
+    sandbox._ended = "closed"
+    if sandbox._box is not None:
+        sandbox._box.kill()
+        if sandbox._box.outlet is not None:  # so that its log is whole
+            sandbox._box.outlet.close()
+            sandbox._box.outlet.wait_ended(1.0)
 
 
 def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:

@@ -151,16 +151,22 @@ class AsyncSandbox:
 
     async def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
-        self._ended = "closed"
+        box = self._end_now()
         for address in self._addresses:
             await address.close()
+        if box is not None:
+            await blocking(box.wait_destroyed, calls.DESTROY_S)
+
+    def _end_now(self) -> Box | None:
+        """All of `close` that is not to be interrupted: what is left is waiting for this box."""
+        self._ended = "closed"
         for trees in self._trees.values():
             trees.close()
-        if self._place is None or self._box is None or self._place.pid != os.getpid():
-            return
+        if self._place is None or self._place.pid != os.getpid():
+            return None
         self._place.link.finish("closed")
-        self._box.close()
-        await blocking(self._box.wait_destroyed, calls.DESTROY_S)
+        self._place.box.close()
+        return self._place.box
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -174,7 +180,7 @@ class AsyncSandbox:
         if self._place is None:
             raise endings.not_started(self.id, closed=self._ended == "closed")
         if self._place.pid != os.getpid():
-            raise endings.of_another_process(self.id, self._place.pid)
+            raise endings.of_another_process(f"sandbox {self.id}", self._place.pid)
         self._place.link.poll()
         over = self._place.link.over
         if over is not None:
@@ -488,13 +494,3 @@ def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:
     from ringfence.tools import check_tools
 
     return check_tools(tools)
-
-
-def let_go(sandbox: AsyncSandbox) -> None:
-    """For a command about to end: kill everything inside, and leave the rest to the zygote, which outlives us."""
-    sandbox._ended = "closed"
-    if sandbox._box is not None:
-        sandbox._box.kill()
-        if sandbox._box.outlet is not None:  # so that its log is whole
-            sandbox._box.outlet.close()
-            sandbox._box.outlet.wait_ended(1.0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
+import threading
 import time
 from collections.abc import Awaitable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -75,10 +78,40 @@ async def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) ->
     try:
         if inspect.iscoroutinefunction(tool):
             return True, await tool(*args, **kwargs)
-        value = await asyncio.to_thread(tool, *args, **kwargs)
+        value, error = await _in_thread_of_its_own(lambda: tool(*args, **kwargs))
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        if error is not None:
+            return False, _failed(error)
         return True, await value if isinstance(value, Awaitable) else value
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a tool may raise anything; KeyboardInterrupt is the host's
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise  # the host's, not the guest's
+    except BaseException as error:  # noqa: BLE001  # a tool may raise anything
         return False, _failed(error)
+
+
+def _in_thread_of_its_own(work: Callable[[], object]) -> asyncio.Future[tuple[object, BaseException | None]]:
+    """(its value, what it raised). Not by the loop's executor: there a few tools that take long would keep every
+    sandbox of the program from starting and ending, and the program from its end."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
+
+    def tell(value: object, error: BaseException | None) -> None:
+        if not found.done():
+            found.set_result((value, error))
+
+    def go() -> None:
+        value, error = None, None
+        try:
+            value = work()
+        except BaseException as raised:  # noqa: BLE001  # told to who waits
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(tell, value, error)
+
+    run = contextvars.copy_context().run
+    threading.Thread(target=lambda: run(go), name="ringfence-tool", daemon=True).start()
+    return found
 
 
 def _failed(error: BaseException) -> str:
@@ -88,28 +121,31 @@ def _failed(error: BaseException) -> str:
 
 async def launched(launcher: Launcher) -> Box:
     """A box, made in a thread. When the caller is cancelled meanwhile, it is closed again."""
-    task = asyncio.ensure_future(asyncio.to_thread(launcher.launch))
+    made: list[Box] = []
     try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if task.exception() is None:
-            task.result().close()
+        await blocking(lambda: made.append(launcher.launch()))
+    except BaseException:
+        for box in made:
+            box.close()
         raise
+    return made[0]
 
 
 async def blocking(work: Callable[..., T], *args: object) -> T:
-    """Run `work` in a thread. It is waited for even when the caller is cancelled, so that nothing is left half-made."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():  # cancelled again: the caller would close what the thread writes to
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError:
-                continue  # the first one is raised below
-        raise
+    """Run `work` in a thread. It is waited for however often the caller is cancelled: nothing is left half-made."""
+    # No task, which the end of `asyncio.run` would cancel while its thread goes on.
+    run = contextvars.copy_context().run
+    working = asyncio.get_running_loop().run_in_executor(None, lambda: run(work, *args))
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return working.result()
+    working.exception()  # looked at: nobody else hears of it
+    raise cancelled
 
 
 class Every:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 
-from ringfence import calls, snapshots
+from ringfence import calls, endings, snapshots
 from ringfence._sync.files import _MORE_BYTES, _MORE_FILES, Files
 from ringfence._sync.waiting import blocking, lock
 from ringfence.agents.history import History, add_usage
@@ -67,6 +68,7 @@ class Environment:
         self._calls: set[object] = set()
         self._used_at = time.monotonic()
         self._over: str | None = None
+        self._pid = os.getpid()
 
     def run(
         self, code: str, *, language: str = "python", stdin: bytes | str | None = None, timeout_s: float | None = None
@@ -125,6 +127,7 @@ class Environment:
 
     def remove(self) -> None:
         """End its sandboxes, delete its workspace."""
+        self._check_process()
         with self._gate:
             self._over = "was removed"
             self._close_all()
@@ -149,6 +152,7 @@ class Environment:
 
     def _enter(self, token: object) -> OwnedSandbox:
         """Its own sandbox, running, and not ended for idleness until `_leave`."""
+        self._check_process()
         with self._gate:
             self._check_there()
             box = self._box
@@ -249,7 +253,7 @@ class Environment:
             self._forget()
 
     def _close_all(self) -> None:
-        for sandbox in self._owner.all():
+        for sandbox in self._owner.end():
             sandbox.close()
         self._box = None
 
@@ -258,7 +262,14 @@ class Environment:
             self._kept.delete()
             self._kept = None
 
+    def _check_process(self) -> None:
+        """Before a lock is taken, which a thread that is not in a fork may hold there for good."""
+        if self._pid != os.getpid():
+            what = f"the environment of agent {self.agent!r}"
+            raise endings.of_another_process(what, self._pid, fix="make a new SandboxManager here")
+
     def _check_there(self) -> None:
+        self._check_process()
         if self._over is not None:
             raise SandboxClosedError(
                 f"the environment of agent {self.agent!r} {self._over}",

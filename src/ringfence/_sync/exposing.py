@@ -7,6 +7,7 @@ import threading
 
 from ringfence.errors import RingfenceError
 from ringfence.events import Stdout
+from ringfence.guest import lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Address:
             threading.Thread(target=self._serve, args=(connection,), name="ringfence-expose", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        lean.hold_pipe_signal()
         process: Process | None = None
         try:
             process = self._connect()

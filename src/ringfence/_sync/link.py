@@ -7,6 +7,7 @@ import select
 import time
 
 from ringfence.errors import SandboxLostError
+from ringfence.guest import lean
 from ringfence.wire import frames
 from ringfence.wire.switchboard import WINDOW, Inbox, Switchboard
 
@@ -107,7 +108,7 @@ class Link:
             return
         try:
             with self._sending:
-                self._socket.sendall(data)
+                self._socket.sendall(data, lean.NO_SIGNAL)
         except OSError:
             self._hear_last_words()
 

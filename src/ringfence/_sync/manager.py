@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+
+from ringfence import endings
 from ringfence._sync.environment import Environment
 from ringfence._sync.owned import OwnedSandbox
 from ringfence._sync.waiting import blocking, every, lock
@@ -63,10 +66,12 @@ class SandboxManager:
         self._waiting: Shelf[OwnedSandbox] = Shelf()
         self._ticker: Every | None = None
         self._closed = False
+        self._pid: int | None = None  # in which it was first used
 
     def environment(self, agent: str, *, policy: Policy | None = None, quota: Quota | None = None) -> Environment:
         """The agent's, made if there is none. Agent ids: a-z, 0-9, `.`, `_`, `-`, at most 64."""
         name = check_agent(agent)
+        self._check_open()
         wanted = self._narrowed(policy)
         _check_quota(quota or self._quota)
         with self._gate:
@@ -107,13 +112,26 @@ class SandboxManager:
     def close(self) -> None:
         """End every sandbox. With `state` workspaces stay there; without, they are gone. Idempotent."""
         self._closed = True
+        if self._is_in_a_fork():
+            return  # all of it is the parent's, who goes on
+        try:
+            self._end()
+        except BaseException:  # whoever is interrupted here may not call again
+            owners = [self._own, self._nobodys, *(one._owner for one in self._environments.values())]
+            for sandbox in [sandbox for owner in owners for sandbox in owner.end()]:
+                sandbox._end_now()
+            if self._state is not None:
+                self._state.close()
+            raise
+
+    def _end(self) -> None:
         if self._ticker is not None:
             self._ticker.stop()
             self._ticker = None
         with self._gate:
             for environment in self._environments.values():
                 environment._end()
-            for sandbox in (*self._own.all(), *self._nobodys.all()):
+            for sandbox in (*self._own.end(), *self._nobodys.end()):
                 sandbox.close()
             self._waiting.clear()
             if self._state is not None:
@@ -162,15 +180,25 @@ class SandboxManager:
         self._check_open()
         if self._ticker is not None:
             return
-        if self._state is not None:
-            blocking(self._state.open)
+        self._pid = os.getpid()
         try:
-            self._fill()
-        except BaseException:
             if self._state is not None:
-                self._state.close()
+                blocking(self._state.open)
+            self._fill()
+            self._check_open()  # it may have been closed meanwhile, and who did that has found nothing to stop
+        except BaseException:
+            self._undo_begin()
             raise
         self._ticker = every(_TICK_S, self._tick)
+
+    def _undo_begin(self) -> None:
+        """Nobody will call `close` where `with` could not begin."""
+        self._pid = None
+        self._waiting.clear()
+        for sandbox in self._nobodys.all():
+            sandbox.close()
+        if self._state is not None:
+            self._state.close()
 
     def _tick(self) -> None:
         for environment in list(self._environments.values()):
@@ -179,7 +207,17 @@ class SandboxManager:
         for sandbox in [sandbox for owner in owners for sandbox in owner.all()]:
             if sandbox.state in ("closed", "lost"):
                 sandbox.close()  # it ended by itself: what it used is taken down
+        self._forget_removed()
         self._fill()
+
+    def _forget_removed(self) -> None:
+        over = [name for name, environment in list(self._environments.items()) if environment._over is not None]
+        if not over:
+            return
+        with self._gate:  # one of that name may be made anew meanwhile
+            for name in over:
+                if self._environments[name]._over is not None:
+                    del self._environments[name]
 
     def _fill(self) -> None:
         self._waiting.drop(lambda sandbox: sandbox.state != "running")
@@ -202,7 +240,13 @@ class SandboxManager:
         if self._state is not None:
             self._state.check_hidden(policy)
 
+    def _is_in_a_fork(self) -> bool:
+        return self._pid is not None and self._pid != os.getpid()
+
     def _check_open(self) -> None:
+        if self._is_in_a_fork():
+            assert self._pid is not None
+            raise endings.of_another_process("the manager", self._pid, fix="make a new SandboxManager here")
         if self._closed:
             raise SandboxClosedError("the manager was closed", code="manager-closed", fix="make a new SandboxManager")
 

@@ -47,6 +47,8 @@ class OwnedSandbox(Sandbox):
         self.network = OwnedGateway(self)
         self._owner = owner
         self._started_at = 0.0
+        # Looked at by the first who closes it: another one may be the first to see it gone.
+        self._used_in_all: tuple[Usage, tuple[HostSummary, ...]] = (Usage(), ())
         self._waits = False  # started ahead, and not used yet
         self._ahead: Session | None = None  # the interpreter of its default session, likewise
 
@@ -56,17 +58,19 @@ class OwnedSandbox(Sandbox):
             self._waits = False
             self._set_clocks(0.0)
             return self
-        if self._box is not None or self._ended == "closed":
-            return super().start()
-        self._owner.admit(self)
+        return super().start()
+
+    def _start(self) -> None:
+        """One of several who start it comes here, so that it is admitted once."""
+        if self._ended != "closed":
+            self._owner.admit(self)
         try:
-            super().start()
+            super()._start()
         except BaseException:
             self._owner.ended(self, Usage(), ())
             raise
         self._started_at = time.time()
         self._running_place().before_call = self._count_call
-        return self
 
     def _wait_for_use(self) -> None:
         """It was started ahead: so is the interpreter of its default session, where the image has Python."""
@@ -89,9 +93,10 @@ class OwnedSandbox(Sandbox):
 
     def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
-        usage, requests = self._last_words()
+        if self._box is not None and self._ended != "closed":
+            self._used_in_all = self._used(), self.network.summary()
         super().close()
-        self._owner.ended(self, usage, requests)
+        self._owner.ended(self, *self._used_in_all)
 
     def extend(self, lifetime_s: float) -> datetime:
         until = super().extend(lifetime_s)
@@ -110,11 +115,6 @@ class OwnedSandbox(Sandbox):
     def _used(self) -> Usage:
         """So far; of a paused one too."""
         return Usage() if self._box is None else self._box.usage()[0]
-
-    def _last_words(self) -> tuple[Usage, tuple[HostSummary, ...]]:
-        if self._box is None or self._ended == "closed":
-            return Usage(), ()
-        return self._used(), self.network.summary()
 
     def _set_clocks(self, slack_s: float) -> None:
         """From now on. `slack_s` is added to idle_s."""

@@ -10,6 +10,7 @@ from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringfence._sync.sandbox import Sandbox
     from ringfence.backends import Backend
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
@@ -51,6 +52,16 @@ def run_alone(once: calls.Once, backend: BackendName | Backend, image: str | Ima
     if any(mount.mode == "rw" for mount in policy.mounts):
         blocking(box.wait_destroyed, calls.DESTROY_S)
     return _with(box.findings(), result)
+
+
+def let_go(sandbox: Sandbox) -> None:
+    """For a command about to end: kill everything inside, and leave the rest to the zygote, which outlives us."""
+    sandbox._ended = "closed"
+    if sandbox._box is not None:
+        sandbox._box.kill()
+        if sandbox._box.outlet is not None:  # so that its log is whole
+            sandbox._box.outlet.close()
+            sandbox._box.outlet.wait_ended(1.0)
 
 
 def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:

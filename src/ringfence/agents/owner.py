@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from ringfence.agents.history import add_usage
 from ringfence.agents.requests import merged
 from ringfence.agents.sources import Sources
+from ringfence.errors import SandboxClosedError
 from ringfence.results import Usage
 
 if TYPE_CHECKING:
@@ -47,14 +48,30 @@ class Owner(Generic[S]):
         self._ledger = ledger
         self._lock = threading.Lock()
         self._live: dict[str, S] = {}
+        self._over = False
 
     def admit(self, sandbox: S) -> None:
-        """Before it starts. Raises QuotaError, and PolicyError for a mount that leads beyond the ceiling."""
+        """Before it starts. Raises QuotaError, PolicyError for a mount that leads beyond the ceiling, and
+        SandboxClosedError after `end`."""
         self.sources.check(sandbox.policy)
         if self._ledger is not None:
             self._ledger.admit(sandbox.id, sandbox.policy, lambda: _lives(sandbox))
         with self._lock:
-            self._live[sandbox.id] = sandbox
+            if not self._over:
+                self._live[sandbox.id] = sandbox
+                return
+        if self._ledger is not None:
+            self._ledger.release(sandbox.id)
+        raise SandboxClosedError(
+            f"sandbox {sandbox.id} cannot start: the environment or manager that it was made for has ended",
+            fix="make the environment again, or a new SandboxManager",
+        )
+
+    def end(self) -> list[S]:
+        """Admit no more, not even what was made before; those that are now to be closed."""
+        with self._lock:
+            self._over = True
+            return list(self._live.values())
 
     def ended(self, sandbox: S, usage: Usage, requests: tuple[HostSummary, ...]) -> None:
         """Idempotent: only the first time counts."""

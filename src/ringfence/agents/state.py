@@ -48,9 +48,14 @@ class StateDirectory:
                 fix="close that manager, or name another directory",
             ) from None
         self._lock = descriptor
+        if not _registered:
+            _registered.append(True)
+            os.register_at_fork(after_in_child=_let_go_all)
+        _taken.append(self)
 
     def close(self) -> None:
         if self._lock >= 0:
+            _taken.remove(self)
             os.close(self._lock)
             self._lock = -1
 
@@ -99,6 +104,16 @@ class StateDirectory:
                     code="state-mounted",
                     fix="keep the state outside of what is mounted",
                 )
+
+
+_taken: list[StateDirectory] = []
+_registered: list[bool] = []
+
+
+def _let_go_all() -> None:
+    """In a fork: its copy of the lock would outlive the manager's process, and no other could have the directory."""
+    while _taken:
+        _taken[-1].close()
 
 
 def _unusable(path: str, reason: str) -> PolicyError:

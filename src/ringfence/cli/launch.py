@@ -220,7 +220,7 @@ def _end(box: Sandbox, settings: Settings) -> None:
     from ringfence.spawn import is_command
 
     if is_command() and not any(mount.mode == "rw" for mount in settings.policy.mounts):
-        from ringfence._sync.sandbox import let_go
+        from ringfence._sync.running import let_go
 
         let_go(box)
     else:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SOCK_STREAM: int = _socket.SOCK_STREAM
 SOCK_SEQPACKET: int = _socket.SOCK_SEQPACKET
+# For what is sent to a peer that may be gone: a caller may have SIGPIPE at its default, which ends programs.
+NO_SIGNAL: int = getattr(_socket, "MSG_NOSIGNAL", 0)
 SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGSTOP, SIGXFSZ = 2, 9, 13, 15, 17, 18, 19, 25
 
 
@@ -102,7 +104,7 @@ def from_fd(fd: int, kind: int) -> socket:
 
 def send_fds(sock: socket, data: bytes, fds: list[int]) -> None:
     """One packet and its descriptors."""
-    sock.sendmsg([data], [(*_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else [])
+    sock.sendmsg([data], [(*_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else [], NO_SIGNAL)
 
 
 def recv_fds(sock: socket, size: int, most: int) -> tuple[bytes, list[int]]:
@@ -167,6 +169,11 @@ def ignore_signals(*numbers: int) -> None:
 def hold_stops(*, hold: bool = True) -> None:
     """Let a SIGTERM wait, or take it from here on, and one that waited at once."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK if hold else _signal.SIG_UNBLOCK, (SIGTERM,))
+
+
+def hold_pipe_signal() -> None:
+    """In a thread of ours on the host: a peer that hangs up, as a guest can, is an error here and ends no caller."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (SIGPIPE,))
 
 
 def handle_signal(number: int, handler: Callable[[int, object], None]) -> None:

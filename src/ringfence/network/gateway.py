@@ -10,6 +10,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from ringfence.guest import lean
 from ringfence.policy.reach import RESOLVER_PORT, relayed_streams
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ class Service:
     def _run(self) -> None:
         import asyncio
 
+        lean.hold_pipe_signal()
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         with self._lock:
@@ -303,7 +305,12 @@ class Service:
         """In the loop: have a connection served by a task."""
         assert self._loop is not None
         one.task = task = self._loop.create_task(_guarded(work, registration, sock))
-        task.add_done_callback(lambda _: registration.done(one))
+
+        def done(_: object) -> None:
+            work.close()  # nobody has begun it where its task was cancelled first
+            registration.done(one)
+
+        task.add_done_callback(done)
 
 
 if TYPE_CHECKING:

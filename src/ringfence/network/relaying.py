@@ -68,6 +68,7 @@ class Relay:
     # the thread
 
     def _run(self) -> None:
+        lean.hold_pipe_signal()
         try:
             self.loop.watch(self._queries.fileno(), select.EPOLLIN, lambda _: self._on_answers())
             self._rewatch()

@@ -10,6 +10,8 @@ import socket
 import struct
 import threading
 
+from ringfence.guest import lean
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +62,7 @@ class Stream:
         _drop(self._engine)
 
     def _take_all(self) -> None:
+        lean.hold_pipe_signal()
         held = bytearray()
         try:
             while data := self._engine.recv(_READ):
@@ -117,6 +120,7 @@ class ChannelStream(Stream):
         super().forget()
 
     def _pass_in(self) -> None:
+        lean.hold_pipe_signal()
         try:
             while data := self._theirs.recv(_READ):
                 self._engine.sendall(data)

@@ -115,7 +115,7 @@ class WalledBox:
             if cpu >= 0:
                 lean.send_fds(self.channel, message[:1], [cpu])
                 message = message[1:]
-            self.channel.sendall(message)
+            self.channel.sendall(message, lean.NO_SIGNAL)
             if hands and isinstance(outlets, dict):
                 self._wait(deadline)
                 self._take_listeners(len(outlets["ports"]) + outlet_sockets.BESIDES)
