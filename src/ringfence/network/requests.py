@@ -194,8 +194,8 @@ def _check_path(target: Target, path: str) -> str:
     rule = target.rule
     assert rule is not None
     try:
-        fits = paths.permitted(path, rule.paths)
         canonical = paths.canonical_path(path)
+        fits = paths.fits(canonical, rule.paths)
     except ValueError as error:
         raise Refusal("net.path", f"the path is not permitted for {target}: {error}") from None
     if not fits:
