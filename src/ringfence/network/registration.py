@@ -13,7 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from ringfence.errors import PolicyError
+from ringfence.errors import PolicyError, SandboxClosedError
 from ringfence.network import dialling, rules, trust
 from ringfence.network.addresses import fault
 from ringfence.network.budgets import SANDBOX_BURST, SANDBOX_RATE, Bucket
@@ -223,6 +223,8 @@ class Registration:
 
     def set(self, network: Network) -> None:
         """From any thread: returns when the new rules hold. PolicyError for what the sandbox was not built for."""
+        if self.closed:
+            raise SandboxClosedError("the sandbox has ended, and its gateway with it", fix="start another")
         missing = sorted(set(listening_ports(network)) - set(self.ports))
         if missing and (network.allow or network.rules):
             raise PolicyError(
