@@ -19,9 +19,11 @@ from ringfence import (
     Policy,
     PolicyError,
     SandboxClosedError,
+    SandboxError,
     SandboxLostError,
     Stdout,
 )
+from ringfence._async.process import AsyncConnection
 from ringfence._async.waiting import blocking
 
 
@@ -384,3 +386,23 @@ def test_a_loop_that_ends_with_a_sandbox_open_leaves_nothing_at_close() -> None:
 
     asyncio.run(end())
     assert boxes[0].state == "closed"
+
+
+def test_asyncio_callers_are_told_nothing_of_a_connection_that_cannot_be_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> bytes:
+        async with AsyncSandbox() as box:
+            async with box.expose(8000) as address:
+
+                async def cannot() -> AsyncConnection:
+                    raise SandboxError("it is paused", code="paused", fix="call resume()")
+
+                address._connect = cannot
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+                data = await reader.read()
+                writer.close()
+                return data
+
+    assert asyncio.run(main()) == b""
+    assert caplog.records == []

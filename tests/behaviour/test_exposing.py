@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import socket
+import struct
+import threading
 
 import pytest
 
-from ringfence import AsyncSandbox
+from ringfence import AsyncSandbox, Limits, Policy, Sandbox
 from ringfence.testing.checks.reaching import SERVER
 
 pytestmark = pytest.mark.everywhere
@@ -24,3 +28,64 @@ def test_asyncio_callers_have_it_too() -> None:
                 return data
 
     assert asyncio.run(main()).endswith(b"hello hello hello ")
+
+
+ECHO = """
+import socket, threading
+def echo(connection):
+    while data := connection.recv(1 << 16): connection.sendall(data)
+    connection.close()
+server = socket.create_server(("127.0.0.1", 8000))
+def serve():
+    while True: threading.Thread(target=echo, args=server.accept()[:1], daemon=True).start()
+threading.Thread(target=serve, daemon=True).start()
+"""
+SILENT = """
+import socket, threading
+server = socket.create_server(("127.0.0.1", 8000))
+held = []
+def serve():
+    while True: held.append(server.accept()[0])
+threading.Thread(target=serve, daemon=True).start()
+"""
+
+
+def test_bytes_go_both_ways_at_once_and_none_is_lost_where_the_client_reads_late() -> None:
+    sent, got = random.Random(1).randbytes(12 << 20), bytearray()
+    with Sandbox(policy=Policy(limits=Limits(output="1M"))) as box:
+        box.run(ECHO).check()
+        with box.expose(8000) as address, socket.create_connection((address.host, address.port), timeout=30) as one:
+            half = threading.Event()
+
+            def send() -> None:
+                one.sendall(sent[: len(sent) // 2])
+                half.set()
+                one.sendall(sent[len(sent) // 2 :])
+                one.shutdown(socket.SHUT_WR)
+
+            threading.Thread(target=send, daemon=True).start()
+            half.wait(3)  # by then everything between is full, and nobody has read
+            while data := one.recv(1 << 16):
+                got += data
+    assert (len(got), bytes(got) == sent) == (len(sent), True)
+
+
+def _break_off(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_clients_that_break_off_take_no_place_though_the_server_says_nothing() -> None:
+    with Sandbox(policy=Policy(limits=Limits(processes=64))) as box:
+        box.run(SILENT).check()
+        with box.expose(8000) as address:
+            for _ in range(70):  # more than may be open at once
+                with socket.create_connection((address.host, address.port), timeout=10) as one:
+                    one.sendall(b"x")
+                    one.settimeout(0.02)
+                    with pytest.raises(TimeoutError):  # the server holds it
+                        one.recv(1)
+                    _break_off(one)
+            with socket.create_connection((address.host, address.port), timeout=0.5) as one:
+                with pytest.raises(TimeoutError):
+                    one.recv(1)

@@ -1,25 +1,30 @@
 """Runs in a network and mount namespace of its own: a small internet on loopback, with a DNS server and a capture.
 
-93.184.216.34 is public by number, 169.254.169.254 a metadata service; both are addresses of this namespace's loopback.
+93.184.216.34 is a public server, in another namespace. Addresses of this one are 169.254.169.254, a metadata service,
+and 93.184.216.36, public by number.
 Prints what each witness saw, as JSON. Called by test_namespace.py.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import socket
 import struct
 import subprocess
 import sys
 import threading
 
-PUBLIC, METADATA, DNS = "93.184.216.34", "169.254.169.254", "127.0.0.53"
+PUBLIC, OWN, METADATA, DNS = "93.184.216.34", "93.184.216.36", "169.254.169.254", "127.0.0.53"
+CLONE_NEWNET = 0x40000000
 
 
 class Witnesses:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.public: list[bytes] = []
+        self.own: list[bytes] = []
         self.metadata: list[bytes] = []
         self.packets: list[bytes] = []
         self.answers: dict[str, list[str]] = {}  # for each time a name is asked for; the last one stays
@@ -57,9 +62,25 @@ def web_server(address: str, log: list[bytes]) -> None:
         connection.close()
 
 
+def elsewhere(log: list[bytes]) -> None:
+    """PUBLIC, in a namespace of this thread's own, at the other end of a cable."""
+    here, there = str(os.getpid()), str(threading.get_native_id())
+    assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
+    for words in (
+        ["link", "add", "there", "type", "veth", "peer", "name", "here", "netns", here],
+        ["addr", "add", f"{PUBLIC}/24", "dev", "there"],
+        ["link", "set", "there", "up"],
+    ):
+        subprocess.run(["nsenter", f"--net=/proc/{here}/task/{there}/ns/net", "ip", *words], check=True)
+    ready.set()
+    web_server(PUBLIC, log)
+
+
+ready = threading.Event()
+
+
 def capture(seen: Witnesses) -> None:
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
-    sock.bind(("lo", 0))
     while True:
         seen.packets.append(sock.recv(65536))
 
@@ -74,6 +95,7 @@ fetch("http://good.test/")
 fetch("http://rebind.test/")
 fetch("http://rebind.test/")
 fetch("http://meta.test/")
+fetch("http://own.test/")
 fetch("http://169.254.169.254/latest/")
 fetch("http://93.184.216.34/")
 fetch("http://evil.test/")
@@ -89,17 +111,21 @@ for place in (("169.254.169.254", 80), ("93.184.216.34", 80), ("127.0.0.53", 53)
 def main() -> None:
     run = ["ip", "link", "set", "lo", "up"]
     subprocess.run(run, check=True)
-    for address in (PUBLIC, METADATA):
-        subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", "lo"], check=True)
+    subprocess.run(["ip", "addr", "add", f"{METADATA}/32", "dev", "lo"], check=True)
     seen = Witnesses()
     seen.answers = {"good.test": [PUBLIC], "rebind.test": [PUBLIC, "127.0.0.1"], "meta.test": [METADATA]}
-    servers = [(dns_server, (seen,)), (capture, (seen,)), (web_server, (PUBLIC, seen.public))]
-    for target, args in (*servers, (web_server, (METADATA, seen.metadata))):
+    seen.answers["own.test"] = [OWN]
+    threading.Thread(target=elsewhere, args=(seen.public,), daemon=True).start()
+    assert ready.wait(10)
+    subprocess.run(["ip", "addr", "add", f"{OWN}/24", "dev", "here"], check=True)
+    subprocess.run(["ip", "link", "set", "here", "up"], check=True)
+    servers = [(dns_server, (seen,)), (capture, (seen,)), (web_server, (METADATA, seen.metadata))]
+    for target, args in (*servers, (web_server, (OWN, seen.own))):
         threading.Thread(target=target, args=args, daemon=True).start()  # type: ignore[arg-type]  # each has its own
 
     from ringfence import Network, Policy, Sandbox
 
-    with Sandbox(policy=Policy(network=Network(allow=["good.test", "rebind.test", "meta.test"]))) as box:
+    with Sandbox(policy=Policy(network=Network(allow=["good.test", "rebind.test", "meta.test", "own.test"]))) as box:
         result = box.run(GUEST, timeout_s=25)
     told = {
         "guest": result.stdout.split("\n"),
@@ -107,6 +133,7 @@ def main() -> None:
         "denials": [[denial.target, denial.code, denial.count] for denial in result.denials],
         "asked": seen.asked,
         "public": len(seen.public),
+        "own": len(seen.own),
         "metadata": len(seen.metadata),
         "exfil": sum(b"exfil" in packet for packet in seen.packets),
         "captured": any(b"\x04good\x04test" in packet for packet in seen.packets),

@@ -58,6 +58,8 @@ def test_metadata_and_link_local_are_open_to_nobody(address: str) -> None:
         "::",
         "::1",
         "::ffff:127.0.0.1",
+        "::ffff:0:127.0.0.1",
+        "4000::1",
         "::ffff:1.1.1.1",
         "::127.0.0.1",
         "64:ff9b::a9fe:a9fe",

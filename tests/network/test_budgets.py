@@ -95,6 +95,30 @@ def test_connections_to_one_target_have_a_most(
     until(lambda: totals.open_to("a.test") + totals.open_to("b.test") == 0)
 
 
+MOVE = """
+import socket, threading
+sock = socket.create_connection(("a.test", port)); sock.settimeout(10)
+threading.Thread(target=sock.sendall, args=(bytes(1 << 21),), daemon=True).start()
+left = 1 << 21
+while left: left -= len(sock.recv(65536))
+print("all", flush=True); input()
+"""
+
+
+@pytest.mark.parametrize(("most", "pipes"), [(2, 0), (4, 1), (400, 2)])
+def test_connections_that_move_much_get_pipes_while_there_is_room_for_connections(
+    place: tuple[World, int], totals: Totals, monkeypatch: pytest.MonkeyPatch, most: int, pipes: int
+) -> None:
+    """F26: a few sandboxes together used up every descriptor of their caller's process, by pipes."""
+    internet, port = place
+    until(lambda: totals.connections == 0)
+    monkeypatch.setattr(totals, "most_connections", most)
+    with _box(internet, port) as box, box.spawn(["python3", "-c", MOVE.replace("port)", f"{port})")]) as moving:
+        assert next(iter(moving)).data == b"all\n"  # type: ignore[union-attr]  # what it prints first
+        assert totals.pipes == pipes
+    until(lambda: totals.pipes == 0)
+
+
 def test_bytes_of_all_sandboxes_together_have_a_most(
     internet: World, totals: Totals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ from network.test_gateway import until
 from network.world import World, codes, curl, listening
 from ringfence import Rule
 from ringfence.cli import main
-from ringfence.network import dialling, proxy, serving, splicing
+from ringfence.network import dialling, logbook, proxy, serving, splicing
 from ringfence.network.gateway import service
 
 DRIP = """
@@ -121,6 +122,20 @@ def test_the_command_allows_denies_and_logs(
         ("web.test", "POST", "allowed", "net.allowed", 200),
         ("no.test", "GET", "denied", "net.denied", 403),
     ]
+
+
+def test_a_net_log_that_does_not_hold_everything_says_so(
+    internet: World, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest that looks names up without end would have its earlier connections forgotten unseen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logbook, "MOST_ENTRIES", 3)
+    asks = "for n in 1 2 3 4 5; do getent ahostsv4 no$n.test; done; true"
+    assert main(["exec", "-q", "--net-log", "n.jsonl", "--allow-net", "web.test", "--", "sh", "-c", asks]) == 0
+    lines = Path("n.jsonl").read_text().splitlines()
+    said = weaker.without(capfd.readouterr().err)
+    assert len(lines) == 3
+    assert re.fullmatch(r"ringfence: --net-log holds the last 3 connections of \d+\n", said), said
 
 
 def test_a_policy_that_permits_and_denies_a_host_says_so(internet: World) -> None:

@@ -269,6 +269,7 @@ BAD_HEADS = {
     "a line break in a header": [*HEADERS, ("x-a", "b\r\nx-c: d")],
     "transfer-encoding": [*HEADERS, ("transfer-encoding", "chunked")],
     "connection": [*HEADERS, ("connection", "upgrade")],
+    "a length and no body": [*HEADERS, ("content-length", "10")],
     "two paths": [*HEADERS, (":path", "/b")],
 }
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 
+import pytest
+
 from network.world import World, listening
-from ringfence import Network, Rule
+from ringfence import Network, Rule, SandboxClosedError
 from ringfence.network.gateway import service
 
 
@@ -66,3 +68,11 @@ def test_a_name_whose_address_becomes_private_while_it_is_dialled_is_refused(int
                 assert [denial.code for denial in box.denials()] == ["net.private-address"]
         finally:
             service().resolver.lookup = before
+
+
+def test_a_sandbox_that_has_ended_takes_no_rules(internet: World) -> None:
+    policy = internet.policy("a.test")
+    with internet.sandbox(policy) as box:
+        box.network.set(policy.network)
+    with pytest.raises(SandboxClosedError):
+        box.network.set(policy.network)

@@ -39,13 +39,15 @@ def test_only_permitted_names_are_looked_up_and_only_their_checked_addresses_are
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["guest"] == [
-        *("there", "there", "403", "403"),  # good, rebind when it is public, rebind when it is not, metadata by name
+        *("there", "there", "403"),  # good, rebind when it is public, rebind when it is not
+        *("403", "403"),  # metadata by name, and an address of this machine that is public by number
         *("403", "403", "403"),  # metadata and the public server by address, a name that is not permitted
         *["gaierror"] * 3,
         *("OSError", "OSError", "ConnectionRefusedError", "OSError", ""),
     ], told
-    assert told["asked"] == ["good.test", "rebind.test", "rebind.test", "meta.test"]
-    assert (told["public"], told["metadata"], told["exfil"], told["captured"]) == (2, 0, 0, True)
+    assert told["asked"] == ["good.test", "rebind.test", "rebind.test", "meta.test", "own.test"]
+    assert (told["public"], told["own"], told["metadata"], told["exfil"]) == (2, 0, 0, 0)
+    assert told["captured"]
     assert sorted(told["denials"]) == [
         ["169.254.169.254:80", "net.not-allowed", 1],
         ["93.184.216.34:80", "net.not-allowed", 1],
@@ -54,5 +56,6 @@ def test_only_permitted_names_are_looked_up_and_only_their_checked_addresses_are
         ["exfil-data.good.test", "net.not-allowed", 2],
         ["good.test.evil.test", "net.not-allowed", 2],
         ["meta.test:80", "net.metadata-address", 1],
+        ["own.test:80", "net.private-address", 1],
         ["rebind.test:80", "net.private-address", 1],
     ]

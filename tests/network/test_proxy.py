@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from network.world import World, codes
 from ringfence.network.proxy import _more, absolute, connect_request
 from ringfence.network.requests import LARGEST_HEAD
 from ringfence.network.targets import Refusal
@@ -98,3 +99,29 @@ def test_a_head_without_an_end_is_given_up_when_it_is_larger_than_one_can_be() -
     assert asyncio.run(fed(LARGEST_HEAD)) == LARGEST_HEAD + 10
     with pytest.raises(EOFError):
         asyncio.run(fed(LARGEST_HEAD + 1))
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer", "code"),
+    [
+        (b"\x04\x01\x01\xbb\x00\x00\x00\x01me\x00a.test\x00", b"\x00\x5b" + bytes(6), "net.socks"),
+        (b"\x16\x03\x01\x00\x05hello", b"\x15\x03\x03\x00\x02\x02\x31", "net.protocol"),
+        (b"\x80\x2e\x01", b"reset", "net.protocol"),
+    ],
+    ids=["SOCKS4", "TLS", "something"],
+)
+def test_what_the_proxy_does_not_speak_is_refused_at_once_and_written_down(
+    internet: World, sent: bytes, answer: bytes, code: str
+) -> None:
+    code_inside = f"""
+import socket, sys
+with socket.create_connection(("127.0.0.1", 3128), timeout=5) as one:
+    one.sendall({sent!r})
+    try: data = one.recv(100)
+    except ConnectionResetError: data = b"reset"
+sys.stdout.buffer.write(data)
+"""
+    with internet.sandbox(internet.policy("a.test")) as box:
+        result = box.exec(["python3", "-c", code_inside])
+    assert result.stdout_bytes == answer
+    assert codes(result) == [("(proxy)", code)]

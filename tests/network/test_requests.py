@@ -138,6 +138,16 @@ def _asked(method: str, *headers: tuple[bytes, bytes], has_body: bool = False) -
     return Asked(method, "/v1/a", "api.example.com", headers, has_body=has_body)
 
 
+@pytest.mark.parametrize("name", [b"X-Original-URL", b"x-rewrite-url", b"X_Original_Url"])
+def test_a_rule_of_paths_is_not_passed_by_a_header_that_names_another_path(name: bytes) -> None:
+    """G23: IIS and some frameworks take it for the path."""
+    asked = _asked("GET", (name, b"/admin"))
+    with pytest.raises(Refusal, match="another path") as caught:
+        check_request(Target("api.example.com", 443, Rule("api.example.com", paths=["/v1/"])), asked)
+    assert caught.value.code == "net.path"
+    check_request(TARGET, asked)
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

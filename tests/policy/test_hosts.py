@@ -210,6 +210,8 @@ def test_path_prefixes_no_canonical_path_has_are_refused(wrong: str) -> None:
         "x/8",
         "FD00::/8",
         "169.254.169.254/32",
+        "168.63.129.16/32",
+        "::1/128",
         "169.254.0.0/16",
         "fd00:ec2::254/128",
         "10.0.0.0/08",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from signal import SIGKILL
 from typing import TYPE_CHECKING
 
+from ringfence.errors import RingfenceError
 from ringfence.events import Stdout
 
 if TYPE_CHECKING:
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence._async.process import AsyncProcess
+    from ringfence._async.process import AsyncConnection
 
 _PIECE = 1 << 16
 MOST_CONNECTIONS = 64
@@ -21,7 +23,7 @@ MOST_CONNECTIONS = 64
 class AsyncAddress:
     """A local address that reaches one port inside. Closed with the sandbox."""
 
-    def __init__(self, connect: Callable[[], Awaitable[AsyncProcess]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
         self.host = "127.0.0.1"
         self.port = 0
         self.url = ""
@@ -44,8 +46,8 @@ class AsyncAddress:
         self._tasks.add(task)
         try:
             await self._pass(reader, writer)
-        except (OSError, asyncio.CancelledError):
-            return  # one side is gone, or the address was closed
+        except (OSError, RingfenceError, asyncio.CancelledError):
+            return  # one side is gone, or the address was closed, or nobody can connect inside now
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -84,14 +86,15 @@ class AsyncAddress:
         await self.close()
 
 
-async def _send(reader: asyncio.StreamReader, process: AsyncProcess) -> None:
+async def _send(reader: asyncio.StreamReader, process: AsyncConnection) -> None:
     try:
         while data := await reader.read(_PIECE):
             await process.write(data)
         await process.close_stdin()
-    except OSError:
-        return  # one side is gone: the other loop sees it too
+    except (OSError, RingfenceError):
+        # The client broke off, or the server's side is gone. A server that says nothing would hold it for ever.
+        await process.signal(SIGKILL)
 
 
-async def opened(connect: Callable[[], Awaitable[AsyncProcess]]) -> AsyncAddress:
+async def opened(connect: Callable[[], Awaitable[AsyncConnection]]) -> AsyncAddress:
     return await AsyncAddress(connect)._open()

@@ -12,7 +12,7 @@ from ringfence.events import Exit
 from ringfence.results import Usage
 from ringfence.transcripts import Transcript
 from ringfence.wire import frames, line
-from ringfence.wire.switchboard import STDIN_WINDOW
+from ringfence.wire.switchboard import STDIN_WINDOW, WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class AsyncProcess:
         self._line: line.Reader | None = line.Reader()
         self._messages = 0
         self._hung_up = False  # nobody reads its line any more
-        self._log = EventLog(max(place.policy.limits.output, 1 << 20))
+        self._log = EventLog(max(place.policy.limits.output, 2 * WINDOW))  # what one look may bring fits
         self._result: Result | None = None
         self._exit_seen = False
         self._done = False  # a cell that ended; what comes then belongs to the next
@@ -314,6 +314,19 @@ class AsyncProcess:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
     ) -> None:
         await self.kill()
+
+
+class AsyncConnection(AsyncProcess):
+    """A connection to a port inside: one reads its output while another writes.
+
+    Only the reader takes output, at its client's pace: what a writer took would be kept, and beyond a cap be lost.
+    """
+
+    async def _until_taken(self) -> None:
+        inbox = self._inbox
+        await self._place.link.wait(
+            lambda: inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed or inbox.end is not None, None
+        )
 
 
 class AsyncPty(AsyncProcess):

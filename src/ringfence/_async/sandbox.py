@@ -466,12 +466,12 @@ class AsyncSandbox:
 
     async def _expose(self, port: int) -> AsyncAddress:
         from ringfence._async.exposing import opened
-        from ringfence._async.process import AsyncProcess
+        from ringfence._async.process import AsyncConnection
 
-        async def connect() -> AsyncProcess:
+        async def connect() -> AsyncConnection:
             place = self._running_place()
             call = calls.connect_call(port, self.policy)
-            return await AsyncProcess(place, call, place.link.open(), keep_events=True)._begin()
+            return await AsyncConnection(place, call, place.link.open(), keep_events=True)._begin()
 
         address = await opened(connect)
         self._addresses.append(address)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
+import time
+from signal import SIGKILL
 
 from ringfence.errors import RingfenceError
 from ringfence.events import Stdout
@@ -15,31 +18,36 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence._sync.process import Process
+    from ringfence._sync.process import Connection
 
 _PIECE = 1 << 16
 MOST_CONNECTIONS = 64
+_FOR_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)  # it may work the next time
+_PAUSE_S = 0.1
 
 
 class Address:
     """A local address that reaches one port inside. Closed with the sandbox."""
 
-    def __init__(self, connect: Callable[[], Process]) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         self.host = "127.0.0.1"
         self._connect = connect
         self._listener = socket.create_server((self.host, 0))
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://{self.host}:{self.port}"
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, Process | None] = {}
+        self._open: dict[socket.socket, Connection | None] = {}
         threading.Thread(target=self._accept, name="ringfence-expose", daemon=True).start()
 
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if error.errno not in _FOR_NOW:
+                    return  # closed
+                time.sleep(_PAUSE_S)
+                continue
             with self._lock:
                 full = len(self._open) >= MOST_CONNECTIONS or self._listener.fileno() < 0
                 if not full:
@@ -51,7 +59,7 @@ class Address:
 
     def _serve(self, connection: socket.socket) -> None:
         lean.hold_pipe_signal()
-        process: Process | None = None
+        process: Connection | None = None
         try:
             process = self._connect()
             with self._lock:
@@ -78,9 +86,11 @@ class Address:
         _shut(self._listener)
         self._listener.close()
         with self._lock:
-            found = list(self._open)
-        for connection in found:
+            found = list(self._open.items())
+        for connection, process in found:
             _shut(connection)
+            if process is not None:
+                _end(process)
 
     def __enter__(self) -> Self:
         return self
@@ -91,13 +101,22 @@ class Address:
         self.close()
 
 
-def _send(connection: socket.socket, process: Process) -> None:
+def _send(connection: socket.socket, process: Connection) -> None:
     try:
         while data := connection.recv(_PIECE):
             process.write(data)
         process.close_stdin()
     except (OSError, RingfenceError):
-        return  # one side is gone: the other thread sees it too
+        # The client broke off, or the server's side is gone. A server that says nothing would hold it for ever.
+        _end(process)
+
+
+def _end(process: Connection) -> None:
+    """Whoever reads its output sees the end, and does the rest."""
+    try:
+        process.signal(SIGKILL)
+    except (OSError, RingfenceError):
+        return  # the sandbox ended first
 
 
 def _shut(connection: socket.socket) -> None:
@@ -108,5 +127,5 @@ def _shut(connection: socket.socket) -> None:
         return
 
 
-def opened(connect: Callable[[], Process]) -> Address:
+def opened(connect: Callable[[], Connection]) -> Address:
     return Address(connect)

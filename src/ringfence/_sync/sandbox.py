@@ -466,12 +466,12 @@ class Sandbox:
 
     def _expose(self, port: int) -> Address:
         from ringfence._sync.exposing import opened
-        from ringfence._sync.process import Process
+        from ringfence._sync.process import Connection
 
-        def connect() -> Process:
+        def connect() -> Connection:
             place = self._running_place()
             call = calls.connect_call(port, self.policy)
-            return Process(place, call, place.link.open(), keep_events=True)._begin()
+            return Connection(place, call, place.link.open(), keep_events=True)._begin()
 
         address = opened(connect)
         self._addresses.append(address)

@@ -115,7 +115,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
         if net_log is not None:
             from ringfence.cli.netlog import save
 
-            save(net_log, box)
+            save(net_log, box, console)
     if report is not None:
         write(report, dump(result.to_dict()))
         os.close(report)

@@ -10,15 +10,20 @@ from ringfence.cli.console import write
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import Sandbox
+    from ringfence.cli.console import Console
     from ringfence.events import Request
     from ringfence.values import Json
 
 
-def save(fd: int, box: Sandbox) -> None:
-    """Write the whole log and close the file."""
+def save(fd: int, box: Sandbox, console: Console) -> None:
+    """Write the log, say how much of it is not kept any more, and close the file."""
     try:
-        for request in box.network.log():
+        requests = box.network.log()
+        for request in requests:
             write(fd, json.dumps(to_dict(request)).encode() + b"\n")
+        ended = sum(host.allowed + host.denied + host.failed for host in box.network.summary())
+        if ended > len(requests):  # a guest can ask for names without end, to have an earlier line forgotten
+            console.say(f"--net-log holds the last {len(requests)} connections of {ended}")
     finally:
         os.close(fd)
 

@@ -49,21 +49,37 @@ def _connected(port: int) -> _socket.socket:
 
 
 def _pass(connection: _socket.socket) -> None:
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    poll.register(connection.fileno(), select.POLLIN)
-    coming = True
-    while coming:
-        for fd, _ in poll.poll():
-            if fd == 0:
-                data = os.read(0, _PIECE)
-                if data:
-                    connection.sendall(data)
-                else:
-                    poll.unregister(0)
-                    connection.shutdown(_socket.SHUT_WR)
-            else:
-                data = connection.recv(_PIECE)
-                coming = bool(data)
-                while data:
-                    data = data[os.write(1, data) :]
+    """Until the server is done. Neither direction waits for the other: a server may answer before it has read all."""
+    connection.setblocking(False)
+    os.set_blocking(1, False)
+    inwards = outwards = b""
+    asks = True
+    while True:
+        poll = select.poll()
+        for fd, events in (
+            (0, 0 if inwards or not asks else select.POLLIN),
+            (1, select.POLLOUT if outwards else 0),
+            (connection.fileno(), (0 if outwards else select.POLLIN) | (select.POLLOUT if inwards else 0)),
+        ):
+            if events:  # without any, a hang-up would be an event for ever
+                poll.register(fd, events)
+        ready = dict(poll.poll())
+        happened = ready.get(connection.fileno(), 0)
+        if 0 in ready:
+            inwards = os.read(0, _PIECE)
+            asks = bool(inwards)
+            if not asks:
+                connection.shutdown(_socket.SHUT_WR)
+        elif inwards and happened & ~select.POLLIN:
+            try:
+                inwards = inwards[connection.send(inwards) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                inwards, asks = b"", False  # it reads no more; what it has said may still be there
+        if 1 in ready:
+            outwards = outwards[os.write(1, outwards) :]
+        elif not outwards and happened & ~select.POLLOUT:
+            outwards = connection.recv(_PIECE)
+            if not outwards:
+                return

@@ -1,39 +1,20 @@
 """Which addresses the gateway never dials, whatever name led to them (G04, G06, G07, G08).
 
 Every way that an IPv6 address can carry an IPv4 one is refused as a whole, so that no second reading exists.
+An address of this machine is private whatever its number is: a service behind the host's firewall answers there.
 """
 
 from __future__ import annotations
 
+import errno
+import socket
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-# Where clouds hand out credentials. No policy reaches them; link-local is among them as a whole.
-_METADATA = (
-    "169.254.0.0/16",  # link-local, the metadata address of most clouds among it
-    "100.100.100.200/32",
-    "168.63.129.16/32",  # the wire server of one cloud: public by number, the host's by nature
-    "192.0.0.192/32",
-    "fd00:ec2::254/128",
-    "fd20:ce::254/128",
-    "fe80::/10",
-)
-# Never a peer of a connection, or another spelling of an address that is.
-_NEVER = (
-    "0.0.0.0/8",
-    "192.88.99.0/24",  # 6to4 relays
-    "224.0.0.0/4",
-    "240.0.0.0/4",  # with broadcast
-    "::ffff:0:0/96",  # IPv4-mapped
-    "::/96",  # IPv4-compatible, unspecified and, as ::1, loopback: a policy opens 127.0.0.0/8 alone
-    "64:ff9b::/96",  # NAT64
-    "64:ff9b:1::/48",
-    "100::/64",
-    "2001::/23",  # Teredo and other protocol assignments
-    "2002::/16",  # 6to4
-    "fec0::/10",
-    "ff00::/8",
-)
+from ringfence.policy.requests import METADATA, NEVER
+
+# All of IPv6 that is handed out. Outside it, what is not private is never a peer.
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
 # Open only to a range in network.private.
 _PRIVATE = (
     "10.0.0.0/8",
@@ -61,15 +42,22 @@ def _ranges(texts: tuple[str, ...]) -> tuple[_Range, ...]:
 
 
 _CLOSED = (
-    *(("net.metadata-address", within) for within in _ranges(_METADATA)),
-    *(("net.bad-address", within) for within in _ranges(_NEVER)),
+    *(("net.metadata-address", within) for within in _ranges(METADATA)),
+    *(("net.bad-address", within) for within in _ranges(NEVER)),
 )
 _OPENABLE = _ranges(_PRIVATE)
 
 
-@lru_cache(maxsize=1024)
 def fault(address: str, private: tuple[str, ...]) -> str | None:
     """A reason code when `address` must not be dialled; `private` are ranges that the policy opens."""
+    code = _by_number(address, private)
+    if code is None and _is_own(address) and not _opens(private, ip_address(address)):
+        return "net.private-address"
+    return code
+
+
+@lru_cache(maxsize=1024)
+def _by_number(address: str, private: tuple[str, ...]) -> str | None:
     if "%" in address:
         return "net.bad-address"  # a zone: link-local by nature
     try:
@@ -79,15 +67,28 @@ def fault(address: str, private: tuple[str, ...]) -> str | None:
     for code, within in _CLOSED:
         if _holds(within, found):
             return code
-    if not _is_private(found):
-        return None
-    opened = any(_holds(ip_network(text), found) for text in private)
-    return None if opened else "net.private-address"
+    if any(_holds(within, found) for within in _OPENABLE):
+        return None if _opens(private, found) else "net.private-address"
+    if found.version == 6 and found not in _GLOBAL_IPV6:
+        return "net.bad-address"
+    # Whatever else the standard library knows not to be routed.
+    return None if found.is_global or _opens(private, found) else "net.private-address"
 
 
-def _is_private(found: _Address) -> bool:
-    """Our own list, and whatever else the standard library knows not to be routed."""
-    return any(_holds(within, found) for within in _OPENABLE) or not found.is_global
+def _opens(private: tuple[str, ...], found: _Address) -> bool:
+    return any(_holds(ip_network(text), found) for text in private)
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has it now: what is sent to an own address is sent from it. Nothing is sent here."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            probe.connect((address, 9))
+            return ip_address(probe.getsockname()[0]) == ip_address(address)
+    except OSError as error:
+        # Without descriptors nobody can tell; else there is no way to it, and dialling it fails too.
+        return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def _holds(within: _Range, found: _Address) -> bool:

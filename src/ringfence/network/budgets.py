@@ -69,6 +69,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.connections = 0  # open now
+        self.pipes = 0  # of those that move much: two descriptors, as many as a connection has
         self.most_connections = _most_connections()
         self.most_to_one = TARGET_CONNECTIONS
         self.upload, self.download = UPLOAD, DOWNLOAD
@@ -79,10 +80,14 @@ class Totals:
 
     def is_full(self) -> Refusal | None:
         """What to say to one connection more, if there can be none."""
-        if self.connections < self.most_connections:
+        if self.connections + self.pipes < self.most_connections:
             return None
         words = f"the sandboxes of this process have {self.connections} connections open, the most there may be"
         return Refusal("net.host-connections", words, verdict="failed")
+
+    def may_pipe(self) -> bool:
+        """Whether there is room for one pipe more: connections may need it, and bytes can be copied without."""
+        return self.connections + self.pipes < self.most_connections // 2
 
     def count_up(self, size: int) -> None:
         """Raises OverBudget; then they do not go."""
@@ -135,7 +140,7 @@ class Totals:
 
 
 def _most_connections() -> int:
-    """Each has a socket on both sides; pipes are made for those that move much, where there is room."""
+    """Each has a socket on both sides."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS

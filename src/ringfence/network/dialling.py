@@ -149,7 +149,8 @@ def refused_address(code: str, target: Target, address: str) -> Refusal:
         refusal = Refusal(code, f"{target.name} resolves to a private address", allow="network.private = [...]")
         width = 128 if ":" in address else 32
         refusal.for_host(
-            f"{target.name} resolves to {address}, a private address", f'network.private = ["{address}/{width}"]'
+            f"{target.name} resolves to {address}, a private address or one of this machine",
+            f'network.private = ["{address}/{width}"]',
         )
         return refusal
     refusal = Refusal(code, f"{target.name} resolves to an address that no policy permits")

@@ -34,6 +34,8 @@ _WATCH_S = 1.0  # how often a client is looked at that waits for its answer
 _LAST_WORD_S = 5.0
 _LINGER_S = 1.0
 _FIRST = asyncio.FIRST_COMPLETED
+_EVENTS_A_TURN = 8  # many chunks of a byte, or many 1xx, stand in one read: the loop is every sandbox's
+_FRAMES_A_TURN = 1 << 12  # bytes of a websocket, in which a frame may take two
 _REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
 _MOST_DRAINED = 1 << 18  # of the body of a refused request, so that the connection stays usable
 
@@ -80,6 +82,7 @@ class _Exchange:
         self._status = 0
         self._is_chunked = False
         self._came = 0
+        self._events = 0
         self._held = b""  # the head of the answer, not yet sent
 
     async def run(self, rest: bytes) -> bytes:
@@ -219,8 +222,15 @@ class _Exchange:
             if self._entry is not None:
                 self._entry.sent += len(data)
 
+    async def _give_turn(self) -> None:
+        """For each event that h11 finds, before it is looked for."""
+        self._events += 1
+        if self._events % _EVENTS_A_TURN == 0:
+            await asyncio.sleep(0)
+
     async def _request_body(self, stream: Stream) -> None:
         while True:
+            await self._give_turn()
             try:
                 event = self._above.next_event()
             except h11.RemoteProtocolError:
@@ -305,6 +315,7 @@ class _Exchange:
                 raise OSError("the server went away in the middle of its response")
 
     async def _next(self, stream: Stream) -> object:
+        await self._give_turn()
         while (event := self._below.next_event()) is h11.NEED_DATA:
             await self._send_head()
             data = await stream.receive(STALL_S)
@@ -415,6 +426,7 @@ class _Exchange:
             return self._above.their_state is h11.DONE
         left = _MOST_DRAINED
         while left > 0:
+            await self._give_turn()
             try:
                 event = self._above.next_event()
                 if event is h11.NEED_DATA:
@@ -442,7 +454,12 @@ async def _settle(body: asyncio.Task[None], answer: asyncio.Task[None]) -> None:
 async def _copy(source: Stream, sink: Stream, first: bytes, frames: Frames | None) -> None:
     data = first or await source.receive()
     while data:
-        await sink.send(data if frames is None else frames.feed(data))
+        if frames is None:
+            await sink.send(data)
+        else:
+            for start in range(0, len(data), _FRAMES_A_TURN):
+                await sink.send(frames.feed(data[start : start + _FRAMES_A_TURN]))
+                await asyncio.sleep(0)
         data = await source.receive()
     if frames is not None:
         await sink.send(frames.end())

@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _PLAIN = _UNRESERVED | frozenset(b"/!$&'()*+,;=:@")
-_HEX = frozenset("0123456789abcdefABCDEF")
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_BROKEN = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_CONTROL = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff])")
+_SPELLINGS = [chr(value) if value in _PLAIN else f"%{value:02X}" for value in range(256)]
+_SPELLINGS_AND_PERCENT = [*_SPELLINGS[:0x25], "%", *_SPELLINGS[0x26:]]
 _MOST_DECODINGS = 8
 _ENDS_OF_PARTS = re.compile(rb"[/\\;?#]")  # to some server or other
 LONGEST = 16_384
+LONGEST_JUDGED = 4096  # each reading costs, and the loop that reads is every sandbox's
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -37,7 +42,7 @@ def canonical_path(path: str) -> str:
 
     Idempotent. Raises ValueError for broken escapes and control characters.
     """
-    return _resolve(_encode_raw(_normalise_escapes(path)))
+    return _resolve(_normalise_escapes(path))
 
 
 def readings(path: str) -> tuple[str, ...]:
@@ -47,12 +52,18 @@ def readings(path: str) -> tuple[str, ...]:
 
 
 def permitted(path: str, prefixes: Iterable[str]) -> bool:
-    """Whether every reading of `path` starts with one of the policy's prefixes.
+    """`fits`, of a path as it was asked for."""
+    return fits(canonical_path(path), prefixes)
+
+
+def fits(canonical: str, prefixes: Iterable[str]) -> bool:
+    """Whether every reading of a canonical path starts with one of the policy's prefixes.
 
     Raises ValueError as above, and for a `..` that only some servers see: nginx takes `p\\q/../..` for one part and
     two steps up, others for two of each, so no list of readings is the whole list.
     """
-    canonical = canonical_path(path)
+    if len(canonical) > LONGEST_JUDGED:
+        raise ValueError(f"it is longer than {LONGEST_JUDGED} characters")
     decodings = _decodings(canonical)
     if b".." in _ENDS_OF_PARTS.split(decodings[-1]):  # what has become a `..` stays one when the rest is decoded
         raise ValueError("some servers would read a part of it as ..")
@@ -85,21 +96,18 @@ def _readings(canonical: str, decodings: list[bytes]) -> tuple[str, ...]:
 
 
 def _normalise_escapes(path: str) -> str:
-    head, *rest = path.split("%")
-    made = [head]
-    for part in rest:
-        if len(part) < 2 or not _HEX.issuperset(part[:2]):
-            raise ValueError("a percent sign is not followed by two hex digits")
-        value = int(part[:2], 16)
-        if value < 0x20 or value == 0x7F:
-            raise ValueError("the path holds an escaped control character")
-        made.append((chr(value) if value in _UNRESERVED else f"%{value:02X}") + part[2:])
-    return "".join(made)
+    """And escapes characters that may not stand in a path as they are; a percent sign is an escape here."""
+    data = path.encode("ascii")
+    if _CONTROL.search(data):
+        raise ValueError("the path holds an escaped control character")
+    if _BROKEN.search(data):
+        raise ValueError("a percent sign is not followed by two hex digits")
+    return "".join(map(_SPELLINGS_AND_PERCENT.__getitem__, _ESCAPE.sub(_normal, data)))
 
 
-def _encode_raw(path: str) -> str:
-    """Characters that stand in a path unescaped though they may not; a percent sign is an escape here."""
-    return "".join([char if char == "%" or ord(char) in _PLAIN else f"%{ord(char):02X}" for char in path])
+def _normal(found: re.Match[bytes]) -> bytes:
+    value = int(found[1], 16)
+    return bytes([value]) if value in _UNRESERVED else b"%%%02X" % value
 
 
 def _resolve(path: str) -> str:
@@ -118,23 +126,14 @@ def _resolve(path: str) -> str:
 def _decode(path: str) -> bytes:
     """Every escape, once; broken ones stay as they are."""
     data = path.encode("ascii")
-    head, *rest = data.split(b"%")
-    made = [head]
-    for part in rest:
-        digits = part[:2].decode("latin-1")
-        if len(digits) == 2 and _HEX.issuperset(digits):
-            value = int(digits, 16)
-            if value < 0x20 or value == 0x7F:
-                raise ValueError("the path holds an escaped control character")
-            made.append(bytes([value]) + part[2:])
-        else:
-            made.append(b"%" + part)
-    return b"".join(made)
+    if _CONTROL.search(data):
+        raise ValueError("the path holds an escaped control character")
+    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), data)
 
 
 def _encode(data: bytes, *, keep_percent: bool = False) -> str:
-    plain = _PLAIN | {0x25} if keep_percent else _PLAIN
-    return "".join([chr(value) if value in plain else f"%{value:02X}" for value in data])
+    spellings = _SPELLINGS_AND_PERCENT if keep_percent else _SPELLINGS
+    return "".join(map(spellings.__getitem__, data))
 
 
 def _without_parameters(data: bytes) -> bytes:

@@ -39,8 +39,21 @@ async def serve_proxy(registration: Registration, one: Open, client: Client) -> 
         return
     if client.received[:1] == b"\x05":
         await _serve_socks(registration, one, client)
-    elif client.received:
+    elif client.received[:1].isalpha():
         await _serve_http(registration, one, client)
+    elif client.received:
+        await _refuse_other(registration, client)
+
+
+async def _refuse_other(registration: Registration, client: Client) -> None:
+    """At once: whoever waited for the end of a request would let such a client wait too."""
+    if client.received[0] == socks.OLD_VERSION:
+        registration.deny("(proxy)", 0, Refusal("net.socks", "SOCKS: version 4 is not served; use version 5"))
+        await refusing.say_and_close(client.sock, socks.OLD_REFUSED)
+        return
+    refusal = Refusal("net.protocol", "what was sent to the proxy is neither plain HTTP nor SOCKS5")
+    registration.deny("(proxy)", 0, refusal)
+    await refusing.refuse(client.sock, client.received, refusal)
 
 
 # HTTP

@@ -13,7 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from ringfence.errors import PolicyError
+from ringfence.errors import PolicyError, SandboxClosedError
 from ringfence.network import dialling, rules, trust
 from ringfence.network.addresses import fault
 from ringfence.network.budgets import SANDBOX_BURST, SANDBOX_RATE, Bucket
@@ -95,6 +95,7 @@ class Registration:
             self.sockets.append(relay.datagrams)
             self.ports = listening_ports(network)
         self.is_relayed = relay is not None
+        self._weight = 2 if self.is_relayed else 1  # a relayed connection has a pair of sockets more
         self.proxy = proxy_port(network)
         self.open: set[Open] = set()
         self._dialled: weakref.WeakKeyDictionary[Counted, Target] = weakref.WeakKeyDictionary()
@@ -158,13 +159,13 @@ class Registration:
 
     def begun(self, one: Open) -> None:
         self.open.add(one)
-        self._service.totals.connections += 1
+        self._service.totals.connections += self._weight
 
     def done(self, one: Open) -> None:
         """Twice is nothing more than once."""
         if one in self.open:
             self.open.remove(one)
-            self._service.totals.connections -= 1
+            self._service.totals.connections -= self._weight
 
     def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> Entry:
         entry = self.book.begin(target.name, target.port)
@@ -222,6 +223,8 @@ class Registration:
 
     def set(self, network: Network) -> None:
         """From any thread: returns when the new rules hold. PolicyError for what the sandbox was not built for."""
+        if self.closed:
+            raise SandboxClosedError("the sandbox has ended, and its gateway with it", fix="start another")
         missing = sorted(set(listening_ports(network)) - set(self.ports))
         if missing and (network.allow or network.rules):
             raise PolicyError(

@@ -22,6 +22,8 @@ _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # They let a server take a request for one of another method.
 _OVERRIDES = frozenset((b"x-http-method-override", b"x-http-method", b"x-method-override"))
+# The same for the path.
+_REWRITES = frozenset((b"x-original-url", b"x-rewrite-url"))
 _HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authorization proxy-authenticate te upgrade http2-settings".split()
 )
@@ -62,6 +64,8 @@ def check_request(target: Target, asked: Asked) -> Checked:
     _check_method(target, asked)
     if target.rule is None or not target.rule.paths:
         return Checked(path + query, path)
+    if _has_one_of(_REWRITES, asked):
+        raise Refusal("net.path", f"a header would make another path of this one at {target}")
     return Checked(_check_path(target, path) + query, path)
 
 
@@ -184,18 +188,23 @@ def _check_method(target: Target, asked: Asked) -> None:
     if method not in rule.methods:
         message = f"{_shown(method)} is not among the methods permitted for {target}"
         raise Refusal("net.method", message, allow=f'methods = [..., "{_shown(method)}"] in the rule for {rule.host}')
-    if any(name.lower().replace(b"_", b"-") in _OVERRIDES for name, _ in asked.headers):  # to CGI both are one
+    if _has_one_of(_OVERRIDES, asked):
         raise Refusal("net.method", f"a header would make another method of {method} at {target}")
     if asked.has_body and method in ("GET", "HEAD"):
         raise Refusal("net.method", f"{method} with a body is not permitted for {target}")
+
+
+def _has_one_of(names: frozenset[bytes], asked: Asked) -> bool:
+    """Whether with dashes or underscores: to CGI both are one."""
+    return any(name.lower().replace(b"_", b"-") in names for name, _ in asked.headers)
 
 
 def _check_path(target: Target, path: str) -> str:
     rule = target.rule
     assert rule is not None
     try:
-        fits = paths.permitted(path, rule.paths)
         canonical = paths.canonical_path(path)
+        fits = paths.fits(canonical, rule.paths)
     except ValueError as error:
         raise Refusal("net.path", f"the path is not permitted for {target}: {error}") from None
     if not fits:

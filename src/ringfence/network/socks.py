@@ -8,10 +8,11 @@ from ipaddress import IPv4Address, IPv6Address
 from ringfence.policy.hosts import canonical_host
 from ringfence.values import Struct, final
 
-VERSION = 5
+VERSION, OLD_VERSION = 5, 4
 OK, FAILED, NOT_ALLOWED, UNREACHABLE, REFUSED, NO_COMMAND, NO_ADDRESS_TYPE = 0, 1, 2, 4, 5, 7, 8
 NO_METHOD = b"\x05\xff"
 METHOD = b"\x05\x00"
+OLD_REFUSED = b"\x00\x5b" + bytes(6)  # in the words of version 4
 _CONNECT, _IPV4, _NAME, _IPV6 = 1, 1, 3, 4
 
 

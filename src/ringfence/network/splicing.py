@@ -20,7 +20,9 @@ from ringfence.network.targets import OverBudget
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.network.targets import Context, Entry
+    from ringfence.network.budgets import Totals
+    from ringfence.network.registration import Registration
+    from ringfence.network.targets import Entry
 
 IDLE_S = 900.0  # without a byte either way
 HALF_OPEN_S = 120.0  # the same, when one side has said that it is done
@@ -43,25 +45,26 @@ class Splice:
     """`first` was read from the guest already and goes to the network before anything else."""
 
     def __init__(
-        self, guest: socket.socket, network: socket.socket, context: Context, entry: Entry, first: bytes = b""
+        self, guest: socket.socket, network: socket.socket, context: Registration, entry: Entry, first: bytes = b""
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sockets = (guest, network)
         self._entry = entry
+        self.totals: Totals = context.totals
         self.done: asyncio.Future[None] = self._loop.create_future()
         self._up = _Flow(self, guest, network, self._count_up(context), first)
         self._down = _Flow(self, network, guest, self._count_down(context), b"")
         self.moved_at = time.monotonic()
         self._timer = self._loop.call_later(min(IDLE_S, HALF_OPEN_S) / 4, self._watch)
 
-    def _count_up(self, context: Context) -> Callable[[int], None]:
+    def _count_up(self, context: Registration) -> Callable[[int], None]:
         def count(size: int) -> None:
             context.count_up(size)
             self._entry.sent += size
 
         return count
 
-    def _count_down(self, context: Context) -> Callable[[int], None]:
+    def _count_down(self, context: Registration) -> Callable[[int], None]:
         def count(size: int) -> None:
             context.count_down(size)
             self._entry.received += size
@@ -187,13 +190,16 @@ class _Flow:
         return True
 
     def _writable_end(self) -> int | None:
-        """None: the process has no descriptors left, and bytes are copied for a while more."""
+        """None: the process has no descriptors to spare, and bytes are copied for a while more."""
         if self._pipe is None:
             try:
-                self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if self._owner.totals.may_pipe() else None
             except OSError:
+                pass  # others have used them up
+            if self._pipe is None:
                 self._moved = 0
                 return None
+            self._owner.totals.pipes += 1
             with contextlib.suppress(OSError):  # an ordinary user has only so many pages for pipes; a small one works
                 fcntl.fcntl(self._pipe[1], _F_SETPIPE_SZ, _PIPE)
         return self._pipe[1]
@@ -229,3 +235,4 @@ class _Flow:
             for fd in self._pipe:
                 os.close(fd)
             self._pipe = None
+            self._owner.totals.pipes -= 1

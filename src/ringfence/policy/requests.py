@@ -13,8 +13,28 @@ _PATH = _UNRESERVED | frozenset("/!$&'()*+,;=:@%")
 _HEX = frozenset("0123456789ABCDEF")
 # CONNECT would open a tunnel past the rule; TRACE sends the request back, an injected secret included (G24).
 _REFUSED_METHODS = ("CONNECT", "TRACE")
-# Addresses where clouds hand out credentials. No policy reaches them.
-_METADATA = ("169.254.0.0/16", "100.100.100.200/32", "fd00:ec2::254/128", "fe80::/10")
+# Where clouds hand out credentials. No policy reaches them; link-local is among them as a whole.
+METADATA = (
+    "169.254.0.0/16",  # link-local, the metadata address of most clouds among it
+    "100.100.100.200/32",
+    "168.63.129.16/32",  # the wire server of one cloud: public by number, the host's by nature
+    "192.0.0.192/32",
+    "fd00:ec2::254/128",
+    "fd20:ce::254/128",
+    "fe80::/10",
+)
+# Never a peer of a connection, or another spelling of an address that is. No policy reaches these either.
+NEVER = (
+    "0.0.0.0/8",
+    "192.88.99.0/24",  # 6to4 relays
+    "224.0.0.0/4",
+    "240.0.0.0/4",  # with broadcast
+    "::/3",  # mapped, compatible and translated IPv4, NAT64, and, as ::1, loopback: a policy opens 127.0.0.0/8 alone
+    "2001::/23",  # Teredo and other protocol assignments
+    "2002::/16",  # 6to4
+    "fec0::/10",
+    "ff00::/8",
+)
 
 
 def host(value: object, key: str) -> str:
@@ -95,9 +115,12 @@ def cidr(value: object, key: str) -> str:
         raise PolicyError(f"{key}: {shorten(found)} is not a range of addresses", key=key, fix=fix) from None
     if str(network) != found:
         raise PolicyError(f"{key}: {shorten(found)} has another spelling", key=key, fix=f'write "{network}"')
-    if any(cidr_within(found, refused) for refused in _METADATA):
+    if any(cidr_within(found, refused) for refused in METADATA):
         fix = "remove it; metadata addresses are never reachable"
         raise PolicyError(f"{key}: {found} holds link-local or metadata addresses only", key=key, fix=fix)
+    if any(cidr_within(found, refused) for refused in NEVER):
+        fix = "remove it; for loopback, write 127.0.0.0/8"
+        raise PolicyError(f"{key}: no address of {found} is ever reachable", key=key, fix=fix)
     return found
 
 
