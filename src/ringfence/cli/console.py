@@ -46,7 +46,8 @@ class Console:
     def say(self, message: str) -> None:
         """A message of ours: every line of it starts with our name, so that no guest line passes for one."""
         lines = message.splitlines() or [""]
-        write(ERR, "".join(f"ringfence: {_safe(line)}\n" for line in lines).encode("utf-8", "surrogateescape"))
+        text = "".join(f"ringfence: {_safe(line)}\n" for line in lines)
+        write(ERR, text.encode() if text.isascii() or not os.isatty(ERR) else text.encode(_charset(ERR), "replace"))
 
     def note(self, message: str) -> None:
         """A message that `--quiet` silences."""
@@ -59,7 +60,7 @@ class Console:
         if not text.isascii() or "\x1b" in text:
             from ringfence.cli.escapes import for_terminal
 
-            data = for_terminal(data) if os.isatty(OUT) else data
+            data = for_terminal(data, _charset(OUT)) if os.isatty(OUT) else data
         write(OUT, data)
 
     def out_json(self, value: Json) -> None:
@@ -110,6 +111,12 @@ def quoted(word: str) -> str:
     if word and all(char.isascii() and (char.isalnum() or char in "@%+=:,./-_") for char in word):
         return word
     return "'" + word.replace("'", "'\\''") + "'"
+
+
+def _charset(fd: int) -> str:
+    from ringfence.cli.escapes import charset
+
+    return charset(fd)
 
 
 def _safe(line: str) -> str:

@@ -7,6 +7,7 @@ import signal
 import termios
 
 from ringfence.cli.console import OUT, Problem, write
+from ringfence.cli.escapes import charset
 from ringfence.cli.screens import ScreenFilter
 
 TYPE_CHECKING = False
@@ -54,7 +55,7 @@ class Terminal:
 
     def __init__(self, *, raw_output: bool) -> None:
         self._raw_output = raw_output
-        self._filter = ScreenFilter()
+        self._filter = ScreenFilter(charset(OUT))
         self._saved = termios.tcgetattr(_IN)
         self._handlers: dict[int, object] = {}
         self._given = False
