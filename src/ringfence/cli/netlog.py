@@ -18,7 +18,7 @@ def save(fd: int, box: Sandbox) -> None:
     """Write the whole log and close the file."""
     try:
         for request in box.network.log():
-            write(fd, json.dumps(to_dict(request)).encode() + b"\n")
+            write(fd, json.dumps(to_dict(request)).encode() + b"\n", name="--net-log")
     finally:
         os.close(fd)
 
