@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ringfence.policy.reach import RESOLVER_PORT, relayed_streams
+from ringfence.spawn import leave_signals_to_the_main_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -160,6 +161,7 @@ class Service:
     def _run(self) -> None:
         import asyncio
 
+        leave_signals_to_the_main_thread()
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         with self._lock:

@@ -10,6 +10,8 @@ import socket
 import struct
 import threading
 
+from ringfence.spawn import leave_signals_to_the_main_thread
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +62,7 @@ class Stream:
         _drop(self._engine)
 
     def _take_all(self) -> None:
+        leave_signals_to_the_main_thread()
         held = bytearray()
         try:
             while data := self._engine.recv(_READ):
@@ -117,6 +120,7 @@ class ChannelStream(Stream):
         super().forget()
 
     def _pass_in(self) -> None:
+        leave_signals_to_the_main_thread()
         try:
             while data := self._theirs.recv(_READ):
                 self._engine.sendall(data)
