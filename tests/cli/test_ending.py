@@ -127,6 +127,7 @@ def test_a_program_the_policy_leaves_out_is_said_once() -> None:
 def test_a_file_of_this_machine_that_is_not_shown_is_named() -> None:
     failed = ended("error", "exit", exit_code=1)
     assert noted(failed, "cat in.txt") == ["in.txt is on this machine but not shown inside: add --ro in.txt"]
+    assert noted(failed, "cat in.txt", "--ro", ".", "--hide", "in.txt") == ["in.txt is hidden by --hide or the policy"]
     assert noted(failed, "cat in.txt", "--ro", "in.txt") == []
     assert noted(failed, "cat other.txt") == []
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import pty
 import re
+import termios
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.cli.escapes import EscapeFilter, one_line
+from ringfence.cli.escapes import EscapeFilter, charset, for_terminal, one_line
 
 SGR = re.compile(rb"\x1b\[[0-9;:]*m")
 
@@ -103,3 +106,36 @@ def test_a_guests_word_in_our_message_is_one_printable_line(text: str) -> None:
 
 def test_a_forged_message_stays_on_its_line() -> None:
     assert one_line("x\nringfence: all is well\x1b[2K") == "x\\nringfence: all is well\\x1b[2K"
+
+
+@pytest.mark.parametrize(
+    ("locale", "mode", "expected"),
+    [
+        ({}, 0, "utf-8"),
+        ({"LANG": "de_DE.UTF-8"}, 0, "utf-8"),
+        ({"LANG": "de_DE.UTF-8", "LC_ALL": "C"}, 0, "ascii"),
+        ({"LANG": "de_DE.ISO-8859-1"}, 0, "ascii"),
+        ({"LANG": "C"}, 0o40000, "utf-8"),
+    ],
+)
+def test_utf8_is_for_a_terminal_that_reads_it(
+    locale: dict[str, str], mode: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in locale.items():
+        monkeypatch.setenv(name, value)
+    ours, theirs = pty.openpty()
+    try:
+        modes = termios.tcgetattr(theirs)
+        modes[0] = modes[0] & ~0o40000 | mode
+        termios.tcsetattr(theirs, termios.TCSANOW, modes)
+        assert charset(theirs) == expected
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_letter_is_no_control_of_a_terminal_with_another_charset() -> None:
+    # In UTF-8 this letter is c4 9b, and 9b alone is CSI.
+    assert for_terminal("\u011b31m é".encode(), "ascii") == b"?31m ?"

@@ -280,7 +280,13 @@ def test_explain_prints_the_plan_and_runs_nothing(capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+    ("number", "name"),
+    [
+        (signal.SIGINT, "Ctrl-C"),
+        (signal.SIGQUIT, "Ctrl-\\"),
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGHUP, "SIGHUP"),
+    ],
 )
 def test_a_signal_kills_what_is_inside_and_says_one_line(
     number: int, name: str, capfd: pytest.CaptureFixture[str]
@@ -328,8 +334,31 @@ def test_a_full_disk_under_our_output_is_said(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         assert main(["exec", "x"]) == 125
-    assert capfd.readouterr().err == "ringfence: cannot write standard output: No space left on device\n"
+    told = "ringfence: cannot write standard output: No space left on device\nringfence: send it where there is room\n"
+    assert capfd.readouterr().err == told
     assert log()[-1] == "close"
+
+
+def test_a_report_says_why_there_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(fd: int, data: bytes) -> int:
+        if fd == 1:
+            raise BrokenPipeError(32, "Broken pipe")
+        return write(fd, data)
+
+    write = os.write
+    Sandbox.events = (Stdout(b"x", "", 0),)
+    report = tmp_path / "report"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", gone)
+        assert main(["exec", "--report", str(report), "x"]) == 141
+    message = "who read the output has gone: everything inside was killed"
+    assert json.loads(report.read_text()) == {"error": {"code": "output-closed", "message": message, "fix": None}}
+
+
+def test_a_full_disk_under_the_report_is_said_with_the_option(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["exec", "--report", "/dev/full", "x"]) == 125
+    told = ["cannot write the file of --report: No space left on device", "name one that can take it: --report FILE"]
+    assert capfd.readouterr().err == "".join(f"ringfence: {line}\n" for line in told)
 
 
 def test_lost_output_and_limits_are_noted_unless_quiet(capfd: pytest.CaptureFixture[str]) -> None:

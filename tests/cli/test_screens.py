@@ -59,7 +59,7 @@ def test_what_editors_draw_with_passes(drawn: bytes) -> None:
         b"\x1b[99999b",
         b"\x1bZ",
         b"\x05",
-        b"\x1b[?3h",
+        b"\x1b[?3h", b"\x1b[3g", b"\x1bH",
         b"\x1b[" + b"1;" * 40 + b"m",
         b"\xc2\x9b6n",
         b"\xc2\x9d52;c;eA==\x07",
@@ -71,6 +71,10 @@ def test_what_acts_beyond_the_screen_or_makes_it_speak_is_dropped(hostile: bytes
 
 def test_of_several_modes_the_known_ones_pass() -> None:
     assert shown(b"\x1b[?25;9999;1049l") == b"\x1b[?25l\x1b[?1049l"
+
+
+def test_a_letter_is_no_control_of_a_terminal_with_another_charset() -> None:
+    assert ScreenFilter("ascii").feed("\u011b31m \u2500".encode()) == b"?31m ?"
 
 
 def test_what_reorders_text_takes_one_column() -> None:
@@ -86,7 +90,7 @@ def test_at_the_end_everything_is_switched_back() -> None:
 
 
 ALLOWED = re.compile(
-    rb"\x1b(?:\[[0-9;:]*[@A-HIJKLMPSTXZ`abdefghlmrsu]|\[\?[0-9]*[hlJK]|\[[0-9]+ q|[78DEHM=>]|[()*+][0AB])"
+    rb"\x1b(?:\[[0-9;:]*[@A-HIJKLMPSTXZ`abdefhlmrsu]|\[\?[0-9]*[hlJK]|\[[0-9]+ q|[78DEM=>]|[()*+][0AB])"
 )
 
 

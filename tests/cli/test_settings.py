@@ -97,12 +97,28 @@ def test_dots_are_resolved_where_they_cross_a_link(folder: Path) -> None:
     assert settings("--ro", "../link").policy.mounts == (Mount(str(folder / "data"), mode="ro"),)
 
 
-def test_hide_goes_to_the_nearest_shown_folder(folder: Path) -> None:
+def test_hide_goes_to_the_mount_that_shows_the_path(folder: Path) -> None:
     mounts = settings("--rw", ".", "--ro", "data", "--hide", "data/.env", "--hide", ".env").policy.mounts
     assert mounts == (
         Mount(str(folder), mode="rw", hide=(".env",)),
         Mount(str(folder / "data"), mode="ro", hide=(".env",)),
     )
+
+
+def test_hide_goes_to_every_mount_that_shows_the_path(folder: Path) -> None:
+    mounts = settings("--copy", ".", "--ro", "data:/cfg", "--hide", "data/.env").policy.mounts
+    assert mounts == (
+        Mount(str(folder), mode="copy", hide=("data/.env",)),
+        Mount(str(folder / "data"), "/cfg", mode="ro", hide=(".env",)),
+    )
+
+
+def test_hide_finds_what_is_shown_through_a_link(folder: Path) -> None:
+    (folder / "here").symlink_to("data")
+    shown = settings("--ro", f"{folder}/here", "--hide", "data/.env").policy.mounts
+    named = settings("--ro", "data", "--hide", "here/.env").policy.mounts
+    assert shown == (Mount(f"{folder}/here", mode="ro", hide=(".env",)),)
+    assert named == (Mount(f"{folder}/data", mode="ro", hide=(".env",)),)
 
 
 def test_an_option_replaces_the_policys_mount_at_the_same_place(folder: Path) -> None:

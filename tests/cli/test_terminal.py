@@ -20,19 +20,20 @@ import weaker
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROMPT = b"user@ringfence"
+RINGFENCE = (sys.executable, "-m", "ringfence")
 
 
 class Screen:
     """A terminal of ours with a `ringfence` on it."""
 
-    def __init__(self, *argv: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         self.master, self.slave = pty.openpty()
         self.resize(30, 100)
         self.before = termios.tcgetattr(self.slave)
         self.seen = b""
         self.pid = os.fork()
         if self.pid == 0:
-            self._become([sys.executable, "-m", "ringfence", *argv], env or {})
+            self._become(argv, env)
 
     def _become(self, argv: list[str], env: dict[str, str]) -> None:
         try:
@@ -90,8 +91,8 @@ def screens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     monkeypatch.chdir(tmp_path)
     opened: list[Screen] = []
 
-    def open_one(*argv: str, **env: str) -> Screen:
-        opened.append(Screen(*argv, env=env))
+    def open_one(*argv: str, program: tuple[str, ...] = RINGFENCE, **env: str) -> Screen:
+        opened.append(Screen([*program, *argv], env))
         return opened[-1]
 
     yield open_one
@@ -164,7 +165,7 @@ def test_exec_and_run_take_a_terminal_too(screens: Callable[..., Screen]) -> Non
     assert (screen.end(), screen.seen) == (0, b"? x\r\nTrue x\r\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_a_signal_ends_it_and_restores_the_terminal(screens: Callable[..., Screen], number: signal.Signals) -> None:
     screen = screens("shell", "sh", "-c", r"printf '\033[?1049hready'; sleep 100")
     screen.until(b"ready")
@@ -173,12 +174,33 @@ def test_a_signal_ends_it_and_restores_the_terminal(screens: Callable[..., Scree
     assert b"\x1b[?1049l" in screen.seen
 
 
+def test_in_the_background_it_waits_for_the_terminal_and_leaves_it_alone(screens: Callable[..., Screen]) -> None:
+    screen = screens("--norc", "-i", program=("/bin/bash",), PS1="$ ")
+    screen.until(b"$ ")
+    screen.type(f"set -b; {' '.join(RINGFENCE)} exec -t -- sh -c 'echo dr''awn' &\n".encode())
+    screen.until(b"Stopped")
+    assert b"drawn" not in screen.seen
+    screen.type(b"fg\n")
+    screen.until(b"drawn")
+    screen.until(b"$ ", times=screen.seen.count(b"$ ") + 1)
+    screen.type(b"exit\n")
+    assert screen.end() == 0
+
+
 def test_two_signals_at_once_restore_it_as_well(screens: Callable[..., Screen]) -> None:
     screen = screens("shell", "sh", "-c", "echo ready; sleep 100")
     screen.until(b"ready")
     os.kill(screen.pid, signal.SIGTERM)
     os.kill(screen.pid, signal.SIGHUP)
     assert screen.end() in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+
+
+def test_a_terminal_that_goes_away_ends_it_by_its_signal() -> None:
+    screen = Screen([*RINGFENCE, "exec", "--", "sh", "-c", "echo ready; sleep 100"], {})
+    screen.until(b"ready")
+    os.close(screen.slave)
+    os.close(screen.master)
+    assert os.waitstatus_to_exitcode(os.waitpid(screen.pid, 0)[1]) == 128 + signal.SIGHUP
 
 
 def test_the_end_of_the_time_restores_the_terminal(screens: Callable[..., Screen]) -> None:

@@ -55,7 +55,11 @@ def _guarded(words: list[str], console: Console) -> int:
     except Problem as problem:
         console.fail(str(problem), code=problem.code, fix=problem.fix)
         return _bad_argument(words) if problem.status is None else problem.status
-    except (KeyboardInterrupt, OutputClosed):
+    except OutputClosed:
+        message = "who read the output has gone: everything inside was killed"
+        console.record({"error": {"code": "output-closed", "message": message, "fix": None}})
+        raise
+    except KeyboardInterrupt:
         raise
     except Exception as error:  # noqa: BLE001  # the last line: people get a sentence, not a traceback
         from ringfence.cli.failure import tell

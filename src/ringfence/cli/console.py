@@ -35,18 +35,23 @@ class OutputClosed(BrokenPipeError):  # noqa: N818  # nobody's mistake: who read
 
 
 class Console:
-    """Where one call of ringfence speaks. `json` and `quiet` are set by the options as soon as they are read."""
+    """Where one call of ringfence speaks. `json` and `quiet` are set by the options as soon as they are read.
 
-    __slots__ = ("json", "quiet")
+    `report` is the open file of --report, until it has its one object: the result, or why there is none.
+    """
+
+    __slots__ = ("json", "quiet", "report")
 
     def __init__(self) -> None:
         self.json = False
         self.quiet = False
+        self.report: int | None = None
 
     def say(self, message: str) -> None:
         """A message of ours: every line of it starts with our name, so that no guest line passes for one."""
         lines = message.splitlines() or [""]
-        write(ERR, "".join(f"ringfence: {_safe(line)}\n" for line in lines).encode("utf-8", "surrogateescape"))
+        text = "".join(f"ringfence: {_safe(line)}\n" for line in lines)
+        write(ERR, text.encode() if text.isascii() or not os.isatty(ERR) else text.encode(_charset(ERR), "replace"))
 
     def note(self, message: str) -> None:
         """A message that `--quiet` silences."""
@@ -59,7 +64,7 @@ class Console:
         if not text.isascii() or "\x1b" in text:
             from ringfence.cli.escapes import for_terminal
 
-            data = for_terminal(data) if os.isatty(OUT) else data
+            data = for_terminal(data, _charset(OUT)) if os.isatty(OUT) else data
         write(OUT, data)
 
     def out_json(self, value: Json) -> None:
@@ -67,13 +72,24 @@ class Console:
         write(OUT, dump(value))
 
     def fail(self, message: str, *, code: str, fix: str | None) -> None:
-        """An error, as JSON when that was asked for."""
-        if self.json:
-            self.out_json({"error": {"code": code, "message": message, "fix": fix}})
-            return
-        self.say(message)
-        if fix:
-            self.say(fix)
+        """An error, as JSON when that was asked for, and in the report."""
+        error: Json = {"error": {"code": code, "message": message, "fix": fix}}
+        try:
+            if self.json:
+                self.out_json(error)
+            else:
+                self.say(f"{message}\n{fix}" if fix else message)
+        finally:
+            self.record(error)
+
+    def record(self, value: Json) -> None:
+        """The one object of --report, where it was asked for."""
+        if self.report is not None:
+            fd, self.report = self.report, None
+            try:
+                write(fd, dump(value), name="--report")
+            finally:
+                os.close(fd)
 
 
 def dump(value: Json) -> bytes:
@@ -83,8 +99,11 @@ def dump(value: Json) -> bytes:
     return json.dumps(value, indent=2, ensure_ascii=True).encode() + b"\n"
 
 
-def write(fd: int, data: bytes) -> None:
-    """All of `data`, also to a descriptor that someone made non-blocking. Raises OutputClosed, or Problem."""
+def write(fd: int, data: bytes, *, name: str = "") -> None:
+    """All of `data`, also to a descriptor that someone made non-blocking. Raises OutputClosed, or Problem.
+
+    `name` is the option that named the file, where it is none of the standard ones.
+    """
     view = memoryview(data)
     while view:
         try:
@@ -96,8 +115,9 @@ def write(fd: int, data: bytes) -> None:
         except BrokenPipeError as error:
             raise OutputClosed(*error.args) from None
         except OSError as error:
-            name = _NAMES.get(fd, "the report")
-            raise Problem(f"cannot write {name}: {error.strerror}", code="output", status=_OURS) from None
+            what = f"the file of {name}" if name else _NAMES[fd]
+            fix = f"name one that can take it: {name} FILE" if name else "send it where there is room"
+            raise Problem(f"cannot write {what}: {error.strerror}", fix=fix, code="output", status=_OURS) from None
 
 
 def colours(fd: int) -> bool:
@@ -110,6 +130,12 @@ def quoted(word: str) -> str:
     if word and all(char.isascii() and (char.isalnum() or char in "@%+=:,./-_") for char in word):
         return word
     return "'" + word.replace("'", "'\\''") + "'"
+
+
+def _charset(fd: int) -> str:
+    from ringfence.cli.escapes import charset
+
+    return charset(fd)
 
 
 def _safe(line: str) -> str:

@@ -4,11 +4,13 @@ A terminal obeys what it is sent: it sets titles, writes the clipboard, answers 
 moves the cursor over what a person has just read. So this is an allow-list: the one escape sequence that passes is SGR
 (`CSI digits ; : m`). All others, and every control but `\\n`, `\\r\\n` and `\\t`, are dropped; a lone `\\r` becomes a
 line end, because what it would overwrite must stay readable; characters that reorder text are shown as `\\u202e`.
+A terminal that does not read UTF-8 gets ASCII: to it the second byte of many a letter is a control (`ě` ends in CSI).
 """
 
 from __future__ import annotations
 
 import codecs
+import os
 
 _PLAIN = bytes([*range(0x20, 0x7F), 0x09, 0x0A])
 
@@ -24,13 +26,29 @@ GROUND, _RETURN, _ESCAPE, INTERMEDIATE, _SEQUENCE, _STRING = range(6)
 
 _RESET = "\x1b[0m"
 
+_IUTF8 = 0o40000  # of a terminal's input modes; Python's termios does not name it
+
+
+def charset(fd: int) -> str:
+    """What the terminal at `fd` may be sent: "utf-8", or "ascii" where the locale names another and its mode agrees."""
+    named = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG") or "utf-8"
+    if "utf8" in named.lower().replace("-", ""):
+        return "utf-8"
+    import termios
+
+    try:
+        return "utf-8" if termios.tcgetattr(fd)[0] & _IUTF8 else "ascii"
+    except termios.error:
+        return "ascii"
+
 
 class EscapeFilter:
     """Filters one stream. `feed` and `finish` give the same bytes however the stream was cut into pieces."""
 
-    __slots__ = ("_coloured", "_decode", "_parameters", "_state")
+    __slots__ = ("_charset", "_coloured", "_decode", "_parameters", "_state")
 
-    def __init__(self) -> None:
+    def __init__(self, charset: str = "utf-8") -> None:
+        self._charset = charset
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._state = GROUND
         self._parameters: str | None = ""
@@ -61,7 +79,7 @@ class EscapeFilter:
         kept: list[str] = []
         for char in text:
             self._step(char, kept)
-        return "".join(kept).encode()
+        return "".join(kept).encode(self._charset, "replace")
 
     def _step(self, char: str, kept: list[str]) -> None:
         state = self._state
@@ -150,9 +168,9 @@ class EscapeFilter:
             self._state = GROUND
 
 
-def for_terminal(data: bytes) -> bytes:
+def for_terminal(data: bytes, charset: str = "utf-8") -> bytes:
     """A whole text, filtered."""
-    strip = EscapeFilter()
+    strip = EscapeFilter(charset)
     return strip.feed(data) + strip.finish()
 
 

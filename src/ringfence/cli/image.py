@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import ERR, Problem, colours, write
-from ringfence.cli.escapes import one_line
+from ringfence.cli.escapes import charset, one_line
 from ringfence.cli.options import action_of
 
 TYPE_CHECKING = False
@@ -110,7 +110,8 @@ def _progress(console: Console) -> Callable[[str], None] | None:
 
     def draw(message: str) -> None:
         text = one_line(message)[:100]
-        write(ERR, f"\r\x1b[K\x1b[2m{text}\x1b[0m".encode() if colours(ERR) else f"\r\x1b[K{text}".encode())
+        shown = f"\r\x1b[K\x1b[2m{text}\x1b[0m" if colours(ERR) else f"\r\x1b[K{text}"
+        write(ERR, shown.encode(charset(ERR), "replace"))
 
     return draw
 

@@ -10,7 +10,7 @@ import os
 import time
 
 from ringfence import early
-from ringfence.cli.console import ERR, OUT, Problem, dump, write
+from ringfence.cli.console import ERR, OUT, OutputClosed, Problem
 from ringfence.cli.ending import exit_code, has_notes
 
 TYPE_CHECKING = False
@@ -26,7 +26,12 @@ else:
     import _signal as signal  # the same without its enums, which would cost 4 ms
 
 _TAIL = 8 * 1024
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS: dict[int, str] = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGQUIT: "Ctrl-\\",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP",
+}
 
 
 class Stopped(BaseException):
@@ -86,7 +91,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
         _explain(box, console)
         return 0
     net_log = None if settings.net_log is None else _create("--net-log", settings.net_log)
-    report = None if settings.report is None else _create("--report", settings.report)
+    console.report = None if settings.report is None else _create("--report", settings.report)
     stop = Stop()
     old = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
@@ -103,11 +108,11 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
         # The flag decides, not the exception: one raised by the signal inside a lock may come out as another.
         if stop.number is None:
             raise
-        name = {2: "Ctrl-C", 15: "SIGTERM"}.get(stop.number, "SIGHUP")
-        message = f"stopped by {name}: everything inside was killed"
-        if report is not None:
-            write(report, dump({"error": {"code": "stopped", "message": message, "fix": None}}))
-        console.fail(message, code="stopped", fix=None)
+        message = f"stopped by {_SIGNALS[stop.number]}: everything inside was killed"
+        try:
+            console.fail(message, code="stopped", fix=None)
+        except (OutputClosed, Problem):
+            pass  # the terminal went with the signal; the exit code still tells
         return 128 + stop.number
     finally:
         for number, handler in old.items():
@@ -116,9 +121,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
             from ringfence.cli.netlog import save
 
             save(net_log, box, console)
-    if report is not None:
-        write(report, dump(result.to_dict()))
-        os.close(report)
+    console.record(result.to_dict())
     if not console.json:
         _tell(result, tail, job, settings, console)
     else:
@@ -183,8 +186,8 @@ def _on_terminal(
 
     terminal = Terminal(raw_output=settings.raw)
     stop.at_once = terminal.give_back
-    cols, rows = size()
     with terminal:
+        cols, rows = size()
         guest = box._pty(  # noqa: SLF001  # a terminal of the library has no time limit of its own
             job.argv, cols=cols, rows=rows, cwd=settings.cwd, env=variables(), timeout_s=left
         )

@@ -20,7 +20,7 @@ def save(fd: int, box: Sandbox, console: Console) -> None:
     try:
         requests = box.network.log()
         for request in requests:
-            write(fd, json.dumps(to_dict(request)).encode() + b"\n")
+            write(fd, json.dumps(to_dict(request)).encode() + b"\n", name="--net-log")
         ended = sum(host.allowed + host.denied + host.failed for host in box.network.summary())
         if ended > len(requests):  # a guest can ask for names without end, to have an earlier line forgotten
             console.say(f"--net-log holds the last {len(requests)} connections of {ended}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import quoted
-from ringfence.cli.shown import absolute, inside, working_folder
+from ringfence.cli.shown import absolute, inside, is_hidden, working_folder
 from ringfence.policy import format_size
 
 TYPE_CHECKING = False
@@ -129,6 +129,8 @@ def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[
     mounts = settings.policy.mounts
     for word in argv[1:]:
         if 0 < len(word) < 4096 and "\0" not in word and _is_own_file(word) and inside(absolute(word), mounts) is None:
+            if is_hidden(absolute(word), mounts):
+                return [f"{word} is hidden by --hide or the policy"]
             return [f"{word} is on this machine but not shown inside: add --ro {quoted(word)}"]
     here = working_folder()
     if here is not None and inside(here, mounts) is None and any(words in stderr_tail for words in _ABSENT):

@@ -3,7 +3,8 @@
 More than `escapes` lets through, and still an allow-list: cursor movement, erasing, scrolling, colours, character sets,
 and the modes below. Dropped is what acts beyond the screen or makes the terminal speak (J12): titles, clipboard,
 hyperlinks and every other OSC, DCS and APC; queries, whose answers would be typed into the guest or, after its end,
-into the caller's shell; keyboard protocols; a full reset; the scroll-back's removal.
+into the caller's shell; keyboard protocols; tab stops, which nothing could put back; a full reset; the scroll-back's
+removal.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import re
 from ringfence.cli.escapes import GROUND, INTERMEDIATE, REORDER, EscapeFilter
 
 _CONTROLS = frozenset("\a\b\t\n\v\f\r\x0e\x0f")
-_FINALS = frozenset("@ABCDEFGHIJKLMPSTXZ`abdefghlmrsu")
-_LONE = frozenset("78DEHM=>")
+_FINALS = frozenset("@ABCDEFGHIJKLMPSTXZ`abdefhlmrsu")
+_LONE = frozenset("78DEM=>")
 _CHARSETS = frozenset("0AB")
 _MOST = 64
 # Text that needs no look at each character, because most of what a guest draws is that.
@@ -33,8 +34,8 @@ class ScreenFilter(EscapeFilter):
 
     __slots__ = ("_changed", "_prefix", "_switched", "_text")
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, charset: str = "utf-8") -> None:
+        super().__init__(charset)
         self._prefix = ""  # "(" of a character set
         self._text = ""  # parameters and intermediates of the sequence so far
         self._switched: dict[str, None] = {}  # modes that are not as they were, in order
@@ -68,7 +69,7 @@ class ScreenFilter(EscapeFilter):
             else:
                 self._step(text[at], kept)
                 at += 1
-        return "".join(kept).encode()
+        return "".join(kept).encode(self._charset, "replace")
 
     def _ground(self, char: str, kept: list[str]) -> None:
         if char in _CONTROLS:

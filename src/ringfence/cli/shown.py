@@ -16,7 +16,7 @@ MODES: dict[str, MountMode] = {"--ro": "ro", "--rw": "rw", "--copy": "copy"}
 
 
 def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """The policy's mounts with the options on top: one at the same place is replaced, --hide goes to the nearest."""
+    """The policy's mounts with the options on top: one at the same place is replaced, --hide goes to all."""
     from ringfence.policy import Mount
     from ringfence.values import replace
 
@@ -31,10 +31,8 @@ def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tupl
     mounts = [mount for mount in base if mount_path(mount) not in added] + list(added.values())
     for name, raw in options:
         if name == "--hide":
-            path = absolute(raw)
-            index = _holder(path, raw, mounts)
-            relative = os.path.relpath(path, source_of(mounts[index]))
-            mounts[index] = replace(mounts[index], hide=(*mounts[index].hide, relative))
+            for index, relative in _holders(raw, mounts):
+                mounts[index] = replace(mounts[index], hide=(*mounts[index].hide, relative))
     return tuple(mounts)
 
 
@@ -71,9 +69,14 @@ def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
     if not holders:
         return None
     mount = max(holders, key=lambda each: len(source_of(each)))
-    if any(beneath(path, os.path.join(source_of(mount), hidden)) for hidden in mount.hide):
+    if is_hidden(path, (mount,)):
         return None
     return os.path.normpath(os.path.join(mount_path(mount), os.path.relpath(path, source_of(mount))))
+
+
+def is_hidden(path: str, mounts: tuple[Mount, ...]) -> bool:
+    """Whether somebody said that the host's `path` is not to be seen."""
+    return any(beneath(path, os.path.join(source_of(mount), hidden)) for mount in mounts for hidden in mount.hide)
 
 
 def start_folder(mounts: tuple[Mount, ...]) -> str | None:
@@ -103,14 +106,32 @@ def _split(name: str, raw: str) -> tuple[str, str | None]:
     raise Problem(f"{name} {missing}: there is no such file or folder on this machine", fix=fix, code="mount-missing")
 
 
-def _holder(path: str, raw: str, mounts: list[Mount]) -> int:
-    holders = [index for index, mount in enumerate(mounts) if beneath(path, source_of(mount))]
-    if not holders:
+def _holders(raw: str, mounts: list[Mount]) -> list[tuple[int, str]]:
+    """Each mount that shows a path, and the path below it: one that was left out would show what is to be hidden."""
+    path = absolute(raw)
+    found = [(index, below) for index, mount in enumerate(mounts) if (below := _below(path, source_of(mount)))]
+    if any(below == "." for _, below in found):
+        raise Problem(f"--hide {raw}: the same path is shown", fix="leave one of the two options out")
+    if not found:
         raise Problem(
             f"--hide {raw}: nothing that holds it is shown, so it is absent already",
             fix="leave it out, or show its folder: --ro, --rw or --copy FOLDER",
         )
-    index = max(holders, key=lambda each: len(source_of(mounts[each])))
-    if path == source_of(mounts[index]):
-        raise Problem(f"--hide {raw}: the same path is shown", fix="leave one of the two options out")
-    return index
+    return [(index, below) for index, below in found if not _covered(index, below, mounts)]
+
+
+def _below(path: str, folder: str) -> str | None:
+    """`path` as it is below `folder`, by name or where links lead. None: it is not there."""
+    if beneath(path, folder):
+        return os.path.relpath(path, folder)
+    parent, name = os.path.split(path)
+    real, folder = os.path.join(os.path.realpath(parent), name), os.path.realpath(folder)
+    return os.path.relpath(real, folder) if beneath(real, folder) else None
+
+
+def _covered(index: int, below: str, mounts: list[Mount]) -> bool:
+    """Whether another mount lies over that place, so that this one does not show it."""
+    own = mount_path(mounts[index])
+    place = os.path.normpath(os.path.join(own, below))
+    over = [mount_path(mount) for mount in mounts if beneath(place, mount_path(mount))]
+    return max(over, key=len) != own

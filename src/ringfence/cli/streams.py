@@ -27,9 +27,9 @@ class OutputStreams:
         self.stderr_tail = b""
         for fd in (OUT, ERR):
             if not raw and os.isatty(fd):
-                from ringfence.cli.escapes import EscapeFilter
+                from ringfence.cli.escapes import EscapeFilter, charset
 
-                self._filters[fd] = EscapeFilter()
+                self._filters[fd] = EscapeFilter(charset(fd))
 
     def write(self, fd: int, data: bytes) -> None:
         """Pass a piece on. Raises BrokenPipeError when its reader has gone."""
@@ -66,7 +66,9 @@ def is_null(fd: int) -> bool:
 
 def _pump(process: Process, terminal: bool) -> None:
     from ringfence.errors import RingfenceError
+    from ringfence.spawn import leave_signals_to_the_main_thread
 
+    leave_signals_to_the_main_thread()
     try:
         while piece := _read(terminal):
             process.write(piece)

@@ -7,7 +7,9 @@ import signal
 import termios
 
 from ringfence.cli.console import OUT, Problem, write
+from ringfence.cli.escapes import charset
 from ringfence.cli.screens import ScreenFilter
+from ringfence.spawn import leave_signals_to_the_main_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,21 +56,18 @@ class Terminal:
 
     def __init__(self, *, raw_output: bool) -> None:
         self._raw_output = raw_output
-        self._filter = ScreenFilter()
+        self._filter = ScreenFilter(charset(OUT))
         self._saved = termios.tcgetattr(_IN)
         self._handlers: dict[int, object] = {}
         self._given = False
+        self._undo = b""
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def __enter__(self) -> Self:
-        for number, handler in (
-            (signal.SIGWINCH, self._on_resize),
-            (signal.SIGCONT, self._on_continue),
-            (signal.SIGTTOU, signal.SIG_IGN),  # to give it back from the background would stop us
-        ):
-            self._handlers[number] = signal.signal(number, handler)
+        self._set_raw()  # before the handlers: from the background this stops us, until the shell gives us the terminal
         self._given = True
-        self._set_raw()
+        for number, handler in ((signal.SIGWINCH, self._on_resize), (signal.SIGCONT, self._on_continue)):
+            self._handlers[number] = signal.signal(number, handler)
         return self
 
     def __exit__(
@@ -92,19 +91,25 @@ class Terminal:
         termios.tcsetattr(_IN, termios.TCSADRAIN, mode)
 
     def give_back(self) -> None:
-        """Undo what the guest switched, drop what was typed for it, restore the mode. Idempotent, and never raises."""
+        """Undo what the guest switched, drop what was typed for it, restore the mode. Never raises.
+
+        Idempotent up to its last line: a second signal may come at any of them, and then all is done again.
+        """
         if not self._given:
             return
-        self._given = False
+        if signal.SIGTTOU not in self._handlers:  # to give it back from the background would stop us
+            self._handlers[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        self._undo += self._filter.finish()
         try:
-            write(OUT, self._filter.finish())
+            write(OUT, self._undo)
         except (OSError, Problem):
             pass  # the screen is gone; the mode still matters to whoever has the terminal next
         try:
             termios.tcflush(_IN, termios.TCIFLUSH)
             termios.tcsetattr(_IN, termios.TCSANOW, self._saved)
         except (OSError, termios.error):
-            return
+            pass  # as above, and there is no terminal to restore
+        self._given = False
 
     def hand_to(self, guest: Pty) -> Result:
         """Pass what it draws, and keys and sizes to it, until it ends."""
@@ -132,6 +137,7 @@ class Terminal:
 
         from ringfence.errors import RingfenceError
 
+        leave_signals_to_the_main_thread()
         try:
             while self._given:
                 ready = select.select([_IN, self._wake], [], [])[0]
@@ -148,6 +154,9 @@ class Terminal:
 
     def _news(self, what: bytes, guest: Pty) -> None:
         if _MODE in what and self._given:
-            self._set_raw()
+            try:
+                self._set_raw()
+            except termios.error:
+                return  # it stopped us again, in the background; the next SIGCONT comes here as well
         cols, rows = size()
         guest.resize(cols=cols, rows=rows)

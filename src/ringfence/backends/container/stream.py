@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 
-from ringfence.guest import lean
+from ringfence.spawn import leave_signals_to_the_main_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Stream:
         _drop(self._engine)
 
     def _take_all(self) -> None:
-        lean.hold_pipe_signal()
+        leave_signals_to_the_main_thread()
         held = bytearray()
         try:
             while data := self._engine.recv(_READ):
@@ -120,7 +120,7 @@ class ChannelStream(Stream):
         super().forget()
 
     def _pass_in(self) -> None:
-        lean.hold_pipe_signal()
+        leave_signals_to_the_main_thread()
         try:
             while data := self._theirs.recv(_READ):
                 self._engine.sendall(data)
