@@ -15,7 +15,7 @@ import pytest
 import ringfence
 from cli.samples import OK, ended
 from ringfence.cli import main
-from ringfence.events import Event, Exit, Gap, Request, Stderr, Stdout
+from ringfence.events import Event, Exit, Gap, HostSummary, Request, Stderr, Stdout
 from ringfence.results import Denial, Result
 from ringfence.values import replace
 
@@ -65,6 +65,9 @@ class Network:
 
     def log(self) -> tuple[Request, ...]:
         return self.lines
+
+    def summary(self) -> tuple[HostSummary, ...]:
+        return ()
 
 
 class Sandbox:
