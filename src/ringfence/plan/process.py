@@ -21,7 +21,8 @@ NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 
 _SHM_BYTES = 64 << 20
 _PAGE = 4096
 # Counted by the kernel for each user of a user namespace, so small numbers do not disturb other sandboxes (F33).
-_FIXED_RLIMITS = {"CORE": 0, "SIGPENDING": 1024, "MSGQUEUE": 819_200, "MEMLOCK": 8 << 20, "RTPRIO": 0, "NICE": 0}
+# A core of one byte is none, and 1 alone keeps the kernel from handing it to a program of the host, which runs as root.
+_FIXED_RLIMITS = {"CORE": 1, "SIGPENDING": 1024, "MSGQUEUE": 819_200, "MEMLOCK": 8 << 20, "RTPRIO": 0, "NICE": 0}
 HOME = "/workspace"
 
 

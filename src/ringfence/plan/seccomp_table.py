@@ -19,6 +19,7 @@ RET_ERRNO = 0x00050000
 RET_ALLOW = 0x7FFF0000
 EPERM, ENOMEM, EINVAL, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 12, 22, 38, 93, 97
 ERRNO_NAMES = {
+    0: "no error",
     EPERM: "EPERM",
     ENOMEM: "ENOMEM",
     EINVAL: "EINVAL",
@@ -173,6 +174,7 @@ CONTROLS: tuple[str, ...] = (
     "devices",
     "openat2",
     "leases",
+    "core",
     "clone-parent",
     "unknown",
 )
@@ -196,6 +198,7 @@ CONDITIONS: tuple[tuple[str, str], ...] = (
     ("devices", "mknod, mknodat of a character or block device, renameat2 that leaves one behind"),
     ("openat2", "openat2 (mode in memory), for guest code"),
     ("leases", "fcntl F_SETLEASE, F_SETDELEG, F_NOTIFY, for guest code"),
+    ("core", "setrlimit and prlimit64 of RLIMIT_CORE, which change nothing, for guest code"),
     ("clone-parent", "clone with CLONE_PARENT, for guest code"),
 )
 
@@ -229,6 +232,7 @@ _PRCTL = (*range(1, 5), 7, 8, 15, 16, *range(21, 31), 34, *range(36, 43), 47, 52
 _SCHED_POLICY = FULL & ~0x40000000  # without SCHED_RESET_ON_FORK
 _SCHED_FAIR = (0, 3, 5)  # OTHER, BATCH, IDLE
 _NEW_LISTENER = 8
+_RLIMIT_CORE = 4
 # Huge pages are the host's own pool, which no limit of memory counts (F01).
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 4, 0o4000
 # Who opens a file that a guest has a lease on waits for that guest, up to 45 s: the host too, and by a read-only mount.
@@ -376,5 +380,12 @@ def last_rules() -> dict[str, Rule]:
     return {
         "openat2": (_refuse(ENOSYS, "openat2"),),
         "fcntl": (_refuse(EPERM, "leases", _is(1, *_LEASES)), _allow()),
+        # D14: a limit of 0 lets the kernel start a program of the host for a core. Many a program asks for it.
+        "setrlimit": (_refuse(0, "core", _is(0, _RLIMIT_CORE)), _allow()),
+        "prlimit64": (
+            _refuse(0, "core", _is(1, _RLIMIT_CORE), _has(2, FULL)),
+            _refuse(0, "core", _is(1, _RLIMIT_CORE), _high(2)),
+            _allow(),
+        ),
         "clone": (_refuse(EPERM, "clone-parent", _has(0, CLONE_PARENT)), _allow()),
     }

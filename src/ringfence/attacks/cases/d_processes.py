@@ -352,11 +352,22 @@ def processor_time(arm: Arm) -> Seen:
 @attack("D14", "no core file is written", LEAK, off="rlimit-core")
 def core_file(arm: Arm) -> Seen:
     """Seen by the host: the limit in /proc of the process. None is dumped: the pattern may name a host program."""
+    return _core_limit(arm, 4096)
+
+
+@attack("D14-program", "no program of the host is started for a core", ESCAPE, off="seccomp:core")
+def core_program(arm: Arm) -> Seen:
+    """The kernel starts it, as root, at every limit but 1: at 0 too."""
+    return _core_limit(arm, 0)
+
+
+def _core_limit(arm: Arm, wanted: int) -> Seen:
     if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
         raise NotApplicable("the host's own limit is 0")
-    code = """
+    code = f"""
     import resource
-    attempt("raise the limit", resource.setrlimit, resource.RLIMIT_CORE, (4096, 4096))
+    attempt("setrlimit", resource.setrlimit, resource.RLIMIT_CORE, ({wanted}, {wanted}))
+    attempt("prlimit", resource.prlimit, 0, resource.RLIMIT_CORE, ({wanted}, {wanted}))
     os.execv("/bin/sleep", [canary, "5"])
     """
     process = arm.spawn(code, box=arm.sandbox(), canary=arm.canary)
@@ -365,7 +376,7 @@ def core_file(arm: Arm) -> Seen:
         raise AssertionError(f"it did not start: {process.kill().stderr[-200:]}")
     with open(f"/proc/{pid}/limits", encoding="utf-8") as file:
         line = next(line for line in file if line.startswith("Max core"))
-    return Seen(line.split()[4:6] != ["0", "0"], " ".join(line.split()))
+    return Seen(line.split()[4:6] != ["1", "1"], " ".join(line.split()))
 
 
 @attack("D15", "a guest does not outlive its supervisor", PERSIST, off=BARE)

@@ -76,7 +76,7 @@ def host_config(
         pids_limit=around.processes,
         nano_cpus=int(min(plan.cpus, engine.cpus) * 1_000_000_000),  # Docker refuses more than there are
         ulimits=[
-            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "core", "Soft": 1, "Hard": 1},
             {"Name": "nofile", "Soft": _FILES, "Hard": _FILES},  # guestd's; guests have limits.open_files
             {"Name": "nproc", "Soft": around.processes, "Hard": around.processes},
         ],
