@@ -35,12 +35,12 @@ pytestmark = [
 ]
 
 
-def wheel(folder: Path, name: str, code: str) -> None:
+def wheel(folder: Path, name: str, code: str, needs: str = "") -> None:
     """A wheel of one module, with a program of the same name."""
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}.py": code,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",
     }
@@ -148,6 +148,19 @@ def test_a_pip_package_that_does_not_exist_is_said_and_nothing_is_kept(cached: s
     assert (caught.value.code, "correct its name" in str(caught.value.fix)) == ("package-unknown", True)
     assert {info.name for info in images.list_images()} == before
     assert os.listdir(f"{Store().directory}/work") == []
+
+
+@pytest.mark.parametrize("named", ["{place}", "source @ file://{place}", "needing"])
+def test_what_pip_would_build_does_not_run_on_this_host(cached: str, index: Path, tmp_path: Path, named: str) -> None:
+    """--only-binary is for what an index has: a path, an address, or a wheel that needs one were built all the same."""
+    place, witness = tmp_path / "source", tmp_path / "ran"
+    place.mkdir()
+    (place / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "b"\nbackend-path = ["."]\n')
+    (place / "b.py").write_text(f"open({str(witness)!r}, 'w')\n")
+    wheel(index, "needing", "", needs=f"Requires-Dist: source @ file://{place}\n")
+    with pytest.raises(ImageError, match="pip found what is no wheel") as caught:
+        images.build("mine3", Recipe(apt=("python3",), pip=(named.format(place=place),)))
+    assert (caught.value.code, witness.exists()) == ("package-source", False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without uids to map an ordinary user cannot build")
