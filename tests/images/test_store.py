@@ -143,13 +143,15 @@ def test_a_list_of_files_that_lies_is_not_believed(store: Store, tmp_path: Path)
     big = E("bin/big", b"y" * 5000)
     info = images.import_image("one", archive(tmp_path, big))
     listing = Path(store.directory, "trees", info.digest, "files")
-    assert "bin/big" in listing.read_text()
+    honest = listing.read_text()
+    assert "bin/big" in honest
     secret = tmp_path / "secret"
     secret.write_bytes(b"n" * 5000)
-    for name in ("bin/tool", "gone", "../../../../../secret", "bin"):
-        listing.write_text(listing.read_text().replace("bin/big", name))
+    for name in ("bin/tool", "gone", "../../../../../secret", "bin", "/".join(["d" * 60] * 70)):
+        listing.write_text(honest.replace("bin/big", name))
         images.import_image("two", archive(tmp_path, big, E("bin/more", name.encode())))
         images.verify("two")
+        images.remove("two")  # else its list, which is honest, serves the next
 
 
 def test_a_damaged_record_is_said_and_can_be_removed(store: Store, tmp_path: Path) -> None:
