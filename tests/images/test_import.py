@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import subprocess
+import tarfile
 import zlib
 from pathlib import Path
 
@@ -224,6 +225,7 @@ def bad_archives() -> dict[str, tuple[bytes, str, str]]:
         "no tar": (b"hello world" * 200, "archive", "checksum|no number"),
         "cut in a file": (whole[:1300], "archive", "cut short"),
         "cut in gzip": (gzip.compress(tar([*ROOT, E("x", os.urandom(5000))]))[:-2000], "archive", "cut short"),
+        "gzip without its checksum": (gzip.compress(whole)[:-8], "archive", "cut short"),
         "damaged gzip": (gzip.compress(whole)[:-30] + b"x" * 30, "archive", "damaged|cut short|no number|checksum"),
         "dot dot": (tar([*ROOT, E("../x", b"1")]), "archive", "leads out"),
         "dot dot in a layer": (docker([tar([*ROOT, E("a/../../x", b"1")])]), "archive", "leads out"),
@@ -246,6 +248,21 @@ def bad_archives() -> dict[str, tuple[bytes, str, str]]:
         "deep json": (tar([E("manifest.json", b"[" * 200_000)]), "archive", "no JSON"),
         "a part twice": (tar([E("index.json", b"{}"), E("index.json", b"{}")]), "archive", "twice"),
         "no root": (tar([E("notes.txt", b"hello")]), "image-source", "no root file system"),
+        "a name that is too long with the store's before it": (
+            tar([*ROOT, E("/".join(["d" * 60] * 60), b"1")]),
+            "archive",
+            "longer than 3072 bytes",
+        ),
+        "a link with more bytes than letters": (
+            tar([*ROOT, symlink("bin/long", "é" * 4000)], tarfile.GNU_FORMAT),
+            "archive",
+            "links to",
+        ),
+        "more variables than a record holds": (
+            docker([layer], config([layer], Env=[f"A{n}={'x' * 100_000}" for n in range(10)])),
+            "archive",
+            "longer than",
+        ),
         "etc is a link": (tar([*ROOT[:2], symlink("etc", "/etc")]), "archive", "not a directory"),
     }
 
