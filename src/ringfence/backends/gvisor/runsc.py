@@ -112,6 +112,7 @@ def _probe(path: str, platform: str) -> str | None:
 
     folder = f"{state.disk_directory('gvisor')}/{owners.name()}_{os.urandom(4).hex()}"  # as bundles are, for the sweep
     os.makedirs(f"{folder}/root")
+    os.chmod(f"{folder}/root", 0o755)  # whatever the caller's umask
     mounts = []
     for name in ("usr", "bin", "lib", "lib64"):
         if os.path.islink(f"/{name}"):

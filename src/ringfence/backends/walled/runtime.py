@@ -67,7 +67,7 @@ def _sources() -> str:
 def _key() -> str:
     import hashlib
 
-    digest = hashlib.sha256(f"4 {sys.version}{os.path.realpath(sys.executable)}".encode())
+    digest = hashlib.sha256(f"5 {sys.version}{os.path.realpath(sys.executable)}".encode())
     digest.update(str(os.stat(os.path.realpath(sys.executable)).st_mtime_ns).encode())
     guest = _sources()
     for name in sorted(os.listdir(guest)):
@@ -94,9 +94,11 @@ def _make(target: str) -> None:
         file.write('"""The guest\'s half."""\n')
     _compile(target)
     onefile.make(target, INSIDE, version)
-    for directory, folders, _ in os.walk(target):
-        for name in ("", *folders):
-            os.chmod(f"{directory}/{name}", 0o755)
+    for directory, _, files in os.walk(target):  # whatever the caller's umask: guestd is another user in most boxes
+        os.chmod(directory, 0o755)
+        for path in (f"{directory}/{name}" for name in files):
+            if not os.path.islink(path):
+                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
 
 
 def _compile(target: str) -> None:
