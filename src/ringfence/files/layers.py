@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 
+from ringfence.files.room import Room
 from ringfence.files.tarstream import Caps, TarError, TarStream, TooLargeError, parts, short
 
 TYPE_CHECKING = False
@@ -66,6 +67,7 @@ class Tree:
         self.size = 0
         self._layer = 0
         self._root_fd = os.open(directory, _DIRECTORY)
+        self._room = Room(self._root_fd, self.caps.reserve)
         self._beside: Beside | None = None  # a thread for digests of large pieces
         self._open: list[int] = []  # the directories on the way to the one that was used last
         self._open_path: Path = ()  # their names
@@ -87,6 +89,7 @@ class Tree:
     def add(self, entry: Entry, data: Callable[[], Iterable[bytes | memoryview]], *, whiteouts: bool = False) -> None:
         """One entry. `data` is called for a file, once."""
         path = self._path(entry.name)
+        self._room.take(entry.size)
         if not path:
             if entry.kind != "dir":
                 raise TarError(f"the root itself is a {entry.kind}")

@@ -69,6 +69,7 @@ class Caps(Struct):
 
     entries: int = 400_000
     size: int = 32 << 30  # bytes of all files together
+    reserve: int = 0  # bytes of the disk that stay free
     name: int = 3072  # bytes: with the store's own path before it, still one that the kernel takes
     link: int = 4095  # bytes of a link's text, as the kernel's PATH_MAX without its NUL
     depth: int = 100
