@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from functools import cache
 
+from ringfence.backends.process import owners
 from ringfence.backends.walled import onefile
 from ringfence.errors import UnsupportedError
 from ringfence.plan import elf
@@ -45,7 +46,8 @@ def folder(root: str) -> str:
     if os.path.isdir(made):
         return made
     os.makedirs(root, 0o755, exist_ok=True)
-    being_made = f"{made}.{os.getpid()}-{os.urandom(3).hex()}"
+    _sweep(root)
+    being_made = f"{made}.{owners.name()}_{os.urandom(3).hex()}"
     try:
         _make(being_made)
         os.rename(being_made, made)
@@ -55,6 +57,13 @@ def folder(root: str) -> str:
     finally:
         shutil.rmtree(being_made, ignore_errors=True)
     return made
+
+
+def _sweep(root: str) -> None:
+    """What those left who were killed while they made one."""
+    for name in os.listdir(root):
+        if owners.is_dead(name.partition(".")[2].partition("_")[0]):
+            shutil.rmtree(f"{root}/{name}", ignore_errors=True)
 
 
 def _sources() -> str:
