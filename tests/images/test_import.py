@@ -159,6 +159,7 @@ def test_every_image_has_the_user_and_files_of_ours(store: Store, tmp_path: Path
         E("etc/resolv.conf", b"nameserver 10.0.0.1\n"),
         E("dev/sda", b"x"),
         device("dev/x"),
+        E("workspace/app.py", b"print(1)"),
     ]
     info = images.import_image("one", write(tmp_path, tar([*ROOT, *extra])))
     root = Path(store.root(info.digest))
@@ -168,8 +169,9 @@ def test_every_image_has_the_user_and_files_of_ours(store: Store, tmp_path: Path
         "node:x:1000:1000::/home/node:/bin/sh",
     ]
     assert (root / "etc/resolv.conf").read_text().startswith("nameserver 127.0.0.1\n")
-    assert list((root / "dev").iterdir()) == []
-    assert "1 device nodes left out" in info.notes
+    assert [*(root / "dev").iterdir(), *(root / "workspace").iterdir()] == []
+    own = "1 entries left out, a sandbox has its own"
+    assert info.notes == ("1 device nodes left out", f"/dev: {own}", f"/workspace: {own}")
 
 
 def test_an_etc_passwd_that_is_a_link_to_a_host_file_is_not_followed(store: Store, tmp_path: Path) -> None:
