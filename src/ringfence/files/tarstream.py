@@ -72,6 +72,7 @@ class Caps(Struct):
     reserve: int = 0  # bytes of the disk that stay free
     name: int = 3072  # bytes: with the store's own path before it, still one that the kernel takes
     link: int = 4095  # bytes of a link's text, as the kernel's PATH_MAX without its NUL
+    text: int = 128 << 20  # characters of all names and links together, which are held in memory several times
     depth: int = 100
     extension: int = 1 << 20  # bytes of one PAX or GNU header
 
