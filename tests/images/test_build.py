@@ -150,6 +150,21 @@ def test_a_pip_package_that_does_not_exist_is_said_and_nothing_is_kept(cached: s
     assert os.listdir(f"{Store().directory}/work") == []
 
 
+def test_a_folder_goes_where_a_link_of_the_image_leads_and_a_pipe_or_a_missing_file_is_refused(
+    cached: str, tmp_path: Path
+) -> None:
+    folder, pipe = tmp_path / "tools", tmp_path / "pipe"
+    folder.mkdir()
+    (folder / "tool").write_text("a tool")
+    os.mkfifo(pipe)
+    info = images.build("tooled", Recipe(apt=("python3",), files=(RecipeFile(str(folder), "/bin"),)))
+    assert Path(Store().root(info.digest), "usr/bin/tool").read_text() == "a tool"
+    for source, why in ((pipe, "is no regular file"), (tmp_path / "gone", "is not there, which goes to /opt/it")):
+        with pytest.raises(ImageError, match=why) as caught:
+            images.build("tooled2", Recipe(apt=("python3",), files=(RecipeFile(str(source), "/opt/it"),)))
+        assert caught.value.code == "image-source"
+
+
 @pytest.mark.parametrize("named", ["{place}", "source @ file://{place}", "needing"])
 def test_what_pip_would_build_does_not_run_on_this_host(cached: str, index: Path, tmp_path: Path, named: str) -> None:
     """--only-binary is for what an index has: a path, an address, or a wheel that needs one were built all the same."""

@@ -409,7 +409,9 @@ def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = Tru
 def apply_host_file(tree: Tree, path: str, target: str) -> None:
     """One file of the host, at `target`."""
     tree.begin_layer()
-    with open(path, "rb", buffering=0) as file:
+    with open(
+        os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0
+    ) as file:  # of a pipe: at once
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ImageError(f"{path} is no regular file", code="image-source", fix="name a file or a folder")
