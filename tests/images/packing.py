@@ -39,9 +39,9 @@ def device(name: str) -> E:
     return E(name, kind=tarfile.CHRTYPE)
 
 
-def tar(entries: Iterable[E]) -> bytes:
+def tar(entries: Iterable[E], form: int = tarfile.PAX_FORMAT) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
         for one in entries:
             entry = tarfile.TarInfo(one.name)
             entry.type, entry.linkname, entry.mode, entry.mtime = one.kind, one.link, one.mode, one.mtime

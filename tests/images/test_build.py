@@ -35,12 +35,12 @@ pytestmark = [
 ]
 
 
-def wheel(folder: Path, name: str, code: str) -> None:
+def wheel(folder: Path, name: str, code: str, needs: str = "") -> None:
     """A wheel of one module, with a program of the same name."""
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}.py": code,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",
     }
@@ -148,6 +148,34 @@ def test_a_pip_package_that_does_not_exist_is_said_and_nothing_is_kept(cached: s
     assert (caught.value.code, "correct its name" in str(caught.value.fix)) == ("package-unknown", True)
     assert {info.name for info in images.list_images()} == before
     assert os.listdir(f"{Store().directory}/work") == []
+
+
+def test_a_folder_goes_where_a_link_of_the_image_leads_and_a_pipe_or_a_missing_file_is_refused(
+    cached: str, tmp_path: Path
+) -> None:
+    folder, pipe = tmp_path / "tools", tmp_path / "pipe"
+    folder.mkdir()
+    (folder / "tool").write_text("a tool")
+    os.mkfifo(pipe)
+    info = images.build("tooled", Recipe(apt=("python3",), files=(RecipeFile(str(folder), "/bin"),)))
+    assert Path(Store().root(info.digest), "usr/bin/tool").read_text() == "a tool"
+    for source, why in ((pipe, "is no regular file"), (tmp_path / "gone", "is not there, which goes to /opt/it")):
+        with pytest.raises(ImageError, match=why) as caught:
+            images.build("tooled2", Recipe(apt=("python3",), files=(RecipeFile(str(source), "/opt/it"),)))
+        assert caught.value.code == "image-source"
+
+
+@pytest.mark.parametrize("named", ["{place}", "source @ file://{place}", "needing"])
+def test_what_pip_would_build_does_not_run_on_this_host(cached: str, index: Path, tmp_path: Path, named: str) -> None:
+    """--only-binary is for what an index has: a path, an address, or a wheel that needs one were built all the same."""
+    place, witness = tmp_path / "source", tmp_path / "ran"
+    place.mkdir()
+    (place / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "b"\nbackend-path = ["."]\n')
+    (place / "b.py").write_text(f"open({str(witness)!r}, 'w')\n")
+    wheel(index, "needing", "", needs=f"Requires-Dist: source @ file://{place}\n")
+    with pytest.raises(ImageError, match="pip found what is no wheel") as caught:
+        images.build("mine3", Recipe(apt=("python3",), pip=(named.format(place=place),)))
+    assert (caught.value.code, witness.exists()) == ("package-source", False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without uids to map an ordinary user cannot build")

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import subprocess
+import tarfile
 import zlib
 from pathlib import Path
 
@@ -158,6 +159,7 @@ def test_every_image_has_the_user_and_files_of_ours(store: Store, tmp_path: Path
         E("etc/resolv.conf", b"nameserver 10.0.0.1\n"),
         E("dev/sda", b"x"),
         device("dev/x"),
+        E("workspace/app.py", b"print(1)"),
     ]
     info = images.import_image("one", write(tmp_path, tar([*ROOT, *extra])))
     root = Path(store.root(info.digest))
@@ -167,8 +169,9 @@ def test_every_image_has_the_user_and_files_of_ours(store: Store, tmp_path: Path
         "node:x:1000:1000::/home/node:/bin/sh",
     ]
     assert (root / "etc/resolv.conf").read_text().startswith("nameserver 127.0.0.1\n")
-    assert list((root / "dev").iterdir()) == []
-    assert "1 device nodes left out" in info.notes
+    assert [*(root / "dev").iterdir(), *(root / "workspace").iterdir()] == []
+    own = "1 entries left out, a sandbox has its own"
+    assert info.notes == ("1 device nodes left out", f"/dev: {own}", f"/workspace: {own}")
 
 
 def test_an_etc_passwd_that_is_a_link_to_a_host_file_is_not_followed(store: Store, tmp_path: Path) -> None:
@@ -224,6 +227,7 @@ def bad_archives() -> dict[str, tuple[bytes, str, str]]:
         "no tar": (b"hello world" * 200, "archive", "checksum|no number"),
         "cut in a file": (whole[:1300], "archive", "cut short"),
         "cut in gzip": (gzip.compress(tar([*ROOT, E("x", os.urandom(5000))]))[:-2000], "archive", "cut short"),
+        "gzip without its checksum": (gzip.compress(whole)[:-8], "archive", "cut short"),
         "damaged gzip": (gzip.compress(whole)[:-30] + b"x" * 30, "archive", "damaged|cut short|no number|checksum"),
         "dot dot": (tar([*ROOT, E("../x", b"1")]), "archive", "leads out"),
         "dot dot in a layer": (docker([tar([*ROOT, E("a/../../x", b"1")])]), "archive", "leads out"),
@@ -246,6 +250,21 @@ def bad_archives() -> dict[str, tuple[bytes, str, str]]:
         "deep json": (tar([E("manifest.json", b"[" * 200_000)]), "archive", "no JSON"),
         "a part twice": (tar([E("index.json", b"{}"), E("index.json", b"{}")]), "archive", "twice"),
         "no root": (tar([E("notes.txt", b"hello")]), "image-source", "no root file system"),
+        "a name that is too long with the store's before it": (
+            tar([*ROOT, E("/".join(["d" * 60] * 60), b"1")]),
+            "archive",
+            "longer than 3072 bytes",
+        ),
+        "a link with more bytes than letters": (
+            tar([*ROOT, symlink("bin/long", "é" * 4000)], tarfile.GNU_FORMAT),
+            "archive",
+            "links to",
+        ),
+        "more variables than a record holds": (
+            docker([layer], config([layer], Env=[f"A{n}={'x' * 100_000}" for n in range(10)])),
+            "archive",
+            "longer than",
+        ),
         "etc is a link": (tar([*ROOT[:2], symlink("etc", "/etc")]), "archive", "not a directory"),
     }
 

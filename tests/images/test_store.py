@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from images.packing import ROOT, E, tar
+from images.packing import ROOT, E, docker, tar
 from ringfence import images
 from ringfence.errors import ImageError, PolicyError
 from ringfence.files.imagelocks import lock
@@ -143,13 +144,15 @@ def test_a_list_of_files_that_lies_is_not_believed(store: Store, tmp_path: Path)
     big = E("bin/big", b"y" * 5000)
     info = images.import_image("one", archive(tmp_path, big))
     listing = Path(store.directory, "trees", info.digest, "files")
-    assert "bin/big" in listing.read_text()
+    honest = listing.read_text()
+    assert "bin/big" in honest
     secret = tmp_path / "secret"
     secret.write_bytes(b"n" * 5000)
-    for name in ("bin/tool", "gone", "../../../../../secret", "bin"):
-        listing.write_text(listing.read_text().replace("bin/big", name))
+    for name in ("bin/tool", "gone", "../../../../../secret", "bin", "/".join(["d" * 60] * 70)):
+        listing.write_text(honest.replace("bin/big", name))
         images.import_image("two", archive(tmp_path, big, E("bin/more", name.encode())))
         images.verify("two")
+        images.remove("two")  # else its list, which is honest, serves the next
 
 
 def test_a_damaged_record_is_said_and_can_be_removed(store: Store, tmp_path: Path) -> None:
@@ -267,6 +270,48 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(
         images.import_image("one", archive(tmp_path, E("zeros", bytes(200_000))))
     assert caught.value.code == "disk-full"
     assert left(store) == {"names": 0, "trees": 0, "work": 0}
+
+
+_ON_A_LARGER_DISK = """
+mount -t tmpfs -o size=64m,nr_inodes=0 tmpfs "$1" && XDG_DATA_HOME="$1" exec "$2" -c '
+import os, sys
+from ringfence import images
+from ringfence.errors import ImageError
+from ringfence.images import making
+making._RESERVE = 32 << 20
+lowest, remove = [], making.Making.__exit__
+def leaving(self, *how):
+    found = os.statvfs(self.scratch)
+    lowest.append(found.f_bavail * found.f_frsize)
+    return remove(self, *how)
+making.Making.__exit__ = leaving
+try:
+    images.import_image("one", sys.argv[1])
+except ImageError as error:
+    print(error.code, lowest[0] > 12 << 20)
+' "$3"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("bomb", ["many files of one byte", "layers that are unpacked twice"])
+def test_an_archive_leaves_some_of_the_disk_free_however_it_fills_it(tmp_path: Path, bomb: str) -> None:
+    """Bytes alone are no measure: a file takes a block, and a packed archive of layers is unpacked beside the tree."""
+    disk, path = tmp_path / "disk", tmp_path / "bomb.tar.gz"
+    disk.mkdir()
+    if bomb == "many files of one byte":
+        data = tar([*ROOT, *(E(f"bin/{number}", b"x") for number in range(20_000))])
+    else:
+        data = docker([tar([*ROOT, E("bin/zeros", bytes(25 << 20))])])
+    path.write_bytes(gzip.compress(data, 1))
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", _ON_A_LARGER_DISK, "sh", str(disk), sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert (done.stdout, done.stderr) == ("disk-full True\n", "")
 
 
 def test_info_goes_to_json_and_back(store: Store, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from backends_declared import DECLARED, missing
 from images import packing
 from images.packing import E, directory, symlink
-from ringfence import Sandbox, UnsupportedError, images
+from ringfence import Mount, Policy, Sandbox, UnsupportedError, images
 from ringfence.backends.walled import runtime
 from ringfence.files.imagestore import Store
 
@@ -171,3 +171,21 @@ def test_a_top_name_that_a_wall_cannot_show_is_refused_in_words(
         return
     with pytest.raises(UnsupportedError, match=said):
         box.start()
+
+
+def test_a_long_link_at_the_top_and_a_long_mount_are_shown_behind_every_wall(
+    make: Callable[..., Sandbox], tool: bytes, store: Store, tmp_path: Path
+) -> None:
+    """The oldest form of tar has 100 bytes for a link and 256 for a name."""
+    del store
+    far, target = "usr/" + "n" * 150, "/" + "/".join(["d" * 50] * 8)
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    shown.joinpath("file").write_text("hello")
+    shown.chmod(0o755)
+    archive = tmp_path / "long.tar"
+    entries = [directory("bin"), E("bin/tool", tool, mode=0o755), E(far, b"far"), symlink("near", far)]
+    archive.write_bytes(packing.tar(entries))
+    images.import_image("long", archive)
+    with make(image="long", policy=Policy(mounts=[Mount(shown, target=target, mode="ro")])) as box:
+        assert (box.files.read_text("/near"), box.files.read_text(f"{target}/file")) == ("far", "hello")

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 
+from ringfence.files.room import Room
 from ringfence.files.tarstream import Caps, TarError, TarStream, TooLargeError, parts, short
 
 TYPE_CHECKING = False
@@ -65,7 +66,9 @@ class Tree:
         self.count = 0
         self.size = 0
         self._layer = 0
+        self._text = 0  # characters of all names and links so far
         self._root_fd = os.open(directory, _DIRECTORY)
+        self._room = Room(self._root_fd, self.caps.reserve)
         self._beside: Beside | None = None  # a thread for digests of large pieces
         self._open: list[int] = []  # the directories on the way to the one that was used last
         self._open_path: Path = ()  # their names
@@ -87,6 +90,10 @@ class Tree:
     def add(self, entry: Entry, data: Callable[[], Iterable[bytes | memoryview]], *, whiteouts: bool = False) -> None:
         """One entry. `data` is called for a file, once."""
         path = self._path(entry.name)
+        self._room.take(entry.size)
+        self._text += len(entry.name) + len(entry.link)
+        if self._text > self.caps.text:
+            raise TarError(f"the names and links are longer than {self.caps.text:,} characters together")
         if not path:
             if entry.kind != "dir":
                 raise TarError(f"the root itself is a {entry.kind}")
@@ -375,19 +382,15 @@ class Tree:
     def finish(self) -> None:
         """Set modes and times of directories. Nothing is added after it."""
         self._let_go(0)
-        for name, node in self._directories():
+        for name, node in walk(self.root):
+            if node.kind != "dir":
+                continue
             fd = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root_fd)
             try:
                 os.fchmod(fd, node.mode)
                 os.utime(fd, (node.mtime, node.mtime))
             finally:
                 os.close(fd)
-
-    def _directories(self) -> Iterator[tuple[str, Node]]:
-        """Children before their parents: to write into a directory changes its time."""
-        for name, node in reversed(list(walk(self.root))):
-            if node.kind == "dir":
-                yield name, node
 
     def digest(self) -> str:
         """See `tree_digest`."""

@@ -64,7 +64,7 @@ def _link(tree: Tree, key: str, names: list[str], stored: str) -> bool:
                 os.link(stored, spare, follow_symlinks=False)
                 os.rename(spare, f"{tree.directory}/{name}")
     except OSError as error:
-        if error.errno not in (errno.EMLINK, errno.ENOENT):
+        if error.errno not in (errno.EMLINK, errno.ENOENT, errno.ENAMETOOLONG):
             raise
-        return False
+        return False  # a tree of somebody else's making keeps no other out
     return True

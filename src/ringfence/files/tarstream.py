@@ -68,7 +68,10 @@ class Caps(Struct):
 
     entries: int = 400_000
     size: int = 32 << 30  # bytes of all files together
-    name: int = 4095  # bytes, as the kernel's PATH_MAX without its NUL
+    reserve: int = 0  # bytes of the disk that stay free
+    name: int = 3072  # bytes: with the store's own path before it, still one that the kernel takes
+    link: int = 4095  # bytes of a link's text, as the kernel's PATH_MAX without its NUL
+    text: int = 128 << 20  # characters of all names and links together, which are held in memory several times
     depth: int = 100
     extension: int = 1 << 20  # bytes of one PAX or GNU header
 
@@ -279,7 +282,7 @@ class TarStream:
             raise TarError(f"{short(name)} is a {kind} with {size:,} bytes of data")
         elif kind in ("symlink", "hardlink"):
             link = target.decode("utf-8", "surrogateescape")
-            if not link or "\0" in link or len(link) > self.caps.name:
+            if not link or "\0" in link or len(target) > self.caps.link:
                 raise TarError(f"{short(name)} links to {short(link)}")
         return Entry(name, kind, mode=mode & 0o7777, size=size, mtime=min(mtime, _LATEST), link=link, extended=extended)
 

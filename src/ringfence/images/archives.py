@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _MOST_JSON = 4 << 20
+_MOST_KEPT = 512 << 10  # bytes of a configuration: past a record's most, the image could not be looked up
 _MOST_LAYERS = 127  # as many as engines accept
 _ARCHIVE_ENTRIES = 2_000
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -63,6 +64,7 @@ def apply_file(tree: Tree, path: str, *, scratch: str, progress: Progress) -> De
                 progress(f"unpacking {unpacked.kind}")
                 stream = TarStream(unpacked.read, tree.caps)
                 tree.apply_tar(stream, whiteouts=False)
+                stream.drain()  # a checksum comes last
                 return Described("tar")
             progress(f"unpacking {unpacked.kind}")
             with open(f"{scratch}/archive.tar", "w+b") as whole:
@@ -338,6 +340,8 @@ def _described(source: str, config: object) -> Described:
             code="image-machine",
             fix=f"get it for linux on {_machine()}",
         )
+    import json
+
     inner = config.get("config")
     inner = inner if isinstance(inner, dict) else {}
     env, notes = _environment(inner.get("Env"))
@@ -345,7 +349,10 @@ def _described(source: str, config: object) -> Described:
     kept = {name: _plain(inner[key]) for key, name in words.items() if inner.get(key)}
     ignored = [key for key in ("OnBuild", "Volumes", "Healthcheck", "StopSignal") if inner.get(key)]
     notes += [f"{key} of the image is not used" for key in ignored]
-    return Described(source, env, {key: value for key, value in kept.items() if value is not None}, tuple(notes))
+    words_kept = {key: value for key, value in kept.items() if value is not None}
+    if len(json.dumps([env, words_kept, notes])) > _MOST_KEPT:
+        raise TarError(f"the configuration's variables and words are longer than {_MOST_KEPT:,} bytes")
+    return Described(source, env, words_kept, tuple(notes))
 
 
 def _environment(listed: object) -> tuple[dict[str, str], list[str]]:
@@ -402,7 +409,9 @@ def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = Tru
 def apply_host_file(tree: Tree, path: str, target: str) -> None:
     """One file of the host, at `target`."""
     tree.begin_layer()
-    with open(path, "rb", buffering=0) as file:
+    with open(
+        os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0
+    ) as file:  # of a pipe: at once
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ImageError(f"{path} is no regular file", code="image-source", fix="name a file or a folder")

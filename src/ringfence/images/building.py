@@ -240,16 +240,24 @@ class _Build:
         return self._step(_key("npm", before.key, list(packages)), "npm packages", make, before)
 
     def _copy(self, making: Making, one: RecipeFile) -> None:
+        """A folder goes into the folder that its target is, or leads to; a file takes its target's place."""
         self._say(f"copying {one.target}")
         wanted = parts(one.target.lstrip("/"), making.tree.caps)
-        place = real_path(making.tree, wanted[:-1])
+        is_folder = os.path.isdir(one.source)
+        place = real_path(making.tree, wanted if is_folder else wanted[:-1])
         if place is None:
             raise TarError(f"{one.target} lies behind a link that leads nowhere")
-        target = "/".join((*place, wanted[-1]))
-        if os.path.isdir(one.source):
-            apply_directory(making.tree, one.source, below=target, whole=False)
-        else:
-            apply_host_file(making.tree, one.source, target)
+        try:
+            if is_folder:
+                apply_directory(making.tree, one.source, below="/".join(place), whole=False)
+            else:
+                apply_host_file(making.tree, one.source, "/".join((*place, wanted[-1])))
+        except FileNotFoundError as error:  # of a base's recipe, perhaps, which was whole when that was built
+            raise ImageError(
+                f"{error.filename} is not there, which goes to {one.target}; nothing was kept",
+                code="image-source",
+                fix="put it back, or take it out of the recipe; files of a base are read again too",
+            ) from None
 
 
 def _key(*inputs: Json) -> str:

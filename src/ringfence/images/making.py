@@ -118,4 +118,5 @@ def caps_for(store: Store) -> Caps:
     """As large as the disk has room for, so that a bomb ends in a refusal and not in a full disk (F22)."""
     store.open()
     usual = Caps()
-    return replace(usual, size=max(0, min(usual.size, free_space(store.directory) - _RESERVE)))
+    room = free_space(store.directory) - _RESERVE
+    return replace(usual, size=max(0, min(usual.size, room)), reserve=_RESERVE)

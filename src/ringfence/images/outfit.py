@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 UID = 1000
 HOME = "/workspace"
-_EMPTY = ("dev", "proc", "sys", "tmp")  # every sandbox mounts its own there
-_DIRECTORIES = (*_EMPTY, "workspace", "run", "var", "etc", "root", "home", "mnt", "opt", "srv", "usr")
+_EMPTY = ("dev", "proc", "sys", "tmp", "workspace")  # every sandbox mounts its own there
+_DIRECTORIES = (*_EMPTY, "run", "var", "etc", "root", "home", "mnt", "opt", "srv", "usr")
 _FILES = {
     "hosts": "127.0.0.1 localhost ringfence\n::1 localhost ip6-localhost ip6-loopback\n",
     "hostname": "ringfence\n",

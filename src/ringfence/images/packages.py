@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 _DOWNLOAD_S = 1800.0
 _GLIBC = (17, 24, 27, 28, 31, 34, 35, 36)  # that wheels are made for; an image's own is asked for
 _TELL = "import os, platform, sys; print(*sys.version_info[:2], platform.libc_ver()[1] or '2.17', os.uname().machine)"
+# pip builds what is named by a path or an address, --only-binary or not, and a wheel may name such a thing as its need:
+# its setup.py would run here. pip starts a program for every build, and none for a wheel.
+_PIP_ALONE = """
+import runpy, sys
+def refuse(event, args):
+    if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"):
+        sys.stderr.write(f"ringfence: pip may not start {args[:1]}\\n")
+        raise PermissionError("pip may not start a program")
+sys.addaudithook(refuse)
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 _PACK = """
 import sys, tarfile
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as tar:
@@ -85,7 +97,8 @@ def _reader(events: object) -> Callable[[int], bytes]:
 def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
     major, minor, glibc, machine = told
     newest = int(glibc.partition(".")[2].partition(".")[0] or 17)
-    command = [*_host_pip(), "download", "--only-binary=:all:", "--no-cache-dir", "--quiet", "--dest", wheels]
+    command = [_python_with_pip(), "-c", _PIP_ALONE, "download", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
+    command += ["--dest", wheels]
     command += ["--disable-pip-version-check", "--no-input", "--python-version", f"{major}.{minor}"]
     command += ["--implementation", "cp", "--abi", f"cp{major}{minor}", "--abi", "abi3", "--abi", "none"]
     for level in sorted((one for one in _GLIBC if one <= newest), reverse=True):
@@ -103,13 +116,19 @@ def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
                 code="package-unknown",
                 fix="correct its name or version in the recipe; packages without wheels are not built",
             )
+    if "ringfence: pip may not start" in said:
+        raise ImageError(
+            f"among {', '.join(packages)!r:.200} and what they need, pip found what is no wheel; nothing was kept",
+            code="package-source",
+            fix="name packages of an index, with wheels: nothing is built on this host",
+        )
     raise ImageError(f"pip download failed: {_last(said)}; nothing was kept", code="build", fix="try again")
 
 
-def _host_pip() -> list[str]:
+def _python_with_pip() -> str:
     for python in (sys.executable, shutil.which("python3"), "/usr/bin/python3"):
         if python and _run([python, "-m", "pip", "--version"], "/").returncode == 0:
-            return [python, "-m", "pip"]
+            return python
     raise UnsupportedError(
         "adding pip packages needs pip on this host",
         code="pip",

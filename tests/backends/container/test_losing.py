@@ -115,3 +115,14 @@ def test_of_its_connection_nothing_is_left_half_closed(contained: Container) -> 
         time.sleep(0.01)
     responses = [one for one in gc.get_objects() if isinstance(one, HTTPResponse) and one.fp is not None]
     assert [one for one in responses if getattr(one.fp, "raw", one.fp).closed] == []
+
+
+def test_an_image_of_ours_that_somebody_removed_from_the_engine_is_made_again(contained: Container) -> None:
+    with Sandbox(backend=contained) as box:
+        assert box.exec(["true"]).ok
+    api = clients.find(contained.engine, contained.socket).api
+    for image in api.images():
+        if any("ringfence-skeleton" in tag for tag in image["RepoTags"] or ()):
+            api.remove_image(image["Id"], force=True)
+    with Sandbox(backend=contained) as box:
+        assert box.exec(["true"]).ok

@@ -14,7 +14,7 @@ import pytest
 
 from accounts import OrdinaryUser
 from backends.container import equipped
-from ringfence import Mount, Policy, PolicyError, RingfenceError, Sandbox, UnsupportedError
+from ringfence import Mount, Policy, PolicyError, RingfenceError, Sandbox, UnsupportedError, images
 from ringfence.backends import Container
 from ringfence.backends.container import engine as clients
 
@@ -154,3 +154,26 @@ def test_an_engine_that_makes_no_container_is_quoted_and_doctor_is_named(contain
 def test_a_backend_without_an_engine_is_unsupported_not_lost() -> None:
     with pytest.raises(UnsupportedError):
         Sandbox(backend=Container(socket="/nowhere/engine.sock")).start()
+
+
+@pytest.mark.parametrize("name", ["x,source=data", 'say "hi"', "two\nlines"])
+def test_a_name_in_an_image_that_podman_would_read_as_options_is_refused_there(
+    contained: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The engine's working directory has a folder `data`: that, of the host, was shown at /x."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "store"))
+    root = tmp_path / "root"
+    for folder in ("bin", "other", name):
+        (root / folder).mkdir(parents=True)
+    (root / "x").symlink_to("other")
+    (root / name / "of the image").write_text("")
+    images.import_image("odd", root)
+    box = Sandbox(backend=contained, image="odd")
+    if contained.engine == "podman":
+        with pytest.raises(UnsupportedError, match="Podman cannot be told to show") as caught:
+            box.start()
+        assert caught.value.code == "mounts"
+    else:
+        with box:
+            assert [info.path for info in box.files.list(f"/{name}")] == ["of the image"]
+    images.remove("odd")

@@ -56,3 +56,20 @@ def test_what_was_found_is_not_tried_again_in_the_same_boot(found: Path, monkeyp
     monkeypatch.setattr(runsc, "_found", {})
     monkeypatch.setattr(runsc, "_probe", lambda *_: pytest.fail("it was tried again"))
     assert runsc.find() == first
+
+
+def test_two_threads_that_write_the_note_at_once_do_not_take_each_others(
+    found: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(found, "exit 0")
+    rename, seen = os.rename, list[str]()
+
+    def other_first(old: str, new: str) -> None:
+        seen.append(old)
+        if len(seen) == 1:
+            runsc._remember(str(found), "fake-1", {"ptrace": None})
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", other_first)
+    runsc._remember(str(found), "fake-1", {"ptrace": None})
+    assert len(set(seen)) == 2

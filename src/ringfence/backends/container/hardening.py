@@ -27,6 +27,7 @@ _FILES = 4096
 _MOST_BELOW = 256  # mounts; a container is slow to start with more
 _OURS = 12  # processes of ours inside, beside the guest's
 _GUESTD_BYTES = 48 << 20  # what guestd itself takes
+_SPLITTING = frozenset(',"\r\n')
 
 
 @final
@@ -59,6 +60,7 @@ def host_config(
     around: Around,
 ) -> Any:
     for mount in shown:
+        _check_spelling(engine, mount)
         mount["Target"] = disks.spelled(mount["Target"])
     taken = {mount["Target"] for mount in shown}
     memory = around.memory
@@ -92,6 +94,20 @@ def host_config(
     )
     masking.apply(config, engine)
     return config
+
+
+def _check_spelling(engine: Engine, mount: Any) -> None:
+    """Podman writes a mount as one line of comma-separated values and reads that again, without quotes.
+
+    A folder "x,source=etc" of an image would so be the host's /etc (M11).
+    """
+    for path in (mount["Source"], mount["Target"]):
+        if engine.name == "podman" and not _SPLITTING.isdisjoint(path):
+            raise UnsupportedError(
+                f"Podman cannot be told to show {path!r:.200}: it would take a part of the name for an option",
+                code="mounts",
+                fix='rename it (no comma, quote or line break), or engine="docker", or backend="process"',
+            )
 
 
 def mounts(made: Skeleton, guestd: str) -> list[Any]:

@@ -66,8 +66,12 @@ def launch(
     with contextlib.closing(places.Meaning(asked, flags=flags)) as meaning:
         try:
             sweeping.sweep(engine)
-            image = skeletons.of(engine, made)
-            wall = _start(engine, image, made, plan, limits, shown, oci_runtime, writable, loosen, deadline)
+            asked_for = (made, plan, limits, shown, oci_runtime, writable, loosen, deadline)
+            try:
+                wall = _start(engine, skeletons.of(engine, made), *asked_for)
+            except docker.errors.ImageNotFound:  # removed by somebody since we looked, as `docker image prune` does
+                skeletons.forget(engine)
+                wall = _start(engine, skeletons.of(engine, made), *asked_for)
         except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
             engines.forget(engine)
             skeletons.forget(engine)

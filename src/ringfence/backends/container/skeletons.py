@@ -26,7 +26,7 @@ _known: dict[tuple[str, str], str] = {}  # by engine and digest: the id
 
 
 def of(engine: Engine, made: Skeleton) -> str:
-    """Its id in the engine. One that somebody removed meanwhile is made again."""
+    """Its id in the engine. After `forget`, one that somebody removed meanwhile is made again."""
     data = _tar(made)
     tag = hashlib.sha256(data).hexdigest()[:24]
     key = (engine.socket, tag)
@@ -76,7 +76,7 @@ def _import(engine: Engine, data: bytes, tag: str) -> str:
 def _tar(made: Skeleton) -> bytes:
     """The same skeleton gives the same bytes."""
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         folders = set(_OWN) | set(made.folders)
         for path in (*made.folders, *made.files, *made.links):
             parts = path.split("/")[:-1]

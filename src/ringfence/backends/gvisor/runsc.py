@@ -85,7 +85,7 @@ def _remembered(path: str, version: str) -> dict[str, str | None]:
 
 
 def _remember(path: str, version: str, known: dict[str, str | None]) -> None:
-    new = f"{_note()}.{os.getpid()}"
+    new = f"{_note()}.{os.getpid()}-{os.urandom(3).hex()}"  # threads of one process may come here at once
     with open(new, "w", encoding="utf-8") as file:
         json.dump({"for": _boot(path, version), "platforms": known}, file)
     os.rename(new, _note())
@@ -112,6 +112,7 @@ def _probe(path: str, platform: str) -> str | None:
 
     folder = f"{state.disk_directory('gvisor')}/{owners.name()}_{os.urandom(4).hex()}"  # as bundles are, for the sweep
     os.makedirs(f"{folder}/root")
+    os.chmod(f"{folder}/root", 0o755)  # whatever the caller's umask
     mounts = []
     for name in ("usr", "bin", "lib", "lib64"):
         if os.path.islink(f"/{name}"):

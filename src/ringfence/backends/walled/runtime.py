@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from functools import cache
 
+from ringfence.backends.process import owners
 from ringfence.backends.walled import onefile
 from ringfence.errors import UnsupportedError
 from ringfence.plan import elf
@@ -45,7 +46,8 @@ def folder(root: str) -> str:
     if os.path.isdir(made):
         return made
     os.makedirs(root, 0o755, exist_ok=True)
-    being_made = f"{made}.{os.getpid()}-{os.urandom(3).hex()}"
+    _sweep(root)
+    being_made = f"{made}.{owners.name()}_{os.urandom(3).hex()}"
     try:
         _make(being_made)
         os.rename(being_made, made)
@@ -55,6 +57,13 @@ def folder(root: str) -> str:
     finally:
         shutil.rmtree(being_made, ignore_errors=True)
     return made
+
+
+def _sweep(root: str) -> None:
+    """What those left who were killed while they made one."""
+    for name in os.listdir(root):
+        if owners.is_dead(name.partition(".")[2].partition("_")[0]):
+            shutil.rmtree(f"{root}/{name}", ignore_errors=True)
 
 
 def _sources() -> str:
@@ -67,7 +76,7 @@ def _sources() -> str:
 def _key() -> str:
     import hashlib
 
-    digest = hashlib.sha256(f"4 {sys.version}{os.path.realpath(sys.executable)}".encode())
+    digest = hashlib.sha256(f"5 {sys.version}{os.path.realpath(sys.executable)}".encode())
     digest.update(str(os.stat(os.path.realpath(sys.executable)).st_mtime_ns).encode())
     guest = _sources()
     for name in sorted(os.listdir(guest)):
@@ -94,9 +103,11 @@ def _make(target: str) -> None:
         file.write('"""The guest\'s half."""\n')
     _compile(target)
     onefile.make(target, INSIDE, version)
-    for directory, folders, _ in os.walk(target):
-        for name in ("", *folders):
-            os.chmod(f"{directory}/{name}", 0o755)
+    for directory, _, files in os.walk(target):  # whatever the caller's umask: guestd is another user in most boxes
+        os.chmod(directory, 0o755)
+        for path in (f"{directory}/{name}" for name in files):
+            if not os.path.islink(path):
+                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
 
 
 def _compile(target: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RESERVED = (".ringfence", ".ringfence-door")  # at the top of every box
 _OWN = ("proc", "dev", "tmp", "workspace", "sys")  # every box has its own
+_FOLDER = 0o755
 
 
 @final
@@ -144,3 +145,13 @@ def write(made: Skeleton, root: str) -> None:
     for path, target in made.links.items():
         os.makedirs(os.path.dirname(f"{root}/{path}"), 0o755, exist_ok=True)
         os.symlink(target, f"{root}/{path}")
+    if os.stat(root).st_mode & 0o777 != _FOLDER:  # the caller's umask: guests are another user
+        _open_to_all(root)
+
+
+def _open_to_all(root: str) -> None:
+    for directory, _, files in os.walk(root):
+        os.chmod(directory, _FOLDER)
+        for name in files:
+            if not os.path.islink(f"{directory}/{name}"):
+                os.chmod(f"{directory}/{name}", 0o644)
