@@ -117,6 +117,30 @@ def test_an_interrupted_close_ends_it_all_the_same(monkeypatch: pytest.MonkeyPat
     box.close()
 
 
+@pytest.mark.parametrize("moment", ["start", "tell"])
+def test_an_interrupt_while_a_cell_begins_ends_it_and_leaves_the_next_one_alone(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Sandbox() as box:
+        box.exec(["true"])
+        assert box._place is not None
+        link = box._place.link
+        real = getattr(link, moment)
+
+        def interrupted(*args: object, **named: object) -> None:
+            if moment == "tell":
+                real(*args, **named)  # it is on its way
+            signal.raise_signal(signal.SIGINT)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(link, moment, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                box.run("import time; time.sleep(20)")
+        begun = time.monotonic()
+        assert box.run("6 * 7", timeout_s=5).value == "42"
+        assert time.monotonic() - begun < 10
+
+
 def test_started_by_several_it_starts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 

@@ -249,11 +249,12 @@ class AsyncSession:
     ) -> Result:
         request = self._request(code, calls.check_stdin(stdin), env, timeout_s, asks=False)
         async with self._gate:
-            cell = await self._begin(request, keep_events=False)
+            before = self._cell  # somebody else's, who may still wait for it
             try:
-                return await self._ended(cell)
+                return await self._ended(await self._begin(request, keep_events=False))
             except BaseException:
-                if cell.running:
+                cell = self._cell
+                if cell is not None and cell is not before and cell.running:
                     await cell.kill()
                 raise
 
@@ -293,14 +294,20 @@ class AsyncSession:
         if self._cell is not None:
             await self._ended(self._cell)
         place.link.poll()
-        if self._inbox is None or self._inbox.end is not None:
-            await self._start()
-        assert self._inbox is not None
-        self._count += 1
-        cell = AsyncCell(place, request, self._inbox, number=self._count, session=self, keep_events=keep_events)
-        cell._line = self._reader  # of the interpreter: a message may begin in one cell and end in the next
-        self._cell = cell
-        await cell._send()
+        try:
+            if self._inbox is None or self._inbox.end is not None:
+                await self._start()
+            assert self._inbox is not None
+            self._count += 1
+            cell = AsyncCell(place, request, self._inbox, number=self._count, session=self, keep_events=keep_events)
+            cell._line = self._reader  # of the interpreter: a message may begin in one cell and end in the next
+            self._cell = cell
+            await cell._send()
+        except BaseException:  # it may run, or wait for an interpreter that was never asked for
+            inbox, self._inbox, self._cell = self._inbox, None, None
+            if inbox is not None:
+                await place.link.say(op="kill", id=inbox.id, why="interrupted")
+            raise
         return cell
 
     async def _start(self, *, apart_from: frozenset[int] = frozenset()) -> None:

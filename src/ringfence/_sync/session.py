@@ -249,11 +249,12 @@ class Session:
     ) -> Result:
         request = self._request(code, calls.check_stdin(stdin), env, timeout_s, asks=False)
         with self._gate:
-            cell = self._begin(request, keep_events=False)
+            before = self._cell  # somebody else's, who may still wait for it
             try:
-                return self._ended(cell)
+                return self._ended(self._begin(request, keep_events=False))
             except BaseException:
-                if cell.running:
+                cell = self._cell
+                if cell is not None and cell is not before and cell.running:
                     cell.kill()
                 raise
 
@@ -293,14 +294,20 @@ class Session:
         if self._cell is not None:
             self._ended(self._cell)
         place.link.poll()
-        if self._inbox is None or self._inbox.end is not None:
-            self._start()
-        assert self._inbox is not None
-        self._count += 1
-        cell = Cell(place, request, self._inbox, number=self._count, session=self, keep_events=keep_events)
-        cell._line = self._reader  # of the interpreter: a message may begin in one cell and end in the next
-        self._cell = cell
-        cell._send()
+        try:
+            if self._inbox is None or self._inbox.end is not None:
+                self._start()
+            assert self._inbox is not None
+            self._count += 1
+            cell = Cell(place, request, self._inbox, number=self._count, session=self, keep_events=keep_events)
+            cell._line = self._reader  # of the interpreter: a message may begin in one cell and end in the next
+            self._cell = cell
+            cell._send()
+        except BaseException:  # it may run, or wait for an interpreter that was never asked for
+            inbox, self._inbox, self._cell = self._inbox, None, None
+            if inbox is not None:
+                place.link.say(op="kill", id=inbox.id, why="interrupted")
+            raise
         return cell
 
     def _start(self, *, apart_from: frozenset[int] = frozenset()) -> None:
