@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ import pytest
 import weaker
 from accounts import OrdinaryUser
 from ringfence import Limits, Network, Policy, Sandbox, Snapshot, SnapshotError, UnsupportedError
+from ringfence.backends.process.copying.image import MemoryImage
 from ringfence.snapshots import sessions_of
 
 ROOM = Policy(limits=Limits(memory="512M"))
@@ -432,3 +434,11 @@ def test_what_the_original_gave_back_is_not_the_zygotes_in_a_copy(box: Sandbox) 
     empty = "ctypes.string_at(page, 4096) == bytes(4096)"
     with box.fork() as copy:
         assert copy.run(empty).value == box.run(empty).value == "True"
+
+
+def test_an_interrupt_on_its_way_through_a_copy_stays_an_interrupt() -> None:
+    image = MemoryImage(None)
+    image.view = mmap.mmap(-1, 4096)
+    with memoryview(image.view):  # as the traceback of what interrupted holds it
+        image.close()
+    assert image.view is None

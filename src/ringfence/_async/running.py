@@ -27,12 +27,13 @@ async def run_alone(once: calls.Once, backend: BackendName | Backend, image: str
             result = await run_once(sandbox, once)
         return _with(findings(await sandbox.denials()), result)
     launcher = prepare(backend, image, policy)
+    link: AsyncLink | None = None
     box = await launched(launcher)
-    from ringfence._async.link import AsyncLink
-    from ringfence._async.process import AsyncProcess, Place
-
-    link = AsyncLink(box)
     try:
+        from ringfence._async.link import AsyncLink
+        from ringfence._async.process import AsyncProcess, Place
+
+        link = AsyncLink(box)
         place = Place(box, link, policy, launcher.image.name)
         if box.outlet is not None:
             from ringfence._async.equipping import equip
@@ -46,7 +47,8 @@ async def run_alone(once: calls.Once, backend: BackendName | Backend, image: str
             await process._feed_stdin(call.stdin)
         result = await process.wait()
     finally:
-        link.finish("closed")
+        if link is not None:
+            link.finish("closed")
         box.close()
     if any(mount.mode == "rw" for mount in policy.mounts):
         await blocking(box.wait_destroyed, calls.DESTROY_S)

@@ -28,12 +28,13 @@ def run_alone(once: calls.Once, backend: BackendName | Backend, image: str | Ima
             result = run_once(sandbox, once)
         return _with(findings(sandbox.denials()), result)
     launcher = prepare(backend, image, policy)
+    link: Link | None = None
     box = launched(launcher)
-    from ringfence._sync.link import Link
-    from ringfence._sync.process import Place, Process
-
-    link = Link(box)
     try:
+        from ringfence._sync.link import Link
+        from ringfence._sync.process import Place, Process
+
+        link = Link(box)
         place = Place(box, link, policy, launcher.image.name)
         if box.outlet is not None:
             from ringfence._sync.equipping import equip
@@ -47,7 +48,8 @@ def run_alone(once: calls.Once, backend: BackendName | Backend, image: str | Ima
             process._feed_stdin(call.stdin)
         result = process.wait()
     finally:
-        link.finish("closed")
+        if link is not None:
+            link.finish("closed")
         box.close()
     if any(mount.mode == "rw" for mount in policy.mounts):
         blocking(box.wait_destroyed, calls.DESTROY_S)

@@ -5,6 +5,7 @@ The session goes on afterwards as if nothing had been. What cannot be carried ov
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -83,9 +84,10 @@ class MemoryImage:
         self.close()  # one that nobody deleted: its memory is the host's
 
     def close(self) -> None:
-        if self.view is not None:
-            self.view.close()
-            self.view = None
+        view, self.view = self.view, None
+        if view is not None:
+            with contextlib.suppress(BufferError):  # an interrupt on its way holds a part of it: it goes with that
+                view.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
