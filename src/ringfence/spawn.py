@@ -49,25 +49,28 @@ def launcher() -> str:
 
 
 def real_executable() -> str:
-    """This Python's own file: no shim, no link."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    """This Python's own file: no shim, no link. Nothing where that is not known; whoever plans a sandbox says so."""
+    known = getattr(sys, "_base_executable", None) or sys.executable
+    return os.path.realpath(known) if known else ""
 
 
 def start(executable: str, prefix: list[str]) -> Started:
     """posix_spawn: no copy of the caller's memory, descriptors 0–4 alone. Raises OSError."""
     control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     errors = os.memfd_create("zygote-stderr", os.MFD_CLOEXEC)
-    library = os.pidfd_open(os.getpid())
-    high = [_above(theirs.fileno()), _above(library)]
+    ours: list[int] = []
     argv = [*prefix, launcher(), executable]
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
-        (os.POSIX_SPAWN_DUP2, 0, 1),
-        (os.POSIX_SPAWN_DUP2, errors, 2),
-        (os.POSIX_SPAWN_DUP2, high[0], 3),
-        (os.POSIX_SPAWN_DUP2, high[1], 4),
-    ]
     try:
+        ours.append(os.pidfd_open(os.getpid()))
+        ours.append(_above(theirs.fileno()))
+        ours.append(_above(ours[0]))
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
+            (os.POSIX_SPAWN_DUP2, 0, 1),
+            (os.POSIX_SPAWN_DUP2, errors, 2),
+            (os.POSIX_SPAWN_DUP2, ours[1], 3),
+            (os.POSIX_SPAWN_DUP2, ours[2], 4),
+        ]
         # The caller's thread may block or ignore signals; a guest must not inherit that.
         pid = os.posix_spawn(
             argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=[], setsigdef=range(1, 32)
@@ -78,7 +81,7 @@ def start(executable: str, prefix: list[str]) -> Started:
         raise
     finally:
         theirs.close()
-        for fd in (*high, library):
+        for fd in ours:
             os.close(fd)
     try:
         control.send(_command[0] if _command else LIBRARY, _socket.MSG_NOSIGNAL)
@@ -126,9 +129,10 @@ def begin_first() -> bool:
         _is_first.pop()
     except IndexError:
         return False
-    if os.geteuid() == 0 or "XDG_RUNTIME_DIR" not in os.environ:
+    executable = real_executable()
+    if executable and (os.geteuid() == 0 or "XDG_RUNTIME_DIR" not in os.environ):
         try:
-            _begun.append(start(real_executable(), []))
+            _begun.append(start(executable, []))
         except OSError:
             pass  # as above
     return True

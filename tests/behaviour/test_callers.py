@@ -193,6 +193,43 @@ print("alive")
     assert answers(code) == ["done", "alive"]
 
 
+def test_a_caller_without_free_descriptors_is_told_so_and_loses_none() -> None:
+    code = """
+import errno, os, resource, ringfence
+from ringfence.backends.process import pool
+def held(): pool.close_all(); return len(os.listdir("/proc/self/fd"))
+ringfence.run("1")
+before = held()
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+said = set()
+for free in range(1, 12):
+    taken = []
+    try:
+        while True: taken.append(os.dup(0))
+    except OSError: pass
+    for _ in range(free): os.close(taken.pop())
+    try: said.add(ringfence.run("1").backend)
+    except OSError as error: said.add(errno.errorcode[error.errno])
+    for fd in taken: os.close(fd)
+print(said - {"process"}, held() - before, ringfence.run("6 * 7").value)
+"""
+    assert answers(code) == ["{'EMFILE'} 0 42"]
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_program_that_does_not_know_its_python_is_told_so(nothing: str | None) -> None:
+    code = f"""
+import sys, ringfence
+sys.executable, sys._base_executable, known = {nothing!r}, {nothing!r}, sys.executable
+try: ringfence.run("1", backend="process")
+except ringfence.UnsupportedError as error: print(error)
+sys.executable = known
+print(ringfence.run("6 * 7").value)
+"""
+    said = f"this program does not say which Python it runs: sys.executable is {nothing!r}"
+    assert answers(code) == [said, "42"]
+
+
 def test_a_guest_inherits_no_blocked_or_ignored_signal() -> None:
     code = """
 import signal, ringfence

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ringfence.errors import Missing, UnsupportedError
 from ringfence.values import Struct, final
 
 SHARED_STORES = ("/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")  # interpreters there link across the store
@@ -30,11 +31,18 @@ class Interpreter(Struct):
 
 
 def interpreter() -> Interpreter:
-    """The interpreter that runs this, for a guest. Costs a few dozen stat calls."""
+    """The interpreter that runs this, for a guest. Costs a few dozen stat calls. Raises UnsupportedError when it is not
+    known."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = os.path.normpath(sys.base_prefix)
     prefix = os.path.normpath(sys.prefix)
     literal = getattr(sys, "_base_executable", None) or sys.executable
+    if not literal:
+        raise UnsupportedError(
+            f"this program does not say which Python it runs: sys.executable is {literal!r}",
+            code="no-executable",
+            missing=[Missing("process", "the file of this Python", "set sys.executable before the first sandbox")],
+        )
     executable = os.path.realpath(literal)
     stdlib = _stdlib(base, name)
     site = _site_packages(prefix, base, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -20,6 +21,19 @@ def _say_name(say: Say) -> None:
 
 def test_a_name_holds_pid_start_time_and_pid_namespace() -> None:
     assert owners.parse(owners.name()) == (os.getpid(), owners.start_time(os.getpid()), owners.pid_namespace())
+
+
+def test_without_a_free_descriptor_there_is_no_name_rather_than_a_dead_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    known = owners.name()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", full)
+        assert owners.name() == known  # as at the end of a process that found it out in time
+        patched.setattr(owners, "_started", {})
+        with pytest.raises(OSError, match="Too many open files"):
+            owners.name()
 
 
 def test_a_process_is_dead_when_it_is_gone_or_a_zombie() -> None:

@@ -15,13 +15,15 @@ _INITIAL_PID_NAMESPACE = 4026531836
 def start_time(pid: int) -> int | None:
     """Clock ticks from boot to the start of `pid`; None when there is no such process, or only its zombie."""
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        return _start_time(pid)
     except OSError:
         return None
+
+
+def _start_time(pid: int) -> int | None:
+    fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.read(fd, 4096)
-    except ProcessLookupError:
-        return None
     finally:
         os.close(fd)
     fields = text[text.rindex(b")") + 2 :].split()  # the name before it may hold blanks and brackets
@@ -37,9 +39,18 @@ def pid_namespace() -> int:
 
 
 def name() -> str:
-    """The name of this process. Not cached: after a fork it is another one."""
-    pid = os.getpid()
-    return f"{pid}-{start_time(pid) or 0}-{pid_namespace()}"
+    """The name of this process, another one after a fork. Raises OSError when it cannot be found out, as without a
+    free descriptor: under a wrong one all that it makes would look like a dead process's, and be swept."""
+    pid, namespace = os.getpid(), pid_namespace()
+    if (pid, namespace) not in _started:
+        try:
+            _started[pid, namespace] = _start_time(pid) or 0
+        except FileNotFoundError:  # no /proc: nobody's start time can be read
+            _started[pid, namespace] = 0
+    return f"{pid}-{_started[pid, namespace]}-{namespace}"
+
+
+_started: dict[tuple[int, int], int] = {}  # of this process, and of those that it is a fork of
 
 
 def parse(text: str) -> tuple[int, int, int] | None:

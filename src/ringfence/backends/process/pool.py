@@ -218,20 +218,22 @@ class Pool:
         """Ask for the sandbox, with what is bound late: its uid, its CPUs, its cgroup."""
         named: list[tuple[str, int | None]] = [*sockets]
         opened: list[int | None] = []
-        if group is not None:
-            opened = [group.cpu_fd(), group.freezer_fd(), *group.join_fds()]
-            named += [("cpu", opened[0]), ("freezer", opened[1]), *(("join", fd) for fd in opened[2:])]
-        if uid is not None:
-            named.append(("uid", uid.fileno()))
-        there = [(name, fd) for name, fd in named if fd is not None]
-        request = {
-            "box": number,
-            "owner": 1000 if uid is None else uid.uid,
-            "affinity": _choose_cpus(plan.cpus),
-            "waits": waits,
-            "fds": [name for name, _ in there],
-        }
         try:
+            if group is not None:
+                opened.append(group.cpu_fd())
+                opened.append(group.freezer_fd())
+                opened += group.join_fds()
+                named += [("cpu", opened[0]), ("freezer", opened[1]), *(("join", fd) for fd in opened[2:])]
+            if uid is not None:
+                named.append(("uid", uid.fileno()))
+            there = [(name, fd) for name, fd in named if fd is not None]
+            request = {
+                "box": number,
+                "owner": 1000 if uid is None else uid.uid,
+                "affinity": _choose_cpus(plan.cpus),
+                "waits": waits,
+                "fds": [name for name, _ in there],
+            }
             template.launch(plan, request, [fd for _, fd in there])
         finally:
             for fd in opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import sys
 
@@ -227,6 +228,8 @@ def _start(executable: str, prefix: list[str]) -> spawn.Started:
     try:
         return begun or spawn.start(executable, prefix)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
+            raise  # of the caller at this moment; it says nothing about the host
         raise UnsupportedError(
             f"cannot start {[*prefix, spawn.launcher()][0]}: {error.strerror}",
             missing=[Missing("process", "the launcher file can be executed", "reinstall ringfence")],
