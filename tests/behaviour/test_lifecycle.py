@@ -15,7 +15,7 @@ import pytest
 
 import ringfence
 import weaker
-from ringfence import AsyncSandbox, Limits, Mount, Policy, Sandbox, UnsupportedError
+from ringfence import AsyncSandbox, Limits, Mount, Policy, Sandbox, UnsupportedError, launching
 
 pytestmark = pytest.mark.everywhere
 
@@ -103,6 +103,26 @@ def test_a_sandbox_that_is_closed_while_it_starts_does_not_start() -> None:
         return [type(one).__name__ for one in ended]
 
     assert asyncio.run(work()) == ["SandboxClosedError"] * 3
+
+
+@pytest.mark.parametrize("moment", ["ringfence._sync.link.Link.__init__", "ringfence.guest.lean.signal_pidfd"])
+def test_an_interrupt_right_after_the_start_or_before_the_end_leaves_no_sandbox(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boxes: list[Any] = []
+    real = launching.AutoLauncher.launch
+
+    def launch(self: launching.AutoLauncher) -> object:
+        boxes.append(real(self))
+        return boxes[-1]
+
+    monkeypatch.setattr(launching.AutoLauncher, "launch", launch)
+    Sandbox().start().close()  # and all is loaded
+    with monkeypatch.context() as patched:
+        patched.setattr(moment, lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt), Sandbox():
+            pass
+    assert [box.wait_destroyed(10.0) for box in boxes] == [True, True]
 
 
 def test_an_interrupted_close_ends_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

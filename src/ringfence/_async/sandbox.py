@@ -120,9 +120,14 @@ class AsyncSandbox:
     async def _start(self) -> None:
         if self._ended != "closed":
             box = await launched(self._launcher)
-            if self.state != "closed":
-                await self._begin(box)
-                return
+            try:
+                if self.state != "closed":
+                    await self._begin(box)
+                    return
+            except BaseException:
+                box.close()  # it may not be known to `close` yet
+                await self.close()
+                raise
             box.close()  # as we were, meanwhile
             await blocking(box.wait_destroyed, calls.DESTROY_S)
         raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
@@ -137,17 +142,13 @@ class AsyncSandbox:
         limits = self.policy.limits
         await link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
-        try:
-            if box.outlet is not None:
-                from ringfence._async.equipping import equip
+        if box.outlet is not None:
+            from ringfence._async.equipping import equip
 
-                await equip(self._place)
-            if self._snapshot is not None:
-                await self._trees_kept().fill(self._running_place(), self._snapshot)
-                await self._put_sessions(self._snapshot)
-        except BaseException:
-            await self.close()
-            raise
+            await equip(self._place)
+        if self._snapshot is not None:
+            await self._trees_kept().fill(self._running_place(), self._snapshot)
+            await self._put_sessions(self._snapshot)
 
     async def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
@@ -164,8 +165,10 @@ class AsyncSandbox:
             trees.close()
         if self._place is None or self._place.pid != os.getpid():
             return None
-        self._place.link.finish("closed")
-        self._place.box.close()
+        try:
+            self._place.link.finish("closed")
+        finally:
+            self._place.box.close()
         return self._place.box
 
     async def __aenter__(self) -> Self:

@@ -120,9 +120,14 @@ class Sandbox:
     def _start(self) -> None:
         if self._ended != "closed":
             box = launched(self._launcher)
-            if self.state != "closed":
-                self._begin(box)
-                return
+            try:
+                if self.state != "closed":
+                    self._begin(box)
+                    return
+            except BaseException:
+                box.close()  # it may not be known to `close` yet
+                self.close()
+                raise
             box.close()  # as we were, meanwhile
             blocking(box.wait_destroyed, calls.DESTROY_S)
         raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
@@ -137,17 +142,13 @@ class Sandbox:
         limits = self.policy.limits
         link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
-        try:
-            if box.outlet is not None:
-                from ringfence._sync.equipping import equip
+        if box.outlet is not None:
+            from ringfence._sync.equipping import equip
 
-                equip(self._place)
-            if self._snapshot is not None:
-                self._trees_kept().fill(self._running_place(), self._snapshot)
-                self._put_sessions(self._snapshot)
-        except BaseException:
-            self.close()
-            raise
+            equip(self._place)
+        if self._snapshot is not None:
+            self._trees_kept().fill(self._running_place(), self._snapshot)
+            self._put_sessions(self._snapshot)
 
     def close(self) -> None:
         """Kill everything inside and leave nothing behind. Idempotent."""
@@ -164,8 +165,10 @@ class Sandbox:
             trees.close()
         if self._place is None or self._place.pid != os.getpid():
             return None
-        self._place.link.finish("closed")
-        self._place.box.close()
+        try:
+            self._place.link.finish("closed")
+        finally:
+            self._place.box.close()
         return self._place.box
 
     def __enter__(self) -> Self:

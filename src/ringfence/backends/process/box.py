@@ -192,13 +192,14 @@ class ProcessBox:
         if self._closed:
             return
         self._closed = True
-        self.kill()
-        self._drop_outlet()
         try:
+            self.kill()
+            self._drop_outlet()
             self.channel.shutdown(1)
         except OSError:
             pass  # the monitor has gone
-        self._retire(self)
+        finally:
+            self._retire(self)  # whatever interrupts the caller: nobody comes here again
 
     def _drop_outlet(self) -> None:
         """Nobody answers inside any more. The listeners hold the network namespace: they go first."""

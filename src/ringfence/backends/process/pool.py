@@ -123,12 +123,13 @@ class Pool:
         with self._lock:
             shelf, gone = self._shelf(plan)
             shelf.used_at = time.monotonic()
-            box = shelf.spares.pop(0) if shelf.spares else None
+            box = shelf.spares[0] if shelf.spares else None
             if box is not None and box.ready_now:
                 self.hits += 1
             else:
                 self.misses += 1
                 shelf.wanted = min(_MOST_SPARES, shelf.wanted + 1) if shelf.wanted else 0
+            del shelf.spares[:1]  # last: who is interrupted before it leaves the spare there
         for spare in gone:
             spare.close()
         return shelf, box
