@@ -372,6 +372,16 @@ def _kill_init(box: AsyncSandbox, number: int) -> None:
     signal.pidfd_send_signal(box._box._init_pidfd, number)  # type: ignore[union-attr]  # a started sandbox has one
 
 
+def test_another_event_loop_is_told_so_and_may_close_it() -> None:
+    box = AsyncSandbox()
+    asyncio.run(box.start())
+    for use in (lambda: box.run("1"), lambda: box.exec(["true"]), lambda: box.files.write("f", "x")):
+        with pytest.raises(SandboxError, match="belongs to the event loop that it was started in"):
+            asyncio.run(use())
+    asyncio.run(box.close())
+    assert box.state == "closed"
+
+
 def test_a_loop_that_ends_with_a_sandbox_open_leaves_nothing_at_close() -> None:
     boxes: list[AsyncSandbox] = []
 

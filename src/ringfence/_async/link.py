@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from ringfence.errors import SandboxLostError
+from ringfence.errors import SandboxError, SandboxLostError
 from ringfence.guest import lean
 from ringfence.wire import frames
 from ringfence.wire.switchboard import WINDOW, Inbox, Switchboard
@@ -65,6 +65,12 @@ class AsyncLink:
 
     async def _send(self, data: bytes) -> None:
         """Cancelling this leaves no half frame: the data is on its way before the first await."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise SandboxError(
+                "this sandbox belongs to the event loop that it was started in, and this is another",
+                code="event-loop",
+                fix="start a sandbox in this loop, or use Sandbox, which any thread may call",
+            )
         self._push(data)
         while self._out and self._switch.over is None:
             await self._something(None)
