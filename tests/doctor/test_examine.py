@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import engines
 import leftovers
+from ringfence import launching
 from ringfence.backends.container import engine as clients
 from ringfence.backends.process import refusals
-from ringfence.doctor import BackendReport, Finding, Report, asking, escapes, examine, fixes, process
+from ringfence.doctor import BackendReport, Finding, Report, asking, escapes, examine, examining, fixes, process
 from ringfence.errors import PolicyError
 from ringfence.policy import Policy
 from ringfence.values import frozen_map
@@ -100,6 +102,17 @@ def test_a_policy_that_asks_for_a_kernel_of_its_own_is_not_kept_by_the_process_b
     assert found.auto in (None, "gvisor")  # as this host has runsc or not
     assert found.backends[0].works
     assert "kernel" in found.rejected["process"]
+
+
+def test_auto_is_one_that_was_seen_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("process", "container", "gvisor"):
+        broken = BackendReport(name, False, (Finding("a whole sandbox", "missing", f"no {name}", "ringfence doctor"),))
+        monkeypatch.setattr(examining, f"examine_{name}", lambda broken=broken: broken)
+    monkeypatch.setattr(launching, "prepare", lambda *_: SimpleNamespace(plan=lambda: None))
+    report = examine(None, ["process"])
+    refused = {name: report.rejected[name] for name in ("process", "container", "gvisor")}
+    assert (report.auto, refused) == (None, {name: f"no {name}" for name in refused})
+    assert [each.fix for each in report.backends[0].findings] == [None]
 
 
 def test_an_examination_leaves_nothing() -> None:

@@ -8,7 +8,7 @@ from ringfence.doctor.process import examine_process
 from ringfence.doctor.report import Report
 from ringfence.doctor.walls import examine_container, examine_gvisor
 from ringfence.errors import UnsupportedError
-from ringfence.values import frozen_map
+from ringfence.values import frozen_map, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,13 +19,33 @@ if TYPE_CHECKING:
     from ringfence.values import BackendName
 
 
+_ASK = "ringfence doctor"
 NAMES = ("process", "container", "gvisor", *OTHERS)
 
 
+class _Examined(dict[str, "BackendReport"]):
+    """Each backend's report, made when it is first asked for."""
+
+    def __missing__(self, name: str) -> BackendReport:
+        self[name] = _without_ourselves(_examine(name))
+        return self[name]
+
+
 def _examine(name: str) -> BackendReport:
+    if name == "process":
+        return examine_process()
     if name == "container":
         return examine_container()
     return examine_gvisor() if name == "gvisor" else examine_other(name)
+
+
+def _without_ourselves(report: BackendReport) -> BackendReport:
+    """Who reads this has asked the doctor; that is no fix any more."""
+    findings = tuple(
+        replace(each, fix=None, script=None) if each.fix in (_ASK, f"{_ASK} {report.name}") else each
+        for each in report.findings
+    )
+    return replace(report, findings=findings)
 
 
 def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Report:
@@ -40,13 +60,12 @@ def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Repor
     for name in backends:
         if name not in NAMES:
             raise PolicyError(f"unknown backend {name!r}", key="backend", fix=", ".join(NAMES))
-    process = examine_process()
+    examined = _Examined()
     kept = policy if policy is not None else PolicyValue()
-    auto, rejected = _choose(kept, process)
+    auto, rejected = _choose(kept, examined)
     for name in backends:
         rejected |= _refused(kept, name, rejected)
-    reports = [process if name == "process" else _examine(name) for name in list(backends) or NAMES]
-    return Report(tuple(reports), auto, frozen_map(rejected))
+    return Report(tuple(examined[name] for name in list(backends) or NAMES), auto, frozen_map(rejected))
 
 
 def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, str]:
@@ -62,7 +81,7 @@ def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, s
     return {}
 
 
-def _choose(policy: Policy, process: BackendReport) -> tuple[str | None, dict[str, str]]:
+def _choose(policy: Policy, examined: _Examined) -> tuple[str | None, dict[str, str]]:
     from ringfence.launching import NOT_CHOSEN, prepare
 
     rejected = dict(NOT_CHOSEN)
@@ -70,15 +89,14 @@ def _choose(policy: Policy, process: BackendReport) -> tuple[str | None, dict[st
     if policy.isolation == "own-kernel":
         rejected |= dict.fromkeys(("process", "container"), "it shares the host's kernel")
     for name in tried:
-        if name == "process" and not process.works:
-            missing = (each.detail for each in process.findings if each.state == "missing")
-            rejected[name] = next(missing, "it does not work here")
-            continue
         try:
             prepare(name, "host", policy).plan()
         except UnsupportedError as error:
             rejected[name] = str(error)
-        else:
+            continue
+        if examined[name].works:
             rejected.pop(name, None)
             return name, rejected
+        missing = (each.detail for each in examined[name].findings if each.state == "missing")
+        rejected[name] = next(missing, "it does not work here")
     return None, rejected

@@ -228,11 +228,14 @@ def _start(executable: str, prefix: list[str]) -> spawn.Started:
     try:
         return begun or spawn.start(executable, prefix)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
+        if error.errno == errno.EAGAIN:
+            words = "no room for another process of this user: raise the limit (ulimit -u), or end some"
+            raise OSError(error.errno, words) from None
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise  # of the caller at this moment; it says nothing about the host
+        missing = Missing("process", "the launcher file can be executed", "reinstall ringfence")
         raise UnsupportedError(
-            f"cannot start {[*prefix, spawn.launcher()][0]}: {error.strerror}",
-            missing=[Missing("process", "the launcher file can be executed", "reinstall ringfence")],
+            f"cannot start {[*prefix, spawn.launcher()][0]}: {error.strerror}", missing=[missing]
         ) from None
 
 
