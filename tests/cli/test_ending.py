@@ -132,6 +132,23 @@ def test_a_file_of_this_machine_that_is_not_shown_is_named() -> None:
     assert noted(failed, "cat other.txt") == []
 
 
+def test_a_worktree_whose_repository_is_not_shown_is_explained(folder: Path) -> None:
+    git = folder.parent / "repo" / ".git"
+    (git / "worktrees" / "shop").mkdir(parents=True)
+    (folder / ".git").write_text(f"gitdir: {git}/worktrees/shop\n")
+    failed = ended("error", "exit", exit_code=128)
+    stderr = b"fatal: not a git repository: /x\n"
+    words = f"this is a worktree of a git repository that is not shown inside: {git}"
+    expected = [f"{words}; on a copy of both: --copy . --copy {git}"]
+    assert noted(failed, "git status", "--rw", ".", stderr=stderr) == expected
+    assert noted(failed, "git status", "--copy", ".", "--copy", str(git), stderr=stderr) == []
+
+
+def test_what_was_found_afterwards_is_not_called_denied() -> None:
+    found = Denial("mount", "n/.git", "mount.protected-name", "n/.git appeared", allow=None)
+    assert noted(replace(OK, denials=(found,))) == ["found: n/.git appeared"]
+
+
 def test_a_program_alone_is_shown_where_its_folder_holds_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
     assert noted(ended("error", "not-found", exit_code=127), "frobnicate")[1] == (

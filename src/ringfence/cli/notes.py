@@ -78,7 +78,9 @@ def _weaker(result: Result) -> list[str]:
 
 def _denial(denial: Denial) -> str:
     times = f" ({denial.count} times)" if denial.count > 1 else ""
-    return f"denied: {denial.message}{times}{_what_allows(denial)}"
+    # What a look at the writable mounts found afterwards was not prevented: to call it denied would be untrue.
+    word = "found" if denial.code.startswith("mount.") else "denied"
+    return f"{word}: {denial.message}{times}{_what_allows(denial)}"
 
 
 def _what_allows(denial: Denial) -> str:
@@ -133,9 +135,24 @@ def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[
                 return [f"{word} is hidden by --hide or the policy"]
             return [f"{word} is on this machine but not shown inside: add --ro {quoted(word)}"]
     here = working_folder()
+    git = _git_elsewhere(here) if here is not None and b"not a git repository" in stderr_tail else None
+    if git is not None and inside(git, mounts) is None:
+        both = f"--copy . --copy {quoted(git)}"
+        return [f"this is a worktree of a git repository that is not shown inside: {git}; on a copy of both: {both}"]
     if here is not None and inside(here, mounts) is None and any(words in stderr_tail for words in _ABSENT):
         return ["this folder is not shown inside: add --ro . (or --rw . to let it write, --copy . for a copy)"]
     return []
+
+
+def _git_elsewhere(folder: str) -> str | None:
+    """The repository's own folder, where `.git` here is a file that leads to one of its worktrees."""
+    try:
+        with open(os.path.join(folder, ".git"), encoding="utf-8") as file:
+            led = file.read(4096).strip()
+    except (OSError, ValueError):
+        return None
+    git, worktree, _ = led.removeprefix("gitdir: ").partition("/worktrees/")
+    return git if worktree and led.startswith("gitdir: /") and os.path.isdir(git) else None
 
 
 def _missing_module(job: Job, stderr_tail: bytes) -> list[str]:
