@@ -85,11 +85,19 @@ def check_argv(argv: object) -> list[str]:
 
 
 def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    if not env:
+    if env is None or env == {}:
         return {}
     from ringfence.policy.model import Policy
 
     return dict(Policy(env=env).env)
+
+
+def check_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    if labels is None or labels == {}:
+        return {}
+    from ringfence.policy.checks import environment
+
+    return dict(environment(labels, "labels"))
 
 
 def check_cwd(cwd: GuestPath | None) -> str:

@@ -70,6 +70,9 @@ def find(name: object) -> Language:
     """Raises PolicyError that lists the known ones."""
     if isinstance(name, str) and name in TABLE:
         return TABLE[name]
+    if name == "wasm":
+        fix = f"use one of: {', '.join(TABLE)}"
+        raise PolicyError("the language wasm is not in this version", code="language", fix=fix)
     raise PolicyError(f"unknown language {name!r}", code="language", fix=f"one of: {', '.join(TABLE)}")
 
 

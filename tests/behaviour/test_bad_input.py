@@ -83,6 +83,10 @@ def run_with(**arguments: object) -> Callable[[], object]:
         (run_with(env={5: "A"}), PolicyError, "env"),
         (run_with(env=[("A", "B")]), PolicyError, "env"),
         (run_with(env="A=B"), PolicyError, "env"),
+        (run_with(env=""), PolicyError, "env must be a mapping"),
+        (run_with(language="wasm"), PolicyError, "not in this version"),
+        (lambda: Sandbox(labels="ab"), PolicyError, "labels must be a mapping"),  # type: ignore[arg-type]  # the mistake
+        (lambda: Sandbox(labels=""), PolicyError, "labels must be a mapping"),  # type: ignore[arg-type]  # the mistake
         (run_with(timeout_s=0), PolicyError, "timeout_s is 0"),
         (run_with(timeout_s=-1), PolicyError, "timeout_s is -1"),
         (run_with(timeout_s=float("nan")), PolicyError, "timeout_s is nan"),

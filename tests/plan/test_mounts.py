@@ -221,7 +221,7 @@ def test_a_folder_with_credentials_is_refused_until_they_are_hidden_or_accepted(
     with pytest.raises(PolicyError) as caught:
         view(Policy(mounts=[Mount(str(folder), "/data")]), python, **around)  # type: ignore[arg-type]  # passed on as they are
     assert caught.value.fix == (
-        "mount only the folder that is needed, or hide them (--hide .ssh), "
+        f"mount only the folder that is needed, or hide them (--hide {folder}/.ssh), "
         "or accept it with credentials = true on mounts[0]"
     )
     hidden = view(Policy(mounts=[Mount(str(folder), "/data", hide=[".ssh"])]), python, **around)  # type: ignore[arg-type]  # passed on as they are

@@ -75,7 +75,9 @@ def test_hosts_are_canonical_and_named_once() -> None:
 
 def test_an_open_network_is_spelled_public() -> None:
     assert Network.open() == Network(allow="public")
-    assert refusal(NETWORK, allow=["public", "*"]).key == "network.allow[1]"
+    assert refusal(NETWORK, allow=["a.com", "*"]).key == "network.allow[1]"
+    assert refusal(NETWORK, allow=["a.com", "Public"]).fix == 'for every public host, without a list: allow = "public"'
+    assert refusal(NETWORK, allow="Public").fix == 'did you mean "public"?'
 
 
 @pytest.mark.parametrize("ports", [[], [0], [65536], [True], ["443"], [443, 443], 443])

@@ -56,7 +56,7 @@ class AsyncSandbox:
         check_policy(policy)
         self.id = calls.new_id("s")
         self.policy = policy
-        self.labels = dict(labels or {})
+        self.labels = calls.check_labels(labels)
         self.network = AsyncGateway(lambda: self._box)
         self._launcher: Launcher = prepare(backend, image, policy, workspace=workspace)
         self._made_with = (backend, workspace)

@@ -196,7 +196,7 @@ def _check_credentials(index: int, mount: Mount, source: str, home: str) -> None
         names = [os.path.relpath(one.path, source) for one in found if within(one.path, source) and one.path != source]
     else:
         reason, names = f"contains the home directory {owner}", []
-    hiding = f"hide them ({' '.join('--hide ' + name for name in names[:4])}), or " if names else ""
+    hiding = f"hide them ({' '.join(f'--hide {source}/{name}' for name in names[:4])}), or " if names else ""
     raise PolicyError(
         f"mount source {source} {reason}",
         key=f"mounts[{index}].source",

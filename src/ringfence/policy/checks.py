@@ -110,7 +110,7 @@ def number(smallest: float, largest: float, unit: str = "") -> Check:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise PolicyError(f"{key} must be a number{unit}, not {shorten(value)}", key=key)
         if not smallest <= value <= largest:
-            span = f"between {smallest:g} and {largest:.0f}{unit}"
+            span = f"between {smallest:g} and {largest:.0f}{unit.removeprefix(' of')}"
             raise PolicyError(f"{key} must be {span}, not {shorten(value)}", key=key)
         return float(value)
 
@@ -141,7 +141,8 @@ def identifier(value: object, key: str) -> str:
 def environment(value: Any, key: str) -> Mapping[str, str]:
     """Variables and their values, frozen."""
     if not isinstance(value, dict) and not _is_mapping(value):
-        raise PolicyError(f"{key} must be a mapping of strings, not {type(value).__name__}", key=key)
+        fix = 'give names with their values: {"NAME": "value"}, in a policy file [env] and below it NAME = "value"'
+        raise PolicyError(f"{key} must be a mapping of strings, not {type(value).__name__}", key=key, fix=fix)
     if len(value) > LONGEST_LIST:
         raise PolicyError(f"{key} has more than {LONGEST_LIST} variables", key=key, fix="shorten it")
     found = {}

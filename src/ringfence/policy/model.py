@@ -170,7 +170,19 @@ class Rule(Struct):
 
 
 def _allow(value: object, key: str) -> tuple[str, ...] | str:
-    return "public" if value == "public" else each(value, key, reachable_host)
+    if value == "public":
+        return "public"
+    if isinstance(value, str) and value.lower() == "public":
+        raise PolicyError(f"{key}: {value!r} is not known", key=key, fix='did you mean "public"?')
+    return each(value, key, _listed_host)
+
+
+def _listed_host(value: object, key: str) -> str:
+    host = reachable_host(value, key)
+    if host == "public":
+        fix = 'for every public host, without a list: allow = "public"'
+        raise PolicyError(f"{key}: {value!r} in a list would be one host of that name", key=key, fix=fix)
+    return host
 
 
 def _ports(value: object, key: str) -> tuple[int, ...]:
