@@ -174,6 +174,8 @@ def test_a_place_to_start_that_is_not_there_is_ours() -> None:
     code, out, err = ringfence("exec", "--cwd", "/nonexistent", "--", "ls")
     assert (code, out) == (125, "")
     assert err.startswith("ringfence: /nonexistent: No such file or directory")
+    fix = "name a folder that is there inside, such as --cwd /workspace, or show it: --ro /nonexistent"
+    assert err.endswith(f"\nringfence: {fix}\n")
 
 
 def test_json_is_the_whole_result() -> None:

@@ -78,7 +78,7 @@ def test_json_of_every_action_is_one_document(archive: Path, tmp_path: Path, cap
         (["lst"], 2, "did you mean: ringfence image list?"),
         (["list", "x"], 2, "image list takes no 'x'"),
         (["import", "x"], 2, "write: ringfence image import NAME SOURCE"),
-        (["import", "x", "/missing.tar"], 125, "/missing.tar: No such file or directory"),
+        (["import", "x", "/missing.tar"], 125, "there is no '/missing.tar' to import"),
         (["import", "host", "/"], 125, "is this machine itself"),
         (["import", "a/b", "/"], 2, "is not the name of an image"),
         (["build", "x"], 2, "build needs a recipe or a preset"),

@@ -358,6 +358,13 @@ def test_a_report_says_why_there_is_no_result(tmp_path: Path, monkeypatch: pytes
     assert json.loads(report.read_text()) == {"error": {"code": "output-closed", "message": message, "fix": None}}
 
 
+def test_a_report_and_a_net_log_are_two_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    same = str(tmp_path / "x")
+    assert main(["exec", "--report", same, "--net-log", same, "x"]) == 125
+    told = f"ringfence: --net-log and --report are both {same}\nringfence: name a file for each\n"
+    assert capfd.readouterr().err == told
+
+
 def test_a_full_disk_under_the_report_is_said_with_the_option(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["exec", "--report", "/dev/full", "x"]) == 125
     told = ["cannot write the file of --report: No space left on device", "name one that can take it: --report FILE"]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -56,8 +57,11 @@ MISTAKES = [
     ("exec --ro missing:/data -- ls", "--ro missing: there is no such file or folder", "check the name"),
     ("exec --ro=~/x -- ls", "--ro ~/x: there is no such file or folder", "the shell left ~ as it is"),
     ("exec --ro src:data -- ls", "--ro src:data: 'data' is not a whole path", "the place inside starts with /: --ro src:/data"),
-    ("exec --ro src:/ -- ls", "mounts.target: nothing can be mounted onto /", "choose a folder"),
-    ("exec --ro src:/a/../b -- ls", "mounts.target: '/a/../b' holds \"..\"", "write the path without it"),
+    ("exec --timeout 1e300 -- ls", "--timeout 1e300: limits.timeout_s must be between 0.001 and 315360000 seconds", "for example: --timeout 90"),
+    ("exec --ro / -- ls", "--ro /: mounts.source: nothing can be mounted onto /", "to show it elsewhere inside: --ro /:/data"),
+    ("exec --allow-net Public -- ls", "--allow-net Public is not known", "did you mean --allow-net public?"),
+    ("exec --ro src:/ -- ls", "--ro src:/: mounts.target: nothing can be mounted onto /", "choose a folder"),
+    ("exec --ro src:/a/../b -- ls", "--ro src:/a/../b: mounts.target: '/a/../b' holds \"..\"", "write the path without it"),
     ("exec --ro . --rw . -- ls", "--rw .: ", "leave one of the two out"),
     ("exec --hide .env -- ls", "--hide .env: nothing that holds it is shown, so it is absent already", "leave it out"),
     ("exec --ro src --hide src -- ls", "--hide src: the same path is shown", "leave one of the two options out"),
@@ -77,7 +81,7 @@ MISTAKES = [
     ("exec --policy devv -- ls", "there is no policy 'devv'", "did you mean dev? presets are offline, dev, hostile;"),
     ("exec --policy none.toml -- ls", "there is no file 'none.toml'", "to write one: ringfence policy show dev > FILE.toml"),
     ("exec --policy src -- ls", "'src' is not a policy file", "a policy file's name ends in .toml"),
-    ("exec --policy bad.toml -- ls", "line 3: limits.memroy is not a key of a policy", 'did you mean "memory"?'),
+    ("exec --policy bad.toml -- ls", "bad.toml:3: limits.memroy is not a key of a policy", 'did you mean "memory"?'),
     ("exec --cwd sub -- ls", "--cwd sub: ", "add --ro sub, or name a place inside"),
     ("exec --rw . --report out.json -- ls", "--report out.json is in a folder that the guest may write", "name a file else"),
     ("exec --rw . --net-log out -- ls", "--net-log out is in a folder that the guest may write", "name a file elsewhere"),
@@ -89,8 +93,8 @@ MISTAKES = [
     ("run empty.py", "empty.py holds no python code", "name a file, or give the code: "),
     ("run -c", "-c needs a value: -c CODE", "see: ringfence run --help"),
     ("run -l pyhton ok.py", "--language 'pyhton' is not known", "did you mean --language python?"),
-    ("run -l wasm ok.py", "wasm is not in this version", "run takes python, javascript, bash, go,"),
-    ("run main.wasm", "wasm is not in this version", "run takes python, javascript, bash, go,"),
+    ("run -l wasm ok.py", "the language wasm is not in this version", "run takes python, javascript, bash, go,"),
+    ("run main.wasm", "the language wasm is not in this version", "run takes python, javascript, bash, go,"),
 ]  # fmt: skip
 
 
@@ -187,6 +191,25 @@ def test_an_error_of_ours_is_one_line_and_no_traceback(
     assert said.startswith("ringfence: internal error: ZeroDivisionError: half\\nway (test_mistakes.py:")
     assert said.count("\n") == 1
     assert said.endswith(" broken); please report\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "raise the limit on open files: ulimit -n 1024"),
+        (OSError(errno.ENOSPC, "No space left on device", "/run/x"), "make room on the file system it is on"),
+        (RuntimeError("can't start new thread"), "raise the limit on processes (ulimit -u), or end some"),
+    ],
+)
+def test_an_error_of_the_system_says_what_to_do(
+    error: Exception, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("ringfence.cli.launch.launch", refused)
+    assert main(["exec", "ls"]) == 125
+    assert capfd.readouterr().err.splitlines()[1:] == [f"ringfence: {said}"]
 
 
 def test_ctrl_c_before_anything_ran_is_130(monkeypatch: pytest.MonkeyPatch) -> None:

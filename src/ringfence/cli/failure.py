@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from ringfence.cli.escapes import one_line
 from ringfence.errors import PolicyError, RingfenceError, UnsupportedError
 
@@ -18,6 +20,21 @@ _AS_OPTIONS = {
     "isolation": "to accept less: --isolation kernel",
 }
 
+# What to do about an error of the system's own.
+_BY_NUMBER = {
+    errno.ENOENT: "check the name",
+    errno.ENOTDIR: "check the path: what should be a folder in it is none",
+    errno.EACCES: "check who may read and write it",
+    errno.EROFS: "it must be on a file system that can be written",
+    errno.ENOSPC: "make room on the file system it is on",
+    errno.EDQUOT: "make room: your quota is used up",
+    errno.EMFILE: "raise the limit on open files: ulimit -n 1024",
+    errno.ENFILE: "this machine has too many open files: end some programs",
+    errno.EFBIG: "raise the limit on the size of files: ulimit -f unlimited",
+    errno.EAGAIN: "raise the limit on processes (ulimit -u), or end some",
+    errno.ENOMEM: "this machine has no memory left: end some programs",
+}
+
 
 def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
     """Say what happened and what to do now; the exit code."""
@@ -32,7 +49,10 @@ def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
         return _OURS
     if isinstance(error, OSError) and error.strerror:
         named = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        console.fail(named, code="os-error", fix=None)
+        console.fail(named, code="os-error", fix=_system_fix(error))
+        return _OURS
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        console.fail("this machine has no room for another thread", code="os-error", fix=_BY_NUMBER[errno.EAGAIN])
         return _OURS
     words = one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     console.fail(f"internal error: {words} ({_where(error)}); please report", code="internal", fix=None)
@@ -53,6 +73,12 @@ def _fixes(error: UnsupportedError) -> str | None:
     if error.fix and not lines:
         lines.append(error.fix)
     return "\n".join(lines) or None
+
+
+def _system_fix(error: OSError) -> str | None:
+    if (error.strerror or "").endswith("inside the sandbox"):
+        return f"name a folder that is there inside, such as --cwd /workspace, or show it: --ro {error.filename}"
+    return _BY_NUMBER.get(error.errno or 0)
 
 
 def _where(error: Exception) -> str:

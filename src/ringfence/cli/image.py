@@ -151,6 +151,11 @@ def _import(words: list[str], console: Console) -> int:
 
     try:
         info = images.import_image(words[0], words[1], progress=_progress(console))
+    except FileNotFoundError:
+        if os.path.exists(words[1]):
+            raise
+        fix = "name a folder, a tar, a docker-save or OCI archive, or docker:NAME, podman:NAME"
+        raise Problem(f"there is no {words[1]!r} to import", fix=fix, code="source-missing", status=125) from None
     finally:
         _clear(console)
     return _made(info, console)

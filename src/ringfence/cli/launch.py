@@ -90,6 +90,8 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
     if settings.explain:
         _explain(box, console)
         return 0
+    if settings.net_log is not None and settings.net_log == settings.report:
+        raise Problem(f"--net-log and --report are both {settings.report}", fix="name a file for each")
     net_log = None if settings.net_log is None else _create("--net-log", settings.net_log)
     console.report = None if settings.report is None else _create("--report", settings.report)
     stop = Stop()

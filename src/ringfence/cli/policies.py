@@ -16,13 +16,21 @@ FOLDER = "~/.config/ringfence/policies"
 
 
 def find(name: str) -> Policy:
-    """The policy that NAME|FILE means. Raises Problem when there is none, PolicyError when it is wrong."""
+    """The policy that NAME|FILE means. Raises Problem or PolicyError when there is none, or it is wrong."""
     from ringfence.policy import Policy
 
     for preset in PRESETS:
         if name == preset:
             return Policy.preset(preset)
-    return Policy.load(path_of(name))
+    from ringfence.errors import PolicyError
+
+    path = path_of(name)
+    try:
+        return Policy.load(path)
+    except PolicyError as error:
+        if error.line is None:
+            raise
+        raise Problem(f"{path}:{error.line}: {error}", fix=error.fix, code=error.code) from None
 
 
 def path_of(name: str) -> str:

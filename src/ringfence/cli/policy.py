@@ -120,7 +120,8 @@ def _list(console: Console) -> int:
     lines = [f"{name:{width}}  {_ABOUT[name]}" for name in PRESETS]
     lines += [f"{name:{width}}  {path}" for name, path in _usable(own)]
     if not own:
-        lines.append(f"none of yours in {FOLDER}; to write one: ringfence policy show --rw . > {FOLDER}/NAME.toml")
+        lines.append(f"none of yours in {FOLDER}; to write one: mkdir -p {FOLDER}")
+        lines.append(f"then: ringfence policy show --rw . > {FOLDER}/NAME.toml")
     console.out("".join(f"{line}\n" for line in lines))
     for name in own:
         if name in PRESETS:

@@ -112,7 +112,8 @@ def _limits(limits: Limits, given: Given) -> Limits:
         try:
             limits = replace(limits, **{key: _limit_value(key, value)})
         except PolicyError as error:
-            fix = error.fix or f"for example: --limit {example(key)}"
+            shown = "--timeout 90" if name == "--timeout" else f"--limit {example(key)}"
+            fix = error.fix or f"for example: {shown}"
             raise Problem(f"{name} {raw}: {error}", fix=fix, code=error.code) from None
         said.add(key)
     if "timeout_s" in said:
@@ -164,6 +165,8 @@ def _network(network: Network, given: Given) -> Network:
     for name, host in given.options:
         if name != "--allow-net":
             continue
+        if host != "public" and host.lower() == "public":
+            raise Problem(f"--allow-net {host} is not known", fix="did you mean --allow-net public?")
         if host == "public":
             allow = "public"
         elif allow == "public":

@@ -17,6 +17,7 @@ MODES: dict[str, MountMode] = {"--ro": "ro", "--rw": "rw", "--copy": "copy"}
 
 def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tuple[Mount, ...]:
     """The policy's mounts with the options on top: one at the same place is replaced, --hide goes to all."""
+    from ringfence.errors import PolicyError
     from ringfence.policy import Mount
     from ringfence.values import replace
 
@@ -24,7 +25,11 @@ def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tupl
     for name, raw in options:
         if name in MODES:
             source, target = _split(name, raw)
-            mount = Mount(source, target, mode=MODES[name])
+            try:
+                mount = Mount(source, target, mode=MODES[name])
+            except PolicyError as error:
+                elsewhere = f"to show it elsewhere inside: {name} {raw}:/data" if target is None else error.fix
+                raise Problem(f"{name} {raw}: {error}", fix=elsewhere, code=error.code) from None
             if mount_path(mount) in added:
                 raise Problem(f"{name} {raw}: {mount_path(mount)} is shown twice", fix="leave one of the two out")
             added[mount_path(mount)] = mount

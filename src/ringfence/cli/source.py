@@ -67,7 +67,9 @@ def _language(named: str | None, path: str | None) -> str:
     language = named or ENDINGS.get(ending, "python")
     if language not in TABLE:
         raise Problem(
-            f"{language} is not in this version", fix=f"run takes {', '.join(TABLE)}", code="not-in-this-version"
+            f"the language {language} is not in this version",
+            fix=f"run takes {', '.join(TABLE)}",
+            code="not-in-this-version",
         )
     return language
 
