@@ -5,7 +5,6 @@ The session goes on afterwards as if nothing had been. What cannot be carried ov
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -86,8 +85,10 @@ class MemoryImage:
     def close(self) -> None:
         view, self.view = self.view, None
         if view is not None:
-            with contextlib.suppress(BufferError):  # an interrupt on its way holds a part of it: it goes with that
+            try:
                 view.close()
+            except BufferError:
+                pass  # an interrupt on its way holds a part of it: it goes with that
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
