@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -466,13 +467,19 @@ def test_a_folder_that_cannot_be_opened_is_said_not_to_have_been_looked_through(
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / ".envrc").write_text("hooks")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.open("/", os.O_RDONLY)
-    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    taken: list[int] = []
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 3, hard))  # two levels, and one to list the second
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/", os.O_RDONLY))
+        for _ in range(3):  # two levels, and one to list the second
+            os.close(taken.pop())
         found = end_scan(str(tmp_path), before=before)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
     assert [(one.code, one.target) for one in found] == [("mount.scan-cut", f"{tmp_path}/a/b")]
 
 
