@@ -32,17 +32,6 @@ class Started:
         self.errors = errors  # a file in memory with what it said on standard error
 
 
-def leave_signals_to_the_main_thread() -> None:
-    """The first thing a thread of ours does. Until Python 3.13 a signal that the kernel gives to another thread, while
-    the main one takes one too, makes the main thread forget both: two at once, and a command ran on to its time limit.
-    And a peer that hangs up, as a guest can, is an error here and ends no caller.
-    """
-    import _signal as signal  # type: ignore[import-not-found]  # a C module without a stub; the same without its enums, which would cost 4 ms
-
-    ending = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*ending, signal.SIGWINCH, signal.SIGCONT, signal.SIGPIPE))
-
-
 def launcher() -> str:
     """The one file after whose exec everything privileged happens."""
     return os.path.join(os.path.dirname(__file__), "guest", "launch")

@@ -186,6 +186,14 @@ def test_json_is_the_whole_result() -> None:
     assert found["backend"] == "process"
 
 
+def test_a_report_of_what_was_refused_is_not_the_one_before(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    report.write_text('{"status": "ok"}')
+    code, _, err = ringfence("exec", "--report", str(report), "--backend", "vm", "--", "true")
+    assert (code, err.splitlines()[0]) == (125, "ringfence: the vm backend is not in this version")
+    assert json.loads(report.read_text())["error"]["message"] == "the vm backend is not in this version"
+
+
 def test_explain_runs_nothing(folder: Path) -> None:
     code, out, err = ringfence("exec", "--rw", ".", "--explain", "--", "touch", "made")
     assert (code, err) == (0, "")

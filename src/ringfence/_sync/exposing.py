@@ -10,7 +10,7 @@ from signal import SIGKILL
 
 from ringfence.errors import RingfenceError
 from ringfence.events import Stdout
-from ringfence.spawn import leave_signals_to_the_main_thread
+from ringfence.guest import lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Address:
             threading.Thread(target=self._serve, args=(connection,), name="ringfence-expose", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        leave_signals_to_the_main_thread()
+        lean.hold_pipe_signal()
         process: Connection | None = None
         try:
             process = self._connect()

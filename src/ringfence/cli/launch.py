@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
-    from types import FrameType
+    from types import FrameType, TracebackType
 
     from ringfence import Process, Result, Sandbox
     from ringfence.cli.console import Console
@@ -26,6 +26,7 @@ else:
     import _signal as signal  # the same without its enums, which would cost 4 ms
 
 _TAIL = 8 * 1024
+_NUDGE_S = 0.25
 _SIGNALS: dict[int, str] = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGQUIT: "Ctrl-\\",
@@ -58,6 +59,30 @@ class Stop:
             raise Stopped
 
 
+class Nudges:
+    """Within `with`, a wait is interrupted now and then.
+
+    A signal that comes just before a wait begins is noticed when the wait ends; so are two at once of which another
+    thread takes one, in a Python before 3.13. Only for waits of Python's own: they go on by themselves.
+    """
+
+    __slots__ = ("_handler", "_timer")
+
+    def __enter__(self) -> None:
+        self._handler = signal.signal(signal.SIGALRM, _nothing)
+        self._timer = signal.setitimer(signal.ITIMER_REAL, _NUDGE_S, _NUDGE_S)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        signal.setitimer(signal.ITIMER_REAL, *self._timer)
+        signal.signal(signal.SIGALRM, self._handler)
+
+
+def _nothing(_: int, __: FrameType | None) -> None:
+    return
+
+
 class Job:
     """What is to run: `argv` inside, our input to it if `stdin`, after `prepare` has put files there.
 
@@ -86,14 +111,14 @@ class Job:
 
 def launch(job: Job, settings: Settings, console: Console) -> int:
     """Run the job in a fresh sandbox and return the exit code. Raises Problem and RingfenceError when nothing ran."""
-    box = _sandbox(settings)
     if settings.explain:
-        _explain(box, console)
+        _explain(_sandbox(settings), console)
         return 0
     if settings.net_log is not None and settings.net_log == settings.report:
         raise Problem(f"--net-log and --report are both {settings.report}", fix="name a file for each")
     net_log = None if settings.net_log is None else _create("--net-log", settings.net_log)
     console.report = None if settings.report is None else _create("--report", settings.report)
+    box = _sandbox(settings)  # after the report is opened: why there is none goes there, in place of an older result
     stop = Stop()
     old = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
@@ -175,7 +200,8 @@ def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Sto
             feed(process)
         else:
             process.close_stdin()
-        return _relay(process, settings, console)
+        with Nudges():
+            return _relay(process, settings, console)
     finally:
         stop.closing = True
         _end(box, settings)
@@ -193,7 +219,8 @@ def _on_terminal(
         guest = box._pty(  # noqa: SLF001  # a terminal of the library has no time limit of its own
             job.argv, cols=cols, rows=rows, cwd=settings.cwd, env=variables(), timeout_s=left
         )
-        result = terminal.hand_to(guest)
+        with Nudges():
+            result = terminal.hand_to(guest)
     if settings.keep is not None:
         _keep(box, settings.keep, console)
     return result, b""

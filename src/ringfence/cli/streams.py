@@ -66,9 +66,7 @@ def is_null(fd: int) -> bool:
 
 def _pump(process: Process, terminal: bool) -> None:
     from ringfence.errors import RingfenceError
-    from ringfence.spawn import leave_signals_to_the_main_thread
 
-    leave_signals_to_the_main_thread()
     try:
         while piece := _read(terminal):
             process.write(piece)

@@ -9,7 +9,6 @@ import termios
 from ringfence.cli.console import OUT, Problem, write
 from ringfence.cli.escapes import charset
 from ringfence.cli.screens import ScreenFilter
-from ringfence.spawn import leave_signals_to_the_main_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,7 +136,6 @@ class Terminal:
 
         from ringfence.errors import RingfenceError
 
-        leave_signals_to_the_main_thread()
         try:
             while self._given:
                 ready = select.select([_IN, self._wake], [], [])[0]

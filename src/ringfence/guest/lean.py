@@ -171,5 +171,10 @@ def hold_stops(*, hold: bool = True) -> None:
     _signal.pthread_sigmask(_signal.SIG_BLOCK if hold else _signal.SIG_UNBLOCK, (SIGTERM,))
 
 
+def hold_pipe_signal() -> None:
+    """In a thread of ours on the host: a peer that hangs up, as a guest can, is an error here and ends no caller."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (SIGPIPE,))
+
+
 def handle_signal(number: int, handler: Callable[[int, object], None]) -> None:
     _signal.signal(number, handler)

@@ -16,7 +16,6 @@ from ringfence.network.addresses import fault
 from ringfence.network.budgets import Counted
 from ringfence.network.targets import Refusal
 from ringfence.policy.hosts import is_address
-from ringfence.spawn import leave_signals_to_the_main_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +97,6 @@ class Resolver:
                 del self._unanswered[who]
 
     def _run(self) -> None:
-        leave_signals_to_the_main_thread()
         while True:
             name, port, answer, who = self._work.get()
             loop = answer.get_loop()

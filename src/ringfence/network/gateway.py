@@ -10,8 +10,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from ringfence.guest import lean
 from ringfence.policy.reach import RESOLVER_PORT, relayed_streams
-from ringfence.spawn import leave_signals_to_the_main_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -161,7 +161,7 @@ class Service:
     def _run(self) -> None:
         import asyncio
 
-        leave_signals_to_the_main_thread()
+        lean.hold_pipe_signal()
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         with self._lock:

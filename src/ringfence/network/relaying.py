@@ -18,7 +18,6 @@ from ringfence.guest.loop import Loop
 from ringfence.guest.window import Shared
 from ringfence.network.relayed import Relayed, Stream
 from ringfence.network.resolving import NUMBER_BYTES
-from ringfence.spawn import leave_signals_to_the_main_thread
 from ringfence.wire import relayed as wire
 from ringfence.wire.frames import HEADER, WireError
 
@@ -69,7 +68,7 @@ class Relay:
     # the thread
 
     def _run(self) -> None:
-        leave_signals_to_the_main_thread()
+        lean.hold_pipe_signal()
         try:
             self.loop.watch(self._queries.fileno(), select.EPOLLIN, lambda _: self._on_answers())
             self._rewatch()

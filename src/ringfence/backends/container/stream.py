@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 
-from ringfence.spawn import leave_signals_to_the_main_thread
+from ringfence.guest import lean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Stream:
         _drop(self._engine)
 
     def _take_all(self) -> None:
-        leave_signals_to_the_main_thread()
+        lean.hold_pipe_signal()
         held = bytearray()
         try:
             while data := self._engine.recv(_READ):
@@ -120,7 +120,7 @@ class ChannelStream(Stream):
         super().forget()
 
     def _pass_in(self) -> None:
-        leave_signals_to_the_main_thread()
+        lean.hold_pipe_signal()
         try:
             while data := self._theirs.recv(_READ):
                 self._engine.sendall(data)

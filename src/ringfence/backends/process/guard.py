@@ -10,7 +10,6 @@ from ringfence.backends.process import record, state
 from ringfence.backends.process.endscan import end_scan, snapshot_before
 from ringfence.backends.process.protect import Placeholder, Placeholders, Watch
 from ringfence.results import Denial
-from ringfence.spawn import leave_signals_to_the_main_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ class Guard:
 
     def _keep_watch(self, box: ProcessBox | WalledBox) -> None:
         """A protected file that the host replaced is no longer held (A33): the sandbox is stopped at once."""
-        leave_signals_to_the_main_thread()
         try:
             lost = self._first_lost()
         except BaseException:
