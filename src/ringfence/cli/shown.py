@@ -28,8 +28,8 @@ def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tupl
             try:
                 mount = Mount(source, target, mode=MODES[name])
             except PolicyError as error:
-                elsewhere = f"to show it elsewhere inside: {name} {raw}:/data" if target is None else error.fix
-                raise Problem(f"{name} {raw}: {error}", fix=elsewhere, code=error.code) from None
+                fix = error.fix if target is not None else "it is never shown; name the folder that is needed"
+                raise Problem(f"{name} {raw}: {error}", fix=fix, code=error.code) from None
             if mount_path(mount) in added:
                 raise Problem(f"{name} {raw}: {mount_path(mount)} is shown twice", fix="leave one of the two out")
             added[mount_path(mount)] = mount
