@@ -150,7 +150,7 @@ def core_size(arm: Arm) -> Seen:
     pid, _ = arm.waiting("", box=arm.sandbox())
     with open(f"/proc/{pid}/limits", encoding="ascii") as file:
         row = next(line for line in file if line.startswith("Max core file size"))
-    return Seen(row.split()[5] != "0", " ".join(row.split()))
+    return Seen(row.split()[5] != "1", " ".join(row.split()))
 
 
 @attack("D12-reaped", "orphans are reaped", DOS, off="guestd-first")
