@@ -168,11 +168,14 @@ def _member(raw: bytes, flags: int, system: int, attributes: int, size: int) -> 
 
 
 def _time(date: int, clock: int) -> int:
-    """A zip has local times and does not say whose; ours are of UTC. What no calendar has is the next that one has."""
-    from calendar import timegm
+    """A zip has local times and does not say whose; ours are of UTC. What no calendar has is the next that one has.
 
-    year, month, day = 1980 + (date >> 9), date >> 5 & 15, date & 31
-    return timegm((year, min(max(month, 1), 12), max(day, 1), clock >> 11, clock >> 5 & 63, (clock & 31) * 2))
+    By hand: where this runs there may be no `calendar` to import.
+    """
+    year, month, day = 1980 + (date >> 9), min(max(date >> 5 & 15, 1), 12), max(date & 31, 1)
+    year -= month < 3  # leap days come last in years that begin in March
+    days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day - 719469
+    return days * 86400 + (clock >> 11) * 3600 + (clock >> 5 & 63) * 60 + (clock & 31) * 2
 
 
 def _check_local(fd: int, entry: _Entry) -> int:
