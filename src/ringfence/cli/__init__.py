@@ -57,7 +57,7 @@ def _guarded(words: list[str], console: Console) -> int:
         return _bad_argument(words) if problem.status is None else problem.status
     except OutputClosed:
         message = "who read the output has gone: everything inside was killed"
-        console.record({"error": {"code": "output-closed", "message": message, "fix": None}})
+        console.record(lambda: {"error": {"code": "output-closed", "message": message, "fix": None}})
         raise
     except KeyboardInterrupt:
         raise

@@ -9,6 +9,8 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringfence.values import Json
 
 OUT, ERR = 1, 2
@@ -80,14 +82,14 @@ class Console:
             else:
                 self.say(f"{message}\n{fix}" if fix else message)
         finally:
-            self.record(error)
+            self.record(lambda: error)
 
-    def record(self, value: Json) -> None:
-        """The one object of --report, where it was asked for."""
+    def record(self, found: Callable[[], Json]) -> None:
+        """The one object of --report, where it was asked for: to put a result into words costs 8 ms."""
         if self.report is not None:
             fd, self.report = self.report, None
             try:
-                write(fd, dump(value), name="--report")
+                write(fd, dump(found()), name="--report")
             finally:
                 os.close(fd)
 

@@ -148,7 +148,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
             from ringfence.cli.netlog import save
 
             save(net_log, box, console)
-    console.record(result.to_dict())
+    console.record(result.to_dict)
     if not console.json:
         _tell(result, tail, job, settings, console)
     else:

@@ -11,7 +11,6 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
-from ringfence.plan.gitconfig import HOOKS, named_by
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -171,6 +170,8 @@ def _builtin(source: str) -> dict[str, bool]:
 
 def _of_repositories_around(source: str) -> dict[str, bool]:
     """What lies in the mount of repositories that it is in, or is: git directories, and what configuration names."""
+    from ringfence.plan.gitconfig import HOOKS
+
     wanted: dict[str, bool] = {}
     for path, setting in _named_by_git(source).items():
         if path.startswith(f"{source}/"):
@@ -297,6 +298,8 @@ def _named_by_git(source: str) -> dict[str, str]:
 
     Each with the setting that names it; it need not exist.
     """
+    from ringfence.plan.gitconfig import named_by  # for writable mounts alone
+
     found: dict[str, str] = {}
     for root in _upward(source):
         directories = _git_directories_of(root)
