@@ -51,7 +51,7 @@ _OPENABLE = _ranges(_PRIVATE)
 def fault(address: str, private: tuple[str, ...]) -> str | None:
     """A reason code when `address` must not be dialled; `private` are ranges that the policy opens."""
     code = _by_number(address, private)
-    if code is None and _is_own(address) and not _opens(private, ip_address(address)):
+    if code is None and not _opened(address, private) and _is_own(address):
         return "net.private-address"
     return code
 
@@ -73,6 +73,11 @@ def _by_number(address: str, private: tuple[str, ...]) -> str | None:
         return "net.bad-address"
     # Whatever else the standard library knows not to be routed.
     return None if found.is_global or _opens(private, found) else "net.private-address"
+
+
+@lru_cache(maxsize=1024)
+def _opened(address: str, private: tuple[str, ...]) -> bool:
+    return _opens(private, ip_address(address))
 
 
 def _opens(private: tuple[str, ...], found: _Address) -> bool:
