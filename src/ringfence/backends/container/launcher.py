@@ -62,7 +62,8 @@ def launch(
     guestd = runtime.folder(state.disk_directory("runtime"))
     shown = hardening.mounts(made, guestd) + egress.mounts()
     asked = [Bind(mount["Source"], mount["Target"], not mount["ReadOnly"]) for mount in shown]
-    flags = door.leads_into(oci_runtime or engine.runtime)  # gVisor's kernel holds them itself
+    # gVisor's kernel holds them itself; and what an attack takes away is not to be missed here.
+    flags = loosen is None and door.leads_into(oci_runtime or engine.runtime)
     with contextlib.closing(places.Meaning(asked, flags=flags)) as meaning:
         try:
             sweeping.sweep(engine)
