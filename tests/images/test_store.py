@@ -247,19 +247,24 @@ print(sorted(os.listdir(images.directory() + "/work")), os.listdir(images.direct
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_in_the_middle_of_an_import_is_said_and_nothing_stays(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
+def _on_a_disk(script: str, folder: Path, archived: Path) -> tuple[str, str]:
+    """What `script` says, in mounts of its own, where it finds a folder to mount a disk on."""
+    disk = folder / "disk"
     disk.mkdir()
-    path = archive(tmp_path, *(E(f"f{i}", os.urandom(100_000)) for i in range(30)))
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", _ON_A_SMALL_DISK, "sh", str(disk), sys.executable, str(path)],
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(disk), sys.executable, str(archived)],
         capture_output=True,
         text=True,
         timeout=50,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
-    assert (done.stdout, done.stderr) == ("disk-full True True\n[] []\n", "")
+    return done.stdout, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_in_the_middle_of_an_import_is_said_and_nothing_stays(tmp_path: Path) -> None:
+    path = archive(tmp_path, *(E(f"f{i}", os.urandom(100_000)) for i in range(30)))
+    assert _on_a_disk(_ON_A_SMALL_DISK, tmp_path, path) == ("disk-full True True\n[] []\n", "")
 
 
 def test_a_bomb_is_refused_before_it_fills_the_disk(
@@ -297,21 +302,13 @@ except ImageError as error:
 @pytest.mark.parametrize("bomb", ["many files of one byte", "layers that are unpacked twice"])
 def test_an_archive_leaves_some_of_the_disk_free_however_it_fills_it(tmp_path: Path, bomb: str) -> None:
     """Bytes alone are no measure: a file takes a block, and a packed archive of layers is unpacked beside the tree."""
-    disk, path = tmp_path / "disk", tmp_path / "bomb.tar.gz"
-    disk.mkdir()
+    path = tmp_path / "bomb.tar.gz"
     if bomb == "many files of one byte":
         data = tar([*ROOT, *(E(f"bin/{number}", b"x") for number in range(20_000))])
     else:
         data = docker([tar([*ROOT, E("bin/zeros", bytes(25 << 20))])])
     path.write_bytes(gzip.compress(data, 1))
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", _ON_A_LARGER_DISK, "sh", str(disk), sys.executable, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )
-    assert (done.stdout, done.stderr) == ("disk-full True\n", "")
+    assert _on_a_disk(_ON_A_LARGER_DISK, tmp_path, path) == ("disk-full True\n", "")
 
 
 def test_info_goes_to_json_and_back(store: Store, tmp_path: Path) -> None:
