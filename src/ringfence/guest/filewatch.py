@@ -2,6 +2,7 @@
 
 A directory that appears is watched at once and then looked through, so that what was made in it before the watch is
 told as well. When the kernel's queue ran over, or no watch is left, that is told as `overflow`: the reader lists anew.
+Where the host itself puts a file, only its arrival is told: not the name that it has until it is whole.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _BUFFER = 1 << 16
 _LOOK_MS = 1000
 _OTHER_HALF_MS = 5  # the kernel queues both halves of a rename one after the other
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)
+_STAGE = (b".ringfence-", b".part", 32)  # how a name of the host's begins and ends until it is whole, and its length
 _PLAIN = ((_CREATE, "create"), (_DELETE, "remove"), (_MODIFY, "write"), (_ATTRIB, "chmod"))
 
 
@@ -47,6 +49,11 @@ def watch(args: Args) -> dict[str, object]:
         watcher.flush()
     watcher.flush()
     return {}
+
+
+def _is_stage(name: bytes) -> bool:
+    begins, ends, length = _STAGE
+    return len(name) == length and name.startswith(begins) and name.endswith(ends)
 
 
 class _Watcher:
@@ -97,6 +104,8 @@ class _Watcher:
     def _look(self, directory: int, prefix: bytes, *, tell: bool) -> list[bytes]:
         inner = []
         for name in sorted(map(os.fsencode, os.listdir(directory))):
+            if _is_stage(name):
+                continue
             try:
                 info = os.stat(name, dir_fd=directory, follow_symlinks=False)
             except OSError as error:
@@ -158,7 +167,7 @@ class _Watcher:
         if mask & _Q_OVERFLOW:
             self._overflow()
         prefix = self._paths.get(number)
-        if prefix is None:
+        if prefix is None or _is_stage(name):
             return
         path, folder = prefix + name, bool(mask & _ISDIR)
         if mask & _MOVED_FROM:
@@ -186,9 +195,20 @@ class _Watcher:
         kind = next((kind for bit, kind in _PLAIN if mask & bit), None)
         if kind == "create":
             self._created(path, folder=folder)
-        elif kind is not None:
+        elif kind is not None and not (mask & (_MODIFY | _ATTRIB) and self._is_nameless(path)):
             self._told.discard(path) if kind == "remove" else None
             self.tell(kind, path)
+
+    def _is_nameless(self, path: bytes) -> bool:
+        """Of a file that was opened without a name (O_TMPFILE) the kernel tells "#" and its inode as one."""
+        name = path.rpartition(b"/")[2]
+        if not (name.startswith(b"#") and name[1:].isdigit()):
+            return False
+        try:
+            os.stat(path, dir_fd=self._top, follow_symlinks=False)
+        except OSError:
+            return True
+        return False
 
     def _created(self, path: bytes, *, folder: bool) -> None:
         if path in self._told:

@@ -92,6 +92,28 @@ def every_kind_of_change_is_told(box: Sandbox) -> None:
     ]
 
 
+def of_what_the_host_puts_there_only_the_arrival_is_told(box: Sandbox) -> None:
+    """Not the name, or the lack of one, that it has until it is whole. A guest's own name of that kind is told."""
+    box.files.write("w/old", "x")
+    packed = b"".join(box.files.pack("w"))
+    with box.files.watch("w", recursive=True) as watch:
+        box.files.write("w/new", "1")
+        box.files.write("w/old", "2")
+        box.files.write("w/#7", "3")
+        box.files.unpack(packed, "w/made")
+        box.exec(["sh", "-c", "echo 4 > '#8'"], cwd="w").check()
+        told = [next(watch) for _ in range(7)]
+    assert told == [
+        FileEvent("create", "new"),
+        FileEvent("create", "old"),
+        FileEvent("create", "#7"),
+        FileEvent("create", "made"),
+        FileEvent("create", "made/old"),
+        FileEvent("create", "#8"),
+        FileEvent("write", "#8"),
+    ]
+
+
 def without_recursive_only_the_folder_itself_is_watched(box: Sandbox) -> None:
     box.files.mkdir("w/d")
     script = "echo 1 > d/f; mkdir e; echo 1 > e/f; echo end > end"
@@ -185,6 +207,7 @@ CHECKS = (
     in_box(more_matches_than_the_limit_end_there),
     with_maker(an_expression_that_runs_away_is_ended_and_the_sandbox_works_on),
     in_box(every_kind_of_change_is_told),
+    in_box(of_what_the_host_puts_there_only_the_arrival_is_told),
     in_box(without_recursive_only_the_folder_itself_is_watched),
     in_box(new_folders_are_watched_and_what_was_in_them_before_is_told),
     in_box(a_folder_that_moves_keeps_its_watch),
