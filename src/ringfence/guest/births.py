@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .box import Listing
+    from .program import Room
     from .shapes import Plan
 
 _NR_SENDMSG, _NR_EXIT, _NR_DUP3 = 46, 231, 292
 _SIGCHLD = 17
 _CLONE = k.CLONE_PARENT | k.CLONE_PIDFD | _SIGCHLD
+_NR_CLONE3, _CLONE_INTO_CGROUP = 435, 0x200000000
+_ARGS = struct.Struct("<11Q")  # flags, pidfd, child_tid, parent_tid, exit_signal, stack and size, tls, set_tid, cgroup
+_CGROUP = 80  # where the last one begins
 _OWN_MEMORY = k.CLONE_CHILD_SETTID | k.CLONE_CHILD_CLEARTID  # the thread id that glibc keeps is set by the kernel
 _INIT_PIDFD, _PID_DOOR, _ANSWER = "PID 1's pidfd", "pid namespace", "the helper's answer"
 
@@ -45,20 +49,53 @@ class Birth:
     def __init__(self, forker: Forker, plan: Plan) -> None:
         self.forker, self.plan = forker, plan
         self.program = Program(forker.routine)
-        self._pidfds: list[Slot] = []
+        self._clones: dict[int, Slot] = {}  # rows, and where each puts the pidfd
+        self._into: Room | None = None  # arguments of a clone into a cgroup
         self.end = 0  # the forker's last row; those after it are of the processes it makes
 
     def clone(self, flags: int, pidfd: Slot) -> int:
         """Row of a clone with memory of its own; 0 in the child."""
-        self._pidfds.append(pidfd)
         flags |= _CLONE | _OWN_MEMORY
-        return self.program.call(k.NR_CLONE, flags, 0, pidfd, self.forker.thread_id, 0, what="clone")
+        row = self.program.call(k.NR_CLONE, flags, 0, pidfd, self.forker.thread_id, 0, what="clone")
+        self._clones[row] = pidfd
+        return row
+
+    def clone_spawner(self, pidfd: Slot, *, into: bool) -> list[int]:
+        """Rows of a clone that has a cgroup to join: 0 in the child. With `into` first one that is born there.
+
+        Only cgroup v2 has that. Who writes to its `cgroup.procs` after a quiet moment waits 5 to 20 ms for the kernel;
+        where it refuses (a filter around us that knows no clone3), that is the way that is left.
+        """
+        program = self.program
+        born = []
+        if into:
+            self._into = room(_ARGS.size)
+            flags = (_CLONE & ~_SIGCHLD) | _OWN_MEMORY | _CLONE_INTO_CGROUP  # its parent's signal, as CLONE_PARENT says
+            where = program.address_of(pidfd)
+            _ARGS.pack_into(self._into, 0, flags, where, self.forker.thread_id, *[0] * 8)
+            born.append(program.call(_NR_CLONE3, self._into, _ARGS.size, what="clone3"))
+            program.if_failed(born[0], program.next + 1)
+            program.jump(program.next + 2)
+        return [*born, self.clone(0, pidfd)]
+
+    def begin_at(self, cloned: list[int], written: spawner.Written) -> None:
+        """Where the children of those rows go on."""
+        self.program.if_zero(cloned[-1], written.first)
+        if len(cloned) > 1:
+            self.program.if_zero(cloned[0], written.joined)
+
+    def fill_cgroup(self, directory: int) -> None:
+        if self._into is not None:
+            struct.pack_into("<Q", self._into, _CGROUP, directory)
 
     def run(self) -> int:
         """The row where this process ended."""
-        for slot in self._pidfds:
+        for slot in self._clones.values():
             self.program.put(slot, 0)
-        return self.program.run()
+        where = self.program.run()
+        if where in self._clones:  # it failed, and the kernel may have written a number before it did
+            self.program.put(self._clones[where], 0)
+        return where
 
     def check(self, where: int) -> None:
         """Raises OSError when a row failed there."""
@@ -79,7 +116,7 @@ class Birth:
 class InitBirth(Birth):
     """PID 1 alone, for an ordinary user; as root with the spawner right after it, which joins its cgroup meanwhile."""
 
-    def __init__(self, forker: Forker, plan: Plan, joins: int, *, with_disk: bool) -> None:
+    def __init__(self, forker: Forker, plan: Plan, joins: int, *, into: bool, with_disk: bool) -> None:
         super().__init__(forker, plan)
         self.one = init.Made(with_disk=with_disk)
         program = self.program
@@ -90,16 +127,16 @@ class InitBirth(Birth):
         self.clone(plan["namespaces"], self.init_pidfd)
         self._init_pid = Slot(0, 0, room(8))
         program.store(begun, self._init_pid)
-        cloned = -1
+        cloned: list[int] = []
         program.call(_NR_DUP3, 0, forker.reserved, os.O_CLOEXEC, what="dup3")
         if plan["as_root"]:
-            cloned = _write_clone_into(self, self.spawner_pidfd)
+            cloned = _write_clone_beside(self, self.spawner_pidfd, into=into)
         self.end = program.stop()
         self._init = init.Written(program, plan, forker.proc, forker.listing(), self.one)
         program.if_zero(begun, self._init.first)
-        if cloned >= 0:
+        if cloned:
             self._spawner = spawner.Written(program, plan, joins, [forker.reserved])
-            program.if_zero(cloned, self._spawner.first)
+            self.begin_at(cloned, self._spawner)
         program.seal()
 
     def fill(self, init_sock: int) -> None:
@@ -123,7 +160,7 @@ class InitBirth(Birth):
 class SpawnerBirth(Birth):
     """The spawner alone: for an ordinary user, and where a guest ended the first one."""
 
-    def __init__(self, forker: Forker, plan: Plan, joins: int) -> None:
+    def __init__(self, forker: Forker, plan: Plan, joins: int, *, into: bool) -> None:
         super().__init__(forker, plan)
         program = self.program
         self.spawner_pidfd = Slot(0, 0, room(8))
@@ -131,26 +168,26 @@ class SpawnerBirth(Birth):
         self._doors = [name for name in init.doors(plan) if name != "pid"]
         if plan["as_root"]:
             program.call(_NR_DUP3, Hole(_INIT_PIDFD), forker.reserved, os.O_CLOEXEC, what="dup3")
-            cloned = _write_clone_into(self, self.spawner_pidfd)
+            cloned = _write_clone_beside(self, self.spawner_pidfd, into=into)
             self.end = program.stop()
             doors: list[object] = [forker.reserved]
         else:
-            cloned = self._write_helper()
+            cloned = self._write_helper(into=into)
             doors = [Hole(name) for name in self._doors]
         self._spawner = spawner.Written(program, plan, joins, doors)
-        program.if_zero(cloned, self._spawner.first)
+        self.begin_at(cloned, self._spawner)
         program.seal()
 
-    def _write_helper(self) -> int:
+    def _write_helper(self, *, into: bool) -> list[int]:
         """An ordinary user may enter a pid namespace of his but not come back: a helper enters it, and clones.
 
         Where the routine runs, it has our memory while we stand still: it needs none of its own.
         """
         program, forker = self.program, self.forker
         self.helper_pidfd = Slot(0, 0, room(8))
-        self._pidfds.append(self.helper_pidfd)
         flags = _CLONE | (k.CLONE_VM | k.CLONE_VFORK if program.native else _OWN_MEMORY)
         begun = program.call(k.NR_CLONE, flags, 0, self.helper_pidfd, forker.thread_id, 0, what="clone")
+        self._clones[begun] = self.helper_pidfd
         self.end = program.stop()
         program.if_zero(begun, program.next)
         steps = []
@@ -158,12 +195,12 @@ class SpawnerBirth(Birth):
             steps.append(program.call(k.NR_SETNS, Hole(_PID_DOOR), k.CLONE_NEWPID, what="setns"))
         rights = room(24)
         struct.pack_into("<QII", rights, 0, 20, 1, 1)  # SOL_SOCKET, SCM_RIGHTS; the kernel adds the descriptor
-        cloned = self.clone(0, Slot(0, 16, rights))
+        cloned = self.clone_spawner(Slot(0, 16, rights), into=into)
         piece = program.keep(struct.pack("<QQ", program.keep(b"made"), 4))
         packet = struct.pack("<QIxxxxQQQQi4x", 0, 0, piece, 1, address_of(rights), 24, 0)
         program.call(_NR_SENDMSG, Hole(_ANSWER), packet, 0, what="sendmsg")
         end = program.call(_NR_EXIT, 0, what="exit")
-        for row in (*steps, cloned):
+        for row in (*steps, cloned[-1]):
             program.if_failed(row, end)
         return cloned
 
@@ -180,10 +217,10 @@ class SpawnerBirth(Birth):
         self.program.fill(_INIT_PIDFD, pidfd)
 
 
-def _write_clone_into(birth: Birth, pidfd: Slot) -> int:
-    """A clone in the pid namespace of the PID 1 whose pidfd has the reserved number. Returns its row."""
+def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
+    """A clone in the pid namespace of the PID 1 whose pidfd has the reserved number. Returns its rows."""
     program, forker = birth.program, birth.forker
     program.call(k.NR_SETNS, forker.reserved, k.CLONE_NEWPID, what="setns")
-    cloned = birth.clone(0, pidfd)
+    cloned = birth.clone_spawner(pidfd, into=into)
     program.call(k.NR_SETNS, forker.pidfd, k.CLONE_NEWPID, what="setns")
     return cloned

@@ -94,14 +94,14 @@ class Known:
 class Making:
     """One sandbox from its order until the monitor says that it is gone."""
 
-    def __init__(self, order: Order, known: Known, join: list[int]) -> None:
+    def __init__(self, order: Order, known: Known, join: list[int], into: int) -> None:
         self.number = order["box"]
         self.kind, self.limits, plan = known.kind, known.limits, known.plan
         self.owner = order["owner"]
         self.affinity = order["affinity"]
         self.rehearses = warm and order["waits"] and bool(sys.path)  # no path: guests have an own interpreter
         self.plan = plan
-        self.join = join
+        self.join, self.into = join, into
         self.init_pid = 0
         self.init_pidfd = -1
         self.init: socket | None = None
@@ -110,7 +110,7 @@ class Making:
         self.doors: dict[str, int] = {}  # of an ordinary user's sandbox: PID 1's namespaces by name
 
     def close(self) -> None:
-        for fd in (*self.join, self.init_pidfd, *self.spawner_fds, *self.doors.values()):
+        for fd in (*self.join, self.into, self.init_pidfd, *self.spawner_fds, *self.doors.values()):
             if fd >= 0:
                 os.close(fd)
         for sock in (self.init, self.spawner):
@@ -126,8 +126,8 @@ class Forker:
         self._kinds: list[object] = []
         self._proc = proc
         self._us = births.Forker(proc, self._listing)
-        self._inits: dict[tuple[int, int, bool], births.InitBirth] = {}
-        self._spawners: dict[tuple[int, int], births.SpawnerBirth] = {}
+        self._inits: dict[tuple[int, int, bool, bool], births.InitBirth] = {}
+        self._spawners: dict[tuple[int, int, bool], births.SpawnerBirth] = {}
         self._made: dict[int, Making] = {}
         self._poll = select.poll()
         self._cold = warm and bool(sys.path)
@@ -171,9 +171,10 @@ class Forker:
         if order["plan"] is not None:
             self._plans[order["plan_id"]] = Known(order["plan"], self._kind_of(order["plan"]))
             fence.prepare(order["plan"]["fence"])
+        into = fds.pop() if order["into"] else -1
         listeners = fds.pop() if order["listeners"] else -1
         disk = fds.pop() if order["disk"] else -1
-        making = Making(order, self._plans[order["plan_id"]], fds)
+        making = Making(order, self._plans[order["plan_id"]], fds, into)
         if making.rehearses and self._cold:
             self._warm_up()  # nobody waits
         self._made[making.number] = making
@@ -212,10 +213,11 @@ class Forker:
 
     def _make_init(self, making: Making, listeners: int, disk: int) -> None:
         """PID 1, and as root the spawner. What we touch between two forks is copied twice: so nothing is."""
-        key = (making.kind, len(making.join), disk >= 0)
+        joins, into = len(making.join), making.into >= 0
+        key = (making.kind, joins, into, disk >= 0)
         birth = self._inits.get(key)
         if birth is None:
-            birth = births.InitBirth(self._us, making.plan, len(making.join), with_disk=disk >= 0)
+            birth = births.InitBirth(self._us, making.plan, joins, into=into, with_disk=disk >= 0)
             self._inits[key] = birth
         making.init, inner = lean.pair(lean.SOCK_SEQPACKET)
         outer, spawner_end = lean.pair(lean.SOCK_SEQPACKET)
@@ -223,6 +225,7 @@ class Forker:
         one.owner, one.listeners, one.disk, one.sizes = making.owner, listeners, disk, making.plan["sizes"]
         birth.fill(inner.fileno())
         birth.fill_spawner(spawner_end.fileno(), making.join, making.affinity, making.limits)
+        birth.fill_cgroup(making.into)
         where = self._run(birth)
         if where > birth.end and birth.is_spawner(where):
             _child(lambda: _begin_spawner(birth, where, making), spawner_end)
@@ -241,10 +244,11 @@ class Forker:
 
     def _make_spawner(self, making: Making) -> None:
         """In PID 1's pid namespace, with the monitor as its parent. It goes into the other namespaces by itself."""
-        key = (making.kind, len(making.join))
+        joins, into = len(making.join), making.into >= 0
+        key = (making.kind, joins, into)
         birth = self._spawners.get(key)
         if birth is None:
-            birth = self._spawners[key] = births.SpawnerBirth(self._us, making.plan, len(making.join))
+            birth = self._spawners[key] = births.SpawnerBirth(self._us, making.plan, joins, into=into)
         making.spawner, inner = lean.pair(lean.SOCK_SEQPACKET)
         answers, answer = lean.pair(lean.SOCK_SEQPACKET)
         if making.plan["as_root"]:
@@ -252,6 +256,7 @@ class Forker:
         else:
             birth.fill_doors(making.doors, answer.fileno())
         birth.fill(inner.fileno(), making.join, making.affinity, making.limits)
+        birth.fill_cgroup(making.into)
         where = self._run(birth)
         if where > birth.end:
             _child(lambda: _begin_spawner(birth, where, making), inner)

@@ -197,8 +197,9 @@ class Monitor(Loop):
             "plan": request["plan"],
             "listeners": "listeners" in request["fds"],
             "disk": "disk" in request["fds"],
+            "into": "into" in request["fds"],
         }
-        theirs = [fd for wanted in ("join", "disk", "listeners") for name, fd in named if name == wanted]
+        theirs = [fd for wanted in ("join", "disk", "listeners", "into") for name, fd in named if name == wanted]
         try:
             lean.send_fds(self._maker, lean.dumps(order), theirs)
             ordered = True

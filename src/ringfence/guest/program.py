@@ -202,10 +202,10 @@ class Program:
         self._memory = room(8 * len(words))
         self._at = _ctypes.addressof(self._memory)
         for place, slot in self._slots:
-            words[place] = self._address_of(slot)
+            words[place] = self.address_of(slot)
         for row, slots in self._stores.items():
             for place, slot in zip(_STORES, slots, strict=False):
-                words[row * _IN_ROW + place] = self._address_of(slot)
+                words[row * _IN_ROW + place] = self.address_of(slot)
         for place, rows in ((_ZERO, self._zeros), (_FAILED, self._failures)):
             for row, then in rows.items():
                 words[row * _IN_ROW + place] = self._at + then * _ROW.size
@@ -226,7 +226,8 @@ class Program:
         self._kept.append(value)
         return k.address_of(value) if isinstance(value, bytes) else _ctypes.addressof(value)
 
-    def _address_of(self, slot: Slot) -> int:
+    def address_of(self, slot: Slot) -> int:
+        """Of one in a row, once all rows are laid out; of one in a room at any time."""
         if slot.place is not None:
             self._kept.append(slot.place)
             return _ctypes.addressof(slot.place) + slot.argument

@@ -99,7 +99,7 @@ class Launch(TypedDict):
     waits: bool  # nobody wants it yet: it has time to rehearse
     plan_id: int
     plan: Plan | None  # None: sent before under the same number
-    fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid, listeners, disk
+    fds: list[str]  # what each descriptor that comes along is: channel, cpu, freezer, join, uid, listeners, disk, into
 
 
 class Given(TypedDict):
@@ -118,8 +118,10 @@ class Order(TypedDict):
     waits: bool
     plan_id: int
     plan: Plan | None
-    listeners: bool  # the last descriptor is the channel that the sandbox's listeners go by
-    disk: bool  # the one before it, or the last, is a mount: the sandbox's disk
+    # Descriptors of cgroups to join come along, then as many of these as there are:
+    disk: bool  # a mount, the sandbox's disk
+    listeners: bool  # the channel that the sandbox's listeners go by
+    into: bool  # the directory of a cgroup v2, to be born in
 
 
 class Work(TypedDict, total=False):

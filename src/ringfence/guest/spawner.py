@@ -36,7 +36,8 @@ _NR_WRITE, _NR_RECVFROM, _NR_CHDIR, _NR_UMASK, _NR_SETSID, _NR_SETGROUPS, _NR_EX
 class Written:
     """What the spawner does first: join the cgroup, and when PID 1 has built everything, go in and give up all rights.
 
-    Written by the forker as rows of its program; `fill` tells it of one sandbox.
+    Written by the forker as rows of its program; `fill` tells it of one sandbox. One that was born in its cgroup begins
+    at `joined`.
     """
 
     def __init__(self, program: Program, plan: Plan, joins: int, doors: list[object]) -> None:
@@ -44,12 +45,15 @@ class Written:
         self._program, self._plan, self._doors = program, plan, doors
         self.first = program.next
         fence = plan["fence"]
+        if joins:
+            _call(program, "prctl PR_SET_PDEATHSIG", k.NR_PRCTL, k.PR_SET_PDEATHSIG, lean.SIGKILL)  # it may take long
+        for number in range(joins):
+            _call(program, "join a cgroup", _NR_WRITE, Hole(_join(number)), b"0", 1)
+        self.joined = program.next
         _call(program, "prctl PR_SET_NAME", k.NR_PRCTL, k.PR_SET_NAME, b"rf-spawner")
         _call(program, "prctl PR_SET_PDEATHSIG", k.NR_PRCTL, k.PR_SET_PDEATHSIG, lean.SIGKILL)
         # The ends of others' sockets above all: they would never be closed.
-        self._closing = Closing(program, "the spawner closes", 1 + joins + len(doors))
-        for number in range(joins):
-            _call(program, "join a cgroup", _NR_WRITE, Hole(_join(number)), b"0", 1)
+        self._closing = Closing(program, "the spawner closes", 1 + len(doors))
         told = _call(program, "hear the forker", _NR_RECVFROM, Hole(_SOCK), room(8), 8, 0, 0, 0)
         if fence["cgroup_namespace"]:  # after the join: /proc/self/cgroup then reads "/" (B13)
             _call(program, f"unshare {k.CLONE_NEWCGROUP:#x}", k.NR_UNSHARE, k.CLONE_NEWCGROUP)
@@ -84,7 +88,7 @@ class Written:
         for number, fd in enumerate(join):
             program.fill(_join(number), fd)
         doors = [program.filled(door) for door in self._doors]
-        self._closing.fill([sock, *join, *doors])
+        self._closing.fill([sock, *doors])
         fencing.fill_limits(program, limits, affinity)
 
 

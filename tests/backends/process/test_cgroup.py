@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 
 from backends.process.children import Say, child, state_of
+from ringfence import Sandbox
 from ringfence.backends.process import cgroup, cgroup_base, cgroup_v1, cgroup_v2, owners, pool
+from ringfence.backends.process.box import ProcessBox
 from ringfence.backends.process.cgroup import Group, GroupLimits, GroupUsage, Mechanisms, Tree
 from ringfence.errors import UnsupportedError
+from ringfence.plan.interpreter import interpreter
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0)
 NOBODY_YET = 2_070_001  # outside of every range this host knows
@@ -275,9 +278,6 @@ def test_a_process_without_rights_joins_through_descriptors_it_was_given(group: 
 def test_the_caller_is_never_moved(tree: Tree) -> None:
     before = cgroup_base.read("/proc/self/cgroup")
     tree.create("other", LIMITS).remove()
-    fd = tree.zygote_fd()
-    if fd is not None:
-        os.close(fd)
     assert cgroup_base.read("/proc/self/cgroup") == before
 
 
@@ -378,18 +378,40 @@ def test_the_dead_are_removed_and_the_living_are_left(tree: Tree, group: Group) 
     assert _left_of(mine) != []
 
 
-def test_a_zygote_leaf_takes_a_process_beside_the_boxes(tree: Tree, group: Group) -> None:
-    fd = tree.zygote_fd()
-    if fd is None:
-        pytest.skip("v1 knows no rule against processes in inner groups")
+def _in_its_group(box: Sandbox) -> bool:
+    assert isinstance(box._box, ProcessBox)
+    assert isinstance(box._box._group, cgroup_v2.Group)
+    return bool(cgroup_base.pids(box._box._group.directory))
 
-    def where(say: Say) -> None:
-        with open("/proc/self/cgroup") as file:
-            say(file.read().strip().endswith("/zygote.leaf"))
 
-    with child(where, join=[fd]) as zygote:
-        assert zygote.hear() is True
-    os.close(fd)
+@pytest.mark.parametrize("way", ["born there", "by a write, where that is refused"])
+def test_a_sandbox_is_in_its_group_whichever_way_it_comes_there(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way alone. A write to v2's cgroup.procs waits 5 to 20 ms for the kernel, who is born there does not."""
+    if not isinstance(pool.pool(interpreter(), ()).tree, cgroup_v2.Tree):
+        pytest.skip("no cgroup v2 this user may write; tests/v2 has one")
+    pool.close_all()
+    if way == "born there":
+        monkeypatch.setattr(cgroup_v2.Group, "join_fds", lambda _: [os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)])
+    else:
+        monkeypatch.setattr(cgroup_v2.Group, "into_fd", lambda _: os.open("/dev", os.O_PATH | os.O_CLOEXEC))
+    with Sandbox() as box:
+        assert _in_its_group(box)
+        box.exec(["sh", "-c", "kill -9 2"])  # the spawner: another is made for the next
+        assert box.exec(["cat", "/proc/self/cgroup"]).stdout == "0::/\n"
+        assert _in_its_group(box)
+    pool.close_all()
+
+
+def test_nobody_is_in_a_group_when_both_ways_lead_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test before would notice."""
+    if not isinstance(pool.pool(interpreter(), ()).tree, cgroup_v2.Tree):
+        pytest.skip("no cgroup v2 this user may write; tests/v2 has one")
+    pool.close_all()
+    monkeypatch.setattr(cgroup_v2.Group, "join_fds", lambda _: [os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)])
+    monkeypatch.setattr(cgroup_v2.Group, "into_fd", lambda _: os.open("/dev", os.O_PATH | os.O_CLOEXEC))
+    with Sandbox() as box:
+        assert not _in_its_group(box)
+    pool.close_all()
 
 
 def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:

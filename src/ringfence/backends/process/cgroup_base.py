@@ -62,8 +62,12 @@ class Group(ABC):
         """Write-only descriptors; a process of one thread that writes b"0" to each of them has joined.
 
         Opened here because the kernel checks the credentials of the opener. The caller closes them. On cgroup v2 the
-        first write after a quiet moment costs 5 to 15 ms (an RCU grace period), the others about 0.02 ms.
+        first write after a quiet moment costs 5 to 15 ms (an RCU grace period): `into_fd` is the way without it.
         """
+
+    def into_fd(self) -> int | None:
+        """v2: a descriptor of the group itself, in which a process can be born. The caller closes it. None: v1."""
+        return None
 
     @abstractmethod
     def set(self, limits: GroupLimits) -> None:
@@ -127,10 +131,6 @@ class Tree(ABC):
     @abstractmethod
     def owner_directories(self) -> list[str]:
         """Directories of this process, below which its groups are: the zygote removes them when the library is gone."""
-
-    @abstractmethod
-    def zygote_fd(self) -> int | None:
-        """v2: a descriptor like those of `join_fds`, of a leaf for the zygote. None where it can stay put (v1)."""
 
     @property
     def path(self) -> str | None:

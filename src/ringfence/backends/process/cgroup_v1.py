@@ -91,9 +91,6 @@ class Tree(base.Tree):
     def owner_directories(self) -> list[str]:
         return [f"{root}/{base.BASE}/{owners.name()}" for root in self.unique_roots]
 
-    def zygote_fd(self) -> int | None:
-        return None
-
     def close(self, timeout_s: float = 2.0) -> bool:
         owner = owners.name()
         gone = [Group(self, box_id, owner).remove(timeout_s) for box_id in sorted(self._boxes)]

@@ -110,19 +110,12 @@ class Tree(base.Tree):
     def owner_directories(self) -> list[str]:
         return [self._owner_base()]
 
-    def zygote_fd(self) -> int | None:
-        leaf = f"{self._owner_base()}/{ZYGOTE}"
-        if not os.path.isdir(leaf):
-            leaf = self._make(ZYGOTE)
-        return base.open_procs(leaf)
-
     def close(self, timeout_s: float = 2.0) -> bool:
         if os.getpid() != self._pid:
             return True  # a fork of the process that made them: they are not ours
         gone = [remove_tree(directory, timeout_s) for directory in sorted(self._boxes)]
         self._boxes.clear()
-        owner = self._owner_base()
-        for directory in (f"{owner}/{ZYGOTE}", owner, self._base):
+        for directory in (self._owner_base(), self._base):
             base.remove_if_empty(directory)
         return all(gone)
 
@@ -237,6 +230,9 @@ class Group(base.Group):
 
     def join_fds(self) -> list[int]:
         return [base.open_procs(self.directory)]
+
+    def into_fd(self) -> int | None:
+        return os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def set(self, limits: GroupLimits) -> None:
         if "memory" in self._controllers:

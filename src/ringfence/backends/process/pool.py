@@ -223,8 +223,9 @@ class Pool:
             if group is not None:
                 opened.append(group.cpu_fd())
                 opened.append(group.freezer_fd())
+                opened.append(group.into_fd())
                 opened += group.join_fds()
-                named += [("cpu", opened[0]), ("freezer", opened[1]), *(("join", fd) for fd in opened[2:])]
+                named += [*zip(("cpu", "freezer", "into"), opened, strict=False), *(("join", fd) for fd in opened[3:])]
             if uid is not None:
                 named.append(("uid", uid.fileno()))
             there = [(name, fd) for name, fd in named if fd is not None]
