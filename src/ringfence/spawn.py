@@ -110,16 +110,13 @@ def begin(*, program: bool = False) -> None:
 
 
 def begin_first() -> bool:
-    """For a library whose first sandbox is asked for: the same, once; False later.
-
-    Not where a user manager has to start it.
-    """
+    """For a library whose first sandbox is asked for: the same, once; False later."""
     try:
         _is_first.pop()
     except IndexError:
         return False
     executable = real_executable()
-    if executable and (os.geteuid() == 0 or "XDG_RUNTIME_DIR" not in os.environ):
+    if executable:
         try:
             _begun.append(start(executable, []))
         except OSError:
@@ -139,7 +136,7 @@ def take(executable: str) -> Started | None:
         return None
     if begun.owner == os.getpid() and executable == real_executable():
         return begun
-    _end(begun)
+    end(begun)
     return None
 
 
@@ -147,12 +144,12 @@ def end_unneeded() -> None:
     """What was begun for a sandbox that did not come about."""
     if _begun and not _command:
         try:
-            _end(_begun.pop())
+            end(_begun.pop())
         except IndexError:
             return  # another thread took it
 
 
-def _end(begun: Started) -> None:
+def end(begun: Started) -> None:
     """It has done nothing yet. In a fork of its owner it is not ours to end."""
     begun.control.close()
     os.close(begun.errors)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from backends.process.children import Say, child, state_of
-from ringfence import Sandbox
-from ringfence.backends.process import cgroup, cgroup_base, cgroup_v1, cgroup_v2, owners, pool
+from ringfence import Sandbox, spawn
+from ringfence.backends.process import cgroup, cgroup_base, cgroup_v1, cgroup_v2, owners, pool, scope
 from ringfence.backends.process.box import ProcessBox
 from ringfence.backends.process.cgroup import Group, GroupLimits, GroupUsage, Mechanisms, Tree
 from ringfence.errors import UnsupportedError
@@ -439,6 +441,87 @@ def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
             assert tree.close()
         finally:
             zygote.kill()
+
+
+def test_a_process_that_runs_is_moved_to_a_scope_of_its_own() -> None:
+    tree = cgroup.delegable()
+    if tree is None:
+        pytest.skip("no systemd user manager to ask")
+    with child(_sleep) as zygote:
+        zygote.hear()
+        assert tree.adopt(zygote.pid)
+        tree.attach(zygote.pid)
+        assert (cgroup_v2._own_path(zygote.pid) or "").endswith(f".scope/{cgroup_v2.ZYGOTE}")
+        assert tree.create("box", LIMITS).remove()
+        assert tree.close()  # kills it
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_zygote_is_moved_to_its_scope_or_started_in_one(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not isinstance(pool.pool(interpreter(), ()).tree, cgroup_v2.ScopeTree):
+        pytest.skip("no systemd user manager to ask")
+    pool.close_all()
+    started: list[bool] = []
+    start = spawn.start
+
+    def noted(executable: str, prefix: list[str]) -> spawn.Started:
+        started.append(bool(prefix))
+        return start(executable, prefix)
+
+    monkeypatch.setattr(spawn, "start", noted)
+    if not asked:
+        monkeypatch.setattr(scope, "ask", lambda *_: False)
+    with Sandbox() as box:
+        assert _in_its_group(box)
+    assert started == ([False] if asked else [False, True])
+    pool.close_all()
+
+
+# As a strict reader of D-Bus (jeepney) understands it: a scope with one process, Delegate and CollectMode.
+_ORDER = (
+    b"l\1\0\1\x88\0\0\0\1\0\0\0\xb6\0\0\0\1\1o\0\x19\0\0\0/org/freedesktop/systemd1\0\0\0\0\0\0\0"
+    b"\2\1s\0 \0\0\0org.freedesktop.systemd1.Manager\0\0\0\0\0\0\0\0\3\1s\0\x12\0\0\0StartTransientUnit\0"
+    b"\0\0\0\0\0\6\1s\0\x18\0\0\0org.freedesktop.systemd1\0\0\0\0\0\0\0\0\x08\1g\0\x10ssa(sv)a(sa(sv))\0\0\0"
+    b"\x11\0\0\0ringfence-1.scope\0\0\0\4\0\0\0fail\0\0\0\0[\0\0\0\4\0\0\0PIDs\0\2au\0\0\0\0\4\0\0\0g\x12"
+    b"\0\0\x08\0\0\0Delegate\0\1b\0\1\0\0\0\0\0\0\0\x0b\0\0\0CollectMode\0\1s\0\0\x12\0\0\0"
+    b"inactive-or-failed\0\0\0\0\0\0"
+)
+
+
+_SIGNAL = b"l\4\1\1\5\0\0\0\4\0\0\0\3\0\0\0abc\0\0\0\0\0\2\2\2\2\2"  # three bytes of fields, five of a body
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "taken"), [(b"REJECTED\r\n", 0, False), (b"OK 1\r\n", 3, False), (b"OK 1\r\n", 2, True)]
+)
+def test_an_order_is_taken_when_the_manager_says_so(said: bytes, kind: int, taken: bool, tmp_path: Path) -> None:
+    (tmp_path / "systemd").mkdir()
+    heard: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "systemd/private"))
+        listener.listen()
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                heard.append(peer.recv(4096))
+                peer.sendall(said)
+                if said.startswith(b"OK"):
+                    heard.append(peer.recv(4096))
+                    for piece in (_SIGNAL[:3], _SIGNAL[3:] + _SIGNAL, bytes([ord("l"), kind]) + bytes(14)):
+                        peer.sendall(piece)
+                        time.sleep(0.01)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert scope.ask(str(tmp_path), "ringfence-1.scope", 4711) is taken
+        thread.join()
+    hello = b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n"
+    assert heard == ([hello, b"BEGIN\r\n" + _ORDER] if said.startswith(b"OK") else [hello])
+
+
+def test_an_order_is_not_taken_where_nobody_listens(tmp_path: Path) -> None:
+    assert not scope.ask(str(tmp_path), "ringfence-1.scope", os.getpid())
 
 
 def test_a_scope_with_fewer_controllers_than_its_manager_is_refused(

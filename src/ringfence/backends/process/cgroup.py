@@ -39,7 +39,7 @@ def find() -> Tree | None:
 
 
 def delegable() -> Tree | None:
-    """For an ordinary user on v2 where `find` is None: a tree whose zygote starts in a systemd user scope.
+    """For an ordinary user on v2 where `find` is None: a tree whose zygote is in a systemd user scope.
 
     None when there is no systemd user manager to ask. Nothing is started here.
     """

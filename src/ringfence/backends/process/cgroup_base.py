@@ -137,12 +137,18 @@ class Tree(ABC):
         """v2: the directory of this process's groups, worth a `cgroup` note in its record. None: found by name."""
         return None
 
+    moves_zygotes = False  # whether one has to be where it may make groups before it forks
+
+    def adopt(self, zygote_pid: int) -> bool:  # noqa: ARG002  # most trees take it where it is
+        """Have a zygote that has just begun moved there. False: it has to be started with `launch_prefix`."""
+        return True
+
     def launch_prefix(self) -> list[str]:
-        """What to put before the zygote's argv, so that it starts where it may make groups. Mostly nothing."""
+        """What to put before the zygote's argv, so that it starts there. Mostly nothing."""
         return []
 
     def attach(self, zygote_pid: int) -> None:  # noqa: B027  # most trees need nothing here
-        """Tell the tree that a zygote started with `launch_prefix` runs; it is moved to its leaf."""
+        """Tell the tree that a zygote which was adopted, or started so, runs; it is moved to its leaf."""
 
     @abstractmethod
     def close(self, timeout_s: float = 2.0) -> bool:

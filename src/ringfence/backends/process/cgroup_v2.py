@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WANTED = ("memory", "pids", "cpu")
 ZYGOTE = "zygote.leaf"  # no box id holds a dot
+_ADOPT_S = 2.0
 _SYSTEMD_RUN = ("/usr/bin/systemd-run", "/bin/systemd-run")
 
 
@@ -149,7 +150,9 @@ class Tree(base.Tree):
 
 
 class ScopeTree(Tree):
-    """Groups in a systemd user scope that the zygote is started in. Usable after `attach`."""
+    """Groups in a systemd user scope that the zygote is moved to, or started in. Usable after `attach`."""
+
+    moves_zygotes = True
 
     def __init__(self, program: str, runtime: str, controllers: set[str]) -> None:
         super().__init__("", "", controllers)
@@ -159,12 +162,24 @@ class ScopeTree(Tree):
     def owner_directories(self) -> list[str]:
         return []  # systemd removes a scope when its last process is gone
 
+    def adopt(self, zygote_pid: int) -> bool:
+        from ringfence.backends.process import scope
+
+        unit = _unit()
+        if not scope.ask(self._runtime, unit, zygote_pid):
+            return False
+        deadline = time.monotonic() + _ADOPT_S
+        while not (_own_path(zygote_pid) or "").endswith(f"/{unit}"):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.0005)
+        return True
+
     def launch_prefix(self) -> list[str]:
         """systemd-run needs the address of the user manager; the zygote gets an empty environment all the same."""
-        unit = f"{base.BASE}-{owners.name()}-{os.urandom(4).hex()}"  # a process may have many zygotes
         env = ["/usr/bin/env", "-i"]
-        run = [self._program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", f"--unit={unit}", "--"]
-        return [*env, f"XDG_RUNTIME_DIR={self._runtime}", *run, *env]
+        run = [self._program, "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", f"--unit={_unit()}"]
+        return [*env, f"XDG_RUNTIME_DIR={self._runtime}", *run, "--", *env]
 
     def attach(self, zygote_pid: int) -> None:
         """Find the zygote's scope, move what is in it to a leaf, and enable controllers.
@@ -381,6 +396,10 @@ def _move(pid: int, directory: str) -> None:
         base.write(f"{directory}/cgroup.procs", str(pid))
     except ProcessLookupError:
         return  # it ended
+
+
+def _unit() -> str:
+    return f"{base.BASE}-{owners.name()}-{os.urandom(4).hex()}.scope"  # a process may have many zygotes
 
 
 def _manager() -> str:

@@ -33,12 +33,14 @@ class Zygote:
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...], tree: Tree | None) -> None:
         """Returns at once; the first template waits until it is ready."""
         self._lock = _thread.allocate_lock()
-        prefix = tree.launch_prefix() if tree is not None else []
-        begun = _start(interpreter.executable, prefix)
+        begun = _start(interpreter.executable, [])
+        if tree is not None and not tree.adopt(begun.pid):
+            spawn.end(begun)
+            begun = _start(interpreter.executable, tree.launch_prefix())
         self.pid, self._control, self._errors = begun.pid, begun.control, begun.errors
         self._control.settimeout(_START_S)
         self._tree = tree
-        self._moves = bool(prefix)  # it is moved to its leaf first: what it forks before would stay outside
+        self._moves = tree is not None and tree.moves_zygotes  # first: what it forks before would stay outside
         self._ready = False
         self._made_any = False
         hello = {
