@@ -146,6 +146,7 @@ class Program:
         self._memory: Room | None = None
         self._at = 0
         self._last = room(8)
+        self._failed: OSError | None = None  # what Python does between rows: it is not run again after that
 
     # writing
 
@@ -272,7 +273,11 @@ class Program:
             work = self._works.get(row)
             if work is None:
                 return row
-            work()
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  # whatever it is: this may be a new process, whose stack is its maker's
+                self._failed = error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
+                return row
             first = row + 1
 
     def run_all(self) -> None:
@@ -284,7 +289,7 @@ class Program:
     def failure(self, row: int) -> OSError | None:
         """Why a run ended at that row; None when it was to end there."""
         if row in self._works:
-            return None
+            return self._failed
         (result,) = struct.unpack("<q", self._last)
         number = -result if result < 0 else errno.EPIPE  # less than was to come: the other end is gone
         return OSError(number, f"{os.strerror(number)} [{self._whats[row]}]")

@@ -94,6 +94,40 @@ def test_a_failure_ends_the_run_and_is_told_by_the_name_of_its_call() -> None:
         assert str(failed.value) == "[Errno 2] No such file or directory [open /nowhere]"
 
 
+def test_what_python_does_between_rows_may_fail_and_is_told_as_a_rows_failure_is() -> None:
+    """In a new process: raised, it would go up the stack of the one that made it, which has a loop to go on with."""
+    for program in both():
+        first = program.stop(lambda: os.stat("/no/such"))
+        writer(program)
+        program.seal()
+        assert program.run() == first
+        error = program.failure(first)
+        assert error is not None
+        assert (error.errno, error.filename) == (errno.ENOENT, "/no/such")
+
+
+def test_a_mount_that_cannot_be_made_is_refused_with_the_step_that_failed(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: it mounts a file system that cannot be idmapped")
+    code = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import ringfence
+from ringfence.guest import kernel
+kernel.unshare(kernel.CLONE_NEWNS)
+kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+kernel.mount("ramfs", sys.argv[1], "ramfs", 0)
+try:
+    policy = ringfence.Policy(mounts=[ringfence.Mount(sys.argv[1], "/m", mode="rw")])
+    ringfence.run("1", backend="process", policy=policy)
+except ringfence.UnsupportedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert "mount_setattr" in done.stdout, done
+    assert "it ended" not in done.stdout
+
+
 def test_a_result_that_is_less_than_needed_is_a_failure() -> None:
     for program in both():
         program.call(WRITE, Hole("pipe"), b"four", 4, what="write", least=5)
