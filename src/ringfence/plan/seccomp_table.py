@@ -194,6 +194,7 @@ CONDITIONS: tuple[tuple[str, str], ...] = (
         "ioctl",
         "ioctl that sets file flags, names or freezes a file system, or for disks, loop devices, consoles, btrfs, KVM",
     ),
+    ("ioctl", "ioctl for bridges and VLANs"),
     ("prctl", "prctl PR_SET_MM, PR_SET_PTRACER, PR_SPEC_ENABLE and every option not on a list"),
     ("listener", "seccomp with SECCOMP_FILTER_FLAG_NEW_LISTENER"),
     ("personality", "personality but for PER_LINUX and the query"),
@@ -219,8 +220,13 @@ _FORMAT, _CHARACTER, _BLOCK = 0o170000, 0o020000, 0o060000
 _SOCKET_TYPE = FULL & ~0o2004000  # without SOCK_CLOEXEC, SOCK_NONBLOCK
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
-# Default, ICMP echo, TCP, UDP, ICMPv6 echo. Not SCTP, SMC, MPTCP: each is a module a guest could make the kernel load.
-_PROTOCOLS = (0, 1, 6, 17, 58)
+# Default, TCP, UDP, ICMP echo, ICMPv6 echo, each where it belongs. Not SCTP, SMC, MPTCP: each is a module a guest could
+# make the kernel load. For what it does not know, a datagram by TCP too, the kernel starts modprobe as root, outside of
+# all limits.
+_STREAM_PROTOCOLS, _DGRAM_PROTOCOLS, _DGRAM6_PROTOCOLS = (0, 6), (0, 1, 17), (0, 17, 58)
+# SIOCGIFBR, SIOCSIFBR, SIOCADDDLCI, SIOCDELDLCI, SIOCGIFVLAN, SIOCSIFVLAN, and SIOCBRADDBR to SIOCBRDELIF: the kernel
+# loads the modules bridge, dlci and 8021q before it asks for rights.
+_LOADING = (0x8940, 0x8941, *range(0x8980, 0x8984), *range(0x89A0, 0x89A4))
 # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF. The machine code that the kernel makes of these programs has
 # one limit for all users of the host (net.core.bpf_jit_limit), which some 3000 sockets of one guest would fill: nobody
 # but root could install a filter then, for seccomp neither (F15).
@@ -289,12 +295,15 @@ def _node(mode: int) -> Rule:
 
 
 def _socket() -> Rule:
-    stream = _is(1, _STREAM, _DGRAM, mask=_SOCKET_TYPE)
+    stream, dgram = _is(1, _STREAM, mask=_SOCKET_TYPE), _is(1, _DGRAM, mask=_SOCKET_TYPE)
     return (
         _allow(_is(0, _UNIX), _is(1, _STREAM, _DGRAM, _SEQPACKET, mask=_SOCKET_TYPE)),
-        _allow(_is(0, _INET, _INET6), stream, _is(2, *_PROTOCOLS)),
+        _allow(_is(0, _INET, _INET6), stream, _is(2, *_STREAM_PROTOCOLS)),
+        _allow(_is(0, _INET), dgram, _is(2, *_DGRAM_PROTOCOLS)),
+        _allow(_is(0, _INET6), dgram, _is(2, *_DGRAM6_PROTOCOLS)),
         # SEQPACKET is left out for INET: with protocol 0 it is SCTP where that is loaded (E18).
         _refuse(EPROTONOSUPPORT, "socket-families", _is(0, _INET, _INET6), stream),
+        _refuse(EPROTONOSUPPORT, "socket-families", _is(0, _INET, _INET6), dgram),
         _allow(_is(0, _NETLINK), _is(1, _RAW, _DGRAM, mask=_SOCKET_TYPE), _is(2, 0)),
         _refuse(EAFNOSUPPORT, "socket-families"),
     )
@@ -306,6 +315,7 @@ def _ioctl() -> Rule:
         _refuse(EPERM, "terminal", _is(1, *_TERMINAL)),
         _allow(_is(1, *_IOCTL_HARMLESS)),
         _refuse(EPERM, "ioctl", _is(1, *_IOCTL_TYPES, mask=0xFF00)),
+        _refuse(EPERM, "ioctl", _is(1, *_LOADING)),
         _allow(),
     )
 
