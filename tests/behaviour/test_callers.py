@@ -314,6 +314,25 @@ def test_a_guest_is_not_spared_when_memory_runs_out_though_its_caller_is(tmp_pat
     assert told.read_text().splitlines()[0] == its
 
 
+HIDDEN = """
+import ringfence
+with ringfence.Sandbox() as box:
+    print(box.exec(["sh", "-c", "kill -9 $$"]).status, box.exec(["echo", "goes on"]).stdout.strip())
+print(ringfence.run("import os; os.kill(os.getpid(), 9)").status)
+"""
+
+
+@pytest.mark.everywhere(container="the engine looks at its PID 1", gvisor="its PID 1 is its own kernel's")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a /proc needs root")
+def test_a_killed_command_loses_no_sandbox_where_the_host_hides_processes() -> None:
+    """hidepid: a PID 1 that cannot be looked at is not one that has ended."""
+    hidden = 'mount --make-rprivate / && mount -t proc -o hidepid=4 proc /proc && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", hidden, "sh", sys.executable, "-c", HIDDEN]
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == (["error goes on", "error"], "")
+
+
 INTERRUPTED = """
 import ringfence, sys, time
 from ringfence.backends.process import pool
