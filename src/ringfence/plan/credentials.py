@@ -198,7 +198,9 @@ def _bound_below(path: str) -> list[Holding]:
             names = {line.rstrip("\n").split(None, 7)[-1] for line in file}
     except OSError:
         return []
-    real = (f"{os.path.realpath(os.path.dirname(name))}/{os.path.basename(name)}" for name in names if name[:1] == "/")
+    split = [os.path.split(name) for name in names if name.startswith("/")]
+    lies_in = {folder: os.path.realpath(folder) for folder, _ in split}  # many share one
+    real = (os.path.join(lies_in[folder], name) for folder, name in split)
     return [Holding(name, "a socket") for name in real if within(name, path) and _is_socket(name)]
 
 
