@@ -14,6 +14,7 @@ import pytest
 
 import leftovers
 from behaviour.host import SOURCE, Host, belongings, wait_until_gone
+from ringfence.guest import fence
 
 pytestmark = pytest.mark.everywhere
 
@@ -274,6 +275,62 @@ r = ringfence.run("import os\\nopen('f', 'w').close()\\n(os.getcwd(), oct(os.sta
 print(r.value)
 """
     assert answers(code) == ["('/workspace', '0o100644', '0o22')"]
+
+
+@pytest.mark.everywhere(container="the engine starts it, with its own priority", gvisor="its priorities are its own")
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody else may have such a priority")
+@pytest.mark.parametrize(
+    ("mine", "its"),
+    [
+        ("os.setpriority(os.PRIO_PROCESS, 0, 0); os.sched_setscheduler(0, 1, os.sched_param(1))", "0 0 0"),
+        ("os.setpriority(os.PRIO_PROCESS, 0, -5); libc.syscall(251, 1, 0, 1 << 13)", "0 0 0"),
+        ("os.setpriority(os.PRIO_PROCESS, 0, 5); libc.syscall(251, 1, 0, 2 << 13 | 7)", "0 5 16391"),
+    ],
+    ids=["real-time", "raised", "lowered"],
+)
+def test_a_guest_inherits_no_priority_over_the_hosts_programs(mine: str, its: str) -> None:
+    code = f"""
+import ctypes, os, ringfence
+libc = ctypes.CDLL(None)
+{mine}
+show = "import ctypes, os; print(os.sched_getscheduler(0), os.nice(0), ctypes.CDLL(None).syscall(252, 1, 0))"
+print(ringfence.run(show).stdout.strip())
+with ringfence.Sandbox() as box: print(box.exec(["python3", "-c", show]).stdout.strip())
+"""
+    assert answers(code) == [its, its]
+
+
+@pytest.mark.parametrize(("mine", "its"), [("-1000", "0"), ("0", "0"), ("300", "300")])
+def test_a_guest_is_not_spared_when_memory_runs_out_though_its_caller_is(tmp_path: Path, mine: str, its: str) -> None:
+    """By a stand-in for /proc: to be spared takes a right that root of a container has not."""
+    (tmp_path / "self").mkdir()
+    told = tmp_path / "self" / "oom_score_adj"
+    told.write_text(f"{mine}\n")
+    proc = os.open(tmp_path, os.O_PATH)
+    try:
+        fence.stand_back(proc)
+    finally:
+        os.close(proc)
+    assert told.read_text().splitlines()[0] == its
+
+
+HIDDEN = """
+import ringfence
+with ringfence.Sandbox() as box:
+    print(box.exec(["sh", "-c", "kill -9 $$"]).status, box.exec(["echo", "goes on"]).stdout.strip())
+print(ringfence.run("import os; os.kill(os.getpid(), 9)").status)
+"""
+
+
+@pytest.mark.everywhere(container="the engine looks at its PID 1", gvisor="its PID 1 is its own kernel's")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a /proc needs root")
+def test_a_killed_command_loses_no_sandbox_where_the_host_hides_processes() -> None:
+    """hidepid: a PID 1 that cannot be looked at is not one that has ended."""
+    hidden = 'mount --make-rprivate / && mount -t proc -o hidepid=4 proc /proc && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", hidden, "sh", sys.executable, "-c", HIDDEN]
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == (["error goes on", "error"], "")
 
 
 INTERRUPTED = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,30 @@ def test_a_socket_in_a_folder_is_found(tmp_path: Path, monkeypatch: pytest.Monke
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("agent.sock")
         assert holdings(str(tmp_path), "/nonexistent") == (Holding(str(tmp_path / "agent.sock"), "a socket"),)
+
+
+def test_a_socket_is_found_at_any_depth_while_somebody_has_it_bound() -> None:
+    with tempfile.TemporaryDirectory(prefix="rf-", dir="/var/tmp") as short:  # a socket's name has 107 bytes
+        deep = Path(short, "app", "tmp", "with spaces in it")
+        deep.mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{short}/app/tmp/with spaces in it/puma.sock")
+            assert holdings(short, "/nonexistent") == (Holding(f"{deep}/puma.sock", "a socket"),)
+            assert holdings(f"{short}/app/tmp", "/nonexistent") == (Holding(f"{deep}/puma.sock", "a socket"),)
+        assert holdings(short, "/nonexistent") == ()  # nobody listens: it is only a name
+
+
+def test_a_socket_bound_by_way_of_a_link_is_found_where_it_lies() -> None:
+    with tempfile.TemporaryDirectory(prefix="rf-", dir="/var/tmp") as short:
+        deep = Path(short, "real", "deep")
+        deep.mkdir(parents=True)
+        Path(short, "link").symlink_to(deep)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{short}/link/s")
+            assert holdings(f"{short}/real", "/nonexistent") == (Holding(f"{deep}/s", "a socket"),)
+
+
+def test_a_named_pipe_in_a_folder_is_found(tmp_path: Path) -> None:
+    """A read-only mount does not keep a guest from writing to one, and the host's program reads it."""
+    os.mkfifo(tmp_path / "control")
+    assert holdings(str(tmp_path), "/nonexistent") == (Holding(str(tmp_path / "control"), "a named pipe"),)

@@ -314,6 +314,9 @@ KERNEL: list[tuple[str, str, list[int | str], int]] = [
     ("setid-bits", "chmod", ["/no/such/place", 0o4755], errno.EPERM),
     ("setid-bits", "open", ["/no/such/place", 0o101, 0o4755], errno.EPERM),
     ("setid-bits", "fchmodat2", [-1, "no-such-place", 0o2755, 0], errno.EPERM),
+    ("ioctl", "ioctl", [-1, 0x8982, 0], errno.EPERM),
+    ("bpf", "setsockopt", [-1, 1, 26, 0, 0], errno.EPERM),
+    ("socket-families", "setsockopt", [-1, 6, 31, 0, 0], errno.EPROTONOSUPPORT),
     ("devices", "mknod", ["/no/such/place", 0o20666, 0], errno.EPERM),
     ("openat2", "openat2", [-1, "no-such-place", 0, 0], errno.ENOSYS),
     # CLONE_PARENT with CLONE_SIGHAND without CLONE_VM: EINVAL by the kernel.

@@ -265,6 +265,11 @@ _PRIVATE = {
 }
 
 
+# Of the host's kernel.pty.max, 4096, all but a reserve can be taken by any of its file systems of terminals: one guest
+# could leave none to other sandboxes and containers (F33).
+_TERMINALS = 64
+
+
 def options_of(sizes: dict[str, str], *, owner: int, as_root: bool) -> dict[str, str]:
     """For each of the sandbox's own file systems."""
     own = f",uid={owner},gid={owner}"
@@ -272,7 +277,7 @@ def options_of(sizes: dict[str, str], *, owner: int, as_root: bool) -> dict[str,
         "tmp": f"{sizes['tmp']},mode=1777{own}",
         "dev/shm": f"{sizes['shm']},mode=1777{own}",
         "workspace": f"{sizes['disk']},mode=755{own}",
-        "dev/pts": "newinstance,ptmxmode=0666,mode=620" + (own if as_root and owner else ""),
+        "dev/pts": f"newinstance,max={_TERMINALS},ptmxmode=0666,mode=620" + (own if as_root and owner else ""),
     }
 
 

@@ -43,6 +43,14 @@ def wait(handle: int, options: int) -> os.waitid_result | None:
     return os.waitid(os.P_PIDFD, handle, options)
 
 
+def has_ended(handle: int) -> bool:
+    """Whether this child has; it is left to be waited for."""
+    try:
+        return wait(handle, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
+
+
 def close(handle: int) -> None:
     _numbers.pop(handle, None)
     os.close(handle)

@@ -44,6 +44,7 @@ def run(monitor: socket, request: Template) -> NoReturn:
     k.die_with_parent()
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        fence.stand_back(proc)
         as_root = request["as_root"]
         if as_root:
             k.unshare(k.CLONE_NEWNS)

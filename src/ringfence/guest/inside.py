@@ -465,15 +465,18 @@ class Inside:
             os.close(fd)
 
     def init_is_ending(self) -> bool:
-        """Whether PID 1 is exiting or gone. Only then does the kernel kill the others, so the answer is exact."""
+        """Whether PID 1 is exiting or gone. Only then does the kernel kill the others, so the answer is exact.
+
+        Where /proc does not show it, only its end can be told: no descriptor is free, or the host hides processes that
+        one may not trace (hidepid).
+        """
         if self._init_pidfd < 0:
             return True
         try:
             with open(f"/proc/{self.init_pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-        except OSError as error:
-            short_of_descriptors = error.errno in (errno.EMFILE, errno.ENFILE)  # we are: that says nothing of it
-            return not short_of_descriptors
+        except OSError:
+            return children.has_ended(self._init_pidfd)
         return bool(int(fields[6]) & _PF_EXITING)
 
 

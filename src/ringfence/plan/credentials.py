@@ -160,18 +160,52 @@ def _sockets(path: str) -> tuple[Holding, ...]:
         return (Holding(path, "sockets and files of other programs"),)
     if within("/run", path):
         return (Holding("/run", "sockets of the host's services"),)
-    found: list[Holding] = []
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode):
             return (Holding(path, "a socket"),)
+    except OSError:
+        return ()
+    found = {one.path: one for one in (*_bound_below(path), *_first_entries(path))}
+    return tuple(found[name] for name in sorted(found))
+
+
+def _first_entries(path: str) -> list[Holding]:
+    """Sockets and named pipes among what a folder lists first. A mount that is read-only holds neither: who may open
+    them connects and writes all the same."""
+    found: list[Holding] = []
+    try:
         with os.scandir(path) as entries:
             for count, entry in enumerate(entries):
                 if count >= _SCANNED:
                     break
                 if entry.is_symlink() or entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
                     continue  # known from the listing: no stat for these
-                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                    found.append(Holding(entry.path, "a socket"))
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
+                    found.append(Holding(entry.path, "a socket" if stat.S_ISSOCK(mode) else "a named pipe"))
     except OSError:
-        return tuple(found)
-    return tuple(sorted(found, key=lambda one: one.path))
+        return found
+    return found
+
+
+def _bound_below(path: str) -> list[Holding]:
+    """Sockets that somebody has bound at any depth below `path`, by the kernel's list of them; no folder is read.
+
+    Those bound by a relative name, or in another network namespace, are not in it.
+    """
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            names = {line.rstrip("\n").split(None, 7)[-1] for line in file}
+    except OSError:
+        return []
+    split = [os.path.split(name) for name in names if name.startswith("/")]
+    lies_in = {folder: os.path.realpath(folder) for folder, _ in split}  # many share one
+    real = (os.path.join(lies_in[folder], name) for folder, name in split)
+    return [Holding(name, "a socket") for name in real if within(name, path) and _is_socket(name)]
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False

@@ -64,6 +64,8 @@ _GIT_IF_PRESENT = ("config.worktree", "worktrees")
 GIT_MARKS = ("objects", "refs")  # by which a git directory is known; a guest may take its HEAD away, but not these
 _MODULES = 64  # submodules looked into; with more, all of .git/modules is read-only
 
+_LISTED, _SEARCHED = 1000, 400_000  # entries of a protected folder, and of a mount, that are looked at for hard links
+
 CONTENT = {"commondir": ".\n", ".mcp.json": '{"mcpServers": {}}\n'}  # of placeholders that may not be empty
 
 NAMES = frozenset((*HELD_FILES, *HELD_DIRECTORIES, *HELD_IF_PRESENT))
@@ -97,7 +99,7 @@ def protection(
 
     Every ancestor below the mount is made a mount point of its own, or `mv .git .git2` would take the protection along
     (A12, M10); so are those of `hidden` paths, and what a git directory is known by: the next sandbox looks for it.
-    Raises PolicyError for a path that leaves the mount or is a link: a link cannot be held.
+    Raises PolicyError for a path that leaves the mount, is a link or has a second name there: none can be held.
     """
     wanted = _builtin(source)
     for relative in extra:
@@ -112,6 +114,7 @@ def protection(
             continue
         pinned |= _ancestors(relative) | _marks(source, relative)
         paths.append(_protected(source, target, relative, wanted[relative]))
+    _refuse_second_names(source, paths, key=key)
     for one in hidden:
         relative = os.path.relpath(one.path, source)
         if not any(relative.startswith(f"{other}/") for other in wanted):
@@ -369,6 +372,43 @@ def first_link(source: str, relative: str) -> str | None:
         if os.path.islink(path):
             return path
     return None
+
+
+def _refuse_second_names(source: str, paths: list[Protected], *, key: str) -> None:
+    """A hard link that a guest made when nobody held the file, say: read-only by one name, writable by the other."""
+    there = (one.path for one in paths if not one.missing and not _is_environment(one.path))
+    files = {inode: path for top in there for path, inode in _of_several_names(top)}
+    if not files:
+        return
+    held = tuple(f"{one.path}/" for one in paths)
+    for path, inode in _of_several_names(source, most=_SEARCHED):
+        if inode in files and not f"{path}/".startswith(held):
+            raise PolicyError(
+                f"{files[inode]} cannot be protected: {path} is the same file, and a guest could change it there",
+                key=key,
+                fix=f'remove {path}, or use mode "ro" or "copy"',
+            )
+
+
+def _is_environment(path: str) -> bool:
+    """Whether it is one of Python, where package managers link every file to their cache."""
+    return os.path.basename(path) not in (*NAMES, *_GIT_DIRECTORIES) and os.path.exists(f"{path}/pyvenv.cfg")
+
+
+def _of_several_names(path: str, *, most: int = _LISTED) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Files at or below `path` with hard links, and their inodes. Looks at `most` entries; the end scan at all."""
+    queue = [path]
+    for current in queue:
+        try:
+            info = os.lstat(current)
+            if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
+                yield current, (info.st_dev, info.st_ino)
+            if stat.S_ISDIR(info.st_mode) and len(queue) < most:
+                queue += [f"{current}/{name}" for name in sorted(os.listdir(current))]
+        except OSError:
+            continue  # it went away, or is not ours to look into
+        if len(queue) > most:
+            del queue[most:]
 
 
 def _can_be_held(path: str, *, key: str) -> bool:

@@ -81,7 +81,7 @@ _ALLOWED = """
 read write close stat fstat lstat poll lseek mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
 pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise shmat shmctl dup dup2
 pause nanosleep getitimer alarm setitimer getpid sendfile connect accept sendto recvfrom sendmsg recvmsg shutdown bind
-listen getsockname getpeername setsockopt getsockopt fork vfork execve exit wait4 kill uname semget semop semctl shmdt
+listen getsockname getpeername getsockopt fork vfork execve exit wait4 kill uname semget semop semctl shmdt
 msgget msgsnd msgrcv msgctl fcntl flock fsync fdatasync truncate ftruncate getdents getcwd chdir fchdir rename rmdir
 link unlink symlink readlink chown fchown lchown umask gettimeofday getrlimit getrusage sysinfo times getuid getgid
 setuid setgid geteuid getegid setpgid getppid getpgrp setsid setreuid setregid getgroups setgroups setresuid getresuid
@@ -181,15 +181,20 @@ CONTROLS: tuple[str, ...] = (
 
 # What the calls with conditions refuse, for people: (control, words).
 CONDITIONS: tuple[tuple[str, str], ...] = (
+    ("bpf", "setsockopt that attaches a program to a socket"),
     ("memory", "mmap, memfd_create and shmget of huge pages"),
     ("namespaces", "clone with a CLONE_NEW* flag or a bit above 31"),
     ("realtime", "sched_setscheduler but for SCHED_OTHER, BATCH and IDLE"),
-    ("socket-families", "socket but for UNIX, TCP, UDP, ping and NETLINK_ROUTE; socketpair but for UNIX"),
+    (
+        "socket-families",
+        "socket but for UNIX, TCP, UDP, ping and NETLINK_ROUTE; socketpair but for UNIX; setsockopt TCP_ULP",
+    ),
     ("terminal", "ioctl TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD"),
     (
         "ioctl",
         "ioctl that sets file flags, names or freezes a file system, or for disks, loop devices, consoles, btrfs, KVM",
     ),
+    ("ioctl", "ioctl for bridges and VLANs"),
     ("prctl", "prctl PR_SET_MM, PR_SET_PTRACER, PR_SPEC_ENABLE and every option not on a list"),
     ("listener", "seccomp with SECCOMP_FILTER_FLAG_NEW_LISTENER"),
     ("personality", "personality but for PER_LINUX and the query"),
@@ -215,8 +220,18 @@ _FORMAT, _CHARACTER, _BLOCK = 0o170000, 0o020000, 0o060000
 _SOCKET_TYPE = FULL & ~0o2004000  # without SOCK_CLOEXEC, SOCK_NONBLOCK
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
-# Default, ICMP echo, TCP, UDP, ICMPv6 echo. Not SCTP, SMC, MPTCP: each is a module a guest could make the kernel load.
-_PROTOCOLS = (0, 1, 6, 17, 58)
+# Default, TCP, UDP, ICMP echo, ICMPv6 echo, each where it belongs. Not SCTP, SMC, MPTCP: each is a module a guest could
+# make the kernel load. For what it does not know, a datagram by TCP too, the kernel starts modprobe as root, outside of
+# all limits.
+_STREAM_PROTOCOLS, _DGRAM_PROTOCOLS, _DGRAM6_PROTOCOLS = (0, 6), (0, 1, 17), (0, 17, 58)
+# SIOCGIFBR, SIOCSIFBR, SIOCADDDLCI, SIOCDELDLCI, SIOCGIFVLAN, SIOCSIFVLAN, and SIOCBRADDBR to SIOCBRDELIF: the kernel
+# loads the modules bridge, dlci and 8021q before it asks for rights.
+_LOADING = (0x8940, 0x8941, *range(0x8980, 0x8984), *range(0x89A0, 0x89A4))
+# SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF. The machine code that the kernel makes of these programs has
+# one limit for all users of the host (net.core.bpf_jit_limit), which some 3000 sockets of one guest would fill: nobody
+# but root could install a filter then, for seccomp neither (F15).
+_SOL_SOCKET, _ATTACH = 1, (26, 50, 51, 52)
+_SOL_TCP, _TCP_ULP = 6, 31  # TLS in the kernel, and whatever else there is as a layer over TCP
 _TERMINAL = (0x5412, 0x541C, 0x541D, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD
 # By the type byte: block devices 0x12, what a file system's id and disk are 0x15, console 'K', loop 'L', virtual
 # terminals 'V', 'X' and 'f' of file systems (FIFREEZE, FS_IOC_SETFLAGS, encryption keys), btrfs 0x94, KVM 0xAE; E21.
@@ -280,12 +295,15 @@ def _node(mode: int) -> Rule:
 
 
 def _socket() -> Rule:
-    stream = _is(1, _STREAM, _DGRAM, mask=_SOCKET_TYPE)
+    stream, dgram = _is(1, _STREAM, mask=_SOCKET_TYPE), _is(1, _DGRAM, mask=_SOCKET_TYPE)
     return (
         _allow(_is(0, _UNIX), _is(1, _STREAM, _DGRAM, _SEQPACKET, mask=_SOCKET_TYPE)),
-        _allow(_is(0, _INET, _INET6), stream, _is(2, *_PROTOCOLS)),
+        _allow(_is(0, _INET, _INET6), stream, _is(2, *_STREAM_PROTOCOLS)),
+        _allow(_is(0, _INET), dgram, _is(2, *_DGRAM_PROTOCOLS)),
+        _allow(_is(0, _INET6), dgram, _is(2, *_DGRAM6_PROTOCOLS)),
         # SEQPACKET is left out for INET: with protocol 0 it is SCTP where that is loaded (E18).
         _refuse(EPROTONOSUPPORT, "socket-families", _is(0, _INET, _INET6), stream),
+        _refuse(EPROTONOSUPPORT, "socket-families", _is(0, _INET, _INET6), dgram),
         _allow(_is(0, _NETLINK), _is(1, _RAW, _DGRAM, mask=_SOCKET_TYPE), _is(2, 0)),
         _refuse(EAFNOSUPPORT, "socket-families"),
     )
@@ -297,6 +315,7 @@ def _ioctl() -> Rule:
         _refuse(EPERM, "terminal", _is(1, *_TERMINAL)),
         _allow(_is(1, *_IOCTL_HARMLESS)),
         _refuse(EPERM, "ioctl", _is(1, *_IOCTL_TYPES, mask=0xFF00)),
+        _refuse(EPERM, "ioctl", _is(1, *_LOADING)),
         _allow(),
     )
 
@@ -324,6 +343,11 @@ def _conditional() -> dict[str, Rule]:
         "clone": _clone(),
         "socket": _socket(),
         "socketpair": (_allow(_is(0, _UNIX)), _refuse(EAFNOSUPPORT, "socket-families")),
+        "setsockopt": (
+            _refuse(EPERM, "bpf", _is(1, _SOL_SOCKET), _is(2, *_ATTACH)),
+            _refuse(EPROTONOSUPPORT, "socket-families", _is(1, _SOL_TCP), _is(2, _TCP_ULP)),
+            _allow(),
+        ),
         "ioctl": _ioctl(),
         "prctl": _prctl(),
         "mmap": (_refuse(ENOMEM, "memory", _has(3, _MAP_HUGETLB)), _allow()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -36,6 +37,17 @@ for make in (lambda: mmap.mmap(-1, 1 << 21, flags=0x40022), lambda: os.memfd_cre
         tried.append(error.errno)
 print(tried)
 """
+_TERMINALS = """
+import os
+held = []
+try:
+    while len(held) < 200: held.append(os.open("/dev/ptmx", os.O_RDWR))
+except OSError as error:
+    print(len(held), error.errno, flush=True)
+else:
+    print("no end", flush=True)
+input()
+"""
 
 
 def _sharing(folder: Path) -> Sandbox:
@@ -63,3 +75,11 @@ def test_a_guest_gets_none_of_the_hosts_huge_pages() -> None:
     """They are counted by no limit of memory. A file of them can be made, without the filter, where there are none."""
     with Sandbox() as box:
         assert box.exec(["python3", "-c", _HUGE]).stdout == "[12, 12]\n"
+
+
+def test_a_guest_takes_few_of_the_hosts_terminals_and_leaves_its_neighbours_theirs() -> None:
+    """The kernel has 3072 for all file systems of terminals but the host's own: those of sandboxes and containers."""
+    with Sandbox() as box, Sandbox() as other, box.spawn(["python3", "-c", _TERMINALS]) as greedy:
+        said = next(iter(greedy))
+        assert getattr(said, "text", None) == f"64 {errno.ENOSPC}\n"
+        assert other.run("import os; print(len(os.openpty()))").stdout == "2\n"

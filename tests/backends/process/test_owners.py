@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -81,3 +82,21 @@ def test_a_process_that_proc_hides_is_not_dead() -> None:
     if done.returncode == 77:
         pytest.skip("this host mounts no such /proc")
     assert done.stdout.split() == ["None", "False", "True"], done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a time namespace needs root")
+def test_who_lives_in_another_time_namespace_is_not_dead_nor_are_others_to_it() -> None:
+    """The kernel adds the reader's offset to every start time: a sweep would take what others still use."""
+    code = f"""
+from ringfence.backends.process import owners
+print(owners.is_dead({owners.name()!r}), owners.name(), flush=True)
+input()
+"""
+    command = ["unshare", "-T", "--boottime", "1000", "--fork", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        dead, name = other.stdout.readline().split()
+        seen = dead, owners.is_dead(name)
+        other.communicate("\n")
+    assert seen == ("False", False)
+    assert owners.is_dead(name)

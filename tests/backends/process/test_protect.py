@@ -15,6 +15,7 @@ import pytest
 
 from ringfence.backends.process.endscan import end_scan, snapshot_before
 from ringfence.backends.process.protect import Placeholder, Placeholders, Watch, remove
+from ringfence.errors import PolicyError
 from ringfence.plan.protected import CONTENT, HELD_DIRECTORIES, HELD_FILES, Protected, protection
 
 
@@ -422,6 +423,48 @@ def test_set_uid_files_are_reported(tmp_path: Path) -> None:
         (tmp_path / "tool").chmod(0o4755)
 
     assert scanned(tmp_path, work) == [("mount.setuid", "tool")]
+
+
+def test_a_changed_file_with_another_name_outside_is_reported(tmp_path: Path) -> None:
+    """uv and pnpm link what they install to a cache, and so to every other project of the host."""
+    folder, cache = tmp_path / "project", tmp_path / "cache"
+    folder.mkdir()
+    cache.mkdir()
+    for name in ("changed.py", "same.py"):
+        (cache / name).write_text("")
+        os.link(cache / name, folder / name)
+    (folder / "own.py").write_text("")
+    settle()
+
+    def work() -> None:
+        (folder / "changed.py").write_text("evil")
+        os.utime(folder / "changed.py", (0, 0))
+        os.link(folder / "own.py", folder / "both names are inside")
+
+    assert scanned(folder, work) == [("mount.linked", "changed.py")]
+
+
+@pytest.mark.parametrize("held", [".git/config", ".git/hooks/pre-commit", ".vscode/tasks.json", "Makefile"])
+def test_a_protected_file_with_a_second_name_in_the_mount_is_refused(repository: Path, held: str) -> None:
+    file, other = repository / held, repository / "src" / "deep" / "other"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    other.parent.mkdir(parents=True)
+    os.link(file, other)
+    (repository / "pyvenv.cfg").write_text("")  # what a guest could make
+    with pytest.raises(PolicyError) as caught:
+        protected(repository, "Makefile")
+    said = f"{file} cannot be protected: {other} is the same file, and a guest could change it there"
+    assert (str(caught.value), caught.value.key) == (said, "mounts[0].protect")
+
+
+def test_a_protected_file_whose_other_names_no_guest_can_write_to_is_held(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before = protected(repository)
+    os.link(repository / ".git" / "config", tmp_path_factory.mktemp("outside") / "a backup of it")
+    os.link(repository / ".git" / "config", repository / ".git" / "hooks" / "config")
+    assert protected(repository) == before
 
 
 def test_a_link_is_reported_by_name_and_never_followed(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Looks through a writable mount after the guest is gone: protected names that appeared or changed, set-uid files.
+"""Looks through a writable mount after the guest is gone: protected names that appeared or changed, set-uid files,
+changed files that have another name outside.
 
 Reports, removes nothing. Names come from the guest: they are opened by directory descriptor, never followed, and only
 printed in an escaped form. Bounded in entries, depth and time; a scan that was cut says so.
@@ -83,6 +84,7 @@ class _Scan:
         self._known = known
         self._left = _ENTRIES
         self._deadline = time.monotonic() + _SECONDS
+        self._linked: dict[tuple[int, int], _Linked] = {}
 
     def walk(self, root: str) -> Iterator[tuple[str, str, str]]:
         """Depth first with one open descriptor for each level."""
@@ -116,9 +118,16 @@ class _Scan:
                         continue
                     if self._is_new_repository(level.fd, stack[-1]):
                         yield "mount.protected-name", path, _appeared(path)
+            yield from self._linked_outside()
         finally:
             for level in stack:
                 os.close(level.fd)
+
+    def _linked_outside(self) -> Iterator[tuple[str, str, str]]:
+        """When everything was looked at."""
+        for file in self._linked.values():
+            if file.seen < file.names:
+                yield "mount.linked", file.path, _shared(file.path)
 
     def _level(self, parent: int | None, path: str, entry: _Child) -> _Level:
         """The folder `entry` in `parent`. One called `.git` counts as a repository before it is whole: a later run
@@ -173,6 +182,9 @@ class _Scan:
         shown = _printable(path)
         if stat.S_ISREG(status.st_mode) and status.st_mode & 0o6000:
             yield "mount.setuid", path, f"{shown} was made set-uid or set-gid while the sandbox ran"
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            file = self._linked.setdefault((status.st_dev, status.st_ino), _Linked(path, status.st_nlink))
+            file.seen += 1
         if entry.held:
             yield "mount.protected-name", path, _appeared(path)
         if stat.S_ISDIR(status.st_mode) and not os.access(entry.name, os.R_OK | os.X_OK, dir_fd=fd):
@@ -185,6 +197,22 @@ def _unseen(path: str, error: OSError) -> str:
 
 def _appeared(path: str) -> str:
     return f"{_printable(path)} appeared or changed; a program on the host may run or trust it"
+
+
+def _shared(path: str) -> str:
+    return (
+        f"{_printable(path)} changed, or a name of it came or went; it has another outside the mount, "
+        "and what uses that has the change too"
+    )
+
+
+class _Linked:
+    """A changed file of several names, and how many of them lie in the mount."""
+
+    __slots__ = ("names", "path", "seen")
+
+    def __init__(self, path: str, names: int) -> None:
+        self.path, self.names, self.seen = path, names, 0
 
 
 class _Child:

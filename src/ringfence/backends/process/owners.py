@@ -27,7 +27,28 @@ def _start_time(pid: int) -> int | None:
     finally:
         os.close(fd)
     fields = text[text.rindex(b")") + 2 :].split()  # the name before it may hold blanks and brackets
-    return None if fields[0] in b"ZX" else int(fields[19])
+    return None if fields[0] in b"ZX" else int(fields[19]) - _offset()
+
+
+def _offset() -> int:
+    """Ticks that this process's time namespace adds to every start time that it reads: without them a name is the same
+    in all of them, and who lives in one takes nobody in another for dead."""
+    if not _offsets:
+        _offsets.append(_ask_offset())
+    return _offsets[0]
+
+
+def _ask_offset() -> int:
+    try:
+        with open("/proc/self/timens_offsets", "rb") as file:
+            rows = [line.split() for line in file]
+    except FileNotFoundError:  # a kernel without them
+        return 0
+    return sum((int(row[1]) * 10**9 + int(row[2])) * _TICKS // 10**9 for row in rows if row[0] == b"boottime")
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second
+_offsets: list[int] = []  # one: it does not change
 
 
 def pid_namespace() -> int:
