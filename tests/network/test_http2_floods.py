@@ -21,6 +21,7 @@ import pytest
 
 from network.desk import HOST, Desk, open_desk, trusting, wait_until
 from network.servers import Answer, Loop, Roots, Seen, Server, serving
+from ringfence.network import flows
 from ringfence.network.targets import Entry, Refusal
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
@@ -197,6 +198,33 @@ def test_a_client_may_name_all_of_its_header_table_in_every_request(loop: Loop, 
             one.http.send_headers(stream, headers, end_stream=True)
             one.flush()
         assert [status for status, _ in one.answers(50)] == [200] * 50
+
+
+def test_a_guest_with_room_for_a_large_header_table_does_not_fill_the_hosts_memory(
+    loop: Loop, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What we have written stands in a table of ours as well, and each header is looked for in all of it."""
+    sides: list[flows.Side] = []
+    begin = flows.Side.begin
+
+    def watched(side: flows.Side, most_streams: int) -> None:
+        sides.append(side)
+        begin(side, most_streams)
+
+    def answer(seen: Seen) -> Answer:
+        return Answer(headers=[(f"x-{number}".encode(), seen.target.encode() * 10) for number in range(20)])
+
+    monkeypatch.setattr(flows.Side, "begin", watched)
+    server.handler = answer
+    with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as one:
+        one.http.decoder.max_allowed_table_size = 1 << 31
+        one.frame(4, 0, 0, struct.pack(">HI", 1, 1 << 31))
+        for stream in range(1, 41, 2):
+            one.http.send_headers(stream, [*HEADERS[:3], (":path", f"/{stream}")], end_stream=True)
+            one.flush()
+            assert one.answers(1) == [(200, b"")]
+    tables = [side.http.encoder.header_table.dynamic_entries for side in sides]
+    assert [sum(len(name) + len(value) for name, value in table) <= 4096 for table in tables] == [True, True]
 
 
 class _Ticking(Desk):

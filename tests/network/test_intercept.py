@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import socket
 import ssl
 import subprocess
@@ -362,3 +363,18 @@ def test_a_fault_of_the_gateways_own_is_a_line_of_the_log_and_not_a_traceback(
         wait_until(lambda: len(desk.said) >= 2)
     assert {code for _, _, _, code in desk.said} >= {"net.internal"}
     assert VALUE not in "".join(capfd.readouterr()) + str([refusal for _, _, refusal in desk.lines])
+
+
+def test_a_debug_log_of_the_hosts_program_never_holds_the_value(
+    loop: Loop, server: Server, bundle: Path, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """hpack, by which HTTP/2 is written, tells every header. What this test's server reads and writes is its own."""
+    caplog.set_level(logging.DEBUG)
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl("/in-header", "-i", "-H", f"Authorization: {curl.placeholder}", "-H", f"X-Key: {curl.placeholder}")
+        assert b"x-echo: *****" in done.stdout
+    told = [record.getMessage() for record in caplog.records]
+    assert [text for text in told if text.startswith(("Adding b'x-key'", "Decoded (b'x-echo'")) and VALUE in text] == []
+    servers = [text for text in told if text.startswith(("Adding b'x-echo'", "Decoded (b'x-key'")) and VALUE in text]
+    assert bool(servers) == (protocol == "--http2")
