@@ -155,6 +155,36 @@ def test_a_compressed_response_of_a_secrets_host_is_refused(
     assert desk.said == [("GET", "/gzip", 502, "secret.encoded-response")]
 
 
+@pytest.mark.parametrize(
+    ("asks", "answers"),
+    [
+        ("A-IM", "im"),
+        ("grpc-accept-encoding", "grpc-encoding"),
+        ("connect-accept-encoding", "connect-content-encoding"),
+    ],
+)
+def test_no_other_encoding_of_a_response_is_asked_for_or_taken(
+    loop: Loop, server: Server, bundle: Path, protocol: str, asks: str, answers: str
+) -> None:
+    server.handler = lambda _: Answer(headers=[(answers.encode(), b"gzip")], parts=[b"packed"])
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        done = Curl(desk, bundle, protocol)("/", "-H", f"{asks}: gzip")
+    assert server.seen[0].header(asks.lower()) is None
+    assert json.loads(done.stdout)["code"] == "secret.encoded-response"
+
+
+def test_messages_of_grpc_arrive_as_they_are_sent(loop: Loop, server: Server, bundle: Path) -> None:
+    parts = [b"\0\0\0\0\x09message %d" % number for number in range(3)]
+    server.handler = lambda _: Answer(headers=[(b"content-type", b"application/grpc")], parts=parts, pause_s=0.3)
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, "--http2", "-N")
+        with subprocess.Popen([*curl.base, f"https://{HOST}/"], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            first = process.stdout.read(14)
+            assert process.poll() is None
+            assert [first, process.stdout.read()] == [parts[0], parts[1] + parts[2]]
+
+
 def test_a_placeholder_sent_to_another_host_is_refused_and_told(
     loop: Loop, server: Server, bundle: Path, protocol: str
 ) -> None:

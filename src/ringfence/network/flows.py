@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from ringfence.network.scrubbing import Scrubber
+    from ringfence.network.scrubbing import Forms, Scrubber
     from ringfence.network.streams import Stream
     from ringfence.network.swapping import Headers
 
@@ -193,7 +193,12 @@ class Flow:
     def feed(self, data: bytes, owed: int) -> None:
         self._waiting += data if self._scrubber is None else self._scrubber.feed(data)
         self._owed += owed
+        self._acknowledge()
         self.pump()
+
+    def reads_messages(self, forms: Forms) -> None:
+        """Before the first byte."""
+        self._scrubber = forms.messages()
 
     def trailers(self, headers: Headers) -> None:
         self._trailers = headers
@@ -216,7 +221,7 @@ class Flow:
             last = self._ends and not self._waiting and self._trailers is None
             http.send_data(self._sink_id, part, end_stream=last)
             self.is_done = last
-            self._acknowledge(len(part))
+            self._acknowledge()
         if self._ends and not self.is_done:
             self.is_done = True
             if self._trailers is not None:
@@ -224,8 +229,9 @@ class Flow:
             else:
                 http.end_stream(self._sink_id)
 
-    def _acknowledge(self, size: int) -> None:
-        size = self._owed if not self._waiting and self._scrubber is None else min(size, self._owed)
-        self._owed -= size
-        if size:
+    def _acknowledge(self) -> None:
+        """What a scrubber holds back counts as passed on: a long value is longer than a window."""
+        size = self._owed - len(self._waiting)
+        if size > 0:
+            self._owed -= size
             self._source.http.acknowledge_received_data(size, self._source_id)

@@ -274,6 +274,8 @@ class _Connection:
             self._refuse(above, pair.entry, refusal, has_body=not pair.up.is_done)
             return
         pair.entry.received += sum(len(name) + len(value) for name, value in headers)
+        if self._forms and requests.is_grpc(plain):
+            pair.down.reads_messages(self._forms)
         passed = [one for one in plain if one[0] != b"alt-svc"]
         self._guest.http.send_headers(above, [(b":status", str(pair.status).encode()), *passed])
 
