@@ -9,6 +9,7 @@ import pickle
 import re
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
+from ringfence.network import scrubbing
 from ringfence.network.authority import Authority, host_bundle, java_trust_store, trust_bundle
 from ringfence.network.scrubbing import Forms
 from ringfence.network.swapping import Vault
@@ -107,6 +109,32 @@ def test_a_value_of_many_backslashes_is_searched_for_in_reasonable_time() -> Non
     forms = Forms(["\\" * 40 + "end"])
     assert forms.mask(b"\\" * 79 + b"x") == b"\\" * 79 + b"x"
     assert forms.mask(b"\\" * 80 + b"end") == b"*" * 83
+
+
+def test_a_long_value_of_many_odd_characters_is_made_ready_in_reasonable_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the gateway's loop, where every sandbox waits for it. Counted in what is to be read, not in seconds."""
+    sizes: list[int] = []
+
+    def compiled(source: bytes, flags: int = 0) -> re.Pattern[bytes]:
+        sizes.append(len(source))
+        return re.compile(source, flags)
+
+    monkeypatch.setattr(scrubbing, "re", SimpleNamespace(compile=compiled, escape=re.escape, IGNORECASE=re.IGNORECASE))
+    value = '{"type": "service_account", "key": "a/b+c="}, ' * 40
+    forms = Forms([value])
+    assert forms.mask(b"[" + value.encode() + b"]") == b"[" + b"*" * len(value) + b"]"
+    assert forms.mask(quote(value).encode()) == b"*" * len(quote(value))
+    assert sum(sizes) < 150 * len(value)
+
+
+def test_hosts_below_a_wildcard_share_what_is_searched_for() -> None:
+    secrets = [Secret("ONE", "value-one", hosts=["*.a.com"]), Secret("TWO", "value-two", hosts=["b.a.com"])]
+    vault = Vault(secrets)
+    one, other, both = (vault.forms(Target(name, 443, None)) for name in ("x.a.com", "y.a.com", "b.a.com"))
+    assert one is other
+    assert (one.mask(b"value-two"), both.mask(b"value-two value-one")) == (b"value-two", b"********* *********")
 
 
 def test_a_value_is_taken_out_of_the_name_of_a_header_in_any_case() -> None:

@@ -23,6 +23,7 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 # Every spelling is printable ASCII; a line's end, say, is in none.
 _AFTER_THE_LAST = re.compile(rb"[^ -~]([ -~]*)\Z")
 _MESSAGE_HEAD = 5
+_LONGEST_REPEATED = 1 << 15  # of a pattern: a key in JSON, 2 KB, took 9 s to read, in the loop that is every sandbox's
 _HTML_NAMES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 
 
@@ -35,9 +36,10 @@ class Forms:
             found |= _forms(value)
         # Longest first: a form that holds another one is overwritten as a whole.
         self._forms = sorted(map(_Form, found), key=lambda form: form.longest, reverse=True)
-        source = b"|".join(form.source for form in self._forms)
-        self._pattern = re.compile(source) if found else None
-        self._pattern_of_names = re.compile(source, re.IGNORECASE) if found else None
+        self._source = b"|".join(form.source for form in self._forms)
+        self._pattern = re.compile(self._source) if found else None
+        self._pattern_of_names: re.Pattern[bytes] | None = None  # of a long value it takes long, and no name is as long
+        self._shortest = min(map(len, found), default=0)
         self.longest = max((form.longest for form in self._forms), default=0)
 
     def __bool__(self) -> bool:
@@ -57,8 +59,10 @@ class Forms:
 
     def mask_name(self, name: bytes) -> bytes:
         """The same for the name of a header, which HTTP/2 has in lower case whatever it was."""
-        if self._pattern_of_names is None:
+        if self._pattern is None or len(name) < self._shortest:
             return name
+        if self._pattern_of_names is None:
+            self._pattern_of_names = re.compile(self._source, re.IGNORECASE)
         return self._pattern_of_names.sub(_asterisks, name)
 
     def unfinished(self, data: bytes) -> int:
@@ -151,8 +155,12 @@ class _Form:
         parts = [_spellings(match.group()) for match in _PARTS.finditer(text)]
         self.longest = sum(len(spellings[0]) for spellings in parts)
         rest = b"".join(b"(?:" + b"|".join(map(re.escape, spellings)) + b")" for spellings in parts[1:])
-        # Each alternative begins with a plain character: for those, `re` skips what cannot be a beginning.
-        self.source = b"|".join(re.escape(first) + rest for first in parts[0])
+        firsts = list(map(re.escape, parts[0]))
+        if len(firsts) * len(rest) <= _LONGEST_REPEATED:
+            # Each alternative begins with a plain character: for those, `re` skips what cannot be a beginning.
+            self.source = b"|".join(first + rest for first in firsts)
+        else:
+            self.source = b"(?:" + b"|".join(firsts) + b")" + rest
 
 
 def _spellings(part: str) -> list[bytes]:
