@@ -68,13 +68,16 @@ class _Connection:
         self._active_at = time.monotonic()
 
     async def run(self) -> None:
-        self._server.begin(MOST_STREAMS)
-        await self._server.flush()
         try:
+            self._server.begin(MOST_STREAMS)
+            await self._server.flush()
             greeting = await self._server.stream.receive(GREETING_S)
             early = self._server.http.receive_data(b"".join(self._server.turns.cut(greeting)))
         except h2.exceptions.ProtocolError:
             raise ConnectionAbortedError("the server agreed on HTTP/2 and does not speak it") from None
+        except Refusal as refusal:  # a budget is used up
+            self._context.finish(self._context.log(self._target), refusal=refusal)
+            return
         most = min(MOST_STREAMS, int(self._server.http.remote_settings.max_concurrent_streams))
         self._guest.begin(max(1, most))
         await self._guest.flush()
@@ -226,8 +229,12 @@ class _Connection:
         self._context.finish(entry, status=status, refusal=refusal)
         body = refusal_body(refusal)
         http = self._guest.http
-        http.send_headers(stream_id, [(b":status", str(status).encode()), *refusal_headers(body)])
-        http.send_data(stream_id, body, end_stream=True)
+        if http.local_flow_control_window(stream_id) < len(body):
+            body = b""  # it has no room now, and nobody comes back to it
+        head = [(b":status", str(status).encode()), *refusal_headers(body)]
+        http.send_headers(stream_id, head, end_stream=not body)
+        if body:
+            http.send_data(stream_id, body, end_stream=True)
         if has_body:
             self._unwanted[stream_id] = _MOST_DRAINED
 
