@@ -316,7 +316,7 @@ for server in ("8.8.8.8", "198.18.0.1"):
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try: sock.connect((server, 53)); sock.send(b"x"); sock.settimeout(1); print(sock.recv(1))
     except OSError as error: print("unreachable" if error.errno in (101, 113) else error.errno)
-print(socket.getaddrinfo("web.test", 443, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)[0][4])
+print(socket.getaddrinfo("web.test", 443, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)[0][4][0][:7])
 """
     with internet.sandbox(internet.policy("web.test")) as box:
         result = box.run(code)
@@ -326,7 +326,7 @@ print(socket.getaddrinfo("web.test", 443, 0, socket.SOCK_STREAM, 0, socket.AI_AD
             "(3, 0)",
             "unreachable",
             "111",
-            "('127.77.0.1', 443)",
+            "127.77.",
         ], result.stderr
         assert internet.lookups == []
         assert len(result.denials) == 4

@@ -18,7 +18,7 @@ from ringfence.network import dialling, rules, trust
 from ringfence.network.addresses import fault
 from ringfence.network.budgets import SANDBOX_BURST, SANDBOX_RATE, Bucket
 from ringfence.network.logbook import Logbook
-from ringfence.network.names import Names
+from ringfence.network.names import MOST_SKIPPED, Names
 from ringfence.network.swapping import Vault
 from ringfence.network.targets import OverBudget, Refusal
 from ringfence.policy.reach import listening_ports, proxy_port
@@ -77,7 +77,8 @@ class Registration:
         """Takes the descriptors over: resolver by UDP, resolver by TCP, proxy, then one for each port.
 
         With a relay there are none: it listens inside.
-        A live copy has the placeholders and the authority of its original: both are in the memory that was copied.
+        A live copy has the placeholders, the authority and the addresses of names of its original: they are in the
+        memory that was copied.
         """
         self._service = service
         self._network = network
@@ -86,7 +87,8 @@ class Registration:
         self.defaults: Mapping[str, str] = {}
         self.files: Mapping[str, bytes] = {}
         self.rules = rules.compiled(network)
-        self.names = Names()
+        skipped = int.from_bytes(os.urandom(4), "big") % MOST_SKIPPED
+        self.names: Names = Names(skipped) if twin_of is None else twin_of.names.copy()
         self.book = Logbook()
         self.sockets = [socket.socket(fileno=fd) for fd in listeners]
         if relay is None:
