@@ -300,6 +300,7 @@ BAD_HEADS = {
     "transfer-encoding": [*HEADERS, ("transfer-encoding", "chunked")],
     "connection": [*HEADERS, ("connection", "upgrade")],
     "a length and no body": [*HEADERS, ("content-length", "10")],
+    "a length said twice": [*HEADERS, ("content-length", "0"), ("content-length", "0")],
     "two paths": [*HEADERS, (":path", "/b")],
 }
 

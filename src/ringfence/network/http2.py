@@ -195,9 +195,12 @@ class _Connection:
         headers = [(name, value) for name, value in pairs if not name.startswith(b":")]
         requests.check_header_block(headers)
         asked = Asked(pseudo[b":method"], pseudo[b":path"], pseudo[b":authority"], tuple(headers), has_body)
-        if not has_body and any(value.strip(b"0") for value in asked.all_of(b"content-length")):
-            # A server behind that writes it in HTTP/1.1 would take the next client's request for its body.
+        lengths = asked.all_of(b"content-length")
+        # A server behind that writes it in HTTP/1.1 would take the next client's request for its body.
+        if not has_body and any(value.strip(b"0") for value in lengths):
             raise requests.malformed("it says a length and has no body")
+        if len(lengths) > 1 or not all(value.isdigit() for value in lengths):
+            raise requests.malformed("its length is said more than once, or is not a number")
         for value in asked.all_of(b"host"):
             requests.check_authority(self._target, value.decode("latin-1"))
         checked = requests.check_request(self._target, asked)
