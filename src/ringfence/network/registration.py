@@ -47,7 +47,8 @@ _TURNS_S = 10.0
 class Open:
     """A connection that is being served, for the rules of the next moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
         self.task: asyncio.Task[None] | None = None  # that serves it, unless it is a quick one
         self.quick: Quick | None = None
         self.verdict: rules.Verdict | None = None  # None: where it goes is not known yet
@@ -59,6 +60,10 @@ class Open:
             self.quick.cancel()
         elif self.task is not None:
             self.task.cancel()
+
+    def let_go(self) -> None:
+        """In a fork of the process: it is the parent's, and would not end while we have it too."""
+        _let_go(self._sock)
 
 
 class Registration:
@@ -299,6 +304,19 @@ class Registration:
         self.closed = True
         for sock in self.sockets:
             sock.close()
+
+    def let_go(self) -> None:
+        """In a fork of the process: connections are the parent's. Listeners are the business of the box."""
+        for one in self.open:
+            one.let_go()
+        for sock in list(self._dialled):
+            _let_go(sock)
+
+
+def _let_go(sock: socket.socket) -> None:
+    fd = sock.detach()
+    if fd >= 0:
+        os.close(fd)
 
 
 def _over(name: str, limit: int) -> OverBudget:
