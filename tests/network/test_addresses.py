@@ -42,7 +42,10 @@ def test_private_addresses_need_a_range_of_the_policy(address: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["169.254.169.254", "169.254.0.1", "100.100.100.200", "168.63.129.16", "fd00:ec2::254", "fe80::1", "febf::1"],
+    [
+        *("169.254.169.254", "169.254.0.1", "100.100.100.200", "168.63.129.16", "fd00:ec2::254", "fe80::1", "febf::1"),
+        *("fd00:ec2::23", "fd00:c1::a9fe:a9fe", "fd00:42::42", "fd00:a9fe:a9fe::1", "fd00:100::100:200"),
+    ],
 )
 def test_metadata_and_link_local_are_open_to_nobody(address: str) -> None:
     assert fault(address, EVERYTHING) == "net.metadata-address"

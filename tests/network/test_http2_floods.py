@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import struct
@@ -16,12 +17,14 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
+import h2.settings
 import hpack
 import pytest
 
 from network.desk import HOST, Desk, open_desk, trusting, wait_until
 from network.servers import Answer, Loop, Roots, Seen, Server, serving
-from ringfence.network.targets import Entry, Refusal
+from ringfence.network import flows
+from ringfence.network.targets import Entry, OverBudget, Refusal
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
 
@@ -199,6 +202,33 @@ def test_a_client_may_name_all_of_its_header_table_in_every_request(loop: Loop, 
         assert [status for status, _ in one.answers(50)] == [200] * 50
 
 
+def test_a_guest_with_room_for_a_large_header_table_does_not_fill_the_hosts_memory(
+    loop: Loop, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What we have written stands in a table of ours as well, and each header is looked for in all of it."""
+    sides: list[flows.Side] = []
+    begin = flows.Side.begin
+
+    def watched(side: flows.Side, most_streams: int) -> None:
+        sides.append(side)
+        begin(side, most_streams)
+
+    def answer(seen: Seen) -> Answer:
+        return Answer(headers=[(f"x-{number}".encode(), seen.target.encode() * 10) for number in range(20)])
+
+    monkeypatch.setattr(flows.Side, "begin", watched)
+    server.handler = answer
+    with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as one:
+        one.http.decoder.max_allowed_table_size = 1 << 31
+        one.frame(4, 0, 0, struct.pack(">HI", 1, 1 << 31))
+        for stream in range(1, 41, 2):
+            one.http.send_headers(stream, [*HEADERS[:3], (":path", f"/{stream}")], end_stream=True)
+            one.flush()
+            assert one.answers(1) == [(200, b"")]
+    tables = [side.http.encoder.header_table.dynamic_entries for side in sides]
+    assert [sum(len(name) + len(value) for name, value in table) <= 4096 for table in tables] == [True, True]
+
+
 class _Ticking(Desk):
     """Notes in which turn of the loop each request ended."""
 
@@ -270,6 +300,7 @@ BAD_HEADS = {
     "transfer-encoding": [*HEADERS, ("transfer-encoding", "chunked")],
     "connection": [*HEADERS, ("connection", "upgrade")],
     "a length and no body": [*HEADERS, ("content-length", "10")],
+    "a length said twice": [*HEADERS, ("content-length", "0"), ("content-length", "0")],
     "two paths": [*HEADERS, (":path", "/b")],
 }
 
@@ -308,6 +339,31 @@ def test_a_refused_stream_leaves_the_others_alone_even_when_its_body_still_comes
         done = one.answers(2)
     assert sorted(status for status, _ in done) == [200, 403]
     assert [seen.target for seen in server.seen] == ["/a"]
+
+
+def test_a_refused_request_is_answered_where_the_client_has_no_room_for_a_body(loop: Loop, server: Server) -> None:
+    with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/public/"]))) as desk, guest(desk) as one:
+        one.http.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        one.http.send_headers(1, HEADERS, end_stream=True)
+        one.flush()
+        assert one.answers(1) == [(403, b"")]
+        assert desk.said == [("GET", "/a", 403, "net.path")]
+
+
+def test_a_budget_that_is_used_up_before_the_first_request_is_told_as_that(loop: Loop, server: Server) -> None:
+    """The server is greeted before anything is asked for."""
+
+    class Poor(Desk):
+        def count_up(self, size: int) -> None:
+            del size
+            self.sends = getattr(self, "sends", 0) + 1
+            if self.sends > 2:  # those of the handshake
+                raise OverBudget("net.upload", "the sandbox has used up its upload")
+
+    with open_desk(loop, Poor(server, TOKEN)) as desk, contextlib.suppress(OSError), guest(desk) as one:
+        one.ends()
+    wait_until(lambda: desk.lines)
+    assert desk.said == [(None, None, None, "net.upload")]
 
 
 def test_a_guest_that_never_reads_holds_up_nobody_and_little_memory(loop: Loop, server: Server) -> None:

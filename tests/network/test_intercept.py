@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import socket
 import ssl
 import subprocess
@@ -152,6 +153,36 @@ def test_a_compressed_response_of_a_secrets_host_is_refused(
     said, status = json.loads(done.stdout[:-3]), int(done.stdout[-3:])
     assert (status, said["code"]) == (502, "secret.encoded-response")
     assert desk.said == [("GET", "/gzip", 502, "secret.encoded-response")]
+
+
+@pytest.mark.parametrize(
+    ("asks", "answers"),
+    [
+        ("A-IM", "im"),
+        ("grpc-accept-encoding", "grpc-encoding"),
+        ("connect-accept-encoding", "connect-content-encoding"),
+    ],
+)
+def test_no_other_encoding_of_a_response_is_asked_for_or_taken(
+    loop: Loop, server: Server, bundle: Path, protocol: str, asks: str, answers: str
+) -> None:
+    server.handler = lambda _: Answer(headers=[(answers.encode(), b"gzip")], parts=[b"packed"])
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        done = Curl(desk, bundle, protocol)("/", "-H", f"{asks}: gzip")
+    assert server.seen[0].header(asks.lower()) is None
+    assert json.loads(done.stdout)["code"] == "secret.encoded-response"
+
+
+def test_messages_of_grpc_arrive_as_they_are_sent(loop: Loop, server: Server, bundle: Path) -> None:
+    parts = [b"\0\0\0\0\x09message %d" % number for number in range(3)]
+    server.handler = lambda _: Answer(headers=[(b"content-type", b"application/grpc")], parts=parts, pause_s=0.3)
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, "--http2", "-N")
+        with subprocess.Popen([*curl.base, f"https://{HOST}/"], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            first = process.stdout.read(14)
+            assert process.poll() is None
+            assert [first, process.stdout.read()] == [parts[0], parts[1] + parts[2]]
 
 
 def test_a_placeholder_sent_to_another_host_is_refused_and_told(
@@ -362,3 +393,18 @@ def test_a_fault_of_the_gateways_own_is_a_line_of_the_log_and_not_a_traceback(
         wait_until(lambda: len(desk.said) >= 2)
     assert {code for _, _, _, code in desk.said} >= {"net.internal"}
     assert VALUE not in "".join(capfd.readouterr()) + str([refusal for _, _, refusal in desk.lines])
+
+
+def test_a_debug_log_of_the_hosts_program_never_holds_the_value(
+    loop: Loop, server: Server, bundle: Path, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """hpack, by which HTTP/2 is written, tells every header. What this test's server reads and writes is its own."""
+    caplog.set_level(logging.DEBUG)
+    with open_desk(loop, Desk(server, TOKEN)) as desk:
+        curl = Curl(desk, bundle, protocol)
+        done = curl("/in-header", "-i", "-H", f"Authorization: {curl.placeholder}", "-H", f"X-Key: {curl.placeholder}")
+        assert b"x-echo: *****" in done.stdout
+    told = [record.getMessage() for record in caplog.records]
+    assert [text for text in told if text.startswith(("Adding b'x-key'", "Decoded (b'x-echo'")) and VALUE in text] == []
+    servers = [text for text in told if text.startswith(("Adding b'x-echo'", "Decoded (b'x-key'")) and VALUE in text]
+    assert bool(servers) == (protocol == "--http2")

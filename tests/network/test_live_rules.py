@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from network.world import World, listening
-from ringfence import Network, Rule, SandboxClosedError
+from ringfence import Network, Rule, Sandbox, SandboxClosedError
 from ringfence.network.gateway import service
 
 
@@ -76,3 +76,34 @@ def test_a_sandbox_that_has_ended_takes_no_rules(internet: World) -> None:
         box.network.set(policy.network)
     with pytest.raises(SandboxClosedError):
         box.network.set(policy.network)
+
+
+_KEPT = """
+import socket
+one, two = (socket.gethostbyname(name) for name in ("one.test", "two.test"))
+"""
+_OTHER_ORDER = """
+socket.gethostbyname("two.test")
+try:
+    print(socket.create_connection((one, PORT), 5).recv(9))
+except OSError:
+    print("no way")
+"""
+
+
+def test_an_address_in_copied_memory_never_means_another_host(internet: World) -> None:
+    """By a rule for tcp nobody says a name again: what was for the first host went to the second."""
+    with listening(lambda connection: connection.sendall(b"welcome")) as port:
+        internet.names.update({name: ["127.0.0.1"] for name in ("one.test", "two.test")})
+        rules = tuple(Rule(f"{name}.test:{port}", protocol="tcp") for name in ("one", "two"))
+        ask = _OTHER_ORDER.replace("PORT", str(port))
+        with internet.sandbox(internet.policy(rules=rules)) as box:
+            box.run(_KEPT).check()
+            with box.fork() as twin:
+                assert twin.run(ask).stdout == "b'welcome'\n"
+            assert internet.lookups == ["one.test"]
+            kept = box.snapshot(memory=True)
+            with Sandbox(policy=box.policy, backend=internet.backend, snapshot=kept) as later:
+                assert later.run(ask).stdout == "no way\n"
+            kept.delete()
+    assert internet.lookups == ["one.test"]

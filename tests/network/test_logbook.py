@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ringfence.events import HostSummary
 from ringfence.network import logbook
 from ringfence.network.logbook import Logbook
@@ -64,3 +66,23 @@ def test_a_guest_cannot_fill_the_host_with_names() -> None:
     assert names.address_of("h0.test") == "127.77.0.1"
     assert names.name_of("127.77.1.0") == "h255.test"
     assert names.name_of("127.0.0.1") is None
+
+
+def test_a_flood_of_denials_pushes_no_other_one_out_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest would hide what it tried: 10,000 look-ups take it five seconds."""
+    monkeypatch.setattr(logbook, "MOST_DENIALS", 3)
+    book, refusal = Logbook(), Refusal("net.not-allowed", "no")
+
+    def deny(*hosts: str) -> list[tuple[str, int]]:
+        mark = book.mark()
+        for number, host in enumerate(hosts):
+            book.finish(book.begin(host, 0), refusal)
+            if number % 7 == 0:
+                book.mark()  # whoever reads the events of a process takes marks of its own
+        return [(denial.target, denial.count) for denial in book.denials(mark)]
+
+    assert deny("evil.test", *["x.test"] * 12_000) == [("evil.test", 1), ("x.test", 12_000)]
+    assert deny(*(f"x{number}.test" for number in range(1000))) == [("x0.test", 1), ("(others)", 999)]
+    assert deny("y.test", "evil.test") == [("(others)", 1), ("evil.test", 1)]
+    every = [("evil.test", 2), ("x.test", 12_000), ("x0.test", 1), ("(others)", 1000)]
+    assert [(denial.target, denial.count) for denial in book.denials(0)] == every

@@ -119,6 +119,14 @@ def test_an_encoded_slash_passes_where_both_readings_fit() -> None:
         "/public/..%3F",  # a proxy that passes on what it decoded
         "/public/a%255C..",
         "/public/a%2F..%2Fb",  # harmless in each reading we know of
+        "/public/%C0%AE%C0%AE/secret",  # overlong UTF-8, as old Java and IIS take it
+        "/public/.%E0%80%AE/secret",
+        "/public/..%C0%AF..%C1%9Csecret",
+        "/public/.%C0%2E/secret",
+        "/public/%25C0%25AE./secret",
+        "/public/%E2%80%A5/secret",  # a two-dot leader, to who folds compatible characters
+        "/public/%EF%BC%8E%EF%BC%8E%EF%BC%8Fsecret",
+        "/public/..%20/secret",  # .NET: spaces around a name are not of it
     ],
 )
 def test_a_path_that_climbs_in_the_eyes_of_some_servers_is_refused(path: str) -> None:
@@ -126,7 +134,17 @@ def test_a_path_that_climbs_in_the_eyes_of_some_servers_is_refused(path: str) ->
         permitted(path, ["/public/"])
 
 
-@pytest.mark.parametrize("path", ["/public/a/../b", "/public/a%2e%2e", "/public/...;x", "/public/a..b%5Cc"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/public/a/../b",
+        "/public/a%2e%2e",
+        "/public/...;x",
+        "/public/a..b%5Cc",
+        "/public/%C3%80%20a%E2%80%A6",
+        "/public/%E9..",
+    ],
+)
 def test_dots_that_every_server_reads_alike_pass(path: str) -> None:
     assert permitted(path, ["/public/"])
 

@@ -102,12 +102,13 @@ def test_dns_messages_are_answered_by_number_and_a_name_means_an_address_of_this
         guestd.send(relayed.PACKET, 9, _query("evil.test"))
         guestd.send(relayed.PACKET, 8, _query("db.test"))
         answers = {number: payload for kind, number, payload in guestd.hear(2) if kind == relayed.PACKET}
-        assert (answers[9][3] & 15, answers[8][3] & 15, answers[8][-4:]) == (3, 0, bytes([127, 77, 0, 1]))
-        guestd.open(1, "127.77.0.1", 5432)
+        assert (answers[9][3] & 15, answers[8][3] & 15, answers[8][-4:-2]) == (3, 0, bytes([127, 77]))
+        own, other = (".".join(map(str, [*answers[8][-4:-1], answers[8][-1] ^ bit])) for bit in (0, 1))
+        guestd.open(1, own, 5432)
         assert guestd.hear(1) == [(relayed.END, 1, relayed.BROKEN)]
         assert looked_up == ["db.test:5432"]
         for number, (address, port) in enumerate(
-            [("127.77.0.2", 5432), ("127.0.0.1", 5432), ("10.0.0.1", 443), ("127.77.0.1", 22), ("127.77.0.1", 0)], 2
+            [(other, 5432), ("127.0.0.1", 5432), ("10.0.0.1", 443), (own, 22), (own, 0)], 2
         ):
             guestd.open(number, address, port)
             ((kind, stream, word),) = guestd.hear(1)

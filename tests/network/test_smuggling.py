@@ -113,6 +113,26 @@ def test_a_websocket_carries_the_secret_and_is_scrubbed_but_not_under_a_path_rul
     assert len(server.seen) == 1
 
 
+def test_the_bytes_of_a_websocket_are_in_the_log(loop: Loop, server: Server) -> None:
+    upgrade = b"GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + HEAD + b"\r\n"
+    with open_desk(loop, Desk(server)) as desk:
+        got = _raw(desk, upgrade + b"x" * 100_000)
+        wait_until(lambda: desk.lines)
+        ((entry, status, refusal),) = desk.lines
+        assert (status, refusal, got.count(b"X")) == (101, None, 100_000)
+        assert (entry.sent - 100_000 < 300, entry.received - 100_000 < 300) == (True, True)
+        assert (entry.sent >= 100_000, entry.received >= 100_000) == (True, True)
+
+
+def test_a_websocket_that_uses_up_a_budget_is_a_denial(loop: Loop, server: Server) -> None:
+    upgrade = b"GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + HEAD + b"\r\n"
+    with open_desk(loop, Desk(server)) as desk:
+        desk.upload = 50_000
+        _raw(desk, upgrade + b"x" * 100_000)
+        wait_until(lambda: desk.lines)
+        assert desk.said == [("GET", "/ws", 101, "net.upload")]
+
+
 def test_a_secrets_host_that_speaks_something_else_than_a_websocket_is_cut_off(loop: Loop, server: Server) -> None:
     upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     with open_desk(loop, Desk(server, TOKEN)) as desk:

@@ -6,7 +6,8 @@ import asyncio
 import socket
 import ssl
 
-from ringfence.network.streams import Plain, Stream, Tls
+from ringfence.network.authority import Authority
+from ringfence.network.streams import Plain, Stream, Tls, client_context
 
 READS = 64
 
@@ -56,3 +57,39 @@ async def _tls() -> int:
 def test_a_peer_that_never_pauses_leaves_others_their_turns() -> None:
     assert asyncio.run(_plain()) >= READS // 8 - 1
     assert asyncio.run(_tls()) >= READS // 8 - 1
+
+
+class _Empty:
+    """A TLS session in which nobody says anything: keys are updated again and again, say."""
+
+    def read(self, size: int) -> bytes:
+        del size
+        raise ssl.SSLWantReadError
+
+
+async def _fruitless() -> int:
+    """How much of it was taken."""
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        for sock in (theirs, ours):
+            sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        sending = asyncio.create_task(loop.sock_sendall(theirs, b"x" * (1 << 22)))
+        stream = Tls(Plain(ours), ssl.create_default_context(), server_name="a.test")
+        stream._tls = _Empty()  # type: ignore[assignment]  # as above
+        try:
+            await stream.receive()
+        except ConnectionAbortedError:
+            return stream._incoming.pending
+        finally:
+            sending.cancel()
+    raise AssertionError("it goes on for ever")
+
+
+def test_a_peer_whose_records_carry_nothing_is_cut_off() -> None:
+    assert asyncio.run(asyncio.wait_for(_fruitless(), 5)) <= 1 << 17
+
+
+def test_neither_side_may_negotiate_tls_again() -> None:
+    contexts = (Authority().server("a.test", ["http/1.1"]), client_context(["http/1.1"]))
+    assert [bool(context.options & ssl.OP_NO_RENEGOTIATION) for context in contexts] == [True, True]

@@ -230,7 +230,7 @@ body = struct.pack("BBBBI", socket.AF_INET, 32, 0, 0, 1) + parts
 sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
 sock.send(struct.pack("IHHII", 16 + len(body), 20, 0x605, 1, 0) + body)
 print(struct.unpack_from("i", sock.recv(4096), 16)[0] < 0)
-print(socket.getaddrinfo("web.test", 443, socket.AF_INET, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)[0][4])
+print(socket.getaddrinfo("web.test", 443, socket.AF_INET, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)[0][4][0][:7])
 for port in (53, 443, 3128):
     try: socket.create_server(("127.0.0.1", port)); print("taken over")
     except OSError as error: print(error.errno)
@@ -241,9 +241,7 @@ def test_a_guest_has_no_right_that_guestd_had_and_cannot_take_its_ports(walled: 
     none = ["0000000000000000"] * 2
     with walled.sandbox(walled.policy("web.test")) as box:
         result = box.run(INSIDE)
-        assert result.stdout.splitlines() == [str(none), str(none), "True", "('127.77.0.1', 443)", *["98"] * 3], (
-            result.stderr
-        )
+        assert result.stdout.splitlines() == [str(none), str(none), "True", "127.77.", *["98"] * 3], result.stderr
 
 
 def test_without_a_network_nothing_of_it_is_there(walled: World) -> None:

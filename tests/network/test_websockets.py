@@ -52,7 +52,7 @@ def test_a_value_in_a_control_frame_is_taken_out() -> None:
 
 
 def test_what_may_be_the_beginning_of_a_value_is_held_to_the_end_of_its_message_only() -> None:
-    frames, first = Frames(FORMS), frame(TEXT, b"my token")
+    frames, first = Frames(FORMS), frame(TEXT, b"my\ntoken")
     assert frames.feed(first) == first[:-5]
     last = frame(CONTINUES | LAST, b"s")
     assert frames.feed(last) == b"token" + last

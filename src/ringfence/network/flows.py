@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import h2.config
@@ -14,9 +17,10 @@ import hpack
 from ringfence.network.requests import LARGEST_HEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from typing import Any
 
-    from ringfence.network.scrubbing import Scrubber
+    from ringfence.network.scrubbing import Forms, Scrubber
     from ringfence.network.streams import Stream
     from ringfence.network.swapping import Headers
 
@@ -30,6 +34,7 @@ _PREFACE = 24  # what a client says before its first frame
 _FRAMES_A_TURN = 8
 # Of a header block, decoded: what each entry of both tables is, once, and what may be written out in the block itself.
 _TABLES, _WRITTEN = 8192, 4
+_OWN_TABLE = 4096  # of what we write: a peer may offer more, up to 4 GiB
 
 
 class Calm(Exception):  # noqa: N818  # the peer is told to be calm
@@ -53,12 +58,58 @@ class Allowance:
             raise Calm
 
 
+class _Unsaid(logging.Filter):
+    """hpack tells a debug log every header with its value, a secret's among them (I03): nothing of ours is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.local()
+        for name in ("hpack.hpack", "hpack.table"):
+            logging.getLogger(name).addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        del record
+        return not getattr(self._thread, "is_ours", False)
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        self._thread.is_ours = True
+        try:
+            yield
+        finally:
+            self._thread.is_ours = False
+
+
+_unsaid = _Unsaid()
+
+
 class _Decoder(hpack.Decoder):
     """Ends the connection over a block that names entries of the table again and again: 30 bytes stood for 60,000."""
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
         self.max_header_list_size = min(LARGEST_HEAD, _TABLES + _WRITTEN * len(data))
-        return super().decode(data, raw)
+        with _unsaid.here():
+            return super().decode(data, raw)
+
+
+class _Encoder(hpack.Encoder):
+    """Remembers little, whatever the peer has room for: every entry is our memory, and is searched for each header."""
+
+    @property
+    def header_table_size(self) -> int:
+        return self.header_table.maxsize
+
+    @header_table_size.setter
+    def header_table_size(self, value: int) -> None:
+        table = self.header_table
+        with _unsaid.here():
+            table.maxsize = min(value, _OWN_TABLE)
+        if table.resized:
+            self.table_size_changes.append(table.maxsize)
+
+    def encode(self, headers: Any, huffman: bool = True) -> bytes:  # of five types
+        with _unsaid.here():
+            return super().encode(headers, huffman)
 
 
 class _Turns:
@@ -97,7 +148,7 @@ class Side:
         config = h2.config.H2Configuration(client_side=is_client, header_encoding=False)
         self.stream = stream
         self.http = h2.connection.H2Connection(config)
-        self.http.decoder = _Decoder()
+        self.http.decoder, self.http.encoder = _Decoder(), _Encoder()
         self.turns = _Turns(0 if is_client else _PREFACE)
         self.noise = Allowance(_NOISE_AT_ONCE, _NOISE_PER_S)
         self.resets = Allowance(_RESETS_AT_ONCE, _RESETS_PER_S)
@@ -142,7 +193,12 @@ class Flow:
     def feed(self, data: bytes, owed: int) -> None:
         self._waiting += data if self._scrubber is None else self._scrubber.feed(data)
         self._owed += owed
+        self._acknowledge()
         self.pump()
+
+    def reads_messages(self, forms: Forms) -> None:
+        """Before the first byte."""
+        self._scrubber = forms.messages()
 
     def trailers(self, headers: Headers) -> None:
         self._trailers = headers
@@ -165,7 +221,7 @@ class Flow:
             last = self._ends and not self._waiting and self._trailers is None
             http.send_data(self._sink_id, part, end_stream=last)
             self.is_done = last
-            self._acknowledge(len(part))
+            self._acknowledge()
         if self._ends and not self.is_done:
             self.is_done = True
             if self._trailers is not None:
@@ -173,8 +229,9 @@ class Flow:
             else:
                 http.end_stream(self._sink_id)
 
-    def _acknowledge(self, size: int) -> None:
-        size = self._owed if not self._waiting and self._scrubber is None else min(size, self._owed)
-        self._owed -= size
-        if size:
+    def _acknowledge(self) -> None:
+        """What a scrubber holds back counts as passed on: a long value is longer than a window."""
+        size = self._owed - len(self._waiting)
+        if size > 0:
+            self._owed -= size
             self._source.http.acknowledge_received_data(size, self._source_id)

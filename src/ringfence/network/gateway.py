@@ -62,6 +62,11 @@ class Service:
             self._totals = Made()
         return self._totals
 
+    def let_go(self) -> None:
+        """In a fork of the process."""
+        for registration in self._registrations:
+            registration.let_go()
+
     # from any thread
 
     def start(self) -> None:
@@ -297,7 +302,7 @@ class Service:
             return
         if serve is not _serve_resolver:
             registration.book.connections += 1
-        one = Open()
+        one = Open(sock)
         registration.begun(one)
         serve(self, registration, one, sock)
 
@@ -387,3 +392,13 @@ def service() -> Service:
     """The one of this process."""
     pid = os.getpid()
     return _services.get(pid) or _services.setdefault(pid, Service())
+
+
+def _after_fork() -> None:
+    """A child that keeps a connection open keeps it from ending: for the guest, and for the server."""
+    for of_parent in _services.values():
+        of_parent.let_go()
+    _services.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

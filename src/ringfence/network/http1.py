@@ -19,7 +19,7 @@ from ringfence.network.targets import Refusal, Target
 from ringfence.network.websockets import Frames
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from ringfence.network.requests import Checked
     from ringfence.network.routes import Begun, Route
@@ -219,8 +219,7 @@ class _Exchange:
         data = self._below.send(event)
         if data:
             await stream.send(data)
-            if self._entry is not None:
-                self._entry.sent += len(data)
+            self._count_up(len(data))
 
     async def _give_turn(self) -> None:
         """For each event that h11 finds, before it is looked for."""
@@ -320,8 +319,7 @@ class _Exchange:
             await self._send_head()
             data = await stream.receive(STALL_S)
             self._came += len(data)
-            if self._entry is not None:
-                self._entry.received += len(data)
+            self._count_down(len(data))
             self._below.receive_data(data)
         return event
 
@@ -354,9 +352,11 @@ class _Exchange:
         headers = _masked(forms, event)
         await self._answer(h11.InformationalResponse(status_code=101, headers=headers, reason=b"Switching Protocols"))
         self._answered = True
-        rest = self._below.trailing_data[0]
-        up = asyncio.create_task(_copy(self._guest, stream, self._above.trailing_data[0], None))
-        down = asyncio.create_task(_copy(stream, self._guest, rest, Frames(forms) if forms else None))
+        early, rest = self._above.trailing_data[0], self._below.trailing_data[0]
+        self._count_up(len(early))  # the rest was counted when it came
+        frames = Frames(forms) if forms else None
+        up = asyncio.create_task(_copy(self._guest, stream, early, None, self._count_up))
+        down = asyncio.create_task(_copy(stream, self._guest, rest, frames, self._count_down))
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -366,8 +366,16 @@ class _Exchange:
         if any(isinstance(one, ValueError) for one in ended):
             message = f"{target} sent what is no websocket, or a compressed one, and a secret could be in it"
             self._finish(Refusal("secret.encoded-response", message, verdict="failed"))
-        self._finish(None)
+        self._finish(next((one for one in ended if isinstance(one, Refusal)), None))  # a budget is used up
         raise Closed
+
+    def _count_up(self, size: int) -> None:
+        if self._entry is not None:
+            self._entry.sent += size
+
+    def _count_down(self, size: int) -> None:
+        if self._entry is not None:
+            self._entry.received += size
 
     # ends
 
@@ -451,9 +459,11 @@ async def _settle(body: asyncio.Task[None], answer: asyncio.Task[None]) -> None:
         raise error
 
 
-async def _copy(source: Stream, sink: Stream, first: bytes, frames: Frames | None) -> None:
-    data = first or await source.receive()
-    while data:
+async def _copy(
+    source: Stream, sink: Stream, first: bytes, frames: Frames | None, count: Callable[[int], None]
+) -> None:
+    data = first
+    while True:
         if frames is None:
             await sink.send(data)
         else:
@@ -461,6 +471,9 @@ async def _copy(source: Stream, sink: Stream, first: bytes, frames: Frames | Non
                 await sink.send(frames.feed(data[start : start + _FRAMES_A_TURN]))
                 await asyncio.sleep(0)
         data = await source.receive()
+        if not data:
+            break
+        count(len(data))
     if frames is not None:
         await sink.send(frames.end())
 

@@ -68,13 +68,16 @@ class _Connection:
         self._active_at = time.monotonic()
 
     async def run(self) -> None:
-        self._server.begin(MOST_STREAMS)
-        await self._server.flush()
         try:
+            self._server.begin(MOST_STREAMS)
+            await self._server.flush()
             greeting = await self._server.stream.receive(GREETING_S)
             early = self._server.http.receive_data(b"".join(self._server.turns.cut(greeting)))
         except h2.exceptions.ProtocolError:
             raise ConnectionAbortedError("the server agreed on HTTP/2 and does not speak it") from None
+        except Refusal as refusal:  # a budget is used up
+            self._context.finish(self._context.log(self._target), refusal=refusal)
+            return
         most = min(MOST_STREAMS, int(self._server.http.remote_settings.max_concurrent_streams))
         self._guest.begin(max(1, most))
         await self._guest.flush()
@@ -192,9 +195,12 @@ class _Connection:
         headers = [(name, value) for name, value in pairs if not name.startswith(b":")]
         requests.check_header_block(headers)
         asked = Asked(pseudo[b":method"], pseudo[b":path"], pseudo[b":authority"], tuple(headers), has_body)
-        if not has_body and any(value.strip(b"0") for value in asked.all_of(b"content-length")):
-            # A server behind that writes it in HTTP/1.1 would take the next client's request for its body.
+        lengths = asked.all_of(b"content-length")
+        # A server behind that writes it in HTTP/1.1 would take the next client's request for its body.
+        if not has_body and any(value.strip(b"0") for value in lengths):
             raise requests.malformed("it says a length and has no body")
+        if len(lengths) > 1 or not all(value.isdigit() for value in lengths):
+            raise requests.malformed("its length is said more than once, or is not a number")
         for value in asked.all_of(b"host"):
             requests.check_authority(self._target, value.decode("latin-1"))
         checked = requests.check_request(self._target, asked)
@@ -226,8 +232,12 @@ class _Connection:
         self._context.finish(entry, status=status, refusal=refusal)
         body = refusal_body(refusal)
         http = self._guest.http
-        http.send_headers(stream_id, [(b":status", str(status).encode()), *refusal_headers(body)])
-        http.send_data(stream_id, body, end_stream=True)
+        if http.local_flow_control_window(stream_id) < len(body):
+            body = b""  # it has no room now, and nobody comes back to it
+        head = [(b":status", str(status).encode()), *refusal_headers(body)]
+        http.send_headers(stream_id, head, end_stream=not body)
+        if body:
+            http.send_data(stream_id, body, end_stream=True)
         if has_body:
             self._unwanted[stream_id] = _MOST_DRAINED
 
@@ -274,6 +284,8 @@ class _Connection:
             self._refuse(above, pair.entry, refusal, has_body=not pair.up.is_done)
             return
         pair.entry.received += sum(len(name) + len(value) for name, value in headers)
+        if self._forms and requests.is_grpc(plain):
+            pair.down.reads_messages(self._forms)
         passed = [one for one in plain if one[0] != b"alt-svc"]
         self._guest.http.send_headers(above, [(b":status", str(pair.status).encode()), *passed])
 

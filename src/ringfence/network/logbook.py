@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 MOST_ENTRIES = 10_000
 MOST_HOSTS = 1_000
-MOST_DENIALS = 10_000
-OTHERS = "(others)"  # hosts beyond the most, counted together
+MOST_DENIALS = 10_000  # of different ones
+_MOST_PARTS = 16
+OTHERS = "(others)"  # hosts and denials beyond the most, counted together
 
 
 class Logbook:
@@ -27,8 +28,8 @@ class Logbook:
         self._entries: deque[Request] = deque(maxlen=MOST_ENTRIES)
         self._count = 0  # of all there ever were
         self._hosts: dict[str, _Sum] = {}
-        self._denials: deque[tuple[int, Denial]] = deque(maxlen=MOST_DENIALS)
-        self._denied = 0
+        self._denials: dict[tuple[str, str], _Same] = {}
+        self._denied = self._marked = 0
         self.sent = self.received = self.connections = 0
 
     def begin(self, host: str, port: int) -> Entry:
@@ -49,8 +50,15 @@ class Logbook:
             self._entries.append(_request(entry))
             self._sum(entry).add(entry)
             if refusal is not None and refusal.verdict == "denied":
-                self._denied += 1
-                self._denials.append((self._denied, _denial(entry, refusal)))
+                self._deny(_denial(entry, refusal))
+
+    def _deny(self, denial: Denial) -> None:
+        """None makes room for another: a guest would hide what it tried behind thousands of look-ups."""
+        if (denial.target, denial.code) not in self._denials and len(self._denials) >= MOST_DENIALS:
+            words = f"{MOST_DENIALS} others are listed, and these are only counted; box.network.log() has the last ones"
+            denial = Denial(denial.kind, OTHERS, denial.code, words, None, first_at=denial.first_at)
+        self._denied += 1
+        self._denials.setdefault((denial.target, denial.code), _Same()).add(self._denied, denial, self._marked)
 
     def _sum(self, entry: Entry) -> _Sum:
         host = entry.host if entry.host in self._hosts or len(self._hosts) < MOST_HOSTS else OTHERS
@@ -68,21 +76,41 @@ class Logbook:
 
     def mark(self) -> int:
         with self._lock:
+            self._marked = self._denied
             return self._denied
 
     def denials(self, after: int) -> tuple[Denial, ...]:
-        """Those since `after`; equal ones are one with a count, the first of them first."""
+        """Those since `after`, a mark; equal ones are one with a count, the first of them first."""
         with self._lock:
-            recent = [denial for number, denial in self._denials if number > after]
-        found: dict[tuple[str, str], Denial] = {}
-        counts: dict[tuple[str, str], int] = {}
-        for denial in recent:
-            key = denial.target, denial.code
-            found.setdefault(key, denial)
-            counts[key] = counts.get(key, 0) + 1
-        return tuple(
-            Denial(d.kind, d.target, d.code, d.message, d.allow, counts[key], d.first_at) for key, d in found.items()
-        )
+            parts = [same.since(after) for same in self._denials.values()]
+        found = sorted((part for part in parts if part is not None), key=lambda part: part[0])
+        return tuple(denial for _, denial in found)
+
+
+class _Same:
+    """Equal denials, in parts: a new one begins with the first after a mark."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, int, Denial]] = []  # the number of the first of it, how many, the first
+
+    def add(self, number: int, denial: Denial, marked: int) -> None:
+        parts = self._parts
+        if parts and parts[-1][0] > marked:
+            first, count, denial = parts.pop()
+            parts.append((first, count + 1, denial))
+            return
+        parts.append((number, 1, denial))
+        if len(parts) > _MOST_PARTS:
+            (_, count, denial), (first, more, _) = parts[:2]
+            parts[:2] = [(first, count + more, denial)]
+
+    def since(self, after: int) -> tuple[int, Denial] | None:
+        parts = [part for part in self._parts if part[0] > after]
+        if not parts:
+            return None
+        number, _, d = parts[0]
+        count = sum(count for _, count, _ in parts)
+        return number, Denial(d.kind, d.target, d.code, d.message, d.allow, count, d.first_at)
 
 
 class _Sum:

@@ -9,6 +9,7 @@ Raises ValueError with the reason. Pure.
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _CONTROL = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff])")
 _SPELLINGS = [chr(value) if value in _PLAIN else f"%{value:02X}" for value in range(256)]
 _SPELLINGS_AND_PERCENT = [*_SPELLINGS[:0x25], "%", *_SPELLINGS[0x26:]]
 _MOST_DECODINGS = 8
+# A character of ASCII in more bytes than it takes: no UTF-8, and read as that character all the same.
+_OVERLONG = re.compile(rb"[\xc0\xc1](.)|\xe0\x80(.)|\xf0\x80\x80(.)", re.DOTALL)
 _ENDS_OF_PARTS = re.compile(rb"[/\\;?#]")  # to some server or other
 LONGEST = 16_384
 LONGEST_JUDGED = 4096  # each reading costs, and the loop that reads is every sandbox's
@@ -65,13 +68,27 @@ def fits(canonical: str, prefixes: Iterable[str]) -> bool:
     if len(canonical) > LONGEST_JUDGED:
         raise ValueError(f"it is longer than {LONGEST_JUDGED} characters")
     decodings = _decodings(canonical)
-    if b".." in _ENDS_OF_PARTS.split(decodings[-1]):  # what has become a `..` stays one when the rest is decoded
+    if _climbs(decodings[-1]):  # what has become a `..` stays one when the rest is decoded
         raise ValueError("some servers would read a part of it as ..")
     known = set()
     for prefix in prefixes:
         known |= {prefix, _encode(_decode(prefix))}
     starts = tuple(known)
     return all(reading.startswith(starts) for reading in _readings(canonical, decodings))
+
+
+def _climbs(data: bytes) -> bool:
+    """Whether a part is `..`, also to servers that take overlong UTF-8, full-width letters or spaces around a name."""
+    texts = [data]
+    if not data.isascii():
+        folded = unicodedata.normalize("NFKC", data.decode("utf-8", "replace"))
+        texts += [_OVERLONG.sub(_shortened, data), folded.encode()]
+    return any(part.strip(b" ") == b".." for text in texts for part in _ENDS_OF_PARTS.split(text))
+
+
+def _shortened(found: re.Match[bytes]) -> bytes:
+    upper = 0x40 if found[0][0] == 0xC1 else 0
+    return bytes([upper | found[0][-1] & 0x3F])
 
 
 def _decodings(canonical: str) -> list[bytes]:

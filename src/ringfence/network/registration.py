@@ -18,7 +18,7 @@ from ringfence.network import dialling, rules, trust
 from ringfence.network.addresses import fault
 from ringfence.network.budgets import SANDBOX_BURST, SANDBOX_RATE, Bucket
 from ringfence.network.logbook import Logbook
-from ringfence.network.names import Names
+from ringfence.network.names import MOST_SKIPPED, Names
 from ringfence.network.swapping import Vault
 from ringfence.network.targets import OverBudget, Refusal
 from ringfence.policy.reach import listening_ports, proxy_port
@@ -47,7 +47,8 @@ _TURNS_S = 10.0
 class Open:
     """A connection that is being served, for the rules of the next moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
         self.task: asyncio.Task[None] | None = None  # that serves it, unless it is a quick one
         self.quick: Quick | None = None
         self.verdict: rules.Verdict | None = None  # None: where it goes is not known yet
@@ -59,6 +60,10 @@ class Open:
             self.quick.cancel()
         elif self.task is not None:
             self.task.cancel()
+
+    def let_go(self) -> None:
+        """In a fork of the process: it is the parent's, and would not end while we have it too."""
+        _let_go(self._sock)
 
 
 class Registration:
@@ -77,7 +82,8 @@ class Registration:
         """Takes the descriptors over: resolver by UDP, resolver by TCP, proxy, then one for each port.
 
         With a relay there are none: it listens inside.
-        A live copy has the placeholders and the authority of its original: both are in the memory that was copied.
+        A live copy has the placeholders, the authority and the addresses of names of its original: they are in the
+        memory that was copied.
         """
         self._service = service
         self._network = network
@@ -86,7 +92,8 @@ class Registration:
         self.defaults: Mapping[str, str] = {}
         self.files: Mapping[str, bytes] = {}
         self.rules = rules.compiled(network)
-        self.names = Names()
+        skipped = int.from_bytes(os.urandom(4), "big") % MOST_SKIPPED
+        self.names: Names = Names(skipped) if twin_of is None else twin_of.names.copy()
         self.book = Logbook()
         self.sockets = [socket.socket(fileno=fd) for fd in listeners]
         if relay is None:
@@ -297,6 +304,19 @@ class Registration:
         self.closed = True
         for sock in self.sockets:
             sock.close()
+
+    def let_go(self) -> None:
+        """In a fork of the process: connections are the parent's. Listeners are the business of the box."""
+        for one in self.open:
+            one.let_go()
+        for sock in list(self._dialled):
+            _let_go(sock)
+
+
+def _let_go(sock: socket.socket) -> None:
+    fd = sock.detach()
+    if fd >= 0:
+        os.close(fd)
 
 
 def _over(name: str, limit: int) -> OverBudget:

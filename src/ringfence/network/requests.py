@@ -27,6 +27,9 @@ _REWRITES = frozenset((b"x-original-url", b"x-rewrite-url"))
 _HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authorization proxy-authenticate te upgrade http2-settings".split()
 )
+# In which encodings an answer may come, and in which one it does: of HTTP, of its deltas, of gRPC and of its relative.
+_ACCEPTED = frozenset((b"accept-encoding", b"a-im", b"grpc-accept-encoding", b"connect-accept-encoding"))
+_ENCODED = frozenset((b"content-encoding", b"im", b"grpc-encoding", b"connect-content-encoding"))
 LARGEST_HEAD = 1 << 16
 MOST_HEADERS = 200
 
@@ -134,16 +137,22 @@ def response_headers(headers: Headers) -> Headers:
 
 def identity_only(headers: Headers) -> Headers:
     """Asks for a response that can be read: a compressed one could hold a value unseen."""
-    kept = [(name, value) for name, value in headers if name.lower() != b"accept-encoding"]
+    kept = [(name, value) for name, value in headers if name.lower() not in _ACCEPTED]
     return [*kept, (b"accept-encoding", b"identity")]
 
 
 def check_readable(headers: Headers, target: Target) -> None:
     """Raises Refusal for a response that is compressed though it was asked not to be."""
     for name, value in headers:
-        if name.lower() == b"content-encoding" and value.strip().lower() not in (b"identity", b""):
+        if name.lower() in _ENCODED and value.strip().lower() not in (b"identity", b""):
             message = f"{target} sent a compressed response though it was asked not to, and a secret could be in it"
             raise Refusal("secret.encoded-response", message, verdict="failed")
+
+
+def is_grpc(headers: Headers) -> bool:
+    """Whether the body is of messages that each have their length before them."""
+    kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
+    return any(kind == b"application/grpc" or kind.startswith(b"application/grpc+") for kind in kinds)
 
 
 def status_of(refusal: Refusal) -> int:

@@ -20,6 +20,10 @@ _SHORTEST = 6  # of an encoded form; shorter ones would hit text that has nothin
 # one, those of a long run of backslashes could be read in more ways than a pattern can try.
 _PARTS = re.compile(r"[A-Za-z0-9._-]+|(.)\1*", re.DOTALL)
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+# Every spelling is printable ASCII; a line's end, say, is in none.
+_AFTER_THE_LAST = re.compile(rb"[^ -~]([ -~]*)\Z")
+_MESSAGE_HEAD = 5
+_LONGEST_REPEATED = 1 << 15  # of a pattern: a key in JSON, 2 KB, took 9 s to read, in the loop that is every sandbox's
 _HTML_NAMES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 
 
@@ -32,9 +36,10 @@ class Forms:
             found |= _forms(value)
         # Longest first: a form that holds another one is overwritten as a whole.
         self._forms = sorted(map(_Form, found), key=lambda form: form.longest, reverse=True)
-        source = b"|".join(form.source for form in self._forms)
-        self._pattern = re.compile(source) if found else None
-        self._pattern_of_names = re.compile(source, re.IGNORECASE) if found else None
+        self._source = b"|".join(form.source for form in self._forms)
+        self._pattern = re.compile(self._source) if found else None
+        self._pattern_of_names: re.Pattern[bytes] | None = None  # of a long value it takes long, and no name is as long
+        self._shortest = min(map(len, found), default=0)
         self.longest = max((form.longest for form in self._forms), default=0)
 
     def __bool__(self) -> bool:
@@ -54,22 +59,31 @@ class Forms:
 
     def mask_name(self, name: bytes) -> bytes:
         """The same for the name of a header, which HTTP/2 has in lower case whatever it was."""
-        if self._pattern_of_names is None:
+        if self._pattern is None or len(name) < self._shortest:
             return name
+        if self._pattern_of_names is None:
+            self._pattern_of_names = re.compile(self._source, re.IGNORECASE)
         return self._pattern_of_names.sub(_asterisks, name)
 
     def unfinished(self, data: bytes) -> int:
-        """How many of the last bytes may be the beginning of a value."""
-        if not data:
-            return 0
-        return max((form.overlap(data) for form in self._forms), default=0)
+        """How many of the last bytes may be of a value that goes on: all since the last one that stands in no text.
+
+        Which value it is plays no part. Were only its own beginning held back, a guest whose words a server sends
+        back could try what is held back and what is not, and read the value character by character.
+        """
+        tail = data[-(self.longest - 1) :]
+        found = _AFTER_THE_LAST.search(tail)
+        return len(tail) if found is None else len(found[1])
 
     def stream(self) -> Scrubber:
         return Scrubber(self)
 
+    def messages(self) -> Scrubber:
+        return Messages(self)
+
 
 class Scrubber:
-    """One stream of bytes. Holds back only what may be the beginning of a value."""
+    """One stream of bytes. Holds back what may be the beginning of a value."""
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
@@ -90,6 +104,43 @@ class Scrubber:
         return rest
 
 
+class Messages(Scrubber):
+    """The messages of gRPC, each with a mark and its length before it: nothing is held back over the end of one.
+
+    Its two sides talk in turns, and whoever waits for the rest of a message says nothing. What is not of this form is
+    taken for a stream.
+    """
+
+    def __init__(self, forms: Forms) -> None:
+        super().__init__(forms)
+        self._head = b""
+        self._left = 0
+        self._is_framed = True
+
+    def feed(self, data: bytes) -> bytes:
+        passed = b""
+        while data and self._is_framed:
+            if not self._left:
+                part = data[: _MESSAGE_HEAD - len(self._head)]
+                self._is_framed = (self._head or part)[:1] == b"\0"
+                if self._is_framed:
+                    passed += part
+                    data = data[len(part) :]
+                    self._begin(self._head + part)
+            else:
+                part, data = data[: self._left], data[self._left :]
+                self._left -= len(part)
+                passed += super().feed(part)
+                if not self._left:
+                    passed += self.end()
+        return passed + super().feed(data) if data else passed
+
+    def _begin(self, head: bytes) -> None:
+        is_whole = len(head) == _MESSAGE_HEAD
+        self._head = b"" if is_whole else head
+        self._left = int.from_bytes(head[1:], "big") if is_whole else 0
+
+
 def _asterisks(match: re.Match[bytes]) -> bytes:
     return b"*" * len(match.group())
 
@@ -101,28 +152,15 @@ class _Form:
     """
 
     def __init__(self, text: str) -> None:
-        self._parts = [_spellings(match.group()) for match in _PARTS.finditer(text)]
-        self.longest = sum(len(spellings[0]) for spellings in self._parts)
-        rest = b"".join(b"(?:" + b"|".join(map(re.escape, spellings)) + b")" for spellings in self._parts[1:])
-        # Each alternative begins with a plain character: for those, `re` skips what cannot be a beginning.
-        self.source = b"|".join(re.escape(first) + rest for first in self._parts[0])
-        self._first = re.compile(b"|".join(re.escape(first) for first in {one[:1] for one in self._parts[0]}))
-
-    def overlap(self, data: bytes) -> int:
-        """The length of the longest end of `data` that is a proper beginning of it."""
-        for match in self._first.finditer(data, max(0, len(data) - self.longest + 1)):
-            if self._is_begun(data, match.start()):
-                return len(data) - match.start()
-        return 0
-
-    def _is_begun(self, data: bytes, start: int) -> bool:
-        """Whether `data` ends, from `start` on, before the text does."""
-        reached = {start}
-        for spellings in self._parts:
-            if any(len(data) - at < len(one) and one.startswith(data[at:]) for at in reached for one in spellings):
-                return True
-            reached = {at + len(one) for at in reached for one in spellings if data.startswith(one, at)}
-        return False
+        parts = [_spellings(match.group()) for match in _PARTS.finditer(text)]
+        self.longest = sum(len(spellings[0]) for spellings in parts)
+        rest = b"".join(b"(?:" + b"|".join(map(re.escape, spellings)) + b")" for spellings in parts[1:])
+        firsts = list(map(re.escape, parts[0]))
+        if len(firsts) * len(rest) <= _LONGEST_REPEATED:
+            # Each alternative begins with a plain character: for those, `re` skips what cannot be a beginning.
+            self.source = b"|".join(first + rest for first in firsts)
+        else:
+            self.source = b"(?:" + b"|".join(firsts) + b")" + rest
 
 
 def _spellings(part: str) -> list[bytes]:

@@ -24,6 +24,8 @@ HANDSHAKE_S = 15.0
 STALL_S = 600.0  # without a byte in a direction that is waited for: a model may think that long
 SEND_S = 120.0  # a peer that takes nothing
 _READS_A_TURN = 8  # of what is there already
+_RECORDS = 1 << 14  # bytes of TLS that are read at a time: 600 key updates are as much work as a megabyte
+_MOST_FRUITLESS = 1 << 16  # the same, without a byte in them for anybody
 
 
 class Stream(Protocol):
@@ -138,6 +140,8 @@ class Tls:
         )
         self._sending = asyncio.Lock()
         self._turns = _Turns()
+        self._unread = memoryview(b"")  # of what has come
+        self._fruitless = 0
 
     @property
     def alpn(self) -> str | None:
@@ -156,15 +160,21 @@ class Tls:
                 except ssl.SSLError:
                     await self._flush()  # the alert
                     raise
+            self._fruitless = 0
             await self._flush()
 
     async def receive(self, timeout_s: float = STALL_S) -> bytes:
         await self._turns.give()
         while True:
             try:
-                return self._tls.read(CHUNK)
+                data = self._tls.read(CHUNK)
+                self._fruitless = 0
+                return data
             except ssl.SSLWantReadError:
                 await self._flush()  # an answer to a key update, perhaps
+                if self._fruitless > _MOST_FRUITLESS:
+                    raise ConnectionAbortedError("the peer's records carry nothing") from None
+                await self._turns.give()
                 await self._more(timeout_s)
             except ssl.SSLZeroReturnError:
                 return b""
@@ -178,7 +188,8 @@ class Tls:
         await self._flush()
 
     def is_stale(self) -> bool:
-        return self._tls.pending() > 0 or self._incoming.pending > 0 or self._under.is_stale()
+        read = self._tls.pending() + self._incoming.pending + len(self._unread)
+        return read > 0 or self._under.is_stale()
 
     def is_gone(self) -> bool:
         return self._under.is_gone()
@@ -199,9 +210,12 @@ class Tls:
         self.close()
 
     async def _more(self, timeout_s: float) -> None:
-        data = await self._under.receive(timeout_s)
-        if data:
-            self._incoming.write(data)
+        if not self._unread:
+            self._unread = memoryview(await self._under.receive(timeout_s))
+        part, self._unread = self._unread[:_RECORDS], self._unread[_RECORDS:]
+        if part:
+            self._incoming.write(part)
+            self._fruitless += len(part)
         else:
             self._incoming.write_eof()
 
@@ -228,6 +242,7 @@ def client_context(alpn: Sequence[str]) -> ssl.SSLContext:
             _contexts.clear()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # the server that was checked stays the one
         context.set_alpn_protocols(list(alpn))
         trusted_roots(context)
         _contexts[key] = context

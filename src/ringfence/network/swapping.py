@@ -48,7 +48,7 @@ class Vault:
         With a secret, this process leaves no core file from here on.
         """
         self._secrets = tuple(_Kept(secret) for secret in secrets)
-        self._forms: dict[tuple[str, int], Forms] = {}
+        self._forms: dict[tuple[_Kept, ...], Forms] = {}
         if self._secrets:
             leave_no_core()
 
@@ -74,12 +74,10 @@ class Vault:
 
     def forms(self, target: Target) -> Forms:
         """What must not come back from this host: every value it may have been given, by whatever request."""
-        key = (target.name, target.port)
-        if key not in self._forms:
-            if len(self._forms) >= 256:
-                self._forms.clear()
-            self._forms[key] = Forms(kept.value for kept in self._secrets if kept.serves(*key))
-        return self._forms[key]
+        served = tuple(kept for kept in self._secrets if kept.serves(target.name, target.port))
+        if served not in self._forms:  # a guest can name hosts without end below a wildcard, and each would be work
+            self._forms[served] = Forms(kept.value for kept in served)
+        return self._forms[served]
 
     def swap(self, target: Target, path: str, headers: Headers, *, verified: bool) -> tuple[str, Headers]:
         """The request target and headers as they go out. `verified`: over TLS whose certificate was checked.

@@ -19,8 +19,12 @@ METADATA = (
     "100.100.100.200/32",
     "168.63.129.16/32",  # the wire server of one cloud: public by number, the host's by nature
     "192.0.0.192/32",
-    "fd00:ec2::254/128",
+    "fd00:ec2::/32",  # of one cloud, for services of its own: at ::23 an agent hands out the rights of a pod
     "fd20:ce::254/128",
+    "fd00:c1::a9fe:a9fe/128",
+    "fd00:42::42/128",
+    "fd00:a9fe:a9fe::1/128",
+    "fd00:100::100:200/128",
     "fe80::/10",
 )
 # Never a peer of a connection, or another spelling of an address that is. No policy reaches these either.
