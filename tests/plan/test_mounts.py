@@ -472,6 +472,37 @@ def test_a_git_directory_in_the_mount_of_a_repository_around_it_is_held(folder: 
     assert held(folder / "tools")["real/hooks"] == "protect"
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", [".git", ".git/commondir", ".git/config", ".git/modules/a/commondir"])
+def test_a_pipe_that_a_guest_left_in_place_of_a_file_of_gits_is_not_waited_for(folder: Path, name: str) -> None:
+    left = folder / "mine" / name
+    for place in {folder / "mine" / ".git", left.parent} if name != ".git" else ():
+        git_directory(place)
+    left.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(left)
+    assert held(folder / "mine")[name] == "protect"
+
+
+def test_a_device_that_a_link_of_a_guests_leads_to_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / ".git").symlink_to("/dev/ptmx")  # who opens it makes a terminal
+    opened: list[object] = []
+    monkeypatch.setattr(os, "open", lambda path, *_: opened.append(path))
+    refused(Mount(str(folder / "mine"), "/data", mode="rw"))
+    assert "ptmx" not in str(opened)
+    assert not any(str(path).endswith(".git") for path in opened)
+
+
+def test_where_a_guest_wrote_nul_into_a_file_of_gits_it_ends_there_as_for_git(folder: Path) -> None:
+    git_directory(folder / ".git")
+    common = git_directory(folder / "elsewhere")
+    (git_directory(folder / ".git" / "modules" / "a") / "commondir").write_text("../../../elsewhere\0x\n")
+    assert held(folder)["elsewhere/hooks"] == "protect"
+    (folder / ".git").rename(folder / "moved")
+    (folder / ".git").write_bytes(f"gitdir: {common}\0x".encode())
+    assert held(folder / "elsewhere")["hooks"] == "protect"
+
+
 @pytest.mark.parametrize("source", [".git/modules", ".git/modules/libs"])
 def test_submodules_are_held_where_the_mount_is_among_them(folder: Path, source: str) -> None:
     git_directory(folder / ".git")

@@ -11,6 +11,7 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
+from ringfence.policy.source import read_head
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -237,8 +238,7 @@ def _common_directory(directory: str) -> str | None:
     folder, which says ".". To take that one for a worktree's would leave hooks and configuration open (A13).
     """
     try:
-        with open(f"{directory}/commondir", encoding="utf-8", errors="replace") as file:
-            text = file.read(4096).strip()
+        text = _git_text(f"{directory}/commondir").strip()
     except OSError:
         return None
     common = os.path.realpath(os.path.join(directory, text)) if text else directory
@@ -317,13 +317,17 @@ def _first_missing(path: str) -> str:
     return path
 
 
+def _git_text(path: str) -> str:
+    """A small file of git's up to the first NUL, where git stops too. A FIFO that a guest left is not waited for."""
+    return os.fsdecode(read_head(path, 4096).partition(b"\0")[0])
+
+
 def _gitfile_target(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(4096)
+        text = _git_text(path)
     except OSError:
         return None
-    if not text.startswith("gitdir:") or "\0" in text:
+    if not text.startswith("gitdir:"):
         return None
     return os.path.realpath(os.path.join(os.path.dirname(path), text[7:].strip()))
 
