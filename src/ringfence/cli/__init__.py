@@ -9,6 +9,7 @@ import os
 
 from ringfence.__main__ import GUEST_VERBS
 from ringfence.cli.console import Console, OutputClosed, Problem
+from ringfence.errors import need_linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def _dispatch(words: list[str], console: Console) -> int:
         return EXIT_USAGE
     verb, rest = words[0], words[1:]
     if verb in VERBS:
+        if verb != "policy" and not {"--help", "-h"} & set(rest):
+            need_linux()
         return _verb(verb)(rest, console)
     if verb in ("--help", "-h"):
         return show_help("", console)
