@@ -1,4 +1,4 @@
-"""The process of the `ringfence` command: what comes before its line is read, and how it leaves. Also `python -m`."""
+"""The process of the `ringfence` command: what comes before its line is read, and how it leaves; `python -P -m` too."""
 
 from __future__ import annotations
 
