@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -470,6 +471,16 @@ def test_a_git_directory_in_the_mount_of_a_repository_around_it_is_held(folder: 
     git_directory(folder / "tools" / "real")
     (folder / ".git").write_text("gitdir: tools/real\n")
     assert held(folder / "tools")["real/hooks"] == "protect"
+
+
+def test_what_our_python_runs_at_its_start_is_held_in_folders_of_its_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("src", "other"):
+        (folder / place).mkdir()
+        (folder / place / "sitecustomize.py").write_text("")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder / "src"), str(folder / "missing"), "src"])
+    assert held(folder) == ALWAYS | {"src": "pin", "src/sitecustomize.py": "protect"}
 
 
 @pytest.mark.timeout(20)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 from ringfence.errors import PolicyError
 from ringfence.policy.source import read_head
@@ -36,6 +37,11 @@ HELD_FILES = (
 )
 HELD_DIRECTORIES = (".vscode", ".idea", ".claude", ".cursor", ".devcontainer")
 
+# Every Python runs these at its start, from any folder of its path: `pip install -e .` makes one of a project's. The
+# next `ringfence` would, too. No placeholder: a folder of the same name would go before it.
+_STARTUP_ENDINGS = ("", ".py", ".pyc", ".so", ".abi3.so", f".{sys.implementation.cache_tag}-x86_64-linux-gnu.so")
+STARTUP = tuple(f"{name}{ending}" for name in ("sitecustomize", "usercustomize") for ending in _STARTUP_ENDINGS)
+
 # Held when they exist; one that appears is reported at the end. A placeholder would get in the way of common tools.
 HELD_IF_PRESENT = (
     ".gitconfig",
@@ -55,6 +61,7 @@ HELD_IF_PRESENT = (
     ".zed",
     ".kiro",
     ".fish",
+    *STARTUP,
 )
 
 # Inside a git directory. `commondir` is the one nobody lists: a file of that name makes git take hooks and
@@ -121,6 +128,14 @@ def protection(
     ops: list[Op] = [["pin", f"{inside}/{relative}"] for relative in sorted(pinned, key=lambda name: name.count("/"))]
     ops += [["protect", path.target.lstrip("/")] for path in paths]
     return Protection(ops=tuple(ops), paths=tuple(paths))
+
+
+def startup_files() -> list[str]:
+    """What the Python that runs this would run at its next start, in folders that are not its own: those are held."""
+    own = (f"{sys.prefix}/", f"{sys.base_prefix}/")
+    added = [folder for folder in sys.path if os.path.isabs(folder) and not folder.startswith(own)]
+    places = [f"{folder}/{name}" for folder in added for name in STARTUP]
+    return [path for path in places if os.path.lexists(path)]
 
 
 def _marks(source: str, relative: str) -> dict[str, None]:
