@@ -327,3 +327,25 @@ def ringfence_without_input(*argv: str) -> bytes:
     return subprocess.run(
         command(*argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=50, env=environment()
     ).stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_an_attack_that_is_told_to_end_puts_away_what_it_made(number: signal.Signals) -> None:
+    """A terminal that is closed, a service that is stopped: its folders on the host held files of an attack."""
+    with subprocess.Popen(
+        command("attack", "A01", "A02", "A03", "D09"),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as attack:
+
+        def folders() -> list[Path]:
+            return list(Path("/var/tmp").glob(f"ringfence-attack-{attack.pid}-*"))
+
+        deadline = time.monotonic() + 30
+        while not folders() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        attack.send_signal(number)
+        _, said = attack.communicate(timeout=30)
+    assert (attack.returncode, said) == (128 + number, f"ringfence: stopped by {number.name}\n".encode())
+    assert folders() == []

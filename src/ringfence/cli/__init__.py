@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 
 VERBS = ("run", "exec", "shell", "doctor", "policy", "attack", "image")
+MAKERS = ("doctor", "attack", "image")  # a signal ends them when they have put away what they made
 
 # Verbs of the surface that this version does not hold, and what does the job until then.
 LATER = {
@@ -83,6 +84,10 @@ def _dispatch(words: list[str], console: Console) -> int:
     if verb in VERBS:
         if verb != "policy" and not {"--help", "-h"} & set(rest):
             need_linux()
+        if verb in MAKERS:
+            from ringfence.cli.stopping import tidily
+
+            return tidily(_verb(verb), rest, console)
         return _verb(verb)(rest, console)
     if verb in ("--help", "-h"):
         return show_help("", console)
@@ -95,6 +100,7 @@ def _dispatch(words: list[str], console: Console) -> int:
         return 0
     if verb in LATER:
         return _later(verb, rest, console)
+    console.json = "--json" in words
     raise _unknown(verb)
 
 
@@ -127,6 +133,8 @@ def show_help(topic: str, console: Console) -> int:
 def _help(rest: list[str], console: Console) -> int:
     from ringfence.cli.help import TEXTS
 
+    console.json = "--json" in rest
+    rest = [word for word in rest if word != "--json"]
     topic = rest[0] if rest and rest[0] not in ("--help", "-h") else ""
     if topic in TEXTS:
         return show_help(topic, console)
