@@ -349,3 +349,10 @@ def test_an_attack_that_is_told_to_end_puts_away_what_it_made(number: signal.Sig
         _, said = attack.communicate(timeout=30)
     assert (attack.returncode, said) == (128 + number, f"ringfence: stopped by {number.name}\n".encode())
     assert folders() == []
+
+
+def test_a_name_of_a_guests_moves_no_cursor_in_what_a_verb_prints(folder: Path) -> None:
+    name = "evil\rgood\b\b\a\x7f.toml"
+    (folder / name).write_text("version = 1\n")
+    code, screen = on_a_terminal("policy", "check", name)
+    assert (code, screen) == (0, b"evil\r\ngood.toml: no mistakes\r\n")

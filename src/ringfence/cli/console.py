@@ -65,7 +65,7 @@ class Console:
     def out(self, text: str) -> None:
         """Text a verb was asked for. On a terminal a file's name is as little to be obeyed as a guest's output."""
         data = text.encode("utf-8", "surrogateescape")
-        if not text.isascii() or "\x1b" in text:
+        if not text.isascii() or not text.replace("\n", "").isprintable():
             from ringfence.cli.escapes import for_terminal
 
             data = for_terminal(data, _charset(OUT)) if os.isatty(OUT) else data
