@@ -82,6 +82,15 @@ def findings_in_call(call: ast.Call) -> Iterator[str]:
             yield f"{keyword.arg}=True"
 
 
+def findings_in_list(words: ast.List) -> Iterator[str]:
+    """A Python that is started without -I or -P takes modules from the working directory, where a guest may write."""
+    if not words.elts or dotted(words.elts[0]) != "sys.executable":
+        return
+    first = words.elts[1] if len(words.elts) > 1 else None
+    if not (isinstance(first, ast.Constant) and first.value in ("-I", "-P")):
+        yield "Python that reads the working directory"
+
+
 def findings_in(text: str, where: str) -> list[Finding]:
     found: list[Finding] = []
     for node in ast.walk(ast.parse(text)):
@@ -91,6 +100,9 @@ def findings_in(text: str, where: str) -> list[Finding]:
             names = [node.module or ""]
         elif isinstance(node, ast.Call):
             found.extend(Finding(where, node.lineno, what) for what in findings_in_call(node))
+            continue
+        elif isinstance(node, ast.List):
+            found.extend(Finding(where, node.lineno, what) for what in findings_in_list(node))
             continue
         else:
             continue
@@ -128,6 +140,9 @@ def test_no_bytes_become_code_and_no_child_of_the_caller_is_reaped() -> None:
         ("os.waitpid(-1, 0)", ["waitpid(-1)"]),
         ("os.waitid(os.P_ALL, 0, os.WEXITED)", ["waitpid(-1)"]),
         ("signal.signal(signal.SIGCHLD, f)", ["SIGCHLD handler"]),
+        ('subprocess.run([sys.executable, "-c", code])', ["Python that reads the working directory"]),
+        ("argv = [sys.executable, *words]", ["Python that reads the working directory"]),
+        ('subprocess.run([sys.executable, "-P", "-c", code]); [sys.executable, "-I", "-S"]', []),
         ("box.exec(argv); re.compile(x); subprocess.run(argv, shell=False); os.waitpid(pid, 0)", []),
     ],
 )

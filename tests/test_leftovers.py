@@ -9,7 +9,7 @@ from pathlib import Path
 
 import leftovers
 import ringfence
-from accounts import OrdinaryUser
+from accounts import OrdinaryUser, let_others_through
 from ringfence import Sandbox
 from ringfence.backends.process import pool
 
@@ -110,3 +110,14 @@ def test_an_ordinary_user_has_no_rights_and_reads_the_package(ordinary_user: Ord
         "",
     )
     assert ordinary_user.uid != 0
+
+
+def test_who_is_let_through_to_a_folder_of_a_test_finds_all_above_it_as_it_was(tmp_path: Path) -> None:
+    shared = tmp_path / "tmp"
+    own = shared / "pytest-of-root" / "pytest-0" / "test"
+    own.mkdir(parents=True)
+    for path, mode in ((shared, 0o1777), (shared / "pytest-of-root", 0o700), (own.parent, 0o700), (own, 0o700)):
+        path.chmod(mode)
+    let_others_through(own)
+    modes = [path.stat().st_mode & 0o7777 for path in (shared, shared / "pytest-of-root", own.parent, own)]
+    assert modes == [0o1777, 0o755, 0o755, 0o755]

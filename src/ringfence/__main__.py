@@ -1,4 +1,4 @@
-"""The process of the `ringfence` command: what comes before its line is read, and how it leaves. Also `python -m`."""
+"""The process of the `ringfence` command: what comes before its line is read, and how it leaves; `python -P -m` too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ def _fill_closed_descriptors() -> None:
 
 def _begin(words: list[str]) -> None:
     """The zygote takes as long to start as we do: begin with it. Not where nothing will run."""
-    if not words or words[0] not in GUEST_VERBS or {"--help", "-h", "--explain"} & set(words[1:]):
+    if (
+        sys.platform != "linux"
+        or not words
+        or words[0] not in GUEST_VERBS
+        or {"--help", "-h", "--explain"} & set(words[1:])
+    ):
         return
     from ringfence.spawn import begin
 

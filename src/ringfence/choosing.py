@@ -113,4 +113,6 @@ class Others:
         first = self._errors[0]
         others = "; ".join(f"{name}: {self.rejected[name]}" for name in ORDER)
         missing = [part for error in self._errors for part in getattr(error, "missing", ())]
-        return UnsupportedError(f"{first} — nor can another backend: {others}", code=first.code, missing=missing)
+        return UnsupportedError(
+            f"{first} — nor can another backend: {others}", code=first.code, missing=missing, fix=first.fix
+        )

@@ -6,6 +6,7 @@ Only where nothing can refuse the call later: no policy that is refused starts a
 from __future__ import annotations
 
 from ringfence import spawn
+from ringfence.errors import need_linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 def begin(backend: object, image: object, policy: Policy, meanwhile: Callable[[], object] | None = None) -> None:
     """Start its zygote. `meanwhile` is called once all is asked of it, and it has yet to answer."""
+    need_linux()
     if _is_sure(backend, image, policy) and spawn.begin_first() and meanwhile is not None:
         spawn.meanwhile.append(meanwhile)
 

@@ -106,6 +106,16 @@ class UnsupportedError(RingfenceError):
         self.missing = tuple(missing)
 
 
+def need_linux() -> None:
+    """Raises UnsupportedError on another system, where the first call that only Linux has would say it less well."""
+    if sys.platform != "linux":
+        raise UnsupportedError(
+            f"Ringfence runs on Linux, and this is {sys.platform}",
+            code="system",
+            fix="use a Linux machine, a virtual one too",
+        )
+
+
 class ImageError(RingfenceError):
     """An image is unknown, not built, or damaged."""
 

@@ -389,6 +389,7 @@ def test_a_guests_file_in_memory_is_not_taken_for_ours_by_its_name() -> None:
         assert box.run("1").value == "1"
 
 
+@weaker.needs_cgroup
 def test_an_image_is_no_larger_than_the_sandboxs_limit() -> None:
     """What a copy has not written to is in no limit of its own: with new memory each time, copies of copies grow."""
     with Sandbox(policy=SMALL) as box:
@@ -403,6 +404,7 @@ def test_an_image_is_no_larger_than_the_sandboxs_limit() -> None:
                 assert second.run("len(y)").value == str(110 << 20)
 
 
+@weaker.needs_cgroup
 def test_the_images_of_all_sessions_are_in_one_limit() -> None:
     with Sandbox(policy=SMALL) as box:
         for name in ("a", "b"):

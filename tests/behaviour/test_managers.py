@@ -475,6 +475,7 @@ def test_what_a_sandbox_used_counts_whoever_sees_its_end_first(
     assert agent.usage().cpu_s
 
 
+@weaker.needs_cgroup
 def test_usage_is_of_all_its_sandboxes_those_that_ended_too(manager: SandboxManager) -> None:
     burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint('x' * 99)"
     agent = manager.environment("a")

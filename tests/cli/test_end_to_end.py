@@ -194,6 +194,38 @@ def test_a_report_of_what_was_refused_is_not_the_one_before(tmp_path: Path) -> N
     assert json.loads(report.read_text())["error"]["message"] == "the vm backend is not in this version"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("run", "missing.py"),
+        ("run", "--policy", "missing", "-c", "1"),
+        ("run", "--bogus", "-c", "1"),
+        ("exec", "--ro", "missing", "--", "true"),
+        ("exec",),
+    ],
+)
+def test_nor_where_the_line_itself_is_refused(tmp_path: Path, line: tuple[str, ...]) -> None:
+    for report in (tmp_path / "report", tmp_path / "new"):
+        if report.name == "report":
+            report.write_text('{"status": "ok"}')
+        code, _, err = ringfence(line[0], "--report", str(report), *line[1:])
+        assert (code, err.splitlines()[0]) == (125, f"ringfence: {json.loads(report.read_text())['error']['message']}")
+
+
+def test_a_refused_line_writes_no_report_through_a_link_nor_over_what_is_none(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text('{"mine": 1}')
+    (tmp_path / "link").symlink_to(precious)
+    (tmp_path / "folder").symlink_to(tmp_path)
+    code = tmp_path / "code.py"
+    code.write_text("print(1)")
+    os.link(precious, tmp_path / "twin")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "folder/precious", "code.py", "twin", "pipe", "missing/report", "/dev/null", "x\ny"):
+        assert ringfence("exec", "--report", name, "--bogus")[0] == 125
+    assert (precious.read_text(), code.read_text()) == ('{"mine": 1}', "print(1)")
+
+
 def test_explain_runs_nothing(folder: Path) -> None:
     code, out, err = ringfence("exec", "--rw", ".", "--explain", "--", "touch", "made")
     assert (code, err) == (0, "")
@@ -295,3 +327,32 @@ def ringfence_without_input(*argv: str) -> bytes:
     return subprocess.run(
         command(*argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=50, env=environment()
     ).stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_an_attack_that_is_told_to_end_puts_away_what_it_made(number: signal.Signals) -> None:
+    """A terminal that is closed, a service that is stopped: its folders on the host held files of an attack."""
+    with subprocess.Popen(
+        command("attack", "A01", "A02", "A03", "D09"),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as attack:
+
+        def folders() -> list[Path]:
+            return list(Path("/var/tmp").glob(f"ringfence-attack-{attack.pid}-*"))
+
+        deadline = time.monotonic() + 30
+        while not folders() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        attack.send_signal(number)
+        _, said = attack.communicate(timeout=30)
+    assert (attack.returncode, said) == (128 + number, f"ringfence: stopped by {number.name}\n".encode())
+    assert folders() == []
+
+
+def test_a_name_of_a_guests_moves_no_cursor_in_what_a_verb_prints(folder: Path) -> None:
+    name = "evil\rgood\b\b\a\x7f.toml"
+    (folder / name).write_text("version = 1\n")
+    code, screen = on_a_terminal("policy", "check", name)
+    assert (code, screen) == (0, b"evil\r\ngood.toml: no mistakes\r\n")

@@ -136,12 +136,30 @@ def test_a_worktree_whose_repository_is_not_shown_is_explained(folder: Path) -> 
     git = folder.parent / "repo" / ".git"
     (git / "worktrees" / "shop").mkdir(parents=True)
     (folder / ".git").write_text(f"gitdir: {git}/worktrees/shop\n")
+    (git / "worktrees" / "shop" / "gitdir").write_text(f"{folder}/.git\n")
     failed = ended("error", "exit", exit_code=128)
     stderr = b"fatal: not a git repository: /x\n"
     words = f"this is a worktree of a git repository that is not shown inside: {git}"
     expected = [f"{words}; on a copy of both: --copy . --copy {git}"]
     assert noted(failed, "git status", "--rw", ".", stderr=stderr) == expected
     assert noted(failed, "git status", "--copy", ".", "--copy", str(git), stderr=stderr) == []
+
+
+def test_a_folder_that_a_guest_calls_its_repository_is_not_advised_to_be_shown(folder: Path) -> None:
+    home = folder.parent / "home"
+    (home / "worktrees" / "shop").mkdir(parents=True)
+    (folder / ".git").write_text(f"gitdir: {home}/worktrees/shop\n")
+    failed = ended("error", "exit", exit_code=128)
+    assert noted(failed, "git status", "--rw", ".", stderr=b"fatal: not a git repository: /x\n") == []
+    (home / "worktrees" / "shop" / "gitdir").write_text("/etc/passwd\n")
+    assert noted(failed, "git status", "--rw", ".", stderr=b"fatal: not a git repository: /x\n") == []
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_that_a_guest_left_as_dot_git_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / ".git")
+    failed = ended("error", "exit", exit_code=128)
+    assert noted(failed, "git status", "--rw", ".", stderr=b"fatal: not a git repository: /x\n") == []
 
 
 def test_what_was_found_afterwards_is_not_called_denied() -> None:

@@ -164,7 +164,7 @@ def test_a_verb_that_is_not_built_says_what_to_use(verb: str, capfd: pytest.Capt
         ("exce", "there is no verb 'exce'\nringfence: did you mean: ringfence exec?"),
         ("ok.py", "there is no verb 'ok.py'\nringfence: to run that file: ringfence run ok.py"),
         ("npm test", "there is no verb 'npm'\nringfence: to run a command: ringfence exec -- npm; verbs: ringfence --help"),
-        ("--json run", "no verb before --json\nringfence: options come after the verb: ringfence VERB [OPTIONS] ..."),
+        ("--quiet run", "no verb before --quiet\nringfence: options come after the verb: ringfence VERB [OPTIONS] ..."),
         ("doctor proces", "there is no backend 'proces'\nringfence: did you mean process? backends are: process, container, gvisor, vm, wasm, remote"),
         ("doctor --jsn", "doctor has no option --jsn\nringfence: did you mean --json? see: ringfence doctor --help"),
         ("policy", "policy needs to know what to do\nringfence: one of: check, explain, show, list; see: ringfence policy --help"),
@@ -178,6 +178,12 @@ def test_a_verb_that_is_not_built_says_what_to_use(verb: str, capfd: pytest.Capt
 def test_other_verbs_end_with_2(line: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(line.split()) == 2
     assert capfd.readouterr().err == f"ringfence: {said}\n"
+
+
+@pytest.mark.parametrize("line", [["exce", "--json"], ["--json", "run"], ["help", "--json", "exce"]])
+def test_a_line_without_a_verb_of_ours_is_told_as_json_too(line: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(line) == 2
+    assert json.loads(capfd.readouterr().out)["error"]["code"] == "usage"
 
 
 def test_an_error_of_ours_is_one_line_and_no_traceback(

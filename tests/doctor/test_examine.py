@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,14 @@ def test_every_backend_is_reported_and_those_of_later_versions_say_so(report: Re
     assert [(each.works, each.lines[0]) for each in report.backends[3:]] == [
         (False, ("backend", "missing", "not in this version", None))
     ] * 3
+
+
+def test_no_module_is_taken_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("wasmtime", "ringfence", "json", "socket"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\n")
+    monkeypatch.chdir(tmp_path)
+    examine()
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from inspect_ai.util._sandbox import self_check
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
+import weaker
 from backends_declared import DECLARED, missing
 from ringfence import Limits, Policy, PolicyError
 from ringfence.backends import Container
@@ -135,6 +136,7 @@ def test_a_program_that_is_not_there_is_a_result_that_says_so() -> None:
     )
 
 
+@weaker.needs_cgroup
 def test_a_command_killed_for_its_memory_is_a_result_that_says_so() -> None:
     config = RingfenceConfig(limits={"memory": "64M", "disk": "1M"})
     result = inside(lambda env: env.exec(["python3", "-c", "x = b'x' * (1 << 30)"]), config)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import weaker
+
 SMOKE = Path(__file__).with_name("smoke.py")
 SOURCE = SMOKE.parents[2] / "src"
 OLDEST = (3, 11)
@@ -81,7 +83,7 @@ def test_a_virtual_environment_works_wherever_it_lies(above: str) -> None:
         (module,) = [Path(folder, path) / "mine.py" for path in Path(folder).glob("lib/python3*/site-packages")]
         module.write_text("word = 'mine'\n")
         done = subprocess.run(
-            [f"{folder}/bin/python", "-c", _IMPORT],
+            [f"{folder}/bin/python", "-W", weaker.SILENT, "-c", _IMPORT],
             capture_output=True,
             text=True,
             check=False,

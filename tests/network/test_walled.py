@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import weaker
 from backends_declared import DECLARED, missing
 from network.desk import trusting, wait_until
 from network.world import LIMITS, World, codes, curl, listening
@@ -107,6 +108,7 @@ print(got)
 """
 
 
+@weaker.needs_cgroup
 def test_thousands_of_small_pieces_that_waited_arrive_at_once(walled: World) -> None:
     asked, paused = threading.Event(), threading.Event()
 

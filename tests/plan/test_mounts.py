@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -470,6 +471,47 @@ def test_a_git_directory_in_the_mount_of_a_repository_around_it_is_held(folder: 
     git_directory(folder / "tools" / "real")
     (folder / ".git").write_text("gitdir: tools/real\n")
     assert held(folder / "tools")["real/hooks"] == "protect"
+
+
+def test_what_our_python_runs_at_its_start_is_held_in_folders_of_its_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("src", "other"):
+        (folder / place).mkdir()
+        (folder / place / "sitecustomize.py").write_text("")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder / "src"), str(folder / "missing"), "src"])
+    assert held(folder) == ALWAYS | {"src": "pin", "src/sitecustomize.py": "protect"}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", [".git", ".git/commondir", ".git/config", ".git/modules/a/commondir"])
+def test_a_pipe_that_a_guest_left_in_place_of_a_file_of_gits_is_not_waited_for(folder: Path, name: str) -> None:
+    left = folder / "mine" / name
+    for place in {folder / "mine" / ".git", left.parent} if name != ".git" else ():
+        git_directory(place)
+    left.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(left)
+    assert held(folder / "mine")[name] == "protect"
+
+
+def test_a_device_that_a_link_of_a_guests_leads_to_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / ".git").symlink_to("/dev/ptmx")  # who opens it makes a terminal
+    opened: list[object] = []
+    monkeypatch.setattr(os, "open", lambda path, *_: opened.append(path))
+    refused(Mount(str(folder / "mine"), "/data", mode="rw"))
+    assert "ptmx" not in str(opened)
+    assert not any(str(path).endswith(".git") for path in opened)
+
+
+def test_where_a_guest_wrote_nul_into_a_file_of_gits_it_ends_there_as_for_git(folder: Path) -> None:
+    git_directory(folder / ".git")
+    common = git_directory(folder / "elsewhere")
+    (git_directory(folder / ".git" / "modules" / "a") / "commondir").write_text("../../../elsewhere\0x\n")
+    assert held(folder)["elsewhere/hooks"] == "protect"
+    (folder / ".git").rename(folder / "moved")
+    (folder / ".git").write_bytes(f"gitdir: {common}\0x".encode())
+    assert held(folder / "elsewhere")["hooks"] == "protect"
 
 
 @pytest.mark.parametrize("source", [".git/modules", ".git/modules/libs"])

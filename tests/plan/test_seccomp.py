@@ -244,7 +244,10 @@ def test_another_machine_is_unsupported_with_a_fix(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", "6", "1", "aarch64")))
     with pytest.raises(UnsupportedError, match="no system call table for aarch64") as caught:
         seccomp.guest_filter()
-    assert (caught.value.code, caught.value.fix) == ("machine", "use the container backend on this machine")
+    assert (caught.value.code, caught.value.fix) == (
+        "machine",
+        "use a machine with x86-64: the other backends need the table too",
+    )
 
 
 def test_the_launch_path_pays_for_struct_alone() -> None:

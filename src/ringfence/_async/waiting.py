@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ringfence.errors import RingfenceError
+from ringfence.errors import RingfenceError, need_linux
 from ringfence.tools import CELL_OVER, LOOK_S
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ def _failed(error: BaseException) -> str:
 
 async def launched(launcher: Launcher) -> Box:
     """A box, made in a thread. When the caller is cancelled meanwhile, it is closed again."""
+    need_linux()
     made: list[Box] = []
     try:
         await blocking(lambda: made.append(launcher.launch()))

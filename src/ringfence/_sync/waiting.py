@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import time
 
+from ringfence.errors import need_linux
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
@@ -77,6 +79,7 @@ def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) -> tuple
 
 
 def launched(launcher: Launcher) -> Box:
+    need_linux()
     return launcher.launch()
 
 

@@ -17,7 +17,7 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
 def host_process(code: str, *, timeout_s: float = 20, path: str | None = None) -> subprocess.CompletedProcess[str]:
     """Python that uses Ringfence, as a process of its own. `path` is its PATH."""
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env={
             "PATH": path or os.environ.get("PATH", "/usr/bin:/bin"),
             "PYTHONPATH": SOURCE,

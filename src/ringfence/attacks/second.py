@@ -32,7 +32,7 @@ class Second:
     def __init__(self) -> None:
         path = os.pathsep.join([SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from ringfence.attacks.second import serve; serve()"],
+            [sys.executable, "-P", "-c", "from ringfence.attacks.second import serve; serve()"],
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

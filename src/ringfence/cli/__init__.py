@@ -9,6 +9,7 @@ import os
 
 from ringfence.__main__ import GUEST_VERBS
 from ringfence.cli.console import Console, OutputClosed, Problem
+from ringfence.errors import need_linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 
 VERBS = ("run", "exec", "shell", "doctor", "policy", "attack", "image")
+MAKERS = ("doctor", "attack", "image")  # a signal ends them when they have put away what they made
 
 # Verbs of the surface that this version does not hold, and what does the job until then.
 LATER = {
@@ -80,6 +82,12 @@ def _dispatch(words: list[str], console: Console) -> int:
         return EXIT_USAGE
     verb, rest = words[0], words[1:]
     if verb in VERBS:
+        if verb != "policy" and not {"--help", "-h"} & set(rest):
+            need_linux()
+        if verb in MAKERS:
+            from ringfence.cli.stopping import tidily
+
+            return tidily(_verb(verb), rest, console)
         return _verb(verb)(rest, console)
     if verb in ("--help", "-h"):
         return show_help("", console)
@@ -92,6 +100,7 @@ def _dispatch(words: list[str], console: Console) -> int:
         return 0
     if verb in LATER:
         return _later(verb, rest, console)
+    console.json = "--json" in words
     raise _unknown(verb)
 
 
@@ -124,6 +133,8 @@ def show_help(topic: str, console: Console) -> int:
 def _help(rest: list[str], console: Console) -> int:
     from ringfence.cli.help import TEXTS
 
+    console.json = "--json" in rest
+    rest = [word for word in rest if word != "--json"]
     topic = rest[0] if rest and rest[0] not in ("--help", "-h") else ""
     if topic in TEXTS:
         return show_help(topic, console)

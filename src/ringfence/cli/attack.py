@@ -28,12 +28,16 @@ def main(argv: list[str], console: Console) -> int:
 
         return show_help("attack", console)
     from ringfence.attacks import run
+    from ringfence.attacks.witnesses import remove_folders
 
     ids = choose(given.words, _known(given.last("--backend")))
     if given.has("--list"):
         return _list([each for each in _catalogue(given.last("--backend")) if each.id in set(ids)], console)
     live = progress_line() if os.isatty(ERR) and not console.json else None
-    matrix = run(ids, backend=given.last("--backend"), progress=live or _silent)
+    try:
+        matrix = run(ids, backend=given.last("--backend"), progress=live or _silent)
+    finally:
+        remove_folders(os.getpid())  # one that was just made when a signal came is nobody's yet
     if live is not None:
         write(ERR, b"\r\x1b[K")
     if console.json:

@@ -39,15 +39,17 @@ class OutputClosed(BrokenPipeError):  # noqa: N818  # nobody's mistake: who read
 class Console:
     """Where one call of ringfence speaks. `json` and `quiet` are set by the options as soon as they are read.
 
-    `report` is the open file of --report, until it has its one object: the result, or why there is none.
+    `report` is the open file of --report, until it has its one object: the result, or why there is none. Before it is
+    open, `named_report` is what the line calls it: a line that is refused leaves no older result there for its own.
     """
 
-    __slots__ = ("json", "quiet", "report")
+    __slots__ = ("json", "named_report", "quiet", "report")
 
     def __init__(self) -> None:
         self.json = False
         self.quiet = False
         self.report: int | None = None
+        self.named_report: str | None = None
 
     def say(self, message: str) -> None:
         """A message of ours: every line of it starts with our name, so that no guest line passes for one."""
@@ -63,7 +65,7 @@ class Console:
     def out(self, text: str) -> None:
         """Text a verb was asked for. On a terminal a file's name is as little to be obeyed as a guest's output."""
         data = text.encode("utf-8", "surrogateescape")
-        if not text.isascii() or "\x1b" in text:
+        if not text.isascii() or not text.replace("\n", "").isprintable():
             from ringfence.cli.escapes import for_terminal
 
             data = for_terminal(data, _charset(OUT)) if os.isatty(OUT) else data
@@ -86,8 +88,13 @@ class Console:
 
     def record(self, found: Callable[[], Json]) -> None:
         """The one object of --report, where it was asked for: to put a result into words costs 8 ms."""
-        if self.report is not None:
-            fd, self.report = self.report, None
+        fd, named = self.report, self.named_report
+        self.report = self.named_report = None
+        if fd is None and named is not None:
+            from ringfence.cli.refused import open_report
+
+            fd = open_report(named)
+        if fd is not None:
             try:
                 write(fd, dump(found()), name="--report")
             finally:

@@ -145,14 +145,23 @@ def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[
 
 
 def _git_elsewhere(folder: str) -> str | None:
-    """The repository's own folder, where `.git` here is a file that leads to one of its worktrees."""
+    """The repository's own folder, where `.git` here is a file that leads to one of its worktrees, which leads back.
+
+    A guest that may write here may have made that file, as a FIFO too, or to have another folder of its choice shown:
+    what it cannot make is the way back.
+    """
+    from ringfence.policy.source import read_head
+
+    dot_git = os.path.join(folder, ".git")
     try:
-        with open(os.path.join(folder, ".git"), encoding="utf-8") as file:
-            led = file.read(4096).strip()
+        led = read_head(dot_git, 4096).decode().strip()
+        git, worktree, _ = led.removeprefix("gitdir: ").partition("/worktrees/")
+        if not worktree or not led.startswith("gitdir: /"):
+            return None
+        back = read_head(f"{led.removeprefix('gitdir: ')}/gitdir", 4096).decode().strip()
+        return git if os.path.samefile(back, dot_git) else None
     except (OSError, ValueError):
         return None
-    git, worktree, _ = led.removeprefix("gitdir: ").partition("/worktrees/")
-    return git if worktree and led.startswith("gitdir: /") and os.path.isdir(git) else None
 
 
 def _missing_module(job: Job, stderr_tail: bytes) -> list[str]:

@@ -143,6 +143,8 @@ class _Reader:
                 self._note(Problem(f"{name} needs a value: {name} {option.value}", fix=self._see()))
                 return
         self.given.options.append((option.name, value))
+        if option.name == "--report":
+            self.console.named_report = value
 
     def _switch(self, option: Option) -> None:
         self.given.options.append((option.name, ""))

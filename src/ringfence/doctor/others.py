@@ -28,7 +28,7 @@ def vm() -> list[Finding]:
 
 def wasm() -> list[Finding]:
     code = "import wasmtime; print('wasmtime', wasmtime.__version__)"
-    return [_program("wasmtime", [sys.executable, "-c", code], "pip install wasmtime")]
+    return [_program("wasmtime", [sys.executable, "-P", "-c", code], "pip install wasmtime")]
 
 
 def remote() -> list[Finding]:

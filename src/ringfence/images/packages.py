@@ -29,7 +29,9 @@ _TELL = "import os, platform, sys; print(*sys.version_info[:2], platform.libc_ve
 # pip builds what is named by a path or an address, --only-binary or not, and a wheel may name such a thing as its need:
 # its setup.py would run here. pip starts a program for every build, and none for a wheel.
 _PIP_ALONE = """
-import runpy, sys
+import sys
+sys.path[:] = [each for each in sys.path if each]  # not the folder of wheels, whose names an index chose
+import runpy
 def refuse(event, args):
     if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"):
         if not args or str(args[0]) not in ("rustc", "lsb_release"):  # asked to tell an index who asks; it does without

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+from ringfence.errors import need_linux
 from ringfence.plan.model import HostFacts
 
 
 def host_facts(*, memory_by: str | None, cpu_by: str | None, cpu_time_by: str | None, pids_by: str | None) -> HostFacts:
     """`*_by` name the cgroup file that holds each limit, as the backend found them."""
+    need_linux()
     uname = os.uname()
     return HostFacts(
         as_root=os.geteuid() == 0,

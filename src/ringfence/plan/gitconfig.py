@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 
+from ringfence.policy.source import read_head
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 HOOKS = "core.hooksPath"
 INCLUDED = "include.path"
-_READ = 1 << 20  # characters of one file
+_READ = 1 << 20  # bytes of one file
 _FILES = 100  # looked into; git itself stops at ten levels
 _ESCAPES = {"n": "\n", "t": "\t", "b": "\b"}
 
@@ -50,9 +52,7 @@ def _own() -> list[str]:
 def _text(path: str) -> str:
     """Nothing for what cannot be read: git would not read it either."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a FIFO
-        with open(fd, encoding="utf-8-sig", errors="surrogateescape") as file:
-            return file.read(_READ)
+        return read_head(path, _READ).decode("utf-8-sig", "surrogateescape")
     except OSError:
         return ""  # as git takes it
 

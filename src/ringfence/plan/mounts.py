@@ -11,7 +11,7 @@ import stat
 from ringfence.errors import PolicyError
 from ringfence.plan.hiding import absent, covered
 from ringfence.plan.interpreter import within
-from ringfence.plan.protected import Protected, is_protected_source, protection
+from ringfence.plan.protected import Protected, is_protected_source, protection, startup_files
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -330,7 +330,7 @@ def _with_interpreter(entries: list[Entry], around: Surroundings) -> list[Entry]
                 key=f"mounts[{cover.index}].target",
                 fix="choose another target",
             )
-    for path in (*around.interpreter.roots, around.interpreter.prefix, _own_package()):
+    for path in (*around.interpreter.roots, around.interpreter.prefix, _own_package(), *startup_files()):
         for position, entry in enumerate(entries):
             inside = os.path.realpath(path)
             if entry.mode == "rw" and entry.directory and inside != entry.source and within(inside, entry.source):

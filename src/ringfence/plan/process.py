@@ -64,9 +64,9 @@ def plan_process(
 def _check_machine(facts: HostFacts) -> None:
     if facts.machine != "x86_64":
         raise UnsupportedError(
-            f"the process backend has no system call table for {facts.machine}",
+            f"this version has no system call table for {facts.machine}",
             code="machine",
-            fix="use the container backend on this machine",
+            fix="use a machine with x86-64: the other backends need the table too",
         )
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 from ringfence.errors import PolicyError
+from ringfence.policy.source import read_head
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -35,6 +37,11 @@ HELD_FILES = (
 )
 HELD_DIRECTORIES = (".vscode", ".idea", ".claude", ".cursor", ".devcontainer")
 
+# Every Python runs these at its start, from any folder of its path: `pip install -e .` makes one of a project's. The
+# next `ringfence` would, too. No placeholder: a folder of the same name would go before it.
+_STARTUP_ENDINGS = ("", ".py", ".pyc", ".so", ".abi3.so", f".{sys.implementation.cache_tag}-x86_64-linux-gnu.so")
+STARTUP = tuple(f"{name}{ending}" for name in ("sitecustomize", "usercustomize") for ending in _STARTUP_ENDINGS)
+
 # Held when they exist; one that appears is reported at the end. A placeholder would get in the way of common tools.
 HELD_IF_PRESENT = (
     ".gitconfig",
@@ -54,6 +61,7 @@ HELD_IF_PRESENT = (
     ".zed",
     ".kiro",
     ".fish",
+    *STARTUP,
 )
 
 # Inside a git directory. `commondir` is the one nobody lists: a file of that name makes git take hooks and
@@ -123,6 +131,14 @@ def protection(
     ops: list[Op] = [["pin", f"{inside}/{relative}"] for relative in sorted(pinned, key=lambda name: name.count("/"))]
     ops += [["protect", path.target.lstrip("/")] for path in paths]
     return Protection(ops=tuple(ops), paths=tuple(paths))
+
+
+def startup_files() -> list[str]:
+    """What the Python that runs this would run at its next start, in folders that are not its own: those are held."""
+    own = (f"{sys.prefix}/", f"{sys.base_prefix}/")
+    added = [folder for folder in sys.path if os.path.isabs(folder) and not folder.startswith(own)]
+    places = [f"{folder}/{name}" for folder in added for name in STARTUP]
+    return [path for path in places if os.path.lexists(path)]
 
 
 def _marks(source: str, relative: str) -> dict[str, None]:
@@ -240,8 +256,7 @@ def _common_directory(directory: str) -> str | None:
     folder, which says ".". To take that one for a worktree's would leave hooks and configuration open (A13).
     """
     try:
-        with open(f"{directory}/commondir", encoding="utf-8", errors="replace") as file:
-            text = file.read(4096).strip()
+        text = _git_text(f"{directory}/commondir").strip()
     except OSError:
         return None
     common = os.path.realpath(os.path.join(directory, text)) if text else directory
@@ -320,13 +335,17 @@ def _first_missing(path: str) -> str:
     return path
 
 
+def _git_text(path: str) -> str:
+    """A small file of git's up to the first NUL, where git stops too. A FIFO that a guest left is not waited for."""
+    return os.fsdecode(read_head(path, 4096).partition(b"\0")[0])
+
+
 def _gitfile_target(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(4096)
+        text = _git_text(path)
     except OSError:
         return None
-    if not text.startswith("gitdir:") or "\0" in text:
+    if not text.startswith("gitdir:"):
         return None
     return os.path.realpath(os.path.join(os.path.dirname(path), text[7:].strip()))
 

@@ -89,9 +89,9 @@ def _check(without: frozenset[str]) -> None:
         from ringfence.errors import UnsupportedError
 
         raise UnsupportedError(
-            f"the process backend has no system call table for {machine}",
+            f"this version has no system call table for {machine}",
             code="machine",
-            fix="use the container backend on this machine",
+            fix="use a machine with x86-64: the other backends need the table too",
         )
 
 

@@ -301,6 +301,23 @@ def test_protected_names_at_any_depth_are_reported(tmp_path: Path) -> None:
     ]
 
 
+def test_what_every_python_runs_at_its_start_is_reported(tmp_path: Path) -> None:
+    """L01: of a project that is installed with `pip install -e .` the next `ringfence` would run it."""
+    (tmp_path / "src" / "sitecustomize").mkdir(parents=True)
+    settle()
+
+    def work() -> None:
+        for name in ("sitecustomize.py", "usercustomize.so", "sitecustomize/__init__.py", "customize.py"):
+            (tmp_path / "src" / name).write_text("evil")
+
+    assert scanned(tmp_path, work) == [
+        ("mount.protected-name", "src/sitecustomize"),
+        ("mount.protected-name", "src/sitecustomize/__init__.py"),
+        ("mount.protected-name", "src/sitecustomize.py"),
+        ("mount.protected-name", "src/usercustomize.so"),
+    ]
+
+
 def test_a_repository_that_appeared_and_its_hooks_are_reported(tmp_path: Path) -> None:
     def work() -> None:
         subprocess.run(["git", "init", "-q", "--template=", tmp_path / "sub"], check=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accounts import OrdinaryUser
+from accounts import OrdinaryUser, let_others_through
 from backends.process.children import Say, child, state_of
 from ringfence.backends.process import cgroup, owners, state
 from ringfence.backends.process.state import SweepReport
@@ -62,8 +62,7 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
 def test_an_ordinary_user_has_it_in_the_runtime_directory_or_at_home(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    for above in (tmp_path, *tmp_path.parents[:3]):
-        os.chmod(above, 0o755)
+    let_others_through(tmp_path)
     run, home, loose = tmp_path / "run", tmp_path / "home", tmp_path / "loose"
     for path in (run, home, loose):
         path.mkdir(0o700)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from accounts import let_others_through
 from backends.container import equipped
 from backends_declared import DECLARED, missing
 from ringfence import Mount, Policy, Sandbox, SandboxLostError
@@ -69,9 +70,7 @@ class _Looking:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o755)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(0o755)
+    let_others_through(tmp_path)
     folder = tmp_path / "project"
     for name in (".git/objects", ".git/refs", ".git/hooks", ".vscode"):
         (folder / name).mkdir(parents=True)

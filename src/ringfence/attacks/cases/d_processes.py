@@ -97,7 +97,7 @@ def stream_flags(arm: Arm) -> Seen:
     read_end, write_end = os.pipe()
     set_flag = "import fcntl, os; [fcntl.fcntl(n, 4, fcntl.fcntl(n, 3) | os.O_NONBLOCK) for n in (0, 1, 2)]"
     argv = ["python3", "-I", "-c", set_flag]
-    command = argv if arm.bare else [sys.executable, "-m", "ringfence", "exec", "--", *argv]
+    command = argv if arm.bare else [sys.executable, "-P", "-m", "ringfence", "exec", "--", *argv]
     try:
         done = subprocess.run(
             command,
@@ -455,7 +455,7 @@ def _orphans(arm: Arm, code: str, mark: str | None = None) -> Seen:
     """Start a supervisor, wait for its guest, and for a file `mark`; kill the supervisor, and look whether the guest is
     gone."""
     with subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONPATH": SOURCE, "HOME": os.path.expanduser("~")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

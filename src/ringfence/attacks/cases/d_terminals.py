@@ -65,7 +65,7 @@ def terminal_read(arm: Arm) -> Seen:
     """The command line runs on a terminal where the canary is typed."""
     read = "import os; fd = os.open('/dev/tty', os.O_RDWR); print(os.read(fd, 100))"
     argv = ["python3", "-I", "-c", read]
-    command = argv if arm.bare else [sys.executable, "-m", "ringfence", "exec", "--", *argv]
+    command = argv if arm.bare else [sys.executable, "-P", "-m", "ringfence", "exec", "--", *argv]
     output = under_terminal(command, typed=f"{arm.canary}\n")
     return Seen(f"b'{arm.canary}" in output, output.replace(arm.canary, "<canary>").strip()[-160:])
 

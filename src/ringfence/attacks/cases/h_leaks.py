@@ -84,7 +84,7 @@ def memory_of_the_supervisor(arm: Arm) -> Seen:
 
     source = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
     env = {"RINGFENCE_ATTACK_CANARY": arm.canary, "PYTHONPATH": source, "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-    argv = [sys.executable, "-c", _SUPERVISOR, arm.canary, arm.name]
+    argv = [sys.executable, "-P", "-c", _SUPERVISOR, arm.canary, arm.name]
     done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False)
     said = done.stdout.decode().strip()
     if said not in ("found", "clean"):
@@ -213,7 +213,7 @@ def randomness(arm: Arm) -> Seen:
     preload.append("numpy.random")
     if arm.off:
         body = _RANDOM.strip().replace("\n", "\n        ")
-        argv = [sys.executable, "-c", _FORKING % body, ",".join(preload)]
+        argv = [sys.executable, "-P", "-c", _FORKING % body, ",".join(preload)]
         both = subprocess.run(argv, capture_output=True, check=True).stdout.decode().split("--")[:2]
     else:
         both = [_random_of(preload), _random_of(preload)]

@@ -270,7 +270,7 @@ def _killed_supervisor(arm: Arm) -> int:
     inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
     code = f"import ringfence\nwith ringfence.Sandbox() as box:\n    box.exec(['python3', '-c', {inner!r}])\n"
     with subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": SOURCE, "HOME": os.path.expanduser("~")},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

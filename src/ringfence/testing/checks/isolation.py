@@ -88,7 +88,7 @@ def no_guest_is_root_or_can_become_it(box: Sandbox) -> None:
 
 def the_hosts_processes_are_not_seen(box: Sandbox) -> None:
     marker = uuid.uuid4().hex
-    command = [sys.executable, "-c", "print(flush=True); input()", marker]
+    command = [sys.executable, "-I", "-c", "print(flush=True); input()", marker]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
