@@ -178,7 +178,7 @@ def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loose
         "network_disabled": True,
         "labels": {disks.LABEL: owners.name()},
         "host_config": config,
-        "name": f"ringfence-{os.getpid()}-{os.urandom(4).hex()}",
+        "name": sweeping.name(),
     }
     if loosen is not None:
         loosen(settings)
