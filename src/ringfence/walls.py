@@ -231,10 +231,12 @@ class ContainerLauncher(WalledLauncher):
             time=Control("clock of guestd inside, and of the host behind it", "full"),
             cpu=Control(f"{by}: CPU quota, and the count of its cgroup", "full")
             if "cpu" in found.limits
-            else Control("RLIMIT_CPU", "weaker", "time alone: this engine, without root, has no cgroup for shares"),
-            memory=Control(f"{by}: memory limit, no swap", "full")
+            else Control("RLIMIT_CPU", "weaker", "time alone: this engine has no cgroup for shares"),
+            memory=Control(
+                f"{by}: memory limit{', no swap' if found.counts_swap else ' (swap is not counted)'}", "full"
+            )
             if "memory" in found.limits
-            else Control("RLIMIT_DATA", "weaker", "for each process: this engine, without root, has no cgroup for it"),
+            else Control("RLIMIT_DATA", "weaker", "for each process: this engine has no cgroup for it"),
             disk=Control(f"{by}: tmpfs size and inodes", "full")
             if counts_files(found)
             else Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted everywhere"),

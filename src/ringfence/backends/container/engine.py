@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CONTROLLERS = ("cpu", "memory", "pids")
+_HELD = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}  # as an engine tells that it can
 _CGROUPS = "/sys/fs/cgroup/user.slice"
 _TIMEOUT_S = 60
 _SERVICE_S = 10.0
@@ -38,6 +39,7 @@ class Engine(Struct):
     runtimes: tuple[str, ...]  # that can be named
     cpus: int  # that it has
     limits: tuple[str, ...]  # controllers by which it limits a container as a whole
+    counts_swap: bool  # within the limit of memory
 
 
 _lock = threading.Lock()
@@ -170,13 +172,17 @@ def _connect(path: str) -> Engine:
     known = () if name == "podman" else tuple(sorted(told.get("Runtimes") or ()))  # Podman's API takes none
     number = str(version.get("Version", "unknown"))
     held = _controllers(told, rootless)
-    return Engine(name, path, number, api, rootless, mapped, runtime, known, int(told["NCPU"]), held)
+    swap = bool(told.get("SwapLimit"))
+    return Engine(name, path, number, api, rootless, mapped, runtime, known, int(told["NCPU"]), held, swap)
 
 
 def _controllers(told: Any, rootless: bool) -> tuple[str, ...]:
-    """Without root an engine has what systemd delegates to its user, and nothing by the first version of cgroups."""
+    """Without root an engine has what systemd delegates to its user, and nothing by the first version of cgroups.
+
+    With root it has what its host has, and a limit that it cannot set it leaves out with a warning.
+    """
     if not rootless:
-        return CONTROLLERS
+        return tuple(name for name in CONTROLLERS if told.get(_HELD[name]))
     if str(told.get("CgroupVersion")) != "2":
         return ()
     user = os.geteuid()
