@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Policy
 
 
-_KERNELS = ("runsc", "kata")  # OCI runtimes whose containers have a kernel of their own
-
-
 class WalledLauncher:
     """One backend for one policy and image. What differs is in the two methods that raise here."""
 
@@ -194,6 +191,7 @@ class ContainerLauncher(WalledLauncher):
     runtime: str | None = None
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
+        from ringfence.backends.container.door import has_own_kernel as is_kernel
         from ringfence.backends.container.door import leads_into
         from ringfence.backends.container.engine import check_runtime, find
 
@@ -202,7 +200,10 @@ class ContainerLauncher(WalledLauncher):
         self._check_socket(found.socket)
         by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
         held = self._held_by_engine(by, found, made)
-        return _as_gvisor_holds(held, by) if not leads_into(self.runtime or found.runtime) else held
+        runtime = self.runtime or found.runtime
+        if leads_into(runtime):
+            return held
+        return _as_gvisor_holds(held, by, own_kernel=is_kernel(runtime))
 
     def _check_socket(self, socket: str) -> None:
         """The engine's own is never shown, not even as `credentials`: who speaks with it is root here (M09)."""
@@ -260,14 +261,19 @@ class ContainerLauncher(WalledLauncher):
 
 def has_own_kernel(backend: object) -> bool:
     """Whether containers of this backend have one, by the runtime that is named for them."""
-    return str(getattr(backend, "runtime", None)).startswith(_KERNELS)
+    from ringfence.backends.container import door
+
+    return door.has_own_kernel(getattr(backend, "runtime", None) or "")
 
 
-def _as_gvisor_holds(held: Enforcement, by: str) -> Enforcement:
-    """A kernel of its own keeps no count of files and no RLIMIT_NPROC; the engine's limits are around it."""
+def _as_gvisor_holds(held: Enforcement, by: str, *, own_kernel: bool) -> Enforcement:
+    """A kernel of its own keeps no count of files and no RLIMIT_NPROC; the engine's limits are around it.
+
+    A runtime that we do not know may have one or not: the least of both is claimed.
+    """
     return replace(
         held,
-        syscalls=Control(f"{by}: a kernel of its own", "full"),
+        syscalls=Control(f"{by}: a kernel of its own", "full") if own_kernel else held.syscalls,
         processes=Control(f"{by}: pids limit", "weaker", "of the whole sandbox, on the host"),
         cpu=Control(held.cpu.mechanism, "weaker", "CPU time for each process, not for the tree"),
         disk=Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted"),

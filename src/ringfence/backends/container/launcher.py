@@ -149,7 +149,8 @@ def _start(
         if way is not None:
             undo.callback(way.close)
             shown = [*shown, *way.mounts()]
-        around = hardening.own_kernel(plan) if way is None else hardening.shared_kernel(plan)
+        own_kernel = door.has_own_kernel(oci_runtime or engine.runtime)
+        around = hardening.own_kernel(plan) if own_kernel else hardening.shared_kernel(plan)
         config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime, around)
         identity = _create(engine.api, image, config, user.uid, way, loosen)
         undo.callback(sweeping.remove, engine, identity)
