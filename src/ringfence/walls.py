@@ -198,6 +198,7 @@ class ContainerLauncher(WalledLauncher):
         found = find(self.engine, self.socket)
         check_runtime(found, self.runtime)
         self._check_socket(found.socket)
+        self._check_writable(found)
         by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
         held = self._held_by_engine(by, found, made)
         runtime = self.runtime or found.runtime
@@ -218,6 +219,16 @@ class ContainerLauncher(WalledLauncher):
                     key=f"mounts[{index}]",
                     fix="mount a folder that does not hold it",
                 )
+
+    def _check_writable(self, found: Engine) -> None:
+        """Users inside have other numbers here: what is not open to all would be mounted and could not be written."""
+        closed = [path for path in self._writable() if not os.stat(path).st_mode & 0o002] if found.mapped else []
+        if closed:
+            raise UnsupportedError(
+                f"users in containers of this {found.name} are nobody's on the host, and cannot write to {closed[0]}",
+                code="mounts",
+                missing=[Missing("container", "users that are not mapped, for a writable mount", 'backend="process"')],
+            )
 
     def _held_by_engine(self, by: str, found: Engine, made: ProcessPlan) -> Enforcement:
         from ringfence.backends.container.disks import counts_files

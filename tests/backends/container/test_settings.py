@@ -72,6 +72,7 @@ def test_secrets_of_the_host_that_mounts_conf_shows_are_not_shown(podman: Start,
     (tmp_path / "mounts.conf").write_text(f"{secrets}:/run/secrets\n")
     with Sandbox(backend=podman("", f"--default-mounts-file={tmp_path}/mounts.conf")) as box:
         assert box.exec(["ls", "-A", "/run/secrets"]).stdout == ""
+        assert not box.exec(["touch", "/run/secrets/mine"]).ok
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class Disks:
         bytes_alone = f"rw,exec,{_FLAGS},notmpcopyup,size={limits.disk},mode=1777"
         small = f"rw,noexec,{_FLAGS},notmpcopyup,size=64k"
         self.tmpfs = {"/tmp": bytes_alone, "/var/tmp": bytes_alone, "/run": small}
-        self.tmpfs[SECRETS] = small
+        self.tmpfs[SECRETS] = f"{small},mode=0755"
         if engine.rootless:
             self.tmpfs["/workspace"] = bytes_alone
         else:
