@@ -13,6 +13,7 @@ import sys
 
 from ringfence.errors import ImageError, Missing, UnsupportedError
 from ringfence.images.archives import apply_directory, apply_stream
+from ringfence.images.debian import dying_with_us
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _with_node(script: str) -> dict[str, str]:
 def _run(command: list[str], folder: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            command,
+            dying_with_us(command),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_DOWNLOAD_S,
