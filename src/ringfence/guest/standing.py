@@ -66,16 +66,25 @@ def stray(meant: Meant, process: str) -> str | None:
         return None
     targets = {target.removeprefix("/var") if target.startswith("/var/tmp/") else target for target in meant["targets"]}
     brought = {(device, root) for device, root in meant["brought"]}
-    for row in rows_of(f"{process}/mountinfo"):
-        where = row[4]
-        for sign in " \t\n#\\":
-            where = where.replace(f"\\{ord(sign):03o}", sign)
+    rows = [(_where(row), (row[2], row[3])) for row in rows_of(f"{process}/mountinfo")]
+    own = {what for where, what in rows if where == "/"}
+    again = [where for where, what in rows if what in own and where != "/"]  # where the engine's own folders are shown
+    for where, what in rows:
         if where in targets or where in _ENGINES or where.split("/")[1] in _KERNELS or where.startswith(_POLICIES):
             continue
-        if (row[2], row[3]) in brought and any(where.startswith(f"{target}/") for target in targets):
+        if what in brought and any(where.startswith(f"{target}/") for target in targets):
+            continue
+        if any(where == root or where.startswith(f"{root}/") for root in again):
             continue
         return f"{where} is a mount that nobody asked for"
     return None
+
+
+def _where(row: list[str]) -> str:
+    where = row[4]
+    for sign in " \t\n#\\":
+        where = where.replace(f"\\{ord(sign):03o}", sign)
+    return where
 
 
 def _mount_of(fd: int) -> str:

@@ -31,6 +31,7 @@ class Meaning:
         """`flags`: as in Meant."""
         self._fds = contextlib.ExitStack()  # held, so that no inode is given out again
         self._binds = tuple(binds)
+        self._before = self._brought() if flags else []
         self.meant: Meant | None = None
         writable = [bind for bind in binds if bind.writable]
         if not writable:
@@ -49,13 +50,17 @@ class Meaning:
 
     def expect(self, targets: Sequence[str]) -> None:
         """That nothing is mounted but there, and what an engine mounts of its own making in every box."""
-        brought = [
+        brought = list(dict.fromkeys((*self._before, *self._brought())))  # others mount and unmount meanwhile
+        meant: Meant = self.meant or {"places": [], "below": [], "flags": True, "targets": None, "brought": []}
+        self.meant = {**meant, "targets": list(targets), "brought": brought}
+
+    def _brought(self) -> list[tuple[str, str]]:
+        """What the host has mounted at and below the sources."""
+        return [
             (row[2], row[3])
             for row in standing.rows_of("/proc/self/mountinfo")
             if any(within(unescaped(row[4]), bind.source) for bind in self._binds)
         ]
-        meant: Meant = self.meant or {"places": [], "below": [], "flags": True, "targets": None, "brought": []}
-        self.meant = {**meant, "targets": list(targets), "brought": brought}
 
     def _identity(self, source: str) -> tuple[int, int]:
         try:
