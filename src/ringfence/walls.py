@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Policy
 
 
-_KERNELS = ("runsc", "kata")  # OCI runtimes whose containers have a kernel of their own
-
-
 class WalledLauncher:
     """One backend for one policy and image. What differs is in the two methods that raise here."""
 
@@ -194,15 +191,20 @@ class ContainerLauncher(WalledLauncher):
     runtime: str | None = None
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
+        from ringfence.backends.container.door import has_own_kernel as is_kernel
         from ringfence.backends.container.door import leads_into
         from ringfence.backends.container.engine import check_runtime, find
 
         found = find(self.engine, self.socket)
         check_runtime(found, self.runtime)
         self._check_socket(found.socket)
+        self._check_writable(found)
         by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
         held = self._held_by_engine(by, found, made)
-        return _as_gvisor_holds(held, by) if not leads_into(self.runtime or found.runtime) else held
+        runtime = self.runtime or found.runtime
+        if leads_into(runtime):
+            return held
+        return _as_gvisor_holds(held, by, own_kernel=is_kernel(runtime))
 
     def _check_socket(self, socket: str) -> None:
         """The engine's own is never shown, not even as `credentials`: who speaks with it is root here (M09)."""
@@ -218,6 +220,16 @@ class ContainerLauncher(WalledLauncher):
                     fix="mount a folder that does not hold it",
                 )
 
+    def _check_writable(self, found: Engine) -> None:
+        """Users inside have other numbers here: what is not open to all would be mounted and could not be written."""
+        closed = [path for path in self._writable() if not os.stat(path).st_mode & 0o002] if found.mapped else []
+        if closed:
+            raise UnsupportedError(
+                f"users in containers of this {found.name} are nobody's on the host, and cannot write to {closed[0]}",
+                code="mounts",
+                missing=[Missing("container", "users that are not mapped, for a writable mount", 'backend="process"')],
+            )
+
     def _held_by_engine(self, by: str, found: Engine, made: ProcessPlan) -> Enforcement:
         from ringfence.backends.container.disks import counts_files
 
@@ -231,10 +243,12 @@ class ContainerLauncher(WalledLauncher):
             time=Control("clock of guestd inside, and of the host behind it", "full"),
             cpu=Control(f"{by}: CPU quota, and the count of its cgroup", "full")
             if "cpu" in found.limits
-            else Control("RLIMIT_CPU", "weaker", "time alone: this engine, without root, has no cgroup for shares"),
-            memory=Control(f"{by}: memory limit, no swap", "full")
+            else Control("RLIMIT_CPU", "weaker", "time alone: this engine has no cgroup for shares"),
+            memory=Control(
+                f"{by}: memory limit{', no swap' if found.counts_swap else ' (swap is not counted)'}", "full"
+            )
             if "memory" in found.limits
-            else Control("RLIMIT_DATA", "weaker", "for each process: this engine, without root, has no cgroup for it"),
+            else Control("RLIMIT_DATA", "weaker", "for each process: this engine has no cgroup for it"),
             disk=Control(f"{by}: tmpfs size and inodes", "full")
             if counts_files(found)
             else Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted everywhere"),
@@ -258,14 +272,19 @@ class ContainerLauncher(WalledLauncher):
 
 def has_own_kernel(backend: object) -> bool:
     """Whether containers of this backend have one, by the runtime that is named for them."""
-    return str(getattr(backend, "runtime", None)).startswith(_KERNELS)
+    from ringfence.backends.container import door
+
+    return door.has_own_kernel(getattr(backend, "runtime", None) or "")
 
 
-def _as_gvisor_holds(held: Enforcement, by: str) -> Enforcement:
-    """A kernel of its own keeps no count of files and no RLIMIT_NPROC; the engine's limits are around it."""
+def _as_gvisor_holds(held: Enforcement, by: str, *, own_kernel: bool) -> Enforcement:
+    """A kernel of its own keeps no count of files and no RLIMIT_NPROC; the engine's limits are around it.
+
+    A runtime that we do not know may have one or not: the least of both is claimed.
+    """
     return replace(
         held,
-        syscalls=Control(f"{by}: a kernel of its own", "full"),
+        syscalls=Control(f"{by}: a kernel of its own", "full") if own_kernel else held.syscalls,
         processes=Control(f"{by}: pids limit", "weaker", "of the whole sandbox, on the host"),
         cpu=Control(held.cpu.mechanism, "weaker", "CPU time for each process, not for the tree"),
         disk=Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted"),

@@ -266,7 +266,7 @@ case "$*" in *--simulate*) exit 0;; esac
 echo "I: busy..." >&2
 mkdir -p "$TMPDIR/made/bin" && cp /bin/true "$TMPDIR/made/bin/" && chown -R 42:42 "$TMPDIR/made" || exit 1
 awk '{print $1, $3}' /proc/self/uid_map > "$TMPDIR/made/bin/map"
-[ -z "$STALL" ] || { echo "I: stalled..." >&2; sleep 1000; }
+[ ! -e "$(dirname "$0")/stall" ] || { echo "I: stalled..." >&2; sleep 1000; }
 tar -C "$TMPDIR/made" -cf - .
 rm -rf "$TMPDIR/made"
 """
@@ -312,12 +312,13 @@ def test_an_ordinary_user_builds_as_root_over_mapped_uids_in_a_folder_that_no_ot
 def test_what_a_killed_build_of_an_ordinary_user_left_is_removed_though_it_belongs_to_mapped_uids(
     users_folder: Path, ordinary_user: OrdinaryUser
 ) -> None:
+    (users_folder / "stall").touch()
     running = subprocess.Popen(
         [ordinary_user.python, "-c", _BUILD_AS_USER, str(users_folder)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ordinary_user.home,
-        env={**ordinary_user.environment(), "STALL": "1"},
+        env=ordinary_user.environment(),
         user=ordinary_user.uid,
         group=ordinary_user.gid,
         extra_groups=[],
@@ -330,5 +331,6 @@ def test_what_a_killed_build_of_an_ordinary_user_left_is_removed_though_it_belon
     running.stdout.close()
     left = {path.lstat().st_uid for path in (users_folder / "data").rglob("*")}
     assert len(left) == 2
+    (users_folder / "stall").unlink()
     done = ordinary_user.run(_BUILD_AS_USER, str(users_folder), "sweep", timeout_s=100)
     assert (done.stdout.splitlines()[0], done.stdout.splitlines()[-1]) == ("1", "['0', '1', '1', '65535'] []")

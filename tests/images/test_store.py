@@ -219,6 +219,50 @@ def test_an_import_that_is_killed_leaves_only_what_the_next_one_removes(store: S
     assert left(store) == {"names": 1, "trees": 1, "work": 0}
 
 
+def test_a_tree_that_was_removed_and_stored_again_while_it_was_looked_for_is_held(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock that was waited for is then of the tree that is gone, and the new one would be removed in use."""
+    source = archive(tmp_path)
+    digest = images.import_image("a", source).digest
+    flock = fcntl.flock
+    others: list[Callable[[], object]] = [lambda: images.remove("a"), lambda: images.import_image("a", source)]
+
+    def late(fd: int, how: int) -> None:
+        while how == fcntl.LOCK_SH and others:
+            others.pop(0)()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with store.hold(digest) as held:
+        assert others == []
+        with pytest.raises(ImageError, match="image a is in use by a sandbox"):
+            images.remove("a")
+        assert os.path.isdir(held.root)
+    images.remove("a")
+
+
+def test_a_record_whose_writer_was_killed_is_removed_by_the_next_start(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = images.import_image("a", archive(tmp_path))
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", killed)
+        with pytest.raises(Killed):
+            store.name(info)
+        with pytest.raises(Killed):
+            store.set_step("k", info.digest)
+    assert (left(store)["work"], store.sweep(), left(store)["work"]) == (2, 2, 0)
+    assert store.find("a") == info
+
+
 def test_a_lock_is_on_the_file_that_has_the_name(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     first = lock(path, fcntl.LOCK_EX)

@@ -7,20 +7,28 @@ from ringfence.values import Struct, final
 
 @final
 class Escape(Struct):
-    """`program` is open to it before version `fixed`."""
+    """`program` is open to it before version `fixed`, and from `since` on where a later line had a fix of its own."""
 
     program: str
     fixed: tuple[int, ...]
     cve: str
     how: str
+    since: tuple[int, ...] = ()
 
+
+_MASKED = "masked paths are swapped for links while a container starts"
+_CONSOLE = "/dev/console is swapped for a link while a container starts"
+_LABELS = "labels are written to a file of the guest's choice"
 
 ESCAPES = (
     Escape("runc", (1, 0, 0), "CVE-2019-5736", "a guest overwrites runc itself through /proc/self/exe"),
     Escape("runc", (1, 1, 12), "CVE-2024-21626", "a working directory of /proc/self/fd/N is a folder of the host"),
-    Escape("runc", (1, 2, 8), "CVE-2025-31133", "masked paths are swapped for links while a container starts"),
-    Escape("runc", (1, 2, 8), "CVE-2025-52565", "/dev/console is swapped for a link while a container starts"),
-    Escape("runc", (1, 2, 8), "CVE-2025-52881", "labels are written to a file of the guest's choice"),
+    Escape("runc", (1, 2, 8), "CVE-2025-31133", _MASKED),
+    Escape("runc", (1, 2, 8), "CVE-2025-52565", _CONSOLE),
+    Escape("runc", (1, 2, 8), "CVE-2025-52881", _LABELS),
+    Escape("runc", (1, 3, 3), "CVE-2025-31133", _MASKED, since=(1, 3)),
+    Escape("runc", (1, 3, 3), "CVE-2025-52565", _CONSOLE, since=(1, 3)),
+    Escape("runc", (1, 3, 3), "CVE-2025-52881", _LABELS, since=(1, 3)),
     Escape("docker", (18, 9, 2), "CVE-2019-5736", "the runc it comes with"),
     Escape("docker", (19, 3, 1), "CVE-2019-14271", "docker cp loads a library of the container's"),
     Escape("containerd", (1, 4, 3), "CVE-2020-15257", "the shim's socket is reached from the host's network"),
@@ -33,7 +41,7 @@ ESCAPES = (
 def known(program: str, version: str) -> tuple[Escape, ...]:
     """Those that this version is open to, by its number alone: distributions mend older ones under the same number."""
     numbers = numbers_of(version)
-    return tuple(each for each in ESCAPES if each.program == program and numbers and numbers < each.fixed)
+    return tuple(each for each in ESCAPES if each.program == program and numbers and each.since <= numbers < each.fixed)
 
 
 def numbers_of(version: str) -> tuple[int, ...]:

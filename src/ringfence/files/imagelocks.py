@@ -26,10 +26,8 @@ def lock(path: str, how: int) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, how)
-            if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+            if is_at(fd, path):
                 return fd
-        except FileNotFoundError:
-            pass  # removed between the two: once more
         except BlockingIOError:
             os.close(fd)
             return None
@@ -37,6 +35,14 @@ def lock(path: str, how: int) -> int | None:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def is_at(fd: int, path: str) -> bool:
+    """Whether the open file is the one that has the name now."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 class Held:

@@ -16,7 +16,7 @@ import fcntl
 import os
 
 from ringfence.errors import ImageError
-from ringfence.files.imagelocks import Held, Workplace, lock, remove_tree
+from ringfence.files.imagelocks import Held, Workplace, is_at, lock, remove_tree
 from ringfence.values import FrozenMap, Struct, final, frozen_map, put
 
 TYPE_CHECKING = False
@@ -113,19 +113,21 @@ class Store:
             code="image-damaged",
             fix="import or build it again",
         )
-        try:
-            fd = os.open(f"{self.directory}/trees/{digest}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            raise gone from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            if os.path.isdir(root):
-                return Held(root, fd)
-        except BaseException:
+        while True:
+            try:
+                fd = os.open(f"{self.directory}/trees/{digest}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                raise gone from None
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                if not os.path.isdir(root):
+                    raise gone
+                if is_at(fd, f"{self.directory}/trees/{digest}/lock"):  # else the tree was removed, and stored again
+                    return Held(root, fd)
+            except BaseException:
+                os.close(fd)
+                raise
             os.close(fd)
-            raise
-        os.close(fd)
-        raise gone
 
     # making
 
@@ -229,10 +231,17 @@ class Store:
         """A record of ours, whole or not at all."""
         import json
 
-        new = f"{self.directory}/work/{os.urandom(8).hex()}"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump(value, file)
-        os.rename(new, f"{self.directory}/{path}")
+        self._write(path, json.dumps(value))
+
+    def _write(self, path: str, text: str) -> None:
+        """Under a name and a lock by which the next sweep knows what a writer who was killed left."""
+        new = f"{self.directory}/work/{os.urandom(8).hex()}.lock"
+        fd = lock(new, fcntl.LOCK_EX)
+        assert fd is not None
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.rename(new, f"{self.directory}/{path}")
 
     def step(self, key: str) -> str | None:
         """The tree that a step of a build came to, when it is still there."""
@@ -245,10 +254,7 @@ class Store:
         return digest if good and os.path.isdir(self.root(digest)) else None
 
     def set_step(self, key: str, digest: str) -> None:
-        new = f"{self.directory}/work/{os.urandom(8).hex()}"
-        with open(new, "x", encoding="ascii") as file:
-            file.write(digest)
-        os.rename(new, f"{self.directory}/steps/{key}")
+        self._write(f"steps/{key}", digest)
 
     def exclusive(self) -> Held:
         """One process at a time names, removes and collects."""

@@ -34,11 +34,13 @@ class Outlets(TypedDict):
 
 
 class Meant(TypedDict):
-    """What is to stand at and below the writable mounts of a box."""
+    """What is to stand at and below the writable mounts of a box, and where else anything is mounted."""
 
     places: list[tuple[str, int, int, bool]]  # target, device and inode of what is shown there, writable
     below: list[tuple[str, str]]  # what the host has mounted there, which comes along: device, root in it
     flags: bool  # read-only is the mount's; else it is held elsewhere
+    targets: list[str] | None  # of all that was asked for; None: other mounts are not looked for
+    brought: list[tuple[str, str]]  # what the host has mounted below the sources of those: device, root in it
 
 
 class Told(TypedDict):

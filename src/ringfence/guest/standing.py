@@ -1,8 +1,9 @@
 """Whether what is mounted in a box is what the host meant to show there.
 
 An engine finds the source and the target of every mount by its path, again. A sandbox that writes to the same folder
-could have exchanged a part of such a path for a link meanwhile, which leads out of the folder. So each place is looked
-at before there is a guest: by guestd, or by the host through /proc.
+could have exchanged a part of such a path for a link meanwhile, which leads out of the folder. And an engine may have
+been told by its own settings to show more of the host, which it does not always tell: Podman's containers.conf and
+mounts.conf. So each place is looked at before there is a guest: by guestd, or by the host through /proc.
 """
 
 from __future__ import annotations
@@ -50,7 +51,40 @@ def wrong(meant: Meant, process: str, root: str) -> str | None:
         if (status.st_dev, status.st_ino) != (device, inode) or number in held:
             return f"{target} is not what it was"
         held[number] = target
-    return _wrong_mount(meant, held, f"{process}/mountinfo")
+    return _wrong_mount(meant, held, f"{process}/mountinfo") or stray(meant, process)
+
+
+# Of an engine's own making, in every container: what it says of the box itself, and the kernel's own.
+_KERNELS = ("proc", "sys", "dev")
+_ENGINES = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/run/.containerenv", "/etc/system-fips")
+_POLICIES = "/etc/crypto-policies/"  # the image's own, where the host is in FIPS mode
+
+
+def stray(meant: Meant, process: str) -> str | None:
+    """A mount that was not asked for, for people; None when there is none."""
+    if meant["targets"] is None:
+        return None
+    targets = {target.removeprefix("/var") if target.startswith("/var/tmp/") else target for target in meant["targets"]}
+    brought = {(device, root) for device, root in meant["brought"]}
+    rows = [(_where(row), (row[2], row[3])) for row in rows_of(f"{process}/mountinfo")]
+    own = {what for where, what in rows if where == "/"}
+    again = [where for where, what in rows if what in own and where != "/"]  # where the engine's own folders are shown
+    for where, what in rows:
+        if where in targets or where in _ENGINES or where.split("/")[1] in _KERNELS or where.startswith(_POLICIES):
+            continue
+        if what in brought and any(where.startswith(f"{target}/") for target in targets):
+            continue
+        if any(where == root or where.startswith(f"{root}/") for root in again):
+            continue
+        return f"{where} is a mount that nobody asked for"
+    return None
+
+
+def _where(row: list[str]) -> str:
+    where = row[4]
+    for sign in " \t\n#\\":
+        where = where.replace(f"\\{ord(sign):03o}", sign)
+    return where
 
 
 def _mount_of(fd: int) -> str:

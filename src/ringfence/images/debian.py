@@ -29,6 +29,9 @@ _DIE_WITH_US = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,int(sys.argv[1]))
 # is root in a user namespace besides; not in mmdebstrap's own, whose root is another uid that may not enter our folder.
 _ALONE = ("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
 _SIGKILL = 9
+# Of the caller's variables, what apt asks for. Maintainers' scripts see them all, and its tokens are none of theirs.
+_PASSED = ("HOME", "USER", "LOGNAME", "LANG", "APT_CONFIG", "SOURCE_DATE_EPOCH")
+_PROXIES = "_proxy"
 _PROBE_S = 20.0
 _LEAN = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 _KEPT = ("/usr/share/doc/*/copyright",)
@@ -94,12 +97,12 @@ def debootstrap(
 def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
     mapped = () if os.geteuid() == 0 else AS_ROOT[1:]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, str(_SIGKILL), *_ALONE, *mapped, *command],
+        dying_with_us([*_ALONE, *mapped, *command]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if _is_passed(name)},
             "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin",  # not in every user's
             "TMPDIR": scratch,
             "LC_ALL": "C.UTF-8",
@@ -107,6 +110,15 @@ def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
         },
         start_new_session=True,
     )
+
+
+def dying_with_us(command: list[str]) -> list[str]:
+    """The command that is killed when the thread that starts it is gone, however that ended."""
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, str(_SIGKILL), *command]
+
+
+def _is_passed(name: str) -> bool:
+    return name in _PASSED or name.lower().endswith(_PROXIES)
 
 
 def _look_for_packages(command: list[str], suite: str, scratch: str) -> None:

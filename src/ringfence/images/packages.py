@@ -1,7 +1,7 @@
 """Adds pip and npm packages to a tree. Downloads are data, made by the host's own pip and npm as the host has them
 configured; what is installed is written inside a sandbox of the image, without a network, and comes out as a layer.
 
-Only wheels are taken, and npm's scripts are not run: nothing of a package runs on the host.
+Only wheels are taken, npm's scripts are not run, and neither may start a program: nothing of a package runs here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 
 from ringfence.errors import ImageError, Missing, UnsupportedError
 from ringfence.images.archives import apply_directory, apply_stream
+from ringfence.images.debian import dying_with_us
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,21 @@ sys.addaudithook(refuse)
 sys.argv[0] = "pip"
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
+# npm fetches what is named by a repository's address with git, which copies any repository of this host that a package
+# names (git+file://), and runs itself there again. It starts no program for what comes from a registry.
+_NPM_ALONE = """
+const programs = require("child_process");
+function refuse(file) {
+  process.stderr.write(`ringfence: npm may not start ${JSON.stringify(file)}\\n`);
+  throw new Error("npm may not start a program");
+}
+programs.ChildProcess.prototype.spawn = (options) => refuse(options.file);
+for (const name of Object.keys(programs)) {
+  if (typeof programs[name] === "function" && name !== "ChildProcess") programs[name] = refuse;
+}
+require("module").syncBuiltinESMExports();
+"""
+_NPM_OWN = ("file", "directory")  # of this host: a recipe may name one, a package not; newer versions know it
 _PACK = """
 import sys, tarfile
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as tar:
@@ -150,10 +166,19 @@ def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) 
     say(f"npm install {' '.join(packages)}")
     prefix = f"{scratch}/npm"
     os.mkdir(prefix, 0o755)
+    with open(f"{scratch}/alone.js", "w", encoding="utf-8") as file:
+        file.write(_NPM_ALONE)
     command = ["npm", "install", "--global", "--prefix", prefix, "--ignore-scripts", "--no-audit", "--no-fund"]
-    done = _run([*command, "--no-update-notifier", "--loglevel=error", "--", *packages], scratch)
+    command += [f"--allow-{kind}=root" for kind in _NPM_OWN]
+    done = _run([*command, "--no-update-notifier", "--loglevel=error", "--", *packages], scratch, _with_node(file.name))
+    said = done.stderr.decode("utf-8", "replace")
+    if "ringfence: npm may not start" in said:
+        raise ImageError(
+            f"among {', '.join(packages)!r:.200} and what they need, npm found what no registry has; nothing was kept",
+            code="package-source",
+            fix="name packages of a registry: nothing is cloned or built on this host",
+        )
     if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace")
         signs = ("not in this registry", "No matching version")
         unknown = [line for line in said.splitlines() if any(sign in line for sign in signs)]
         raise ImageError(
@@ -164,10 +189,22 @@ def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) 
     apply_directory(tree, prefix, below="usr/local", whole=False)
 
 
-def _run(command: list[str], folder: str) -> subprocess.CompletedProcess[bytes]:
+def _with_node(script: str) -> dict[str, str]:
+    """Variables with which every Node runs that script first."""
+    quoted = script.replace("\\", "\\\\").replace('"', '\\"')
+    return {**os.environ, "NODE_OPTIONS": f'{os.environ.get("NODE_OPTIONS", "")} --require "{quoted}"'.strip()}
+
+
+def _run(command: list[str], folder: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DOWNLOAD_S, check=False, cwd=folder
+            dying_with_us(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_DOWNLOAD_S,
+            check=False,
+            cwd=folder,
+            env=env,
         )
     except subprocess.TimeoutExpired:
         raise ImageError(f"{command[0]} took longer than {_DOWNLOAD_S:g} s", code="build", fix="try again") from None

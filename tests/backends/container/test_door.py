@@ -106,3 +106,11 @@ def test_megabytes_both_ways_at_once_arrive_whole(contained: Container) -> None:
 def test_containers_of_a_runtime_with_a_kernel_of_its_own_have_no_door() -> None:
     told = {name: door.leads_into(name) for name in ("runc", "crun", "/usr/bin/crun", "runsc", "kata-runtime", "")}
     assert told == {"runc": True, "crun": True, "/usr/bin/crun": True, "runsc": False, "kata-runtime": False, "": False}
+    others = ("runsc-kvm", "io.containerd.kata.v2", "io.containerd.runc.v2", "nvidia", "")
+    assert {name: (door.leads_into(name), door.has_own_kernel(name)) for name in others} == {
+        "runsc-kvm": (False, True),
+        "io.containerd.kata.v2": (False, True),
+        "io.containerd.runc.v2": (True, False),
+        "nvidia": (False, False),
+        "": (False, False),
+    }

@@ -48,6 +48,18 @@ def test_a_policy_for_a_kernel_of_its_own_is_refused_without_one(docker: Contain
         Sandbox(backend=docker, policy=Policy(isolation="own-kernel"))
 
 
+def test_a_runtime_that_is_not_known_is_not_told_as_a_kernel_of_its_own(docker: Container) -> None:
+    """It may be runc under another name, as nvidia's is, and many hosts have that one as their default."""
+    renamed = replace(docker, runtime="renamed")
+    with Sandbox(backend=renamed) as box:
+        assert box.run("6 * 7").value == "42"
+        held = box.enforcement
+    assert held.syscalls.mechanism.endswith("with renamed: its seccomp profile, and our allow-list inside")
+    assert held.weaker == ("processes", "cpu", "disk")
+    with pytest.raises(UnsupportedError, match="the container backend shares the host's"):
+        Sandbox(backend=renamed, policy=Policy(isolation="own-kernel"))
+
+
 def test_a_runtime_that_the_engine_has_not_is_refused_before_anything_starts(docker: Container) -> None:
     with pytest.raises(UnsupportedError, match=r"docker has no runtime 'nope'; it has .*runc") as caught:
         Sandbox(backend=replace(docker, runtime="nope")).plan()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Limits
 
 LABEL = "ringfence.owner"
+SECRETS = "/run/secrets"  # where a host's mounts.conf has Podman show secrets of the host
 _MODES = {"/tmp": "1777", "/workspace": "0755"}  # inside
 _FLAGS = "nosuid,nodev"
 
@@ -43,7 +44,9 @@ class Disks:
             self.tmpfs = {path: f"rw,exec,{_FLAGS},{self._room(mode)}" for path, mode in _MODES.items()}
             return
         bytes_alone = f"rw,exec,{_FLAGS},notmpcopyup,size={limits.disk},mode=1777"
-        self.tmpfs = {"/tmp": bytes_alone, "/var/tmp": bytes_alone, "/run": f"rw,noexec,{_FLAGS},notmpcopyup,size=64k"}
+        small = f"rw,noexec,{_FLAGS},notmpcopyup,size=64k"
+        self.tmpfs = {"/tmp": bytes_alone, "/var/tmp": bytes_alone, "/run": small}
+        self.tmpfs[SECRETS] = f"{small},mode=0755"
         if engine.rootless:
             self.tmpfs["/workspace"] = bytes_alone
         else:

@@ -26,13 +26,24 @@ INSIDE = "/.ringfence-door"
 _NAME = "door"
 _ANSWER_S = 5.0  # for who came to say the key
 _SHARING = ("runc", "crun", "youki")  # OCI runtimes whose containers have the host's kernel, and so its sockets
+_KERNELS = ("runsc", "gvisor", "kata")  # and those whose have one of their own; of others nothing is known
 
 
 def leads_into(oci_runtime: str) -> bool:
     """Whether a socket of the host's can be reached in a container of this runtime."""
     import sys
 
-    return sys.platform == "linux" and oci_runtime.rpartition("/")[2].startswith(_SHARING)
+    return sys.platform == "linux" and _plain(oci_runtime).startswith(_SHARING)
+
+
+def has_own_kernel(oci_runtime: str) -> bool:
+    """Whether containers of this runtime certainly have one. Not so `nvidia`, which is runc under another name."""
+    return _plain(oci_runtime).startswith(_KERNELS)
+
+
+def _plain(oci_runtime: str) -> str:
+    """The name of a program, of its path, or of containerd's io.containerd.NAME.v2."""
+    return oci_runtime.rpartition("/")[2].removeprefix("io.containerd.")
 
 
 def other_end(channel: socket.socket) -> tuple[int, int]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CONTROLLERS = ("cpu", "memory", "pids")
+_HELD = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}  # as an engine tells that it can
 _CGROUPS = "/sys/fs/cgroup/user.slice"
 _TIMEOUT_S = 60
 _SERVICE_S = 10.0
@@ -38,6 +39,7 @@ class Engine(Struct):
     runtimes: tuple[str, ...]  # that can be named
     cpus: int  # that it has
     limits: tuple[str, ...]  # controllers by which it limits a container as a whole
+    counts_swap: bool  # within the limit of memory
 
 
 _lock = threading.Lock()
@@ -143,10 +145,18 @@ def _candidates(name: str | None, given: str | None) -> list[tuple[str, str]]:
         return [(name or ("podman" if "podman" in given else "docker"), given.removeprefix("unix://"))]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     found: list[tuple[str, str]] = []
-    if runtime:
+    if runtime and _is_mine(runtime):
         found += [("docker", f"{runtime}/docker.sock"), ("podman", f"{runtime}/podman/podman.sock")]
     found += [("docker", "/var/run/docker.sock"), ("podman", "/run/podman/podman.sock")]
     return [(kind, path) for kind, path in found if name in (None, kind)]
+
+
+def _is_mine(path: str) -> bool:
+    """Root that came by `su` may have another user's there, whose engine would see and answer all that root runs."""
+    try:
+        return os.stat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 class _NoAnswerError(Exception):
@@ -155,14 +165,24 @@ class _NoAnswerError(Exception):
 
 def _connect(path: str) -> Engine:
     docker = _package()
+    import requests.exceptions
+
+    api = None
     try:
         api = docker.APIClient(base_url=f"unix://{path}", version="auto", timeout=_TIMEOUT_S)
-        version = api.version()
-    except docker.errors.DockerException as error:
-        raise _NoAnswerError(str(error)[:200]) from None
+        return _described(path, api, api.version(), api.info())
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        said = str(error)
+    except (AttributeError, KeyError, TypeError, ValueError):  # what a proxy before it, or another program, made of it
+        said = "its answers are not an engine's"
+    if api is not None:
+        api.close()
+    raise _NoAnswerError(said[:200])
+
+
+def _described(path: str, api: Any, version: Any, told: Any) -> Engine:
     parts = " ".join(str(part.get("Name", "")) for part in version.get("Components", ()))
     name = "podman" if "podman" in parts.lower() else "docker"
-    told = api.info()
     options = [str(option) for option in told.get("SecurityOptions") or ()]
     rootless = bool(told.get("Rootless")) or any(option.startswith("name=rootless") for option in options)
     mapped = rootless or any(option.startswith("name=userns") for option in options)
@@ -170,13 +190,17 @@ def _connect(path: str) -> Engine:
     known = () if name == "podman" else tuple(sorted(told.get("Runtimes") or ()))  # Podman's API takes none
     number = str(version.get("Version", "unknown"))
     held = _controllers(told, rootless)
-    return Engine(name, path, number, api, rootless, mapped, runtime, known, int(told["NCPU"]), held)
+    swap = bool(told.get("SwapLimit"))
+    return Engine(name, path, number, api, rootless, mapped, runtime, known, int(told["NCPU"]), held, swap)
 
 
 def _controllers(told: Any, rootless: bool) -> tuple[str, ...]:
-    """Without root an engine has what systemd delegates to its user, and nothing by the first version of cgroups."""
+    """Without root an engine has what systemd delegates to its user, and nothing by the first version of cgroups.
+
+    With root it has what its host has, and a limit that it cannot set it leaves out with a warning.
+    """
     if not rootless:
-        return CONTROLLERS
+        return tuple(name for name in CONTROLLERS if told.get(_HELD[name]))
     if str(told.get("CgroupVersion")) != "2":
         return ()
     user = os.geteuid()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ringfence.backends.container import masking
+from ringfence.backends.container.disks import SECRETS
 from ringfence.backends.process import state
 from ringfence.backends.walled import runtime
 from ringfence.backends.walled.skeleton import Bind
@@ -63,6 +64,8 @@ def host_config(
         _check_spelling(engine, mount)
         mount["Target"] = disks.spelled(mount["Target"])
     taken = {mount["Target"] for mount in shown}
+    if "/run" in taken:  # an image's, read-only
+        taken.add(SECRETS)
     memory = around.memory
     shm = min(64 << 20, limits.memory // 2)
     config = engine.api.create_host_config(

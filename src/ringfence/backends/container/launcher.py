@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 
-from ringfence.backends.container import account, disks, door, hardening, skeletons, sweeping
+from ringfence.backends.container import account, checking, disks, door, hardening, skeletons, sweeping
 from ringfence.backends.container import engine as engines
 from ringfence.backends.container.egress import RESOLVER, Egress
 from ringfence.backends.container.wall import ContainerWall
@@ -79,7 +79,10 @@ def launch(
             raise _failed(engine, error) from None
         box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
         try:
-            told = fence(plan, limits.memory, engine, shares_kernel=wall.takes_descriptors)
+            own_kernel = door.has_own_kernel(oci_runtime or engine.runtime)
+            told = fence(plan, limits.memory, engine, shares_kernel=not own_kernel)
+            if flags:
+                meaning.expect(wall.targets)
             looks = wall.takes_descriptors and not _may_look(wall)  # guestd itself
             meant = meaning.meant if looks else None
             with _cpu_counter(wall if plan.cgroup else None, box) as cpu:
@@ -146,11 +149,14 @@ def _start(
         if way is not None:
             undo.callback(way.close)
             shown = [*shown, *way.mounts()]
-        around = hardening.own_kernel(plan) if way is None else hardening.shared_kernel(plan)
+        own_kernel = door.has_own_kernel(oci_runtime or engine.runtime)
+        around = hardening.own_kernel(plan) if own_kernel else hardening.shared_kernel(plan)
         config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime, around)
         identity = _create(engine.api, image, config, user.uid, way, loosen)
         undo.callback(sweeping.remove, engine, identity)
-        wall = ContainerWall(engine, identity, way)
+        if loosen is None:
+            checking.check(engine, identity, config)
+        wall = ContainerWall(engine, identity, way, targets=checking.targets(config))
         undo.callback(wall.hang_up)
         engine.api.start(identity)
         by_key_alone = engine.mapped or loosen is not None
@@ -178,7 +184,7 @@ def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loose
         "network_disabled": True,
         "labels": {disks.LABEL: owners.name()},
         "host_config": config,
-        "name": f"ringfence-{os.getpid()}-{os.urandom(4).hex()}",
+        "name": sweeping.name(),
     }
     if loosen is not None:
         loosen(settings)

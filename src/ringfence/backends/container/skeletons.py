@@ -15,6 +15,8 @@ from ringfence.backends.walled import runtime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ringfence.backends.container.engine import Engine
     from ringfence.backends.walled.skeleton import Skeleton
 
@@ -22,16 +24,18 @@ LABEL = "ringfence.skeleton"
 _REPOSITORY = "ringfence-skeleton"
 _KEPT = 32  # of other shapes; policies with mounts have one each
 _OWN = ("proc", "dev", "tmp", "workspace", "sys", runtime.INSIDE[1:], door.INSIDE[1:])
+_SAYING = ("Env", "Volumes", "Healthcheck", "Labels", "Shell", "OnBuild", "StopSignal", "Entrypoint", "Cmd", "User")
 _known: dict[tuple[str, str], str] = {}  # by engine and digest: the id
 
 
 def of(engine: Engine, made: Skeleton) -> str:
     """Its id in the engine. After `forget`, one that somebody removed meanwhile is made again."""
     data = _tar(made)
-    tag = hashlib.sha256(data).hexdigest()[:24]
+    digest = hashlib.sha256(data).hexdigest()
+    tag = digest[:24]
     key = (engine.socket, tag)
     if key not in _known:
-        _known[key] = _find(engine, tag) or _import(engine, data, tag)
+        _known[key] = _find(engine, tag, digest) or _import(engine, data, tag)
     return _known[key]
 
 
@@ -57,13 +61,22 @@ def _is_ours(tag: str) -> bool:
     return tag.rpartition(":")[0].rpartition("/")[2] == _REPOSITORY
 
 
-def _find(engine: Engine, tag: str) -> str | None:
+def _find(engine: Engine, tag: str, digest: str) -> str | None:
     import docker.errors
 
     try:
-        return str(engine.api.inspect_image(f"{_REPOSITORY}:{tag}")["Id"])
+        found = engine.api.inspect_image(f"{_REPOSITORY}:{tag}")
     except docker.errors.ImageNotFound:
         return None
+    return str(found["Id"]) if _is_as_imported(found, digest) else None
+
+
+def _is_as_imported(found: Any, digest: str) -> bool:
+    """A name is no proof: `docker load` gives an image the name that its archive says, and what such an image says
+    of itself the engine does, ENV LD_PRELOAD in guestd's own environment and a HEALTHCHECK beside it (M10)."""
+    layers = (found.get("RootFS") or {}).get("Layers")
+    config = found.get("Config") or {}
+    return layers == [f"sha256:{digest}"] and not any(config.get(word) for word in _SAYING)
 
 
 def _import(engine: Engine, data: bytes, tag: str) -> str:

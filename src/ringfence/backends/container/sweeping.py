@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -11,6 +12,8 @@ from ringfence.backends.process import owners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ringfence.backends.container.engine import Engine
 
 _AGAIN_S = 10.0
@@ -40,6 +43,16 @@ def remove(engine: Engine, identity: str) -> None:
     _owed.setdefault(engine.socket, []).append(identity)
 
 
+def name() -> str:
+    """For a new container."""
+    return f"ringfence-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def _is_ours(names: Iterable[str], owner: str) -> bool:
+    """By the name that `owner` gave it: a label may be an image's, and the container anybody's."""
+    return any(found.lstrip("/").startswith(f"ringfence-{owner.partition('-')[0]}-") for found in names)
+
+
 def sweep(engine: Engine) -> None:
     """Containers of processes that are gone, and those of ours that a lost engine could not remove."""
     for identity in _owed.pop(engine.socket, ()):
@@ -49,7 +62,8 @@ def sweep(engine: Engine) -> None:
         return
     _swept.add(engine.socket)
     for found in engine.api.containers(all=True, filters={"label": disks.LABEL}):
-        if owners.is_dead(found.get("Labels", {}).get(disks.LABEL, "")):
+        owner = found.get("Labels", {}).get(disks.LABEL, "")
+        if owners.is_dead(owner) and _is_ours(found.get("Names") or (), owner):
             if found.get("State") == "paused":
                 quietly(engine.api.unpause, found["Id"])  # Podman removes none that stands still
             remove(engine, found["Id"])

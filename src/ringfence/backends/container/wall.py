@@ -17,6 +17,7 @@ from ringfence.results import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from ringfence.backends.container.door import Door
@@ -29,7 +30,9 @@ _END_S = 0.5  # for guestd to end by itself
 class ContainerWall:
     """Made before its container is started."""
 
-    def __init__(self, engine: Engine, identity: str, door: Door | None) -> None:
+    def __init__(self, engine: Engine, identity: str, door: Door | None, *, targets: Sequence[str] = ()) -> None:
+        """`targets`: of all that it was asked to mount."""
+        self.targets = targets
         self._undo = contextlib.ExitStack()
         self._engine = engine
         self._id = identity

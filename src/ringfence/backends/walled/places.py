@@ -30,6 +30,8 @@ class Meaning:
     def __init__(self, binds: Sequence[Bind], *, flags: bool = True) -> None:
         """`flags`: as in Meant."""
         self._fds = contextlib.ExitStack()  # held, so that no inode is given out again
+        self._binds = tuple(binds)
+        self._before = self._brought() if flags else []
         self.meant: Meant | None = None
         writable = [bind for bind in binds if bind.writable]
         if not writable:
@@ -44,7 +46,21 @@ class Meaning:
             undo.callback(self.close)
             places = [(bind.target, *self._identity(bind.source), bind.writable) for bind in looked_at.values()]
             undo.pop_all()
-        self.meant = {"places": places, "below": below, "flags": flags}
+        self.meant = {"places": places, "below": below, "flags": flags, "targets": None, "brought": []}
+
+    def expect(self, targets: Sequence[str]) -> None:
+        """That nothing is mounted but there, and what an engine mounts of its own making in every box."""
+        brought = list(dict.fromkeys((*self._before, *self._brought())))  # others mount and unmount meanwhile
+        meant: Meant = self.meant or {"places": [], "below": [], "flags": True, "targets": None, "brought": []}
+        self.meant = {**meant, "targets": list(targets), "brought": brought}
+
+    def _brought(self) -> list[tuple[str, str]]:
+        """What the host has mounted at and below the sources."""
+        return [
+            (row[2], row[3])
+            for row in standing.rows_of("/proc/self/mountinfo")
+            if any(within(unescaped(row[4]), bind.source) for bind in self._binds)
+        ]
 
     def _identity(self, source: str) -> tuple[int, int]:
         try:
@@ -61,6 +77,7 @@ class Meaning:
             return
         try:
             os.stat(f"/proc/{pid}/root/")
+            stray = standing.stray(self.meant, f"/proc/{pid}")
             found = standing.wrong(self.meant, f"/proc/{pid}", f"/proc/{pid}/root")
         except OSError as error:
             raise UnsupportedError(
@@ -68,6 +85,12 @@ class Meaning:
                 code="mounts",
                 fix='mode = "copy" or "ro", or backend="process"',
             ) from None
+        if found is not None and found == stray:
+            raise UnsupportedError(
+                f"the engine shows more of this host than it was asked to: {stray}",
+                code="engine-settings",
+                fix='take it out of the engine\'s own settings, such as containers.conf, or backend="process"',
+            )
         if found is not None:
             raise _changed(found)
 
