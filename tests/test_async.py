@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 import ringfence
+import weaker
 from ringfence import (
     AsyncSandbox,
     Exit,
@@ -158,6 +159,34 @@ def test_cancelling_an_exec_kills_its_work_and_leaves_the_sandbox() -> None:
             async with asyncio.timeout(20):  # what was killed may be counted until the kernel has ended it
                 while await count(box) > before:
                     pass
+
+    run(main)
+
+
+@weaker.needs_cgroup
+@pytest.mark.parametrize("moment", ["asked", "frozen"])
+def test_a_pause_that_is_cancelled_is_none(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with AsyncSandbox() as box:
+            process = await box.spawn(["sleep", "600"], timeout_s=1)
+            assert box._box is not None
+            freezes, freeze = threading.Event(), box._box.freeze
+
+            def slowly() -> bool:
+                freezes.set()
+                time.sleep(0.2)
+                return freeze()
+
+            monkeypatch.setattr(box._box, "freeze", slowly)
+            task = asyncio.ensure_future(box.pause())
+            await asyncio.sleep(0)
+            if moment == "frozen":
+                await blocking(freezes.wait)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async with asyncio.timeout(20):  # its clock goes on too
+                assert ((await process.wait()).status, box.state) == ("timeout", "running")
 
     run(main)
 

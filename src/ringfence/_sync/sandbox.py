@@ -430,12 +430,15 @@ class Sandbox:
             return
         place = self._running_place()
         if place.box.can_freeze:
-            place.link.say(op="pause")  # its clocks stop first: it may be frozen with the others
-            place.link.wait(lambda: place.link.paused, time.monotonic() + _PAUSE_S)
-            self._paused = blocking(place.box.freeze)
+            try:
+                place.link.say(op="pause")  # its clocks stop first: it may be frozen with the others
+                place.link.wait(lambda: place.link.paused, time.monotonic() + _PAUSE_S)
+                self._paused = blocking(place.box.freeze)
+            finally:
+                if not self._paused:  # who is interrupted here did not pause it
+                    self.resume()
             if self._paused:
                 return
-            place.link.say(op="resume")
         raise UnsupportedError(
             f"sandbox {self.id} cannot be paused: it has no freezer of its own",
             code="pause",
