@@ -192,3 +192,26 @@ def test_a_tool_that_the_keyboard_interrupts_interrupts_its_caller(box: Sandbox)
     assert box.run("1 + 1").value == "2"
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
+
+
+FLOOD = """
+import json, os, struct, time
+data = b'{"args": [], "kwargs": {}}'
+for number in range(200):
+    text = json.dumps({"m": "call", "id": number, "name": "much"}).encode()
+    os.write(3, struct.pack("<II", len(text), len(data)) + text + data)
+time.sleep(2)
+"""
+
+
+def test_answers_that_a_guest_does_not_take_are_not_heaped_up_for_it() -> None:
+    """They would lie in the memory of the monitor, which no limit of this guest counts."""
+    calls: list[None] = []
+
+    def much() -> Json:
+        calls.append(None)
+        return "x" * (module.MAX_RESULT - 2)
+
+    with Sandbox(tools={"much": much}) as box:
+        assert (box.run(FLOOD).status, len(calls) < 4) == ("ok", True)
+        assert box.run("[len(much()) for _ in range(5)] == [2**20 - 2] * 5").value == "True"

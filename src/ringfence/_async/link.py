@@ -56,6 +56,7 @@ class AsyncLink:
 
     async def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
         """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
+        inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
         await self._send(before + frames.pack(frames.LINE, inbox.id, data))
 

@@ -10,6 +10,7 @@ from ringfence._async.waiting import called, lock, opening
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
 from ringfence.values import Struct, final, replace
 from ringfence.wire import frames, line
+from ringfence.wire.switchboard import STDIN_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,13 +164,20 @@ class AsyncCell(AsyncProcess):
         if self._done:
             self._look_for_end()
             return True
-        arrived = await super()._pull(deadline, enough)
-        while self._asked and not self._over():
+        arrived = await super()._pull(deadline, lambda: self._may_answer() or (enough is not None and enough()))
+        over = self._over() if self._asked else False
+        while self._may_answer() and not over:
             await self._answer(self._asked.pop(0))
-        while self._asked and self._inbox.end is None:
+            over = self._over()
+        while self._asked and over and self._inbox.end is None:
             await self._tell_failure(self._asked.pop(0))
         self._look_for_end()
         return arrived
+
+    def _may_answer(self) -> bool:
+        """A guest that does not take its answers waits for more of them: they would lie in our memory, not in its."""
+        inbox = self._inbox
+        return bool(self._asked) and (inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed)
 
     def _over(self) -> bool:
         """Whether no tool is to work for it any more: it ended, or its time did. Takes what has arrived meanwhile."""

@@ -95,6 +95,8 @@ class Link:
 
     def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
         """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
+        with self._changed:
+            inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
         self._send(before + frames.pack(frames.LINE, inbox.id, data))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _READ = 1 << 16
 _READ_FILES = 1 << 17  # a file worker moves much; more would not go into the channel at once
 _PIPE_FILES = 1 << 20
+_WORTH_TELLING = 1 << 16  # of what went to an interpreter by its line
 _WITH_LINE = ("python", "fresh", "javascript", "session")
 _PIECE = 64  # what each piece is charged beyond its bytes, as the host counts it (F16)
 _REPORT_CAP = 1 << 18
@@ -51,7 +52,9 @@ class Job:
         self.terminal = request["pty"]
         self._stdin = Feed(guestd, number) if request["stdin"] else None
         self._has_line = kind in _WITH_LINE
-        self._line = Feed(guestd, 0) if self.session else None  # who runs one piece of code is told nothing
+        self._line = (
+            Feed(guestd, number, _WORTH_TELLING) if self.session else None
+        )  # who runs one piece of code is told nothing
         self._outputs: dict[int, int] = {}  # descriptor → frame type
         self._said = b""  # read from its line and not passed on yet
         self._report_fd = -1
