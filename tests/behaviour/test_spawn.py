@@ -65,3 +65,11 @@ def test_a_command_that_is_refused_did_not_run() -> None:
             with pytest.raises(OSError, match="cannot start another process"):
                 box.exec(["sh", "-c", "echo ran >> log"])
         assert box.exec(["sh", "-c", "cat log 2>/dev/null"]).stdout == ""
+
+
+def test_asking_whether_a_cell_runs_holds_up_no_output() -> None:
+    with Sandbox() as box, box.session().spawn("for _ in range(4000): print('x' * 999)", timeout_s=20) as cell:
+        asked_until = time.monotonic() + 0.5
+        while cell.running and time.monotonic() < asked_until:
+            time.sleep(0.01)
+        assert sum(len(event.data) for event in cell if isinstance(event, Stdout)) == 4_000_000

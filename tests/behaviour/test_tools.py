@@ -215,3 +215,22 @@ def test_answers_that_a_guest_does_not_take_are_not_heaped_up_for_it() -> None:
     with Sandbox(tools={"much": much}) as box:
         assert (box.run(FLOOD).status, len(calls) < 4) == ("ok", True)
         assert box.run("[len(much()) for _ in range(5)] == [2**20 - 2] * 5").value == "True"
+
+
+def test_a_guest_that_prints_much_while_a_tool_works_goes_on_afterwards() -> None:
+    done = threading.Event()
+
+    def slow() -> Json:
+        done.wait(1)
+        return 1
+
+    code = """
+import threading
+talking = threading.Thread(target=lambda: [print("x" * 999) for _ in range(4000)])
+talking.start()
+slow()
+talking.join()
+"""
+    with Sandbox(tools={"slow": slow}) as box:
+        result = box.run(code, timeout_s=20)
+        assert (result.status, result.usage.output_bytes) == ("ok", 4_000_000)

@@ -139,6 +139,7 @@ class Process:
         hard = self._hard_deadline()
         until = hard if deadline is None else min(hard, deadline)
         inbox = self._inbox
+        self._grant()  # who asked whether it still runs has taken output too
         try:
             arrived = self._place.link.wait(
                 lambda: bool(inbox.items) or inbox.end is not None or (enough is not None and enough()), until
@@ -157,12 +158,16 @@ class Process:
         if self._line is None and not self._hung_up and inbox.end is None:
             self._hung_up = True
             self._place.link.say(op="hang-up", id=inbox.id)
-        credit = inbox.credit()
-        if credit and inbox.end is None:
-            self._place.link.say(op="credit", id=inbox.id, bytes=credit)
+        self._grant()
         if inbox.end is not None and not inbox.items and self._result is None:
             self._finish()
         return True
+
+    def _grant(self) -> None:
+        """As much output as was taken may come again."""
+        credit = self._inbox.credit()
+        if credit and self._inbox.end is None:
+            self._place.link.say(op="credit", id=self._inbox.id, bytes=credit)
 
     def _hard_deadline(self) -> float:
         """When we stop believing that guestd keeps the time. A caller who was away gets the news first."""
