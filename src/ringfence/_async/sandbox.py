@@ -390,7 +390,7 @@ class AsyncSandbox:
         """Of the same backend, image, policy, workspace, tools and labels. Not started."""
         backend, workspace = self._made_with
         image = self._launcher.image
-        twin = AsyncSandbox(
+        return AsyncSandbox(
             backend=backend,
             image=image,
             policy=self.policy,
@@ -398,9 +398,6 @@ class AsyncSandbox:
             tools=self._tools,
             labels=self.labels,
         )
-        if self._box is not None:
-            twin._launcher.twin_of = self._box.outlet  # copied memory holds its placeholders and its trusted roots
-        return twin
 
     def _trees_kept(self) -> AsyncTrees:
         if not self._trees:
@@ -423,6 +420,7 @@ class AsyncSandbox:
             raise TypeError(f"snapshot is a Snapshot, not {type(snapshot).__name__}; see box.snapshot()")
         snapshots.check_workspace(self.policy)
         snapshots.check(snapshot, self._bound(), self.policy)
+        self._launcher.twin_of = snapshots.outlet_of(snapshot)
 
     async def pause(self) -> None:
         """Freeze everything inside: it uses no CPU, and its clocks stand still. Idempotent."""
