@@ -227,3 +227,19 @@ def test_more_displays_than_a_call_may_have_are_printed_and_nothing_is_lost() ->
             assert result.stdout.split() == [str(number) for number in range(len(shown), 25_000)]
             assert 0 < len(shown) <= 20_000
         assert box.run("x").value == "1"
+
+
+EMPTY = """
+import json, os, struct
+for number in range(5000):
+    mimes = [[f"{kind}-{number}-" + "x" * 80, 0] for kind in range(32)]
+    text = json.dumps({"m": "display", "value": False, "mimes": mimes}).encode()
+    os.write(3, struct.pack("<II", len(text), 0) + text)
+"""
+
+
+def test_displays_of_many_names_and_no_bytes_are_counted_too() -> None:
+    """Each name takes the host's memory as well."""
+    with Sandbox() as box:
+        result = box.run(EMPTY).check()
+        assert (len(result.outputs), result.truncated) == ((1 << 24) // (32 * 256), True)
