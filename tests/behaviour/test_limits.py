@@ -110,6 +110,19 @@ def test_who_ignores_sigxcpu_is_told_as_out_of_cpu_time() -> None:
     assert told == [("limit", "cpu-time"), ("error", "signal")]
 
 
+def test_a_guest_that_kills_itself_as_a_limit_would_has_met_none() -> None:
+    with Sandbox(backend="process") as box:
+        assert verdict(box.exec(["sh", "-c", "kill -XCPU $$"])) == ("error", "signal")
+        assert verdict(box.run("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)")) == ("error", "signal")
+
+
+def test_what_other_cells_of_a_session_spent_is_not_the_limit_of_one_that_is_killed() -> None:
+    burn = "import time\nend = time.process_time() + 0.7\nwhile time.process_time() < end: pass"
+    with Sandbox(backend="process", policy=Policy(limits=Limits(cpu_time_s=1))) as box:
+        assert [box.run(burn).status for _ in range(2)] == ["ok", "ok"]
+        assert verdict(box.run("import os; os.kill(os.getpid(), 9)")) == ("error", "signal")
+
+
 # ── processes and descriptors ────────────────────────────────────────────────────────────────────
 
 COUNT = """
