@@ -191,6 +191,16 @@ def test_a_pause_that_is_cancelled_is_none(moment: str, monkeypatch: pytest.Monk
     run(main)
 
 
+@weaker.needs_cgroup
+def test_a_pause_and_a_resume_at_once_come_one_after_the_other() -> None:
+    async def main() -> None:
+        async with AsyncSandbox() as box:
+            await asyncio.gather(box.pause(), box.resume())
+            assert (box.state, (await box.run("1")).value) == ("running", "1")
+
+    run(main)
+
+
 def test_cancelling_run_async_kills_the_guest() -> None:
     import leftovers
 
