@@ -19,6 +19,7 @@ from ringfence import (
     Limits,
     Policy,
     PolicyError,
+    Prompt,
     SandboxClosedError,
     SandboxError,
     SandboxLostError,
@@ -159,6 +160,31 @@ def test_cancelling_an_exec_kills_its_work_and_leaves_the_sandbox() -> None:
             async with asyncio.timeout(20):  # what was killed may be counted until the kernel has ended it
                 while await count(box) > before:
                     pass
+
+    run(main)
+
+
+def test_one_may_read_a_cells_events_while_another_waits_for_its_end() -> None:
+    async def main() -> None:
+        async with AsyncSandbox() as box:
+            session = await box.session()
+            cell = await session.spawn("print('hello', input('who? '))", timeout_s=20)
+
+            async def answer() -> list[str]:
+                kinds = []
+                async for event in cell:
+                    kinds.append(type(event).__name__)
+                    if isinstance(event, Prompt):
+                        await cell.write("you\n")
+                return kinds
+
+            async with asyncio.timeout(15):
+                results = await asyncio.gather(cell.wait(), answer(), cell.wait())
+            assert (results[0].stdout, results[1], results[2]) == (
+                "hello you\n",
+                ["Prompt", "Stdout", "Exit"],
+                results[0],
+            )
 
     run(main)
 

@@ -54,6 +54,11 @@ class EventLog:
         self._decoders.clear()
         self._read = sum(end <= cursor for end, _, _ in self._kept)
 
+    @property
+    def has_more(self) -> bool:
+        """For the reader."""
+        return self.cursor < self._dropped or self._read < len(self._kept)
+
     def next(self) -> Event | None:
         """The next event for the reader, None when it has read all there is."""
         if self.cursor < self._dropped:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from backends_declared import OURS
-from ringfence import Sandbox, Stdout
+from ringfence import Process, Sandbox, Stdout
 
 pytestmark = pytest.mark.everywhere
 
@@ -73,3 +75,32 @@ def test_asking_whether_a_cell_runs_holds_up_no_output() -> None:
         while cell.running and time.monotonic() < asked_until:
             time.sleep(0.01)
         assert sum(len(event.data) for event in cell if isinstance(event, Stdout)) == 4_000_000
+
+
+def until_it_ends(process: Process) -> None:
+    while process.running:
+        continue
+
+
+@pytest.mark.parametrize("what", ["command", "cell"])
+def test_threads_that_read_wait_and_ask_lose_nothing_of_each_other(what: str) -> None:
+    switched, said = sys.getswitchinterval(), "".join(f"{number}\n" for number in range(60_000))
+    sys.setswitchinterval(1e-6)
+    try:
+        with Sandbox() as box, ThreadPoolExecutor(4) as pool:
+            for _ in range(4):
+                if what == "cell":
+                    process = box.session().spawn("for number in range(60_000): print(number)", timeout_s=25)
+                else:
+                    process = box.spawn(["seq", "0", "59999"])
+                waiting = [pool.submit(process.wait) for _ in range(2)]
+                asking = pool.submit(until_it_ends, process)
+                read = "".join(event.text for event in process if isinstance(event, Stdout))
+                results = [one.result(timeout=30) for one in waiting]
+                asking.result(timeout=30)
+                assert (read == said, [(one.status, one.stdout == said) for one in results]) == (
+                    True,
+                    [("ok", True)] * 2,
+                )
+    finally:
+        sys.setswitchinterval(switched)

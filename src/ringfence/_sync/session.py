@@ -70,6 +70,7 @@ class Cell(Process):
         self._interrupted = False
         self._tools = session._tools
         self._asked: list[line.Said] = []  # calls of tools that wait for us
+        self._answering = False
         self._budget: Budget | None = None
 
     def _send(self) -> None:
@@ -106,8 +107,9 @@ class Cell(Process):
         self._nonsense = self._done = True
 
     def _look_for_end(self) -> None:
-        if self._result is None and (self._done or (self._inbox.end is not None and not self._inbox.items)):
-            self._finish()
+        with self._taking:
+            if self._result is None and (self._done or (self._inbox.end is not None and not self._inbox.items)):
+                self._finish()
 
     def _finish(self) -> None:
         place, inbox = self._place, self._inbox
@@ -165,19 +167,42 @@ class Cell(Process):
             self._look_for_end()
             return True
         arrived = super()._pull(deadline, lambda: self._may_answer() or (enough is not None and enough()))
-        over = self._over() if self._asked else False
-        while self._may_answer() and not over:
-            self._answer(self._asked.pop(0))
-            over = self._over()
-        while self._asked and over and self._inbox.end is None:
-            self._tell_failure(self._asked.pop(0))
+        self._answer_asked()
         self._look_for_end()
         return arrived
 
-    def _may_answer(self) -> bool:
+    def _answer_asked(self) -> None:
+        """One call after another, also where several wait for the cell."""
+        mine = False
+        try:
+            while self._asked or mine:
+                over = self._over()
+                said = self._next_asked(mine=mine, over=over)
+                mine = said is not None
+                if said is None:
+                    return
+                if not over:
+                    self._answer(said)
+                elif self._inbox.end is None:
+                    self._tell_failure(said)
+        finally:
+            if mine:
+                self._answering = False
+
+    def _next_asked(self, *, mine: bool, over: bool) -> line.Said | None:
+        """`mine`: who asks is the one that answers; it is no longer when there is nothing to answer now."""
+        with self._taking:
+            if self._answering and not mine:
+                return None
+            self._answering = bool(self._asked) and (over or self._has_room())
+            return self._asked.pop(0) if self._answering else None
+
+    def _has_room(self) -> bool:
         """A guest that does not take its answers waits for more of them: they would lie in our memory, not in its."""
-        inbox = self._inbox
-        return bool(self._asked) and (inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed)
+        return self._inbox.stdin_in_flight < STDIN_WINDOW or self._inbox.stdin_closed
+
+    def _may_answer(self) -> bool:
+        return bool(self._asked) and not self._answering and self._has_room()
 
     def _over(self) -> bool:
         """Whether no tool is to work for it any more: it ended, or its time did. Takes what has arrived meanwhile."""

@@ -9,6 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from typing import TypeVar
 
     from ringfence.backends.base import Box, Launcher
@@ -24,6 +25,11 @@ def opening(made: T) -> T:
 def lock() -> threading.Lock:
     """One caller at a time."""
     return _thread.allocate_lock()
+
+
+def one_at_a_time() -> AbstractContextManager[object]:
+    """For a few steps that no other thread may come between."""
+    return _thread.RLock()
 
 
 def called(
