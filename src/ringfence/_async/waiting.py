@@ -172,7 +172,7 @@ class Every:
             self._now.clear()
             try:
                 await self._work()
-            except (RingfenceError, OSError):
+            except (RingfenceError, OSError, RuntimeError, MemoryError):  # the third: no thread can be started
                 continue  # the next turn tries again, and whoever needs the thing hears of it then
 
     def wake(self) -> None:
