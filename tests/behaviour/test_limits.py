@@ -116,6 +116,18 @@ def test_a_guest_that_kills_itself_as_a_limit_would_has_met_none() -> None:
         assert verdict(box.run("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)")) == ("error", "signal")
 
 
+def test_limits_of_years_are_kept_as_others_are() -> None:
+    """The kernel's waits end at 24 days."""
+    years = 9 * 365 * 86_400.0
+    limits = Limits(timeout_s=years, cpu_time_s=years, lifetime_s=years, idle_s=years)
+    with Sandbox(policy=Policy(limits=limits)) as box:
+        assert (box.run("6 * 7").value, box.spawn(["echo", "x"]).wait().stdout) == ("42", "x\n")
+        time.sleep(0.2)  # nothing runs: the monitor waits for years
+        box.files.write("f", "x")
+        assert ([match.line for match in box.files.search("x")], box.state) == ([1], "running")
+    assert ringfence.run("print(1)", policy=Policy(limits=limits)).ok
+
+
 def test_what_other_cells_of_a_session_spent_is_not_the_limit_of_one_that_is_killed() -> None:
     burn = "import time\nend = time.process_time() + 0.7\nwhile time.process_time() < end: pass"
     with Sandbox(backend="process", policy=Policy(limits=Limits(cpu_time_s=1))) as box:
