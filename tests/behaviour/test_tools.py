@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -234,3 +234,42 @@ talking.join()
     with Sandbox(tools={"slow": slow}) as box:
         result = box.run(code, timeout_s=20)
         assert (result.status, result.usage.output_bytes) == ("ok", 4_000_000)
+
+
+def test_an_interrupt_that_meets_a_tools_answer_ends_the_cell_and_nothing_else() -> None:
+    boxes: list[Sandbox] = []
+
+    def stop() -> Json:
+        return boxes[0].session().interrupt()
+
+    with Sandbox(tools={"stop": stop}) as box:
+        boxes.append(box)
+        box.run("x = 1").check()
+        for _ in range(10):
+            stopped, after = box.run("stop()\nimport time; time.sleep(20)"), box.run("x", timeout_s=10)
+            assert (stopped.reason, stopped.state_kept, after.value) == ("interrupted", True, "1")
+
+
+def test_an_interrupt_while_something_is_shown_is_not_forgotten(box: Sandbox) -> None:
+    for _ in range(6):
+        with box.session().spawn("import time\nfor _ in range(16_000): display(1)\ntime.sleep(20)") as cell:
+            time.sleep(0.1)
+            box.session().interrupt()
+            result = cell.wait(timeout_s=15)
+            assert (result.reason, result.state_kept) == ("interrupted", True)
+
+
+def strange() -> Json:
+    class Odd(dict[str, Json]):
+        def items(self) -> NoReturn:
+            raise KeyError("of the tool's own")
+
+    return Odd(a=1)
+
+
+def test_a_result_that_raises_when_it_is_looked_at_is_no_json() -> None:
+    with Sandbox(tools={"strange": strange}) as box:
+        box.run("x = 1").check()
+        exception = box.run("strange()").exception
+        assert exception is not None
+        assert (exception.message, box.run("x").value) == ("strange: its result is not JSON", "1")
