@@ -104,3 +104,29 @@ def test_threads_that_read_wait_and_ask_lose_nothing_of_each_other(what: str) ->
                 )
     finally:
         sys.setswitchinterval(switched)
+
+
+@pytest.mark.parametrize("how", ["wait", "events", "running"])
+def test_the_clock_of_a_spawned_cell_ends_with_it_and_its_session_lives_on(how: str) -> None:
+    with Sandbox() as box:
+        cell = box.session().spawn("x = 1", timeout_s=0.5)
+        if how == "wait":
+            cell.wait()
+        elif how == "events":
+            list(cell)
+        while how == "running" and cell.running:
+            time.sleep(0.01)
+        time.sleep(1.5)  # longer than its time, and what an interrupt adds
+        assert (box.run("x").value, cell.wait().state_kept) == ("1", True)
+
+
+def test_a_cell_that_was_interrupted_at_its_deadline_keeps_its_session_or_says_that_it_did_not() -> None:
+    with Sandbox() as box:
+        box.run("x = 1; import time").check()
+        heard = box.session().spawn("time.sleep(20)", timeout_s=0.5).wait()
+        time.sleep(1)
+        assert (heard.status, heard.state_kept, box.run("x").value) == ("timeout", True, "1")
+        unheard = box.session().spawn("time.sleep(20)", timeout_s=0.5)
+        time.sleep(2)
+        result = unheard.wait()
+        assert (result.status, result.state_kept, box.run("x").value) == ("timeout", False, None)

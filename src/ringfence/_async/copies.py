@@ -60,7 +60,7 @@ async def _image(session: AsyncSession, held: int) -> SessionImage | None:
         pid = await _pid(session)
         # One that was paused because it was idle: on cgroup v1 a frozen process neither stops for us nor dies (D18).
         await place.link.say(op="resume")
-        await place.link.say(op="idle", id=inbox.id)  # idle from now on: it is not paused again meanwhile
+        await place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on: it is not paused again meanwhile
         if not await place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
             raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
         try:

@@ -81,6 +81,7 @@ class AsyncCell(AsyncProcess):
             request.message(self._number),
             op="cell",
             id=self._inbox.id,
+            n=self._number,
             timeout_s=request.timeout_s,
             cpu_s=request.cpu_s,
         )
@@ -108,13 +109,16 @@ class AsyncCell(AsyncProcess):
 
     def _look_for_end(self) -> None:
         with self._taking:
-            if self._result is None and (self._done or (self._inbox.end is not None and not self._inbox.items)):
+            ends = self._result is None and (self._done or (self._inbox.end is not None and not self._inbox.items))
+            if ends:
                 self._finish()
+        if ends and self._inbox.end is None:  # its clocks end with it, whoever hears of it; not those of the next one
+            self._place.link.note(op="idle", id=self._inbox.id, n=self._number)
 
     def _finish(self) -> None:
         place, inbox = self._place, self._inbox
         end = inbox.end if not self._done else None
-        kept = end is None and not self._nonsense
+        kept = inbox.end is None and not self._nonsense  # it may have ended since, when nobody heard of the cell's end
         if end is None:
             end = self._ending()
         elif end["ev"] == "refused":
@@ -356,7 +360,7 @@ class AsyncSession:
         """Start the interpreter ahead. It has no cell, and does not count as in use."""
         await self._start()
         assert self._inbox is not None
-        await self._place().link.say(op="idle", id=self._inbox.id)
+        await self._place().link.say(op="idle", id=self._inbox.id, n=0)
 
     async def _ask(self, message: dict[str, object]) -> None:
         """Something else than a cell: answered at once, or the interpreter is lost."""
@@ -374,7 +378,7 @@ class AsyncSession:
         raise SandboxLostError(f"session {self.name} does not answer", code="session-lost", fix="try again")
 
     async def _ended(self, cell: AsyncCell) -> Result:
-        """Its result. A session that talks nonsense is not kept, and one between cells does not count as in use."""
+        """Its result. A session that talks nonsense is not kept."""
         try:
             result = await cell.wait()
         except OSError:  # its interpreter could not be started; the next cell tries anew
@@ -384,8 +388,6 @@ class AsyncSession:
             self._cell = None
             if cell._nonsense:
                 await self._kill()
-            elif self._inbox is not None and self._inbox.end is None:
-                await self._running_place().link.say(op="idle", id=self._inbox.id)
         return result
 
     async def interrupt(self) -> bool:

@@ -61,7 +61,7 @@ def _image(session: Session, held: int) -> SessionImage | None:
         pid = _pid(session)
         # One that was paused because it was idle: on cgroup v1 a frozen process neither stops for us nor dies (D18).
         place.link.say(op="resume")
-        place.link.say(op="idle", id=inbox.id)  # idle from now on: it is not paused again meanwhile
+        place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on: it is not paused again meanwhile
         if not place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
             raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
         try:

@@ -94,6 +94,8 @@ class Link:
     def say(self, **request: object) -> None:
         self._send(frames.message(**request))
 
+    note = say  # which blocks no longer than the other end takes to read
+
     def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
         """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
         with self._changed:

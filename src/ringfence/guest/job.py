@@ -38,6 +38,7 @@ class Job:
         self.alone = kind in ("file", "connect")  # it starts no process, and is killed without a look at others
         self.session = kind == "session"
         self.in_cell = not self.session  # a session between two cells does not keep the sandbox from being idle
+        self._cell = 0  # the number of the one that runs, or ran last
         self.exited = False
         self.hurried = False  # its end was asked for, before it started or while a cell ran
         self.time_is_up: str | None = None  # why its cell was interrupted
@@ -112,6 +113,19 @@ class Job:
         set_size(fd, self.terminal["cols"], self.terminal["rows"])  # it may have changed since it was asked for
         if self._stdin is not None:
             self._stdin.open(os.dup(fd), terminal=True)
+
+    def begin_cell(self, number: int) -> None:
+        """Or any other piece of work for a process that stays, which has the number 0."""
+        self.in_cell, self._cell = True, number
+        self.hurried, self.time_is_up = False, None
+
+    def end_cell(self, number: int) -> bool:
+        """It waits for the next one. False when another one runs by now, whose clocks go on."""
+        if number not in (0, self._cell):
+            return False
+        self.in_cell = False
+        self.deadline = self.cpu_deadline = None
+        return True
 
     def refused(self, number: int, error: str) -> None:
         self.abandon()
