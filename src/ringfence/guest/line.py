@@ -77,22 +77,23 @@ class Line:
             finally:
                 self._end_busy()
 
-    def receive(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next message of the host's. None when there will be none."""
-        if not self._fill(HEADER.size):
+    def receive(self, *, in_cell: bool = False) -> tuple[dict[str, Any], bytes] | None:
+        """The next message of the host's. None when there will be none. `in_cell`: an interrupt may come meanwhile."""
+        if not self._fill(HEADER.size, in_cell):
             return None
         text, data = HEADER.unpack_from(self._half)
         body = HEADER.size + text
-        if not self._fill(body + data):
+        if not self._fill(body + data, in_cell):
             return None
         whole = bytes(self._half)
         self._half.clear()
         return lean.loads(whole[HEADER.size : body]), whole[body:]
 
-    def _fill(self, count: int) -> bool:
+    def _fill(self, count: int, in_cell: bool) -> bool:
         """No byte beyond `count`: who polls the descriptor is to see the next message there."""
         while len(self._half) < count:
-            lean.readable(self._heard, None)  # an interrupt may come here: nothing is read yet
+            if in_cell:  # between cells it waits in `read`, which goes on in a copy of this memory; a poll does not
+                lean.readable(self._heard, None)  # an interrupt may come here: nothing is read yet
             before = len(self._half)
             self._begin_busy()
             try:

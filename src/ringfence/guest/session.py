@@ -124,7 +124,7 @@ class Session:
                     return None
                 self._line.send(message, data)
             while True:
-                received = self._line.receive()
+                received = self._line.receive(in_cell=True)
                 if received is None:
                     return None
                 found = received[0]
