@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 import ringfence
+import weaker
 from ringfence import (
     AsyncSandbox,
     Exit,
@@ -18,6 +19,7 @@ from ringfence import (
     Limits,
     Policy,
     PolicyError,
+    Prompt,
     SandboxClosedError,
     SandboxError,
     SandboxLostError,
@@ -158,6 +160,69 @@ def test_cancelling_an_exec_kills_its_work_and_leaves_the_sandbox() -> None:
             async with asyncio.timeout(20):  # what was killed may be counted until the kernel has ended it
                 while await count(box) > before:
                     pass
+
+    run(main)
+
+
+def test_one_may_read_a_cells_events_while_another_waits_for_its_end() -> None:
+    async def main() -> None:
+        async with AsyncSandbox() as box:
+            session = await box.session()
+            cell = await session.spawn("print('hello', input('who? '))", timeout_s=20)
+
+            async def answer() -> list[str]:
+                kinds = []
+                async for event in cell:
+                    kinds.append(type(event).__name__)
+                    if isinstance(event, Prompt):
+                        await cell.write("you\n")
+                return kinds
+
+            async with asyncio.timeout(15):
+                results = await asyncio.gather(cell.wait(), answer(), cell.wait())
+            assert (results[0].stdout, results[1], results[2]) == (
+                "hello you\n",
+                ["Prompt", "Stdout", "Exit"],
+                results[0],
+            )
+
+    run(main)
+
+
+@weaker.needs_cgroup
+@pytest.mark.parametrize("moment", ["asked", "frozen"])
+def test_a_pause_that_is_cancelled_is_none(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with AsyncSandbox() as box:
+            process = await box.spawn(["sleep", "600"], timeout_s=1)
+            assert box._box is not None
+            freezes, freeze = threading.Event(), box._box.freeze
+
+            def slowly() -> bool:
+                freezes.set()
+                time.sleep(0.2)
+                return freeze()
+
+            monkeypatch.setattr(box._box, "freeze", slowly)
+            task = asyncio.ensure_future(box.pause())
+            await asyncio.sleep(0)
+            if moment == "frozen":
+                await blocking(freezes.wait)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async with asyncio.timeout(20):  # its clock goes on too
+                assert ((await process.wait()).status, box.state) == ("timeout", "running")
+
+    run(main)
+
+
+@weaker.needs_cgroup
+def test_a_pause_and_a_resume_at_once_come_one_after_the_other() -> None:
+    async def main() -> None:
+        async with AsyncSandbox() as box:
+            await asyncio.gather(box.pause(), box.resume())
+            assert (box.state, (await box.run("1")).value) == ("running", "1")
 
     run(main)
 

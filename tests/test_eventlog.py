@@ -40,6 +40,24 @@ def test_a_late_reader_sees_a_gap() -> None:
     assert gap.lost_bytes + sum(len(event.data) for event in rest if isinstance(event, Stdout)) == 5000
 
 
+def test_no_character_is_made_across_a_gap() -> None:
+    """Of which no byte stood beside the other in what the guest wrote."""
+    log = EventLog(200)
+    log.add(STDOUT, b"\xe2\x82")
+    assert read(log) == [Stdout(b"\xe2\x82", "", 2)]
+    log.add(STDOUT, b"x" * 150)
+    log.add(STDOUT, b"\xac")
+    assert read(log) == [Gap(150, 152), Stdout(b"\xac", "\N{REPLACEMENT CHARACTER}", 153)]
+
+
+@pytest.mark.parametrize("cursor", [True, 1.0, "1", None])
+def test_a_cursor_is_a_whole_number(cursor: object) -> None:
+    log = EventLog(200)
+    log.add(STDOUT, b"xy")
+    with pytest.raises(PolicyError, match="no event has the cursor"):
+        log.seek(cursor)  # type: ignore[arg-type]  # the point of it
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(min_size=1, max_size=300))), st.integers(1, 2000)
 )

@@ -388,6 +388,7 @@ _BY_WHY: dict[str, tuple[Status, Reason]] = {
     "lost": ("lost", "guest-lost"),
 }
 _SIGXCPU, _SIGKILL = 24, 9
+_NEARLY = 0.8  # the kernel counts ticks for the limit, and nanoseconds for who asks
 
 
 def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) -> tuple[Status, Reason]:
@@ -400,7 +401,7 @@ def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) 
         return _BY_WHY[why]
     if oom and end.get("signal") == _SIGKILL:
         return "oom", "memory"
-    if end.get("signal") == _SIGXCPU or _ignored_sigxcpu(call, end):
+    if _met_rlimit(call, end):
         return "limit", "cpu-time"
     if end.get("signal") is not None:
         return "error", "signal"
@@ -411,10 +412,16 @@ def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) 
     return ("error", "exception") if raised else ("error", "exit")
 
 
-def _ignored_sigxcpu(call: Call, end: Mapping[str, object]) -> bool:
-    """Then the hard limit of RLIMIT_CPU kills. Where a cgroup counts, guestd has said why."""
+def _met_rlimit(call: Call, end: Mapping[str, object]) -> bool:
+    """RLIMIT_CPU sends SIGXCPU, and SIGKILL to who ignores that. A guest can send itself both: what it spent decides.
+
+    A session has no such limit, and its interpreter may have spent as much in other cells. Where a cgroup counts,
+    guestd has said why.
+    """
     spent = end.get("cpu_s")
-    return end.get("signal") == _SIGKILL and isinstance(spent, float) and call.cpu_s is not None and spent > call.cpu_s
+    if call.cpu_s is None or call.job["kind"] == "session" or not isinstance(spent, float):
+        return False
+    return end.get("signal") in (_SIGXCPU, _SIGKILL) and spent > call.cpu_s * _NEARLY
 
 
 def _exception(found: Mapping[str, object] | None) -> GuestException | None:

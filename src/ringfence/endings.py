@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ringfence.errors import SandboxClosedError, SandboxLostError
+from ringfence.errors import Missing, SandboxClosedError, SandboxLostError, UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,3 +43,11 @@ def ended(name: str, over: str, box: Box) -> RingfenceError:
         return SandboxClosedError(f"sandbox {name} {_ENDS[over]}", fix=_NEW)
     known = box.how_it_ended() if over == "lost" else None
     return SandboxLostError(f"sandbox {name} is lost: {known or _LOSSES.get(over, over)}", fix=_NEW)
+
+
+def no_freezer(name: str, backend: str) -> RingfenceError:
+    return UnsupportedError(
+        f"sandbox {name} cannot be paused: it has no freezer of its own",
+        code="pause",
+        missing=[Missing(backend, "a cgroup with a freezer", "ringfence doctor")],
+    )

@@ -46,7 +46,7 @@ class EventLog:
 
     def seek(self, cursor: int) -> None:
         """Read on from there. Raises PolicyError for a place that no event has reached."""
-        if not 0 <= cursor <= self._end:
+        if type(cursor) is not int or not 0 <= cursor <= self._end:
             raise PolicyError(
                 f"no event has the cursor {cursor!r}", key="after", fix=f"0 to {self._end}: the cursor of an event"
             )
@@ -54,10 +54,16 @@ class EventLog:
         self._decoders.clear()
         self._read = sum(end <= cursor for end, _, _ in self._kept)
 
+    @property
+    def has_more(self) -> bool:
+        """For the reader."""
+        return self.cursor < self._dropped or self._read < len(self._kept)
+
     def next(self) -> Event | None:
         """The next event for the reader, None when it has read all there is."""
         if self.cursor < self._dropped:
             lost, self.cursor = self._dropped - self.cursor, self._dropped
+            self._decoders.clear()  # half a character before a gap and half of another behind it make none
             return Gap(lost, self.cursor)
         if self._read >= len(self._kept):
             return None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Self
 
+    from ringfence.backends.base import Outlet
     from ringfence.backends.process.copying.image import MemoryImage
     from ringfence.events import Change
     from ringfence.files.differing import Tree
@@ -121,6 +122,11 @@ def sessions_of(snapshot: Snapshot) -> tuple[SessionImage, ...]:
     return snapshot._sessions  # noqa: SLF001  # of this module's own class
 
 
+def outlet_of(snapshot: Snapshot) -> Outlet | None:
+    """Of the sandbox whose memory it holds."""
+    return next((session.outlet for session in sessions_of(snapshot)), None)
+
+
 @final
 class SessionImage(Struct):
     """One session at one moment."""
@@ -128,6 +134,7 @@ class SessionImage(Struct):
     name: str
     count: int  # cells so far: the next one has the next number
     memory: MemoryImage
+    outlet: Outlet | None  # whose placeholders and trusted roots are in that memory
 
 
 def _made(

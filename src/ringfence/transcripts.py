@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Limits
     from ringfence.results import Usage
 
+_BESIDE = 256  # what a representation is charged beyond its bytes: one without any is not free (F16)
 MAX_OUTPUTS = 1 << 24  # bytes of displayed objects that a result holds, where the policy's output is not more
 
 
@@ -69,7 +70,7 @@ class Transcript:
 
     def show(self, data: Mapping[str, bytes], *, is_value: bool) -> Output | None:
         """Keep a displayed object, within the cap for all of them. None when there is no room for it."""
-        self._room -= sum(len(content) for content in data.values()) + 64
+        self._room -= sum(len(content) + _BESIDE for content in data.values())
         if self._room < 0:
             self.outputs_cut = True
             return None

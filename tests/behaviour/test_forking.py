@@ -13,8 +13,20 @@ import pytest
 
 import weaker
 from accounts import OrdinaryUser
-from ringfence import Limits, Network, Policy, Sandbox, Snapshot, SnapshotError, UnsupportedError
+from ringfence import (
+    Limits,
+    Network,
+    Policy,
+    Sandbox,
+    SandboxManager,
+    Secret,
+    Snapshot,
+    SnapshotError,
+    UnsupportedError,
+)
 from ringfence.backends.process.copying.image import MemoryImage
+from ringfence.network.registration import Registration
+from ringfence.network.targets import Target
 from ringfence.snapshots import sessions_of
 
 ROOM = Policy(limits=Limits(memory="512M"))
@@ -319,6 +331,48 @@ def test_a_copy_has_the_rules_that_hold_now(memory: bool) -> None:
             code = "import socket\ntry: socket.getaddrinfo('a.test', 443)\nexcept OSError as error: print('refused')"
             assert twin.run(code).check().stdout == "refused\n"
             assert [denial.target for denial in twin.denials()] == ["a.test"]
+
+
+def with_token(value: str = "sk-of-this-sandbox") -> Policy:
+    return Policy(network=Network(allow=["a.test"]), secrets=[Secret("TOKEN", value, hosts=["a.test"])])
+
+
+def knows_its_placeholder(copy: Sandbox) -> bool:
+    """Whether the gateway of the copy knows what its memory holds."""
+    assert copy._box is not None
+    assert copy._box.outlet is not None
+    return copy.run("print(token)").stdout.strip() == copy._box.outlet.env["TOKEN"]
+
+
+def test_a_copy_has_the_placeholders_that_its_memory_holds_however_it_was_made() -> None:
+    policy = with_token()
+    with Sandbox(policy=policy) as box, SandboxManager(policy=policy) as manager, manager.sandbox() as owned:
+        for original in (box, owned):
+            original.run("import os; token = os.environ['TOKEN']").check()
+        start = box.snapshot(memory=True)
+        with box.fork() as one, owned.fork() as two, Sandbox(policy=policy, snapshot=start) as three:
+            assert [knows_its_placeholder(copy) for copy in (one, two, three)] == [True] * 3
+            with pytest.raises(SnapshotError) as caught:
+                owned.rollback(start)
+            assert (caught.value.code, knows_its_placeholder(owned)) == ("snapshot-secrets", True)
+            box.rollback(start)
+            assert knows_its_placeholder(box)
+        start.delete()
+
+
+def test_a_copy_under_a_secret_of_another_value_never_sends_the_originals() -> None:
+    """Two policies are equal whatever the values of their secrets."""
+    with Sandbox(policy=with_token()) as box:
+        box.run("import os; token = os.environ['TOKEN']").check()
+        start = box.snapshot(memory=True)
+        with Sandbox(policy=with_token("sk-of-somebody-else"), snapshot=start) as copy:
+            assert copy._box is not None
+            registration = copy._box.outlet
+            assert isinstance(registration, Registration)
+            asked = [(b"authorization", registration.env["TOKEN"].encode())]
+            sent = registration.vault.swap(Target("a.test", 443, None), "/", asked, verified=True)
+            assert (knows_its_placeholder(copy), sent) == (True, ("/", [(b"authorization", b"sk-of-somebody-else")]))
+        start.delete()
 
 
 def test_an_ordinary_user_forks_too(ordinary_user: OrdinaryUser) -> None:

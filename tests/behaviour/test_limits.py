@@ -110,6 +110,31 @@ def test_who_ignores_sigxcpu_is_told_as_out_of_cpu_time() -> None:
     assert told == [("limit", "cpu-time"), ("error", "signal")]
 
 
+def test_a_guest_that_kills_itself_as_a_limit_would_has_met_none() -> None:
+    with Sandbox(backend="process") as box:
+        assert verdict(box.exec(["sh", "-c", "kill -XCPU $$"])) == ("error", "signal")
+        assert verdict(box.run("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)")) == ("error", "signal")
+
+
+def test_limits_of_years_are_kept_as_others_are() -> None:
+    """The kernel's waits end at 24 days."""
+    years = 9 * 365 * 86_400.0
+    limits = Limits(timeout_s=years, cpu_time_s=years, lifetime_s=years, idle_s=years)
+    with Sandbox(policy=Policy(limits=limits)) as box:
+        assert (box.run("6 * 7").value, box.spawn(["echo", "x"]).wait().stdout) == ("42", "x\n")
+        time.sleep(0.2)  # nothing runs: the monitor waits for years
+        box.files.write("f", "x")
+        assert ([match.line for match in box.files.search("x")], box.state) == ([1], "running")
+    assert ringfence.run("print(1)", policy=Policy(limits=limits)).ok
+
+
+def test_what_other_cells_of_a_session_spent_is_not_the_limit_of_one_that_is_killed() -> None:
+    burn = "import time\nend = time.process_time() + 0.7\nwhile time.process_time() < end: pass"
+    with Sandbox(backend="process", policy=Policy(limits=Limits(cpu_time_s=1))) as box:
+        assert [box.run(burn).status for _ in range(2)] == ["ok", "ok"]
+        assert verdict(box.run("import os; os.kill(os.getpid(), 9)")) == ("error", "signal")
+
+
 # ── processes and descriptors ────────────────────────────────────────────────────────────────────
 
 COUNT = """
@@ -227,3 +252,19 @@ def test_more_displays_than_a_call_may_have_are_printed_and_nothing_is_lost() ->
             assert result.stdout.split() == [str(number) for number in range(len(shown), 25_000)]
             assert 0 < len(shown) <= 20_000
         assert box.run("x").value == "1"
+
+
+EMPTY = """
+import json, os, struct
+for number in range(5000):
+    mimes = [[f"{kind}-{number}-" + "x" * 80, 0] for kind in range(32)]
+    text = json.dumps({"m": "display", "value": False, "mimes": mimes}).encode()
+    os.write(3, struct.pack("<II", len(text), 0) + text)
+"""
+
+
+def test_displays_of_many_names_and_no_bytes_are_counted_too() -> None:
+    """Each name takes the host's memory as well."""
+    with Sandbox() as box:
+        result = box.run(EMPTY).check()
+        assert (len(result.outputs), result.truncated) == ((1 << 24) // (32 * 256), True)

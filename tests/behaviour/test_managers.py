@@ -92,6 +92,24 @@ def test_an_idle_sandbox_ends_and_the_next_use_finds_the_workspace() -> None:
         assert agent.run("'x' in globals()").value == "False"
 
 
+def test_a_manager_that_once_could_start_no_thread_ends_idle_sandboxes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest, failures = Environment._rest_if_idle, [RuntimeError("can't start new thread")]
+
+    def rest_or_fail(self: Environment) -> None:
+        if failures:
+            raise failures.pop()
+        rest(self)
+
+    monkeypatch.setattr(Environment, "_rest_if_idle", rest_or_fail)
+    with SandboxManager(policy=Policy(limits=Limits(idle_s=0.5))) as manager:
+        agent = manager.environment("a")
+        agent.run("1").check()
+        deadline = time.monotonic() + 20
+        while agent.sandboxes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert (failures, agent.sandboxes()) == ([], ())
+
+
 def test_a_sandbox_that_is_lost_is_replaced_with_the_workspace_of_the_last_call(manager: SandboxManager) -> None:
     agent = manager.environment("a")
     agent.files.write("f", "kept")

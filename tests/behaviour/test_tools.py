@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -192,3 +192,84 @@ def test_a_tool_that_the_keyboard_interrupts_interrupts_its_caller(box: Sandbox)
     assert box.run("1 + 1").value == "2"
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
+
+
+FLOOD = """
+import json, os, struct, time
+data = b'{"args": [], "kwargs": {}}'
+for number in range(200):
+    text = json.dumps({"m": "call", "id": number, "name": "much"}).encode()
+    os.write(3, struct.pack("<II", len(text), len(data)) + text + data)
+time.sleep(2)
+"""
+
+
+def test_answers_that_a_guest_does_not_take_are_not_heaped_up_for_it() -> None:
+    """They would lie in the memory of the monitor, which no limit of this guest counts."""
+    calls: list[None] = []
+
+    def much() -> Json:
+        calls.append(None)
+        return "x" * (module.MAX_RESULT - 2)
+
+    with Sandbox(tools={"much": much}) as box:
+        assert (box.run(FLOOD).status, len(calls) < 4) == ("ok", True)
+        assert box.run("[len(much()) for _ in range(5)] == [2**20 - 2] * 5").value == "True"
+
+
+def test_a_guest_that_prints_much_while_a_tool_works_goes_on_afterwards() -> None:
+    done = threading.Event()
+
+    def slow() -> Json:
+        done.wait(1)
+        return 1
+
+    code = """
+import threading
+talking = threading.Thread(target=lambda: [print("x" * 999) for _ in range(4000)])
+talking.start()
+slow()
+talking.join()
+"""
+    with Sandbox(tools={"slow": slow}) as box:
+        result = box.run(code, timeout_s=20)
+        assert (result.status, result.usage.output_bytes) == ("ok", 4_000_000)
+
+
+def test_an_interrupt_that_meets_a_tools_answer_ends_the_cell_and_nothing_else() -> None:
+    boxes: list[Sandbox] = []
+
+    def stop() -> Json:
+        return boxes[0].session().interrupt()
+
+    with Sandbox(tools={"stop": stop}) as box:
+        boxes.append(box)
+        box.run("x = 1").check()
+        for _ in range(10):
+            stopped, after = box.run("stop()\nimport time; time.sleep(20)"), box.run("x", timeout_s=10)
+            assert (stopped.reason, stopped.state_kept, after.value) == ("interrupted", True, "1")
+
+
+def test_an_interrupt_while_something_is_shown_is_not_forgotten(box: Sandbox) -> None:
+    for _ in range(6):
+        with box.session().spawn("import time\nfor _ in range(16_000): display(1)\ntime.sleep(20)") as cell:
+            time.sleep(0.1)
+            box.session().interrupt()
+            result = cell.wait(timeout_s=15)
+            assert (result.reason, result.state_kept) == ("interrupted", True)
+
+
+def strange() -> Json:
+    class Odd(dict[str, str]):
+        def items(self) -> NoReturn:
+            raise KeyError("of the tool's own")
+
+    return Odd(a="b")  # type: ignore[return-value]  # a dict of str is one of Json
+
+
+def test_a_result_that_raises_when_it_is_looked_at_is_no_json() -> None:
+    with Sandbox(tools={"strange": strange}) as box:
+        box.run("x = 1").check()
+        exception = box.run("strange()").exception
+        assert exception is not None
+        assert (exception.message, box.run("x").value) == ("strange: its result is not JSON", "1")

@@ -6,8 +6,8 @@ import time
 
 from ringfence._async.trees import copy_files
 from ringfence._async.waiting import blocking
-from ringfence.errors import SandboxLostError, UnsupportedError
-from ringfence.snapshots import SessionImage, shares_workspace, with_memory
+from ringfence.errors import SandboxLostError, SnapshotError, UnsupportedError
+from ringfence.snapshots import SessionImage, outlet_of, shares_workspace, with_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
+    from ringfence.backends.base import Outlet
     from ringfence.snapshots import Snapshot
 
 _START_S = 10.0
@@ -59,7 +60,7 @@ async def _image(session: AsyncSession, held: int) -> SessionImage | None:
         pid = await _pid(session)
         # One that was paused because it was idle: on cgroup v1 a frozen process neither stops for us nor dies (D18).
         await place.link.say(op="resume")
-        await place.link.say(op="idle", id=inbox.id)  # idle from now on: it is not paused again meanwhile
+        await place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on: it is not paused again meanwhile
         if not await place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
             raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
         try:
@@ -68,7 +69,7 @@ async def _image(session: AsyncSession, held: int) -> SessionImage | None:
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
         memory.had |= session._had
-        return SessionImage(session.name, session._count, memory)
+        return SessionImage(session.name, session._count, memory, box.outlet)
 
 
 def refused(name: str, why: str) -> UnsupportedError:
@@ -141,6 +142,7 @@ async def fork(sandbox: AsyncSandbox) -> AsyncSandbox:
 async def fork_files(sandbox: AsyncSandbox) -> AsyncSandbox:
     """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
     twin = sandbox._another()
+    twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds its placeholders
     await twin.start()
     try:
         await twin.network._as(sandbox.network)
@@ -157,6 +159,7 @@ async def roll_back(sandbox: AsyncSandbox, snapshot: Snapshot) -> None:
     """Everything in it ends first."""
     place = sandbox._running_place()
     sandbox._check_snapshot(snapshot)
+    _check_placeholders(outlet_of(snapshot), place.box.outlet)
     for process, _ in list(sandbox._processes.values()):
         if process.running:
             await process.kill()
@@ -165,3 +168,13 @@ async def roll_back(sandbox: AsyncSandbox, snapshot: Snapshot) -> None:
     await place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
     await sandbox._trees_kept().roll_back(place, snapshot)
     await sandbox._put_sessions(snapshot)
+
+
+def _check_placeholders(held: Outlet | None, here: Outlet | None) -> None:
+    """Memory holds those of the sandbox that it was taken from: in one that runs already they would mean nothing."""
+    if held is not None and here is not None and held.env != here.env:
+        raise SnapshotError(
+            "the snapshot's memory holds placeholders of secrets that are another sandbox's",
+            code="snapshot-secrets",
+            fix="Sandbox(snapshot=...) makes one with the same placeholders",
+        )

@@ -54,8 +54,13 @@ class AsyncLink:
     async def say(self, **request: object) -> None:
         await self._send(frames.message(**request))
 
+    def note(self, **request: object) -> None:
+        """As `say`, from where nothing can be awaited."""
+        self._push(frames.message(**request))
+
     async def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
         """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
+        inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
         await self._send(before + frames.pack(frames.LINE, inbox.id, data))
 

@@ -8,7 +8,7 @@ import time
 from ringfence import calls, endings
 from ringfence._async.gateway import AsyncGateway
 from ringfence._async.waiting import blocking, launched, lock, opening
-from ringfence.errors import Missing, PolicyError, SandboxClosedError, SandboxError, UnsupportedError
+from ringfence.errors import PolicyError, SandboxClosedError, SandboxError
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
 from ringfence.values import replace
@@ -68,7 +68,7 @@ class AsyncSandbox:
         self._box: Box | None = None
         self._place: Place | None = None
         self._ended: State = "new"
-        self._starting = lock()
+        self._starting, self._standing = lock(), lock()  # a pause and a resume at once would leave half of each
         self._tools = _checked_tools(tools)
         self._addresses: list[AsyncAddress] = []
         self._paused = False
@@ -390,7 +390,7 @@ class AsyncSandbox:
         """Of the same backend, image, policy, workspace, tools and labels. Not started."""
         backend, workspace = self._made_with
         image = self._launcher.image
-        twin = AsyncSandbox(
+        return AsyncSandbox(
             backend=backend,
             image=image,
             policy=self.policy,
@@ -398,9 +398,6 @@ class AsyncSandbox:
             tools=self._tools,
             labels=self.labels,
         )
-        if self._box is not None:
-            twin._launcher.twin_of = self._box.outlet  # copied memory holds its placeholders and its trusted roots
-        return twin
 
     def _trees_kept(self) -> AsyncTrees:
         if not self._trees:
@@ -423,27 +420,31 @@ class AsyncSandbox:
             raise TypeError(f"snapshot is a Snapshot, not {type(snapshot).__name__}; see box.snapshot()")
         snapshots.check_workspace(self.policy)
         snapshots.check(snapshot, self._bound(), self.policy)
+        self._launcher.twin_of = snapshots.outlet_of(snapshot)
 
     async def pause(self) -> None:
         """Freeze everything inside: it uses no CPU, and its clocks stand still. Idempotent."""
-        if self.state == "paused" and self._paused:
-            return
-        place = self._running_place()
-        if place.box.can_freeze:
-            await place.link.say(op="pause")  # its clocks stop first: it may be frozen with the others
-            await place.link.wait(lambda: place.link.paused, time.monotonic() + _PAUSE_S)
-            self._paused = await blocking(place.box.freeze)
-            if self._paused:
+        async with self._standing:
+            if self.state == "paused" and self._paused:
                 return
-            await place.link.say(op="resume")
-        raise UnsupportedError(
-            f"sandbox {self.id} cannot be paused: it has no freezer of its own",
-            code="pause",
-            missing=[Missing(self.backend, "a cgroup with a freezer", "ringfence doctor")],
-        )
+            place = self._running_place()
+            if place.box.can_freeze:
+                try:
+                    await place.link.say(op="pause")  # its clocks stop first: it may be frozen with the others
+                    await place.link.wait(lambda: place.link.paused, time.monotonic() + _PAUSE_S)
+                    self._paused = await blocking(place.box.freeze)
+                finally:
+                    if not self._paused:  # who is interrupted here did not pause it
+                        await self._go_on()
+            if not self._paused:
+                raise endings.no_freezer(self.id, self.backend)
 
     async def resume(self) -> None:
         """Let a paused sandbox go on. Does nothing to one that runs."""
+        async with self._standing:
+            await self._go_on()
+
+    async def _go_on(self) -> None:
         self._paused = False
         place = self._running_place()
         await blocking(place.box.thaw)

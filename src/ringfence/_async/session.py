@@ -10,6 +10,7 @@ from ringfence._async.waiting import called, lock, opening
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
 from ringfence.values import Struct, final, replace
 from ringfence.wire import frames, line
+from ringfence.wire.switchboard import STDIN_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class AsyncCell(AsyncProcess):
         self._interrupted = False
         self._tools = session._tools
         self._asked: list[line.Said] = []  # calls of tools that wait for us
+        self._answering = False
         self._budget: Budget | None = None
 
     async def _send(self) -> None:
@@ -79,6 +81,7 @@ class AsyncCell(AsyncProcess):
             request.message(self._number),
             op="cell",
             id=self._inbox.id,
+            n=self._number,
             timeout_s=request.timeout_s,
             cpu_s=request.cpu_s,
         )
@@ -105,13 +108,17 @@ class AsyncCell(AsyncProcess):
         self._nonsense = self._done = True
 
     def _look_for_end(self) -> None:
-        if self._result is None and (self._done or (self._inbox.end is not None and not self._inbox.items)):
-            self._finish()
+        with self._taking:
+            ends = self._result is None and (self._done or (self._inbox.end is not None and not self._inbox.items))
+            if ends:
+                self._finish()
+        if ends and self._inbox.end is None:  # its clocks end with it, whoever hears of it; not those of the next one
+            self._place.link.note(op="idle", id=self._inbox.id, n=self._number)
 
     def _finish(self) -> None:
         place, inbox = self._place, self._inbox
         end = inbox.end if not self._done else None
-        kept = end is None and not self._nonsense
+        kept = inbox.end is None and not self._nonsense  # it may have ended since, when nobody heard of the cell's end
         if end is None:
             end = self._ending()
         elif end["ev"] == "refused":
@@ -163,13 +170,43 @@ class AsyncCell(AsyncProcess):
         if self._done:
             self._look_for_end()
             return True
-        arrived = await super()._pull(deadline, enough)
-        while self._asked and not self._over():
-            await self._answer(self._asked.pop(0))
-        while self._asked and self._inbox.end is None:
-            await self._tell_failure(self._asked.pop(0))
+        arrived = await super()._pull(deadline, lambda: self._may_answer() or (enough is not None and enough()))
+        await self._answer_asked()
         self._look_for_end()
         return arrived
+
+    async def _answer_asked(self) -> None:
+        """One call after another, also where several wait for the cell."""
+        mine = False
+        try:
+            while self._asked or mine:
+                over = self._over()
+                said = self._next_asked(mine=mine, over=over)
+                mine = said is not None
+                if said is None:
+                    return
+                if not over:
+                    await self._answer(said)
+                elif self._inbox.end is None:
+                    await self._tell_failure(said)
+        finally:
+            if mine:
+                self._answering = False
+
+    def _next_asked(self, *, mine: bool, over: bool) -> line.Said | None:
+        """`mine`: who asks is the one that answers; it is no longer when there is nothing to answer now."""
+        with self._taking:
+            if self._answering and not mine:
+                return None
+            self._answering = bool(self._asked) and (over or self._has_room())
+            return self._asked.pop(0) if self._answering else None
+
+    def _has_room(self) -> bool:
+        """A guest that does not take its answers waits for more of them: they would lie in our memory, not in its."""
+        return self._inbox.stdin_in_flight < STDIN_WINDOW or self._inbox.stdin_closed
+
+    def _may_answer(self) -> bool:
+        return bool(self._asked) and not self._answering and self._has_room()
 
     def _over(self) -> bool:
         """Whether no tool is to work for it any more: it ended, or its time did. Takes what has arrived meanwhile."""
@@ -323,7 +360,7 @@ class AsyncSession:
         """Start the interpreter ahead. It has no cell, and does not count as in use."""
         await self._start()
         assert self._inbox is not None
-        await self._place().link.say(op="idle", id=self._inbox.id)
+        await self._place().link.say(op="idle", id=self._inbox.id, n=0)
 
     async def _ask(self, message: dict[str, object]) -> None:
         """Something else than a cell: answered at once, or the interpreter is lost."""
@@ -341,7 +378,7 @@ class AsyncSession:
         raise SandboxLostError(f"session {self.name} does not answer", code="session-lost", fix="try again")
 
     async def _ended(self, cell: AsyncCell) -> Result:
-        """Its result. A session that talks nonsense is not kept, and one between cells does not count as in use."""
+        """Its result. A session that talks nonsense is not kept."""
         try:
             result = await cell.wait()
         except OSError:  # its interpreter could not be started; the next cell tries anew
@@ -351,8 +388,6 @@ class AsyncSession:
             self._cell = None
             if cell._nonsense:
                 await self._kill()
-            elif self._inbox is not None and self._inbox.end is None:
-                await self._running_place().link.say(op="idle", id=self._inbox.id)
         return result
 
     async def interrupt(self) -> bool:

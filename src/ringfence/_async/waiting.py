@@ -55,6 +55,11 @@ def lock() -> asyncio.Lock:
     return asyncio.Lock()
 
 
+def one_at_a_time() -> contextlib.AbstractContextManager[object]:
+    """For what is done without an await. Tasks of one loop take turns as it is; threads do not."""
+    return contextlib.nullcontext()
+
+
 async def called(
     tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float, over: Callable[[], bool]
 ) -> tuple[bool, object]:
@@ -168,7 +173,7 @@ class Every:
             self._now.clear()
             try:
                 await self._work()
-            except (RingfenceError, OSError):
+            except (RingfenceError, OSError, RuntimeError, MemoryError):  # the third: no thread can be started
                 continue  # the next turn tries again, and whoever needs the thing hears of it then
 
     def wake(self) -> None:

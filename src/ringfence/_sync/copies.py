@@ -7,8 +7,8 @@ import time
 
 from ringfence._sync.trees import copy_files
 from ringfence._sync.waiting import blocking
-from ringfence.errors import SandboxLostError, UnsupportedError
-from ringfence.snapshots import SessionImage, shares_workspace, with_memory
+from ringfence.errors import SandboxLostError, SnapshotError, UnsupportedError
+from ringfence.snapshots import SessionImage, outlet_of, shares_workspace, with_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ringfence._sync.sandbox import Sandbox
     from ringfence._sync.session import Session
+    from ringfence.backends.base import Outlet
     from ringfence.snapshots import Snapshot
 
 _START_S = 10.0
@@ -60,7 +61,7 @@ def _image(session: Session, held: int) -> SessionImage | None:
         pid = _pid(session)
         # One that was paused because it was idle: on cgroup v1 a frozen process neither stops for us nor dies (D18).
         place.link.say(op="resume")
-        place.link.say(op="idle", id=inbox.id)  # idle from now on: it is not paused again meanwhile
+        place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on: it is not paused again meanwhile
         if not place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
             raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
         try:
@@ -69,7 +70,7 @@ def _image(session: Session, held: int) -> SessionImage | None:
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
         memory.had |= session._had
-        return SessionImage(session.name, session._count, memory)
+        return SessionImage(session.name, session._count, memory, box.outlet)
 
 
 def refused(name: str, why: str) -> UnsupportedError:
@@ -139,6 +140,7 @@ def fork(sandbox: Sandbox) -> Sandbox:
 def fork_files(sandbox: Sandbox) -> Sandbox:
     """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
     twin = sandbox._another()
+    twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds its placeholders
     twin.start()
     try:
         twin.network._as(sandbox.network)
@@ -155,6 +157,7 @@ def roll_back(sandbox: Sandbox, snapshot: Snapshot) -> None:
     """Everything in it ends first."""
     place = sandbox._running_place()
     sandbox._check_snapshot(snapshot)
+    _check_placeholders(outlet_of(snapshot), place.box.outlet)
     for process, _ in list(sandbox._processes.values()):
         if process.running:
             process.kill()
@@ -163,3 +166,13 @@ def roll_back(sandbox: Sandbox, snapshot: Snapshot) -> None:
     place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
     sandbox._trees_kept().roll_back(place, snapshot)
     sandbox._put_sessions(snapshot)
+
+
+def _check_placeholders(held: Outlet | None, here: Outlet | None) -> None:
+    """Memory holds those of the sandbox that it was taken from: in one that runs already they would mean nothing."""
+    if held is not None and here is not None and held.env != here.env:
+        raise SnapshotError(
+            "the snapshot's memory holds placeholders of secrets that are another sandbox's",
+            code="snapshot-secrets",
+            fix="Sandbox(snapshot=...) makes one with the same placeholders",
+        )

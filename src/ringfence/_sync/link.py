@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _READ = 1 << 18
 _LAST_WORDS_S = 1.0
+_LONGEST_S = 86_400.0  # the kernel counts milliseconds in 31 bits, and limits may be years
 _SEND_S = 10.0  # guestd reads at once; one that does not is gone
 
 
@@ -93,8 +94,12 @@ class Link:
     def say(self, **request: object) -> None:
         self._send(frames.message(**request))
 
+    note = say  # which blocks no longer than the other end takes to read
+
     def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
         """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
+        with self._changed:
+            inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
         self._send(before + frames.pack(frames.LINE, inbox.id, data))
 
@@ -146,14 +151,14 @@ class Link:
                 pass
 
     def _read_for_all(self, left: float | None) -> bool:
-        """Whether something arrived within `left` seconds. Caller holds the lock; it is free while we wait."""
+        """Whether something arrived within `left` seconds or a day. Caller holds the lock, which is free meanwhile."""
         self._someone_reads = True
         self._changed.release()
         data: bytes | None = None
         try:
             waiter = select.poll()  # not select(): a process may hold more than 1024 descriptors
             waiter.register(self._socket, select.POLLIN)
-            if waiter.poll(None if left is None else left * 1000):
+            if waiter.poll(None if left is None else min(left, _LONGEST_S) * 1000):
                 data = self._socket.recv(_READ)
         except (OSError, ValueError):  # closed by another thread
             data = b""

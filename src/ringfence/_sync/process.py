@@ -7,6 +7,7 @@ import os
 import time
 
 from ringfence import calls
+from ringfence._sync.waiting import one_at_a_time
 from ringfence.errors import SandboxClosedError, SandboxLostError
 from ringfence.eventlog import EventLog
 from ringfence.events import Exit
@@ -64,6 +65,7 @@ class Process:
         self._place = place
         self._call = call
         self._inbox = inbox
+        self._taking = one_at_a_time()  # one may read its events while another waits for its end or writes to it
         mark = 0 if place.box.outlet is None else place.box.outlet.mark()
         before = (Usage(), 0) if call.one_shot else place.box.usage()  # of one that ran nothing yet: all is the call's
         self._transcript = Transcript(place.policy.limits, before, mark)
@@ -106,43 +108,49 @@ class Process:
 
     def __next__(self) -> Event:
         while True:
-            event = self._log.next()
+            with self._taking:
+                event = self._next_event()
             if event is not None:
                 return event
-            if self._result is not None:
-                if self._exit_seen:
-                    raise StopIteration
-                event = self._log.last()
-                if event is not None:
-                    return event
-                self._exit_seen = True
-                return Exit(self._result, self._log.cursor)
-            self._pull(None)
+            if self._exit_seen:
+                raise StopIteration
+            self._pull(None, enough=lambda: self._log.has_more)
+
+    def _next_event(self) -> Event | None:
+        event = self._log.next()
+        if event is not None or self._result is None or self._exit_seen:
+            return event
+        event = self._log.last()
+        if event is None:
+            self._exit_seen = True
+            return Exit(self._result, self._log.cursor)
+        return event
 
     def _read_on(self, after: int) -> None:
         """Its events once more, from there."""
-        self._log.seek(after)
-        self._exit_seen = False
+        with self._taking:
+            self._log.seek(after)
+            self._exit_seen = False
 
     def _take_denials(self) -> None:
         """Of the gateway, as events: seen when something else happens, at the latest before the end."""
         outlet = self._place.box.outlet
         if outlet is None or not self._keep_events:
             return
-        after, self._denied_after = self._denied_after, outlet.mark()
-        if after != self._denied_after:
-            for denial in outlet.denials(after):
-                self._log.add(frames.LINE, denial)
+        with self._taking:
+            after, self._denied_after = self._denied_after, outlet.mark()
+            if after != self._denied_after:
+                for denial in outlet.denials(after):
+                    self._log.add(frames.LINE, denial)
 
     def _pull(self, deadline: float | None, enough: Callable[[], bool] | None = None) -> bool:
         """Take what arrived, or wait for it or for `enough`. False at `deadline`. Sets the result at the end."""
         hard = self._hard_deadline()
         until = hard if deadline is None else min(hard, deadline)
         inbox = self._inbox
+        self._grant()  # who asked whether it still runs has taken output too
         try:
-            arrived = self._place.link.wait(
-                lambda: bool(inbox.items) or inbox.end is not None or (enough is not None and enough()), until
-            )
+            arrived = self._place.link.wait(lambda: self._has_news() or (enough is not None and enough()), until)
         except SandboxLostError:
             arrived = True
         if not arrived:
@@ -157,12 +165,23 @@ class Process:
         if self._line is None and not self._hung_up and inbox.end is None:
             self._hung_up = True
             self._place.link.say(op="hang-up", id=inbox.id)
-        credit = inbox.credit()
-        if credit and inbox.end is None:
-            self._place.link.say(op="credit", id=inbox.id, bytes=credit)
-        if inbox.end is not None and not inbox.items and self._result is None:
-            self._finish()
+        self._grant()
+        with self._taking:
+            if inbox.end is not None and not inbox.items and self._result is None:
+                self._finish()
         return True
+
+    def _has_news(self) -> bool:
+        """Also of what another has taken meanwhile: nothing may come after that."""
+        with self._taking:
+            return bool(self._inbox.items) or self._inbox.end is not None or self._done or self._result is not None
+
+    def _grant(self) -> None:
+        """As much output as was taken may come again."""
+        with self._taking:
+            credit = self._inbox.credit()
+        if credit and self._inbox.end is None:
+            self._place.link.say(op="credit", id=self._inbox.id, bytes=credit)
 
     def _hard_deadline(self) -> float:
         """When we stop believing that guestd keeps the time. A caller who was away gets the news first."""
@@ -177,12 +196,13 @@ class Process:
         return self._hard
 
     def _take_output(self) -> None:
-        while not self._done and (item := self._inbox.take()) is not None:
-            if item[0] == frames.LINE:
-                self._hear(item[1])
-            else:
-                self._transcript.add(*item)
-                self._keep_event(*item)
+        with self._taking:
+            while not self._done and (item := self._inbox.take()) is not None:
+                if item[0] == frames.LINE:
+                    self._hear(item[1])
+                else:
+                    self._transcript.add(*item)
+                    self._keep_event(*item)
 
     def _keep_event(self, kind: int, piece: Piece) -> None:
         if self._keep_events:

@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from typing import TypeVar
 
     from ringfence.backends.base import Box, Launcher
@@ -26,6 +27,11 @@ def opening(made: T) -> T:
 def lock() -> threading.Lock:
     """One caller at a time."""
     return _thread.allocate_lock()
+
+
+def one_at_a_time() -> AbstractContextManager[object]:
+    """For a few steps that no other thread may come between."""
+    return _thread.RLock()
 
 
 def called(
@@ -110,7 +116,7 @@ class Every:
                 return
             try:
                 self._work()
-            except (RingfenceError, OSError):
+            except (RingfenceError, OSError, RuntimeError, MemoryError):  # the third: no thread can be started
                 continue  # the next turn tries again, and whoever needs the thing hears of it then
 
     def wake(self) -> None:

@@ -164,11 +164,11 @@ class Worker:
 
     def rest(self) -> None:
         """It waits for more work, and keeps nobody from thinking that the sandbox is idle."""
-        self._place.link.say(op="idle", id=self._inbox.id)
+        self._place.link.say(op="idle", id=self._inbox.id, n=0)
 
     def go_on(self) -> None:
         """More work follows. A sandbox that was paused because it was idle goes on."""
-        self._place.link.say(op="cell", id=self._inbox.id, timeout_s=None, cpu_s=None)
+        self._place.link.say(op="cell", id=self._inbox.id, n=0, timeout_s=None, cpu_s=None)
 
     def let_go(self) -> None:
         """It has said all that it had to say: nobody waits for its end."""

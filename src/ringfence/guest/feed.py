@@ -14,11 +14,14 @@ _END_OF_INPUT = b"\x04"  # what Ctrl-D is on a terminal
 
 
 class Feed:
-    """One descriptor that is written to. `number`: of the job whose stdin it is, which the host counts; else 0."""
+    """One descriptor that is written to, for the job of that number. The host counts what is on its way, and hears
+    what the guest has taken: `worth` bytes of it together are worth a message."""
 
-    def __init__(self, guestd: Guestd, number: int) -> None:
+    def __init__(self, guestd: Guestd, number: int, worth: int = 1) -> None:
         self._guestd = guestd
         self._number = number
+        self._worth = worth
+        self._taken = 0
         self._fd = -1
         self._terminal = False
         self._pending = bytearray()
@@ -60,27 +63,26 @@ class Feed:
 
     def _lose(self) -> None:
         self.close()
-        if self._number:
-            self._guestd.say(ev="stdin-closed", id=self._number)
+        self._guestd.say(ev="stdin-closed", id=self._number)
 
     def _push(self) -> None:
         if self._fd < 0:
             return
-        taken = 0
         try:
             while self._pending:
                 with memoryview(self._pending) as view:
                     count = os.write(self._fd, view[:_PIECE])
                 del self._pending[:count]
-                taken += count
+                self._taken += count
         except BlockingIOError:
             self._guestd.unwatch(self._fd)
             self._guestd.watch(self._fd, select.EPOLLOUT, self._on_room)
         except OSError:  # EPIPE, on a terminal EIO: nobody reads any more
             self._lose()
             return
-        if taken and self._number:
-            self._guestd.say(ev="took", id=self._number, bytes=taken)
+        if self._taken >= self._worth:
+            self._guestd.say(ev="took", id=self._number, bytes=self._taken)
+            self._taken = 0
         if self._pending:
             return
         if self._ended and not self._terminal:

@@ -259,9 +259,8 @@ class Guestd:
         elif op == "cell":
             self._begin_cell(job, request)
         elif op == "idle":
-            job.in_cell = False
-            job.deadline = job.cpu_deadline = None
-            self._idle_since = time.monotonic()
+            if job.end_cell(request["n"]):
+                self._idle_since = time.monotonic()
         elif op == "hang-up":
             job.hang_up()
         elif op == "resize":
@@ -280,7 +279,7 @@ class Guestd:
     def _begin_cell(self, job: Job, request: Request) -> None:
         """The host tells the interpreter a cell right after this."""
         self._resume()
-        job.in_cell, job.hurried, job.time_is_up = True, False, None
+        job.begin_cell(request["n"])
         self._set_deadlines(job, request)
 
     def _set_deadlines(self, job: Job, request: Request) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _READ = 1 << 16
 _READ_FILES = 1 << 17  # a file worker moves much; more would not go into the channel at once
 _PIPE_FILES = 1 << 20
+_WORTH_TELLING = 1 << 16  # of what went to an interpreter by its line
 _WITH_LINE = ("python", "fresh", "javascript", "session")
 _PIECE = 64  # what each piece is charged beyond its bytes, as the host counts it (F16)
 _REPORT_CAP = 1 << 18
@@ -37,6 +38,7 @@ class Job:
         self.alone = kind in ("file", "connect")  # it starts no process, and is killed without a look at others
         self.session = kind == "session"
         self.in_cell = not self.session  # a session between two cells does not keep the sandbox from being idle
+        self._cell = 0  # the number of the one that runs, or ran last
         self.exited = False
         self.hurried = False  # its end was asked for, before it started or while a cell ran
         self.time_is_up: str | None = None  # why its cell was interrupted
@@ -51,7 +53,9 @@ class Job:
         self.terminal = request["pty"]
         self._stdin = Feed(guestd, number) if request["stdin"] else None
         self._has_line = kind in _WITH_LINE
-        self._line = Feed(guestd, 0) if self.session else None  # who runs one piece of code is told nothing
+        self._line = (
+            Feed(guestd, number, _WORTH_TELLING) if self.session else None
+        )  # who runs one piece of code is told nothing
         self._outputs: dict[int, int] = {}  # descriptor → frame type
         self._said = b""  # read from its line and not passed on yet
         self._report_fd = -1
@@ -109,6 +113,19 @@ class Job:
         set_size(fd, self.terminal["cols"], self.terminal["rows"])  # it may have changed since it was asked for
         if self._stdin is not None:
             self._stdin.open(os.dup(fd), terminal=True)
+
+    def begin_cell(self, number: int) -> None:
+        """Or any other piece of work for a process that stays, which has the number 0."""
+        self.in_cell, self._cell = True, number
+        self.hurried, self.time_is_up = False, None
+
+    def end_cell(self, number: int) -> bool:
+        """It waits for the next one. False when another one runs by now, whose clocks go on."""
+        if number not in (0, self._cell):
+            return False
+        self.in_cell = False
+        self.deadline = self.cpu_deadline = None
+        return True
 
     def refused(self, number: int, error: str) -> None:
         self.abandon()

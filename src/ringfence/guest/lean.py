@@ -134,10 +134,11 @@ class Receiver:
         return bytes(memoryview(self._buffer)[:size]), _descriptors(ancillary)
 
 
-def readable(sock: socket | int, within_s: float) -> bool:
+def readable(sock: socket | int, within_s: float | None) -> bool:
+    """None: wait for as long as it takes."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    return bool(poll.poll(within_s * 1000))
+    return bool(poll.poll(None if within_s is None else within_s * 1000))
 
 
 def set_host_name(name: str) -> None:

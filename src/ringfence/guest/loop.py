@@ -8,6 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_LONGEST_S = 86_400.0  # the kernel counts milliseconds in 31 bits, and limits may be years
+
 
 class Loop:
     def __init__(self) -> None:
@@ -16,9 +18,9 @@ class Loop:
         self._dropped: set[int] = set()  # in this round: an event that came with it is not for who has the number now
 
     def round(self, wait_s: float) -> None:
-        """Wait for at most so long (-1: for ever), then call whoever is concerned."""
+        """Wait for at most so long (-1: for ever) and a day, then call whoever is concerned."""
         self._dropped.clear()
-        for fd, events in self._epoll.poll(wait_s):
+        for fd, events in self._epoll.poll(min(wait_s, _LONGEST_S)):
             handler = self._handlers.get(fd)
             if handler is not None and fd not in self._dropped:
                 handler(events)

@@ -41,7 +41,6 @@ class Session:
         self._line = line
         self._cells = executing.Cells(line)
         self._interruptible = False
-        self._interrupted = False
         self._calls = itertools.count(1)
         self._cell_now: int | None = None  # the number of the cell that runs
         self._hearing = _thread.allocate_lock()  # of who reads the line: this loop, or in a cell a thread that asks
@@ -72,9 +71,8 @@ class Session:
                 self._line.send({"m": "done", "n": message["n"], "exit": None, "exception": None})
 
     def _on_interrupt(self, _: int, __: FrameType | None) -> None:
-        if self._interruptible and not self._line.busy:
+        if self._interruptible and self._line.may_interrupt():
             raise KeyboardInterrupt
-        self._interrupted = self._interruptible
 
     def _cell(self, message: dict[str, Any], data: bytes) -> None:
         number = message["n"]
@@ -85,7 +83,7 @@ class Session:
         says: dict[str, object] = {"exit": None, "exception": None}
         self._cell_now = number
         try:
-            self._interruptible, self._interrupted = True, False
+            self._interruptible = True
             says = self._cells.execute(code, f"<cell {number}>")
             self._interruptible = False
         except KeyboardInterrupt:  # it came between the end of the cell and this line
@@ -126,7 +124,7 @@ class Session:
                     return None
                 self._line.send(message, data)
             while True:
-                received = self._line.receive()
+                received = self._line.receive(in_cell=True)
                 if received is None:
                     return None
                 found = received[0]

@@ -172,6 +172,7 @@ class Request(TypedDict):
     credit: int
     timeout_s: float | None
     cpu_s: float | None
+    n: int
     bytes: int
     signal: int
     cols: int

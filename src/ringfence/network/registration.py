@@ -87,7 +87,7 @@ class Registration:
         """
         self._service = service
         self._network = network
-        self.vault: Vault = Vault(secrets) if twin_of is None else twin_of.vault
+        self.vault: Vault = Vault(secrets, {} if twin_of is None else twin_of.env)
         self.env: Mapping[str, str] = self.vault.environment
         self.defaults: Mapping[str, str] = {}
         self.files: Mapping[str, bytes] = {}

@@ -22,7 +22,7 @@ from ringfence.policy.hosts import parse_pattern
 from ringfence.policy.secrets import reveal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ringfence.network.targets import Target
     from ringfence.policy.secrets import Secret
@@ -42,12 +42,13 @@ _NO_CREDENTIAL_PREFIXES = (b":", b"content-", b"if-", b"sec-", b"access-control-
 class Vault:
     """The secrets of one sandbox and their placeholders. repr and pickling give nothing away."""
 
-    def __init__(self, secrets: Iterable[Secret]) -> None:
+    def __init__(self, secrets: Iterable[Secret], held: Mapping[str, str] = {}) -> None:  # never changed
         """Raises PolicyError for a secret without its value, or whose value is too short to be kept.
 
+        `held`: placeholders, by name, that the memory of a copy holds; they stand for this sandbox's own values.
         With a secret, this process leaves no core file from here on.
         """
-        self._secrets = tuple(_Kept(secret) for secret in secrets)
+        self._secrets = tuple(_Kept(secret, held.get(secret.name)) for secret in secrets)
         self._forms: dict[tuple[_Kept, ...], Forms] = {}
         if self._secrets:
             leave_no_core()
@@ -98,7 +99,7 @@ class Vault:
 class _Kept:
     """One secret, its value and its placeholder."""
 
-    def __init__(self, secret: Secret) -> None:
+    def __init__(self, secret: Secret, placeholder: str | None) -> None:
         self.name = secret.name
         self.value = reveal(secret)
         if len(self.value) < SHORTEST:
@@ -108,7 +109,8 @@ class _Kept:
                 key="secrets.value",
                 fix="use a longer one",
             )
-        self.placeholder = _MARK + f"{secret.name}-{os.urandom(16).hex()}".encode()
+        made = _MARK.decode() + f"{secret.name}-{os.urandom(16).hex()}"
+        self.placeholder = (placeholder or made).encode()
         self._hosts = tuple(parse_pattern(host) for host in secret.hosts)
         self._inject = frozenset(secret.inject)
 

@@ -44,9 +44,10 @@ class Inbox:
 
     def take(self) -> tuple[int, bytes] | None:
         """The oldest output, or None when there is none now."""
-        if not self.items:
+        try:
+            item = self.items.popleft()
+        except IndexError:  # not asked before: another thread may take it meanwhile
             return None
-        item = self.items.popleft()
         self._taken += len(item[1]) + PIECE
         return item
 
