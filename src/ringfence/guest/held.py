@@ -1,7 +1,7 @@
 """Owns modules of ours that are run when they are first used, from code read before there is a root without them.
 
-For the first sandbox of a process, which of a command is the only one: what only sessions and files need, and of a
-program that is executed also Python code, is read by the interpreter's own loader, and not run.
+For a command, which makes one sandbox and mostly execs a program there: what only Python code, sessions and files need
+is read by the interpreter's own loader, and not run.
 """
 
 from __future__ import annotations
@@ -50,8 +50,3 @@ class Held:
 
     def exec_module(self, module: ModuleType) -> None:
         exec(self._code[module.__name__][1], module.__dict__)  # noqa: S102  # as every import does
-
-
-def let_go() -> None:
-    """All that was held has been run."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Held)]

@@ -27,9 +27,8 @@ LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
 _QUIET_MS = 100  # the first run of a process is over by then
-_FOR_A_RUN = ("guestd", "pycode")
 _FOR_JOBS = (
-    *("fileworker", "session", "shell"),
+    *("fileworker", "guestd", "pycode", "session", "shell"),
     *("connector", "filesearch", "filestreams", "filewatch", "keeping", "restoring", "stepwise"),
 )
 _LIBRARY, _COMMAND = b"library", b"command"  # as in ringfence.spawn
@@ -50,7 +49,7 @@ def main() -> None:
     if purpose == _COMMAND:  # the library takes as long to start as we do
         _hold_rest()
     elif purpose == _LIBRARY:
-        _load_first()
+        _load_rest()
     data = control.recv(_MAX_PACKET) if purpose else b""
     if not data:
         os._exit(0)  # begun ahead of time, and not needed
@@ -91,21 +90,19 @@ def _hold_rest() -> None:
     fresh.prepare()
 
 
-def _load_first() -> None:
-    """What one run needs, while the library makes its plan. A sandbox does not show where the rest lies: it is held."""
-    for name in _FOR_A_RUN:
+def _load_rest() -> None:
+    """What jobs need, while the library makes its plan: a sandbox does not show where it lies."""
+    for name in _FOR_JOBS:
         __import__(f"{__package__}.{name}")
-    for name in ("_sitebuiltins", "atexit"):
+    for name in ("_ast", "_sitebuiltins", "atexit"):
         __import__(name)
-    _hold_rest()
+    fresh.prepare()
+    node.prepare()
 
 
 def _warm_up() -> None:
-    """What jobs need, and most programs import anyway. 20 ms: the library's first template does not wait for it."""
-    for name in _FOR_JOBS:
-        __import__(f"{__package__}.{name}")
-    held.let_go()
-    for name in ("_ast", "threading", "traceback", "linecache", "json", "ctypes"):
+    """What most programs import anyway. 14 ms: the library's first template does not wait for it."""
+    for name in ("threading", "traceback", "linecache", "json", "ctypes"):
         __import__(name)
     gc.collect()
     gc.freeze()

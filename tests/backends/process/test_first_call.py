@@ -96,28 +96,6 @@ print(ringfence.run("'json' in __import__('sys').modules").value)
     assert said_by(code) == "True True\nTrue\n42\n1 False\nTrue\nTrue\n"
 
 
-def test_the_first_template_does_all_that_a_later_one_does_with_code_that_is_held() -> None:
-    code = """
-with Sandbox() as box:
-    files = box.files
-    files.write("a/b.txt", "one\\n")
-    with files.watch(".") as watch:
-        box.exec(["sh", "-c", "echo two > c.txt"])
-        print(next(iter(watch)).path)
-    print(sorted(info.path for info in files.list(".", recursive=True)), [m.path for m in files.search("two")])
-    for kind in ("tar", "zip"):
-        files.unpack(files.pack("a", format=kind), f"to-{kind}", format=kind)
-        print(files.read_text(f"to-{kind}/b.txt"), end="")
-    snap = box.snapshot()
-    files.remove("a", recursive=True)
-    box.rollback(snap)
-    print(files.exists("a/b.txt"), box.run("6 * 7").value, box.run("echo $((6 * 7))", language="bash").stdout, end="")
-    print(box._box.template.young)
-"""
-    said = ["c.txt", "['a', 'a/b.txt', 'c.txt'] ['c.txt']", "one", "one", "True 42 42", "True"]
-    assert said_by(code).splitlines() == said
-
-
 def test_a_command_starts_one_zygote() -> None:
     code = """
 from ringfence.cli import main
