@@ -491,6 +491,10 @@ def test_a_pipe_that_a_guest_left_in_place_of_a_file_of_gits_is_not_waited_for(f
         git_directory(place)
     left.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(left)
+    if name == ".git":  # at the top of a mount none is shown at all
+        with pytest.raises(PolicyError, match="named pipe"):
+            held(folder / "mine")
+        return
     assert held(folder / "mine")[name] == "protect"
 
 
