@@ -13,6 +13,7 @@ import pytest
 import ringfence
 import weaker
 from ringfence import Limits, Policy, Result, Sandbox, calls, launching
+from ringfence.wire.switchboard import Switchboard
 
 pytestmark = pytest.mark.everywhere
 
@@ -236,6 +237,22 @@ except OSError as e: reason = e.strerror
 
 
 FLOOD = "for number in range(25_000): display(number)"
+
+
+def test_a_host_that_reads_more_slowly_than_its_guest_wrote_gets_the_whole_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All inside has ended by then, and the rest of its result lies with the monitor."""
+    feed, waits = Switchboard.feed, [2.0]
+
+    def slowly(self: Switchboard, data: bytes) -> None:
+        time.sleep(waits.pop() if waits else 0)
+        feed(self, data)
+
+    monkeypatch.setattr(Switchboard, "feed", slowly)
+    one_by_one = "import os\nfor number in range(10_000): display(number); os.sched_yield()"
+    result = ringfence.run(one_by_one)
+    assert (result.status, len(result.outputs)) == ("ok", 10_000)
 
 
 def test_more_displays_than_a_call_may_have_are_printed_and_nothing_is_lost() -> None:

@@ -29,6 +29,7 @@ _WORTH_PARTS = 1 << 15
 _CPU_POLL_S = 0.05
 _START_S = 0.4
 _STRAYS_S = 0.1
+_HEAR_S = 5.0  # for the host to read what is left when all has ended
 _INTERRUPT_S = 0.4  # what a cell has to end by itself once it was interrupted
 
 
@@ -63,7 +64,7 @@ class Guestd:
         self._pauses_when_idle = False
         self._paused_at: float | None = None
         self._idle_since = time.monotonic()
-        self._dying = False
+        self._dying, self._heard_until = False, 0.0
         self._last_word: bytes | None = None  # of a one-shot run: held back until nothing of it is left
 
     def take_image(self, fd: int) -> None:
@@ -133,7 +134,7 @@ class Guestd:
                 self._monitor.change(self._channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def _on_channel(self, events: int) -> None:
-        if events & select.EPOLLOUT:
+        if events & select.EPOLLOUT or self._dying:
             self._drain_out()
         if self._dying or not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
@@ -162,14 +163,15 @@ class Guestd:
 
     def _drain_out(self) -> None:
         try:
-            sent = self._channel.send(self._out)
+            del self._out[: self._channel.send(self._out)]
         except BlockingIOError:
             return
         except OSError:
+            self._out.clear()
             self.destroy()
-            return
-        del self._out[:sent]
-        if not self._out:
+        if not self._out and self._dying:
+            self._finish_dying()
+        elif not self._out:
             self._monitor.change(self._channel.fileno(), select.EPOLLIN)
             for job in list(self._jobs.values()):
                 job.resume()
@@ -359,6 +361,7 @@ class Guestd:
     def keep_clocks(self) -> None:
         if self._dying:
             self._monitor.reap_strays()
+            self._finish_dying()
             return
         if self._paused_at is not None:
             return
@@ -455,6 +458,7 @@ class Guestd:
         if self._dying:
             return
         self._dying = True
+        self._heard_until = time.monotonic() + _HEAR_S
         self._monitor.unwatch(self._channel.fileno())  # a closed peer would be an event for ever
         self._lifetime_at = self._idle_s = None
         for job in list(self._jobs.values()):
@@ -473,7 +477,9 @@ class Guestd:
             job.drop()
         self._jobs.clear()
         self._monitor.unwatch(self._channel.fileno())
-        self._last_words()
+        if self._out and time.monotonic() < self._heard_until:  # the host is behind, and the rest is its result
+            self._monitor.watch(self._channel.fileno(), select.EPOLLOUT, self._on_channel)
+            return
         self._channel.close()
         for fd in (*self._kept, self.image, *self._pipes_ahead):
             if fd >= 0:
@@ -484,12 +490,9 @@ class Guestd:
     def crashed(self, error: str) -> None:
         """The monitor ends by a fault of its own; what it said last."""
         self.say(ev="crashed", error=error)
-        self._last_words()
-
-    def _last_words(self) -> None:
-        if self._out:
-            self._channel.settimeout(0.2)
-            try:
-                self._channel.sendall(self._out)
-            except OSError:
-                return
+        self._channel.settimeout(0.2)
+        try:
+            self._channel.sendall(self._out)
+        except OSError:
+            pass  # nobody waits for it
+        self._out.clear()
