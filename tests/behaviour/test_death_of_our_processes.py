@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import ringfence
 from behaviour import host
 from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError
 from ringfence.backends.process import pool
+from ringfence.guest.guestd import Guestd
 from ringfence.guest.monitor import Monitor
 
 
@@ -216,6 +218,17 @@ def test_a_fault_of_ours_in_one_sandbox_is_the_end_of_that_one_alone() -> None:
         kept.write("still here\n")
         kept.close_stdin()
         assert (kept.wait().stdout, other.run("1 + 1").value) == ("still here\n", "2")
+
+
+def test_a_fault_in_a_sandbox_whose_host_has_gone_is_no_further_one() -> None:
+    """Its channel is closed by then; that was one more fault, and the end of the monitor with all its sandboxes."""
+    ours, theirs = socket.socketpair()
+    monitor, inside = Mock(), Mock(ready=True, gone=True)
+    box = Guestd(monitor, 1, ours, {}, owner=None, inside=lambda *_: inside)  # type: ignore[arg-type]  # a stand-in
+    theirs.close()
+    box.crashed("a fault")
+    assert ours.fileno() == -1
+    monitor.gone.assert_called_once_with(1)
 
 
 def test_a_sandbox_that_does_not_end_after_a_fault_takes_its_monitor_along() -> None:

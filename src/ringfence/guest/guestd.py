@@ -490,9 +490,10 @@ class Guestd:
     def crashed(self, error: str) -> None:
         """The monitor ends by a fault of its own; what it said last."""
         self.say(ev="crashed", error=error)
-        self._channel.settimeout(0.2)
-        try:
-            self._channel.sendall(self._out)
-        except OSError:
-            pass  # nobody waits for it
-        self._out.clear()
+        if self._out:  # else it may be closed already, where nobody is left to hear it
+            self._channel.settimeout(0.2)
+            try:
+                self._channel.sendall(self._out)
+            except OSError:
+                pass  # nobody reads
+            self._out.clear()

@@ -67,6 +67,23 @@ except OSError:
     assert said_by(code) == "1\n0\n"
 
 
+def test_a_zygote_that_nobody_could_adopt_is_ended() -> None:
+    code = """
+from ringfence.backends.process.zygote import Zygote
+from ringfence.plan.interpreter import interpreter
+class Tree:
+    moves_zygotes = True
+    def adopt(self, pid):
+        print(children())
+        raise KeyboardInterrupt
+try:
+    Zygote(interpreter(), (), Tree())
+except KeyboardInterrupt:
+    print(children())
+"""
+    assert said_by(code) == "1\n0\n"
+
+
 def test_a_fork_does_not_take_what_its_parent_has_begun() -> None:
     code = """
 spawn.begin_first()

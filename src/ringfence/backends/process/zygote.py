@@ -34,7 +34,12 @@ class Zygote:
         """Returns at once; the first template waits until it is ready."""
         self._lock = _thread.allocate_lock()
         begun = _start(interpreter.executable, [])
-        if tree is not None and not tree.adopt(begun.pid):
+        try:
+            adopted = tree is None or tree.adopt(begun.pid)
+        except BaseException:
+            spawn.end(begun)
+            raise
+        if tree is not None and not adopted:
             spawn.end(begun)
             begun = _start(interpreter.executable, tree.launch_prefix())
         self.pid, self._control, self._errors = begun.pid, begun.control, begun.errors
