@@ -74,6 +74,8 @@ class Hello(TypedDict):
     cgroups: list[str]  # directories to remove when the library is gone
     record: str  # of what the library noted; there when something is, and then there is more to remove
     uids: str | None  # directory of lock files, those that nobody holds then too
+    stakes: str  # directory with a file for each sandbox that needs placeholders
+    home: str  # of the caller, for the sweep
 
 
 class Kept(TypedDict):

@@ -6,9 +6,9 @@ import os
 import select
 import threading
 
-from ringfence.backends.process import record, state
 from ringfence.backends.process.endscan import end_scan, snapshot_before
-from ringfence.backends.process.protect import Placeholder, Placeholders, Watch
+from ringfence.backends.process.placeholders import Placeholders, is_placeholder
+from ringfence.backends.process.protect import Watch
 from ringfence.results import Denial
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> 
     """
     guard = Guard(plan, writable)
     try:
-        box = pool.take(plan)
+        box = pool.take(plan, stake=guard.stake)
     except BaseException:
         guard.end()
         raise
@@ -36,17 +36,26 @@ def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> 
 
 
 class Guard:
-    """Holds the protected paths of one sandbox."""
+    """Holds the protected paths of one sandbox. `outlives`: its guest is behind an engine (placeholders.py)."""
 
-    def __init__(self, plan: ProcessPlan, writable: tuple[str, ...]) -> None:
+    def __init__(self, plan: ProcessPlan, writable: tuple[str, ...], *, outlives: bool = False) -> None:
         self._writable = writable
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
         self._before: dict[str, Before] = {root: snapshot_before(root) for root in writable}
-        self._placeholders = Placeholders(plan.protected, note=_note, forget=_forget, known=state.is_placeholder)
+        self._placeholders = Placeholders(plan.protected, outlives=outlives)
         self._placeholders.make()
-        self._watch = Watch(plan.protected) if plan.protected else None
-        self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._watch = Watch(plan.protected) if plan.protected else None
+            self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        except BaseException:
+            self._placeholders.release()
+            raise
         self._thread: threading.Thread | None = None
+
+    @property
+    def stake(self) -> int:
+        """A descriptor that the sandbox's monitor has to keep: while it is open, no placeholder is removed."""
+        return self._placeholders.fileno()
 
     def begin(self, box: ProcessBox | WalledBox) -> None:
         box.on_destroyed.append(lambda: box.add_findings(self.end()))
@@ -85,11 +94,9 @@ class Guard:
         os.close(self._stop)
         if self._watch is not None:
             self._watch.close()
-        self._placeholders.remove()
-        found: tuple[Denial, ...] = ()
-        for root, before in self._before.items():
-            found += end_scan(root, before, ignore=self._placeholders.kept, known=self._held)
-        return found
+        self._placeholders.release()
+        found = [one for root, before in self._before.items() for one in end_scan(root, before, known=self._held)]
+        return tuple(one for one in found if one.code != "mount.protected-name" or not is_placeholder(one.target))
 
 
 def _replaced(path: str) -> Denial:
@@ -97,23 +104,3 @@ def _replaced(path: str) -> Denial:
         f"{path} was replaced on the host while the sandbox ran; its protection was gone, so the sandbox was stopped"
     )
     return Denial("mount", path, "mount.protected-replaced", message, allow=None)
-
-
-def _facts(placeholder: Placeholder) -> dict[str, str | int]:
-    return {
-        "path": placeholder.path,
-        "directory": int(placeholder.directory),
-        "content": placeholder.content,
-        "device": placeholder.device,
-        "inode": placeholder.inode,
-    }
-
-
-def _note(placeholder: Placeholder) -> None:
-    record.owner().note("placeholder", **_facts(placeholder))
-
-
-def _forget(placeholder: Placeholder) -> None:
-    owner = record.owner()
-    owner.forget("placeholder", **_facts(placeholder))
-    owner.forget("placeholder", **{**_facts(placeholder), "device": 0, "inode": 0})

@@ -54,6 +54,8 @@ class Zygote:
             "cgroups": tree.owner_directories() if tree is not None else [],
             "record": state.record(),
             "uids": state.directory("uid") if os.geteuid() == 0 else None,
+            "stakes": f"{state.lasting_place('placeholders')}/stakes",
+            "home": os.path.expanduser("~"),
         }
         _send(self._control, lean.dumps(hello), [])
 
