@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 
 from ringfence.backends.process.endscan import end_scan, snapshot_before
 from ringfence.backends.process.placeholders import Placeholders, is_placeholder
-from ringfence.backends.process.protect import Watch
+from ringfence.backends.process.protected_watch import Watch
+from ringfence.errors import RingfenceError
 from ringfence.results import Denial
 
 TYPE_CHECKING = False
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from ringfence.backends.process.pool import Pool
     from ringfence.backends.walled.box import WalledBox
     from ringfence.plan.model import ProcessPlan
+
+
+_QUIET_S = 0.02  # that a guest stands still before what was removed is put back
 
 
 def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> ProcessBox:
@@ -41,6 +46,7 @@ class Guard:
     def __init__(self, plan: ProcessPlan, writable: tuple[str, ...], *, outlives: bool = False) -> None:
         self._writable = writable
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
+        self._protected = {one.path: one for one in plan.protected}
         self._before: dict[str, Before] = {root: snapshot_before(root) for root in writable}
         self._placeholders = Placeholders(plan.protected, outlives=outlives)
         self._placeholders.make()
@@ -64,15 +70,45 @@ class Guard:
             self._thread.start()
 
     def _keep_watch(self, box: ProcessBox | WalledBox) -> None:
-        """A protected file that the host replaced is no longer held (A33): the sandbox is stopped at once."""
+        """A path that the host removed is put back; for one that it replaced the sandbox is stopped at once (A33)."""
         try:
-            lost = self._first_lost()
+            while lost := self._first_lost():
+                stands = box.hold_still()
+                try:
+                    why = self._put_back(box, lost) if stands else "its guest cannot be made to stand still here"
+                    if why:
+                        box.stop_unprotected(tuple(_replaced(path, why) for path in lost))  # before it goes on
+                        return
+                finally:
+                    box.let_go_on()
+                box.add_findings(tuple(_removed(path) for path in lost))
         except BaseException:
             box.kill()  # nobody watches any more
             raise
-        if lost:
-            box.kill()
-            box.add_findings(tuple(_replaced(path) for path in lost))
+
+    def _put_back(self, box: ProcessBox | WalledBox, lost: list[str]) -> str:
+        """Protect them again, and what goes meanwhile, which is added to `lost`. Returns "", or why it cannot be.
+
+        Sound only while the guest stands still, and for what was not there when it came to stand: of a file that was,
+        it may have a descriptor by the writable mount already (O_PATH shows nowhere), and no new mount takes that away.
+        """
+        assert self._watch is not None
+        lost += self._watch.check()
+        if any(os.path.lexists(path) for path in lost):
+            return "what is there now may be open in the guest"
+        time.sleep(_QUIET_S)  # a program that removes several, and other sandboxes, which have to stand still too
+        lost += [path for path in self._watch.check() if path not in lost]
+        again = [self._protected[path] for path in lost if path in self._protected]
+        if len(again) < len(lost) or any(one.content is None or one.hidden for one in again):
+            return "it is a folder above a protected path, or a hidden path"
+        try:
+            self._placeholders.make_again(again)
+            why = box.protect_again([(one.target, os.lstat(one.path).st_ino) for one in again])
+        except (OSError, RingfenceError) as error:
+            return str(error)
+        if not why:
+            self._watch.expect(lost)
+        return why
 
     def _first_lost(self) -> list[str]:
         """Waits for it. Empty: the sandbox has ended before."""
@@ -99,8 +135,14 @@ class Guard:
         return tuple(one for one in found if one.code != "mount.protected-name" or not is_placeholder(one.target))
 
 
-def _replaced(path: str) -> Denial:
+def _replaced(path: str, why: str) -> Denial:
     message = (
-        f"{path} was replaced on the host while the sandbox ran; its protection was gone, so the sandbox was stopped"
+        f"{path} was replaced or removed on the host while the sandbox ran, and its protection with it; "
+        f"it could not be put back ({why}), so the sandbox was stopped"
     )
     return Denial("mount", path, "mount.protected-replaced", message, allow=None)
+
+
+def _removed(path: str) -> Denial:
+    message = f"{path} was removed on the host while the sandbox ran; it is protected again, and the sandbox goes on"
+    return Denial("mount", path, "mount.protected-removed", message, allow=None)

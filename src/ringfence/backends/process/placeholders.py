@@ -98,7 +98,8 @@ class Placeholders:
         assert self._stake is not None
         stake = self._stake.name
         try:
-            self._held[path] = os.open(path, _FOLDER)
+            if path not in self._held:
+                self._held[path] = os.open(path, _FOLDER)
             ledger = _Ledger(place, path, self._held[path])
             missing = [one for one in wanted if not ledger.join(os.path.basename(one.path), stake)]
             for one in missing:
@@ -115,6 +116,17 @@ class Placeholders:
         except OSError as error:
             where = error.filename if isinstance(error.filename, str) else path
             raise OSError(error.errno, f"{where} cannot be protected: {error.strerror or error}") from error
+
+    def make_again(self, removed: Sequence[Protected]) -> None:
+        """Somebody removed them on the host while the sandbox runs. Raises OSError when that cannot be done."""
+        if self._stake is None:
+            raise OSError(errno.ENOENT, "the sandbox had no placeholder before")
+        folders: dict[str, list[Protected]] = {}
+        for one in removed:
+            folders.setdefault(os.path.dirname(one.path), []).append(one)
+        with _Locked() as place:
+            for folder, wanted in folders.items():
+                self._make_in(place, folder, wanted)
 
     def release(self) -> None:
         """After the last process of the sandbox is gone. Idempotent.
@@ -243,7 +255,7 @@ class _Ledger:
         if known is None:
             return True  # the user's own
         if known.inode in (0, inode) and self._is_as_made(known):
-            self.placeholders[name] = known.made(inode).with_stakes((*known.stakes, stake))
+            self.placeholders[name] = known.made(inode).with_stakes(tuple(dict.fromkeys((*known.stakes, stake))))
         elif known.inode != inode:
             del self.placeholders[name]  # the user's own has come in its place
         return True
@@ -251,7 +263,7 @@ class _Ledger:
     def note(self, one: Protected, stake: str) -> None:
         name = os.path.basename(one.path)
         before = self.placeholders.get(name)  # somebody removed it under a sandbox that its watch will stop
-        stakes = (*before.stakes, stake) if before is not None else (stake,)
+        stakes = tuple(dict.fromkeys((*before.stakes, stake))) if before is not None else (stake,)
         self.placeholders[name] = Placeholder(name, one.directory, one.content or "", 0, time.time(), stakes)
 
     def make(self, name: str) -> None:
@@ -370,8 +382,9 @@ class _Stake:
     def add(self, ledger: _Ledger) -> None:
         folders = self._says["folders"]
         assert isinstance(folders, list)
-        folders.append([ledger.path, ledger.file])
-        self._write()
+        if [ledger.path, ledger.file] not in folders:
+            folders.append([ledger.path, ledger.file])
+            self._write()
 
     def _write(self) -> None:
         """In place: the lock is the file's. Longer each time, so that one half written is never longer than a whole."""

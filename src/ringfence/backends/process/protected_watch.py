@@ -47,6 +47,10 @@ class Watch:
             del self._expected[path]
         return lost
 
+    def expect(self, paths: list[str]) -> None:
+        """They are protected again, as they are now."""
+        self._expected |= {path: _inode(path) for path in paths}
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
