@@ -121,7 +121,7 @@ def test_what_a_killed_process_made_goes_with_the_next_sweep(tmp_path: Path, led
                 os.kill(os.getpid(), 9)
             make(self, name)
 
-        placeholders._Ledger.make = counted  # type: ignore[method-assign]
+        placeholders._Ledger.make = counted  # type: ignore[method-assign]  # in a child that ends
         made(tmp_path)
         say("made")
         time.sleep(60)
@@ -276,7 +276,8 @@ def test_after_a_reboot_the_devices_number_is_another_and_they_are_swept_all_the
     other = f"999-{ledger.name.partition('-')[2]}"
     ledger.rename(ledgers / other)
     stake.write_text(stake.read_text().replace(ledger.name, other))
-    os.close(one.fileno())
+    for fd in (one.fileno(), *one._held.values()):
+        os.close(fd)
     assert len(sweep()) == len(ALL)
     assert (tree(tmp_path), left(ledgers)) == (set(), set())
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
 import time
 
 from ringfence.backends.process import state
 from ringfence.errors import SandboxError
+from ringfence.guest import lean
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -179,11 +179,6 @@ def is_placeholder(path: str) -> bool:
 def sweep() -> list[str]:
     """Let go for sandboxes that are gone and could not do so themselves. Returns what was removed."""
     _unfinished.clear()
-    try:
-        if not os.listdir(f"{state.lasting_place('placeholders')}/stakes"):
-            return []
-    except FileNotFoundError:
-        return []
     removed: list[str] = []
     with _Locked() as place:
         for name in os.listdir(f"{place}/stakes"):
@@ -388,7 +383,7 @@ class _Stake:
 
     def _write(self) -> None:
         """In place: the lock is the file's. Longer each time, so that one half written is never longer than a whole."""
-        os.pwrite(self.fd, json.dumps(self._says).encode(), 0)
+        os.pwrite(self.fd, lean.dumps(self._says), 0)
 
     def remove(self) -> None:
         os.unlink(self._path)
@@ -441,10 +436,8 @@ class _Locked:
     def __enter__(self) -> str:
         """Where the ledgers are."""
         place = state.lasting_directory("placeholders")
-        try:
-            os.mkdir(f"{place}/stakes", 0o700)
-        except FileExistsError:
-            pass
+        if not os.path.isdir(f"{place}/stakes"):
+            os.makedirs(f"{place}/stakes", 0o700, exist_ok=True)
         self._fd = os.open(f"{place}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         _locks.add(self._fd)
         if not state.lock_until(self._fd, time.monotonic() + _LOCK_S, poll_s=_POLL_S):
@@ -484,7 +477,7 @@ def _read(path: str) -> dict[str, Any]:
     """What is in a file of ours; {} where there is none, or a power cut left half of one."""
     try:
         with open(path, "rb") as file:
-            said: dict[str, Any] = json.loads(file.read())
+            said: dict[str, Any] = lean.loads(file.read())
     except (FileNotFoundError, ValueError):
         return {}
     return said
@@ -495,5 +488,5 @@ def _write(path: str, content: dict[str, Any]) -> None:
     new = f"{path}.new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
-        file.write(json.dumps(content).encode())
+        file.write(lean.dumps(content))
     os.rename(new, path)

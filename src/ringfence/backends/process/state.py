@@ -308,8 +308,11 @@ def _remove_noted_tree(facts: dict[str, Fact]) -> bool:
 
 
 def _sweep_placeholders() -> list[str]:
-    if not os.path.isdir(f"{lasting_place('placeholders')}/stakes"):
-        return []  # as on most hosts, where it costs no import
+    try:
+        if not os.listdir(f"{lasting_place('placeholders')}/stakes"):
+            return []  # as mostly, and costs no import
+    except FileNotFoundError:
+        return []
     from ringfence.backends.process import placeholders
 
     return placeholders.sweep()
