@@ -142,7 +142,8 @@ def test_a_guest_that_is_faster_than_we_are_is_stopped(project: Path) -> None:
             (project / ".envrc").unlink()
             time.sleep(0.2)
         result = process.wait()
-    assert (result.reason == "protection-lost") == bool(list(project.iterdir()))
+    assert result.reason in ("done", "protection-lost")
+    assert result.reason == "protection-lost" or list(project.iterdir()) == []
 
 
 @needs_freezer

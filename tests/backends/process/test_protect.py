@@ -70,6 +70,33 @@ def test_a_removed_placeholder_is_noticed(tmp_path: Path) -> None:
     placeholders.release()
 
 
+def test_a_name_that_was_removed_and_made_anew_with_the_same_inode_is_noticed(tmp_path: Path) -> None:
+    """A file system gives out the number again at once: the guest's file looked like the placeholder."""
+    placeholders = Placeholders(protected(tmp_path))
+    placeholders.make()
+    watch = Watch(protected(tmp_path))
+    (tmp_path / ".mcp.json").rename(tmp_path / "kept")
+    (tmp_path / "kept").rename(tmp_path / ".mcp.json")
+    assert watch.check() == [f"{tmp_path}/.mcp.json"]
+    watch.close()
+    placeholders.release()
+
+
+def test_what_we_did_ourselves_to_put_a_name_back_is_no_alarm(tmp_path: Path) -> None:
+    placeholders = Placeholders(protected(tmp_path))
+    placeholders.make()
+    watch = Watch(protected(tmp_path))
+    (tmp_path / ".mcp.json").unlink()
+    lost = watch.check()
+    placeholders.make_again([one for one in protected(tmp_path) if one.path in lost])
+    watch.expect(lost)
+    assert watch.check() == []
+    (tmp_path / ".mcp.json").unlink()
+    assert watch.check() == lost
+    watch.close()
+    placeholders.release()
+
+
 def test_ordinary_work_in_the_folder_is_no_alarm(repository: Path) -> None:
     watch = Watch(protected(repository))
     (repository / "b.txt").write_text("b")

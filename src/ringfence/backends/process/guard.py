@@ -116,11 +116,12 @@ class Guard:
         poll = select.poll()  # select() takes no descriptor from 1024 on
         for fd in (self._watch.fileno(), self._stop):
             poll.register(fd, select.POLLIN)
-        while self._stop not in dict(poll.poll()):
-            lost = self._watch.check()
+        while True:
+            lost = self._watch.check()  # before the wait: what came while one was put back has been read already
             if lost:
                 return lost
-        return []
+            if self._stop in dict(poll.poll()):
+                return []
 
     def end(self) -> tuple[Denial, ...]:
         """After the last process of the sandbox is gone. What a look at the writable mounts shows."""
