@@ -170,8 +170,8 @@ def is_placeholder(path: str) -> bool:
         with _Locked() as place:
             found = _Ledger(place, folder, fd).placeholders.get(name)
             return found is not None and found.inode == os.stat(name, dir_fd=fd, follow_symlinks=False).st_ino
-    except OSError:
-        return False
+    except (OSError, SandboxError):
+        return False  # not known to be one
     finally:
         os.close(fd)
 
