@@ -336,19 +336,6 @@ class AsyncProcess:
         await self.kill()
 
 
-class AsyncConnection(AsyncProcess):
-    """A connection to a port inside: one reads its output while another writes.
-
-    Only the reader takes output, at its client's pace: what a writer took would be kept, and beyond a cap be lost.
-    """
-
-    async def _until_taken(self) -> None:
-        inbox = self._inbox
-        await self._place.link.wait(
-            lambda: inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed or inbox.end is not None, None
-        )
-
-
 class AsyncPty(AsyncProcess):
     """A process on a terminal: one stream, as Stdout."""
 

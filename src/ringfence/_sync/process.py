@@ -337,19 +337,6 @@ class Process:
         self.kill()
 
 
-class Connection(Process):
-    """A connection to a port inside: one reads its output while another writes.
-
-    Only the reader takes output, at its client's pace: what a writer took would be kept, and beyond a cap be lost.
-    """
-
-    def _until_taken(self) -> None:
-        inbox = self._inbox
-        self._place.link.wait(
-            lambda: inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed or inbox.end is not None, None
-        )
-
-
 class Pty(Process):
     """A process on a terminal: one stream, as Stdout."""
 
