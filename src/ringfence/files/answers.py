@@ -50,6 +50,9 @@ _WHY = {
     "cut-short": "it ends too early",
     "after-the-end": "something follows its end",
 }
+TOO_LONG_TO_READ = (
+    "the file is larger than 32 MiB: read it in parts by offset and size (of 1 GiB at most), or use chunks()"
+)
 _WHOLE = ("not-tar", "not-zip", "cut-short", "after-the-end")
 
 
@@ -78,7 +81,7 @@ def explained(number: int, found: Mapping[str, object], path: str, *, call: str)
     inner = found.get("path")
     if number == errno.EFBIG:
         if call == "read":
-            return "the file is larger than 1 GiB; read it in ranges or with chunks()"
+            return TOO_LONG_TO_READ
         return "a file would be larger than limits.disk; write less, or raise the limit"
     words = os.strerror(number)
     if isinstance(inner, str) and inner and not _same(inner, path):
