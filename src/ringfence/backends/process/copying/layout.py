@@ -23,7 +23,7 @@ _SCAN = 0xC0606610
 _FILE, _PRESENT, _SWAPPED, _ZERO = 4, 8, 16, 32
 _REGIONS = 4096
 _ENTRIES = 1 << 16  # of pagemap, read at a time: a guest may reserve terabytes
-# Of a guest's making: how many ranges it has, and the paths that they name. A session has some hundreds of ranges (O22).
+# Of a guest's making: how many ranges there are, and what paths they name. A session has some hundreds of them (O22).
 _MOST_RANGES = 1 << 15
 _MOST_TEXT = 1 << 23  # bytes of the list of them
 

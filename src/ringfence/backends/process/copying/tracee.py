@@ -29,7 +29,7 @@ _STOP_S = 20.0  # for all that is done to it while it stands still
 _WORD = (1 << 64) - 1
 _INSTRUCTION = b"\x0f\x05"  # syscall
 _PIECE = 1 << 16
-_MOST_SEARCHED = 1 << 24  # bytes: the kernel's own page and a libc are 2 MiB, and a guest names ranges of any size (O22)
+_MOST_SEARCHED = 1 << 24  # bytes: a libc has 2 MiB of code, and a guest names ranges of any size (O22)
 _NAMES = (  # in the kernel's order
     *(
         "r15",
