@@ -54,7 +54,7 @@ class Caps(NamedTuple):
 
     @property
     def text(self) -> int:
-        """Characters of all names and targets. They are held several times, and a guest chooses how long each is (O22)."""
+        """Characters of all names and targets: they are held several times, and a guest chooses how long they are."""
         return _TEXT + _TEXT_EACH * self.files
 
 
