@@ -51,7 +51,7 @@ _WHY = {
     "after-the-end": "something follows its end",
 }
 TOO_LONG_TO_READ = (
-    "the file is larger than 32 MiB: read it in parts by offset and size (of 1 GiB at most), or use chunks()"
+    "the file is larger than 16 MiB: read it in parts by offset and size (of 1 GiB at most), or use chunks()"
 )
 _WHOLE = ("not-tar", "not-zip", "cut-short", "after-the-end")
 
