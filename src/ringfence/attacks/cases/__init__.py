@@ -30,6 +30,7 @@ def all_cases() -> tuple[Attack, ...]:
         k_snapshots,
         k_transfers,
         l_persistence,
+        o_host_side,
     )
 
     modules = (
@@ -53,5 +54,6 @@ def all_cases() -> tuple[Attack, ...]:
         k_snapshots,
         k_transfers,
         l_persistence,
+        o_host_side,
     )
     return tuple(case for module in modules for case in module.CASES)

@@ -215,7 +215,11 @@ class Tracee:
         """The one it stands behind: it was stopped in a system call. Else one that its libraries hold."""
         if not self._instruction:
             behind = self._base[_NAMES.index("rip")] - 2
-            self._instruction = behind if self.read(behind, 2) == _INSTRUCTION else self._search()
+            try:
+                stands_behind_one = self.read(behind, 2) == _INSTRUCTION
+            except OSError:  # nothing is mapped there: it runs what begins a page
+                stands_behind_one = False
+            self._instruction = behind if stands_behind_one else self._search()
         return self._instruction
 
     def _search(self) -> int:
