@@ -408,9 +408,11 @@ def _snapshots(place: Place) -> object:
 
 @floods("Sandbox.fork")
 def _forks(place: Place) -> object:
-    box = place.box(workspace="disk")  # where a file with holes can be read from end to end
+    # On disk a file with holes can be read from end to end; none may be larger than the limit.
+    box = place.box(POLICY.replace(limits=replace(LIMITS, disk="1G")), workspace="disk")
     box.run("1")
-    box.session("python").run((_LINE + _RANGE).replace("NUMBER", "2"), timeout_s=8)
+    said = box.session("python").run((_LINE + _RANGE).replace("NUMBER", "2"), timeout_s=8)
+    assert said.ok, said.stderr
     told = []
     for memory in (True, False):
         try:

@@ -141,12 +141,15 @@ def named_range(arm: Arm) -> Seen:
     from ringfence.backends.process.copying import tracee
 
     size = 256 * _MB
+    policy = POLICY.replace(limits=replace(LIMITS, disk="300M"))  # no file may be larger
     try:
-        box = arm.sandbox(whole=True, workspace="disk")
+        box = arm.sandbox(policy, whole=True, workspace="disk")
     except UnsupportedError as error:
         raise NotApplicable(str(error)) from None
     box.run("1")
-    box.run(f"size = {size}\n{_NAMES_A_RANGE}")
+    result = box.run(f"size = {size}\n{_NAMES_A_RANGE}")
+    if not result.ok:
+        raise AssertionError(result.stderr[-300:])
     if arm.off:
         arm.enter(replaced(tracee.Tracee, "_search", _search_carelessly))
     _begin_peak()
