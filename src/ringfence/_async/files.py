@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     Progress: TypeAlias = Callable[[int, int | None], None]
 
 _PAGE = 4096  # what a file system in memory counts in
-# Of a file whose size only the guest chose: all of it is our memory, and as text five times that (O22).
-_MAX_READ = 1 << 24
+# Of a file whose size only the guest chose: all of it is our memory, and as text six times that (O22).
+_MAX_READ, _MAX_TEXT = 1 << 25, 1 << 24
 _MAX_PART = 1 << 30  # of what the caller asked for by its size
 _MOST = (1 << 63) - 1  # of a file's bytes
 _CHUNK = 1 << 18
@@ -100,9 +100,11 @@ class AsyncFiles:
         self._place = place
 
     async def read(self, path: GuestPath, *, offset: int = 0, size: int | None = None) -> bytes:
-        """At most 16 MiB, or a `size` up to 1 GiB: what is larger is refused before a byte of it is read."""
+        """At most 32 MiB, or a `size` up to 1 GiB: what is larger is refused before a byte of it is read."""
         wanted = _optional(size, "size")
-        most = _MAX_READ if wanted is None else _MAX_PART
+        return await self._whole(path, offset, wanted, _MAX_READ if wanted is None else _MAX_PART)
+
+    async def _whole(self, path: GuestPath, offset: int, wanted: int | None, most: int) -> bytes:
         data = BytesIO()  # hands its bytes over without another copy
         async for chunk in self._chunks(path, offset, wanted, most):
             if data.tell() + len(chunk) > min(most, most if wanted is None else wanted):
@@ -112,7 +114,7 @@ class AsyncFiles:
 
     async def read_text(self, path: GuestPath, *, encoding: str = "utf-8", errors: str = "strict") -> str:
         """At most 16 MiB."""
-        return (await self.read(path)).decode(encoding, errors)
+        return (await self._whole(path, 0, None, _MAX_TEXT)).decode(encoding, errors)
 
     def chunks(self, path: GuestPath, *, offset: int = 0) -> AsyncIterator[bytes]:
         """The file in pieces, however large it is; the reader's pace is the worker's."""

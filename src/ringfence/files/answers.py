@@ -50,9 +50,7 @@ _WHY = {
     "cut-short": "it ends too early",
     "after-the-end": "something follows its end",
 }
-TOO_LONG_TO_READ = (
-    "the file is larger than 16 MiB: read it in parts by offset and size (of 1 GiB at most), or use chunks()"
-)
+TOO_LONG_TO_READ = "the file is too large to be read as a whole: read parts of it by offset and size, or use chunks()"
 _WHOLE = ("not-tar", "not-zip", "cut-short", "after-the-end")
 
 
