@@ -184,7 +184,7 @@ class Place:
         self._tree = tree
 
     def box(self, policy: Policy = POLICY, **options: object) -> Sandbox:
-        return self._ends.enter_context(Sandbox(policy=policy, backend="process", **options))  # type: ignore[arg-type]
+        return self._ends.enter_context(Sandbox(policy=policy, backend="process", **options))  # type: ignore[arg-type]  # options of Sandbox
 
     @property
     def tree(self) -> Sandbox:
