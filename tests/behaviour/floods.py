@@ -121,6 +121,7 @@ os.chdir("/workspace")
 os.makedirs("big")
 os.truncate(os.open("big/holes", os.O_CREAT | os.O_WRONLY), (1 << 63) - 4096)
 os.truncate(os.open("holes", os.O_CREAT | os.O_WRONLY), 300 << 20)
+os.truncate(os.open("most", os.O_CREAT | os.O_WRONLY), 64 << 20)
 with open("wide.txt", "w") as file:
     for n in range(15): file.write("x" * (1 << 20))
     file.write("\\U0001f600")
@@ -324,6 +325,7 @@ def _reading(place: Place) -> object:
         with contextlib.suppress(OSError):
             files.read(name)
             raise AssertionError(f"{name} was read")
+    assert len(files.read("most")) == 64 * _MB
     text = files.read_text("wide.txt")
     part = files.read("big/holes", offset=1 << 60, size=_MB)
     streamed = sum(len(chunk) for chunk in files.chunks("holes", offset=_MB))

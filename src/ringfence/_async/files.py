@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PAGE = 4096  # what a file system in memory counts in
 # Of a file whose size only the guest chose: all of it is our memory, and as text six times that (O22).
-_MAX_READ, _MAX_TEXT = 1 << 25, 1 << 24
+_MAX_READ, _MAX_TEXT = 1 << 26, 1 << 24
 _MAX_PART = 1 << 30  # of what the caller asked for by its size
 _MOST = (1 << 63) - 1  # of a file's bytes
 _CHUNK = 1 << 18
@@ -100,7 +100,7 @@ class AsyncFiles:
         self._place = place
 
     async def read(self, path: GuestPath, *, offset: int = 0, size: int | None = None) -> bytes:
-        """At most 32 MiB, or a `size` up to 1 GiB: what is larger is refused before a byte of it is read."""
+        """At most 64 MiB, or a `size` up to 1 GiB: what is larger is refused before a byte of it is read."""
         wanted = _optional(size, "size")
         return await self._whole(path, offset, wanted, _MAX_READ if wanted is None else _MAX_PART)
 
