@@ -91,6 +91,27 @@ def test_what_a_client_has_not_read_is_no_more_than_the_window() -> None:
             assert 0 < seen[-1] <= WINDOW
 
 
+def test_an_address_for_which_no_thread_was_left_serves_the_next_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = threading.Thread.start, [2]
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name == "ringfence-expose" and failures[0]:
+            failures[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Sandbox() as box:
+        box.run(ECHO).check()
+        with box.expose(8000) as address:
+            monkeypatch.setattr(threading.Thread, "start", fails)
+            for _ in range(2):
+                with socket.create_connection((address.host, address.port), timeout=5) as one:
+                    assert one.recv(1) == b""
+            with socket.create_connection((address.host, address.port), timeout=5) as one:
+                one.sendall(b"x")
+                assert one.recv(1) == b"x"
+
+
 def _break_off(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

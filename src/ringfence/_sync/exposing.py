@@ -53,7 +53,12 @@ class Address:
             if full:
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="ringfence-expose", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="ringfence-expose", daemon=True).start()
+            except RuntimeError:  # no thread can be had now: this client is told, and the next may find one
+                with self._lock:
+                    self._open.pop(connection, None)
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         lean.hold_pipe_signal()
@@ -66,8 +71,8 @@ class Address:
             while data := inner.read():
                 connection.sendall(data)
             connection.shutdown(socket.SHUT_RDWR)  # wakes the other thread
-        except (OSError, RingfenceError):
-            _shut(connection)  # one side is gone
+        except (OSError, RingfenceError, RuntimeError):
+            _shut(connection)  # one side is gone, or there is no thread for the other direction
         finally:
             with self._lock:
                 self._open.pop(connection, None)
