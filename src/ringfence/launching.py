@@ -144,8 +144,7 @@ class ProcessLauncher:
     def _launch_with_mounts(self, made: ProcessPlan) -> ProcessBox:
         from ringfence.backends.process.guard import launch_guarded
 
-        writable = tuple(os.path.realpath(mount.source) for mount in self.policy.mounts if mount.mode == "rw")
-        return launch_guarded(_pool(self.image), made, writable)
+        return launch_guarded(_pool(self.image), made)
 
 
 class AutoLauncher:

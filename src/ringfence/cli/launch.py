@@ -333,8 +333,12 @@ def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Co
 
 def _create(name: str, path: str) -> int:
     """Opened before the guest exists: a file that cannot be written is found out before anything runs."""
+    from ringfence.policy.hostpaths import LinkError, open_itself
+
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        return open_itself(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOCTTY)
+    except LinkError as error:  # or what a guest left there would choose what is overwritten (L15)
+        raise Problem(f"{name} {path}: {error.strerror}", fix=error.fix, code="link") from None
     except OSError as error:
         raise Problem(
             f"{name} {path}: cannot write it: {error.strerror}", fix=f"name a file that you may write: {name} FILE"

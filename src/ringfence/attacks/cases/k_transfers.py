@@ -44,7 +44,7 @@ def _lands(arm: Arm, stream: bytes) -> tuple[str, str]:
                 archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
             archive.extractall(place)  # noqa: S202  # the careless thing, in a folder of this arm
         return text_of(victim), "extracted"
-    landing = Landing(place, "archive", folder=True, caps=Caps(1 << 20, 100), shared=())
+    landing = Landing(place, "archive", folder=True, caps=Caps(1 << 20, 100))
     try:
         landing.feed([stream])
         landing.finish()
