@@ -95,7 +95,7 @@ def test_dots_are_resolved_where_they_cross_a_link(folder: Path) -> None:
     # Lexically ../shop/link/.. would be shop; the kernel says it is where that leads. A guest could have made it (L16).
     (folder / "link").symlink_to("/usr/bin")
     for path in ("link/..", "../link/..", "../link"):
-        with pytest.raises(Problem, match="is a link to .*, and a guest could have made it") as caught:
+        with pytest.raises(Problem, match=r"is a link to .*, and a guest could have made it") as caught:
             settings("--ro", path)
         assert caught.value.fix == f"name {os.path.realpath(path)} itself, if that is what you mean"
     assert settings("--ro", "../shop/data/..").policy.mounts == (Mount(str(folder), mode="ro"),)

@@ -138,7 +138,7 @@ def test_a_source_that_leads_through_a_link_is_refused_in_every_mode(folder: Pat
         assert any(op[1] == f"{folder}/in" for op in (*seen(source).template, *seen(source).box))
         return
     error = refused(source)
-    link, real = f"{folder.parent}/{path.split('/')[0]}", os.path.realpath(f"{folder.parent}/{path}")
+    link, real = f"{folder.parent}/{path.split('/', maxsplit=1)[0]}", os.path.realpath(f"{folder.parent}/{path}")
     assert (error.key, error.code, error.fix) == (
         "mounts[0].source",
         "link",
@@ -152,7 +152,7 @@ def test_the_inode_that_was_looked_at_goes_with_the_source(folder: Path) -> None
     info = folder.stat()
     for mode in ("ro", "rw", "copy"):
         for uid in (0, 1000):
-            policy = Policy(mounts=[Mount(str(folder), "/data", mode=mode)])  # type: ignore[arg-type]  # as above
+            policy = Policy(mounts=[Mount(str(folder), "/data", mode=mode)])
             shown = through_sources(view(policy, python_in(), uid=uid, home="/home/nobody-of-that-name"))
             named = [op[3]["inode"] for op in shown.template if op[1] == str(folder)]  # type: ignore[index]  # options
             assert named == [[info.st_dev, info.st_ino]]

@@ -58,7 +58,7 @@ def test_a_link_that_a_guest_could_have_made_is_refused_wherever_it_lies(tmp_pat
     (tmp_path / "dangling").symlink_to("nothing")
     (tmp_path / "round").symlink_to("round")
     error = refused(f"{tmp_path}/{path}")
-    first = path.split("/")[0] if not path.startswith("deep") else "deep/way"
+    first = path.split("/", maxsplit=1)[0] if not path.startswith("deep") else "deep/way"
     target = os.readlink(tmp_path / first)
     assert error.strerror == f"{tmp_path}/{first} is a link to {target}, and a guest could have made it"
     assert error.fix == f"name {os.path.realpath(tmp_path / path)} itself, if that is what you mean"
@@ -105,7 +105,7 @@ def test_what_a_guest_named_is_told_in_one_line(tmp_path: Path) -> None:
 def test_a_link_made_after_the_look_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outside").write_text("private")
     (tmp_path / "link").symlink_to("outside")
-    monkeypatch.setattr(hostpaths._Way, "_link", lambda self, name: None)
+    monkeypatch.setattr(hostpaths._Way, "_link", lambda *_: None)
     for flags in (os.O_RDONLY, os.O_PATH, os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
         with pytest.raises(LinkError):
             open_itself(f"{tmp_path}/link", flags)

@@ -20,7 +20,7 @@ _CHUNK = 1 << 18  # one frame
 
 
 class Leaving:
-    """One upload. Opens its source once; below a folder only descriptors are used, and no link is followed (C01, L17)."""
+    """One upload. Opens its source once; below a folder only descriptors are used, and no link followed (C01, L17)."""
 
     def __init__(self, source: HostPath) -> None:
         self._path = os.fspath(source)

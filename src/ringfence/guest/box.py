@@ -227,16 +227,16 @@ class Applier:
 
 
 def _opened(source: str, inode: object) -> int:
-    """What the plan looked at: a guest of another sandbox may have exchanged it since, or put a link there (L16, O17)."""
+    """What the plan looked at: a guest of another sandbox may have put something else there since (L16, O17)."""
     try:
         fd = opened(source)
     except OSError as error:
-        raise OSError(errno.ESTALE, f"{source} was changed while the sandbox was built: {error}") from None
+        raise OSError(errno.ESTALE, f"there is something else at {source} ({error.strerror or error})") from None
     found = os.fstat(fd)
     if [found.st_dev, found.st_ino] == inode:
         return fd
     os.close(fd)
-    raise OSError(errno.ESTALE, f"{source} was changed while the sandbox was built")
+    raise OSError(errno.ESTALE, f"there is something else at {source}")
 
 
 def _look_like(path: str, other: str) -> None:

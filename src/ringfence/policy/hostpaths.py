@@ -10,6 +10,10 @@ from __future__ import annotations
 import errno
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC if hasattr(os, "O_PATH") else os.O_RDONLY | os.O_CLOEXEC
 _LINKS = 40  # as the kernel
 _OTHERS_WRITE = 0o022
@@ -104,17 +108,17 @@ def printable(path: str) -> str:
 
 
 class _Way:
-    """The folders from the root, or from where we are, to what a path names; each held open until the end.
+    """The way from the root, or from where we are, to what a path names. The folder that was reached is held open.
 
-    `..` goes back to the folder that was held, not to what may lie above it by now.
+    For `..` the way is gone again from where it began: what lies above a folder by now may be something else.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._held: list[int] = []
-        self._names: list[str] = []  # of each folder but the first
-        self._roots: list[bool] = []  # whether of each folder, and all above it, none but root could have made a link
-        self._top = ""
+        self._begin_fd = self.folder = -1  # `folder`: what holds it
+        self._top = ""  # path of where it begins
+        self._names: list[str] = []  # of the folders since
+        self._only_root = False  # whether in this folder, and all above it, none but root could have made a link
         self.name = "."
         try:
             self._go(path)
@@ -133,11 +137,6 @@ class _Way:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def folder(self) -> int:
-        """What holds it."""
-        return self._held[-1]
 
     @property
     def where(self) -> str:
@@ -159,14 +158,15 @@ class _Way:
         return fd
 
     def close(self) -> None:
-        for fd in self._held:
-            os.close(fd)
-        self._held.clear()
+        for fd in (self._begin_fd, self.folder):
+            if fd >= 0:
+                os.close(fd)
+        self._begin_fd = self.folder = -1
 
     def _go(self, path: str) -> None:
         if not path:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        self._begin(path)
+        self._begin("/" if path.startswith("/") else ".")
         left = _parts(path)[::-1]
         links = 0
         while left:
@@ -176,42 +176,52 @@ class _Way:
                 continue
             target = self._link(part)
             if target is not None:
-                if not self._roots[-1]:
+                if not self._only_root:
                     raise self._refusal(part, target)
                 links += 1
                 if links > _LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 left += _parts(target)[::-1]
                 if target.startswith("/"):
-                    self.close()
                     self._begin("/")
             elif left:
                 self._enter(part)
             else:
                 self.name = part
 
-    def _begin(self, path: str) -> None:
+    def _begin(self, where: str) -> None:
         """A relative path starts in the folder that the kernel holds for us."""
-        self._names, self._roots = [], []
-        self._top = "" if path.startswith("/") else os.getcwd().rstrip("/")
-        self._held.append(os.open("/" if path.startswith("/") else ".", _WAY))
-        self._roots.append(self._top == "" and self._is_roots())
+        self.close()
+        self._top = "" if where == "/" else os.getcwd().rstrip("/")
+        self._begin_fd = os.open(where, _WAY)
+        self._restart(())
+
+    def _restart(self, names: Sequence[str]) -> None:
+        if self.folder >= 0:
+            os.close(self.folder)
+            self.folder = -1
+        self.folder = os.dup(self._begin_fd)
+        self._names = []
+        self._only_root = self._top == "" and self._is_roots()
+        for name in names:
+            self._enter(name)
 
     def _enter(self, part: str) -> None:
-        self._held.append(os.open(part, _WAY | os.O_NOFOLLOW, dir_fd=self.folder))
+        below = os.open(part, _WAY | os.O_NOFOLLOW, dir_fd=self.folder)
+        os.close(self.folder)
+        self.folder = below
         self._names.append(part)
-        self._roots.append(self._roots[-1] and self._is_roots())
+        self._only_root = self._only_root and self._is_roots()
 
     def _back(self) -> None:
         if self._names:
-            os.close(self._held.pop())
-            self._names.pop()
-            self._roots.pop()
+            self._restart(self._names[:-1])
         elif self._top:  # above where we are
-            above = os.open("..", _WAY, dir_fd=self.folder)
-            os.close(self._held.pop())
-            self._held.append(above)
+            above = os.open("..", _WAY, dir_fd=self._begin_fd)
+            os.close(self._begin_fd)
+            self._begin_fd = above
             self._top = os.path.dirname(self._top).rstrip("/")
+            self._restart(())
 
     def _link(self, name: str) -> str | None:
         """What a link says; None: it is none."""
