@@ -251,7 +251,7 @@ def planted_target(arm: Arm) -> Seen:
     "a link that a guest planted on the way to a target is not followed",
     WRITE,
     off=OURS,
-    label="files: places",
+    label="files: host paths",
 )
 def planted_way(arm: Arm) -> Seen:
     """The caller names a folder in a shared one; a guest made it a link to a folder that is not shared."""
@@ -274,7 +274,9 @@ def planted_way(arm: Arm) -> Seen:
     return Seen(bool(os.listdir(outside)), "; ".join(met) or "written")
 
 
-@attack("K04-upload", "a link that a guest planted is not what an upload reads", READ, off=OURS, label="files: places")
+@attack(
+    "K04-upload", "a link that a guest planted is not what an upload reads", READ, off=OURS, label="files: host paths"
+)
 def planted_source(arm: Arm) -> Seen:
     canary = arm.host_file()
     os.chmod(arm.directory, 0o755)
