@@ -238,10 +238,10 @@ def test_what_a_line_writes_goes_through_no_link_that_a_guest_could_have_made(
         (folder / link).symlink_to(outside / target)
     for mode in ("--rw", "--ro", "--copy"):
         code, out, err = ringfence("exec", mode, ".", option, name, "--", "touch", "ran")
-        link = folder / name.split("/", maxsplit=1)[0]
+        planted = folder / name.split("/", maxsplit=1)[0]
         assert (code, out) == (125, "")
         assert err.splitlines() == [
-            f"ringfence: {option} {name}: {link} is a link to {os.readlink(link)}, and a guest could have made it",
+            f"ringfence: {option} {name}: {planted} is a link to {os.readlink(planted)}, and a guest could have made it",
             f"ringfence: name {os.path.realpath(folder / name)} itself, if that is what you mean",
         ]
     assert (os.listdir(outside), (outside / "precious").read_text()) == (["precious"], "mine")

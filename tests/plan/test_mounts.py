@@ -54,10 +54,11 @@ def seen(
     uid: int = 1000,
     roots: tuple[str, ...] = (),
     state: tuple[str, ...] = (),
+    stored: tuple[str, ...] = (),
     home: str = "/home/nobody-of-that-name",
 ) -> View:
     """Without the inodes of sources, each of which is the right one."""
-    found = view(Policy(mounts=mounts), python_in(*roots), uid=uid, home=home, state=state)
+    found = view(Policy(mounts=mounts), python_in(*roots), uid=uid, home=home, state=state, stored=stored)
     return replace(
         found, template=tuple(map(_without_inode, found.template)), box=tuple(map(_without_inode, found.box))
     )
@@ -340,6 +341,21 @@ def test_the_hosts_system_is_never_writable(source: str) -> None:
 
 def test_our_own_state_is_never_shown(folder: Path) -> None:
     assert refused(Mount(str(folder), "/data"), state=(f"{folder}/state",)).key == "mounts[0].source"
+
+
+@pytest.mark.parametrize("there", ["local/stored/runtime", "local", ""])
+def test_what_we_keep_is_never_shown_and_held_where_a_home_is(folder: Path, there: str) -> None:
+    """L19: guestd of containers lies there."""
+    (folder / there).mkdir(parents=True, exist_ok=True)
+    stored = f"{folder}/local/stored"
+    if there.endswith("runtime"):
+        for name in (stored, f"{stored}/runtime"):
+            for mode in ("ro", "copy", "rw"):
+                mount = Mount(name, "/data", mode=mode)
+                assert refused(mount, stored=(stored,)).key == "mounts[0].source"
+    shown = seen(Mount(str(folder), "/data", mode="rw"), stored=(stored,))
+    assert ["protect", f"data/local{'/stored' if there else ''}"] in shown.template
+    seen(Mount(str(folder), "/data"), stored=(stored,))
 
 
 def absent(folder: Path, *names: str) -> list[object]:

@@ -72,6 +72,7 @@ class Surroundings(Struct):
     uid: int
     home: str
     state: tuple[str, ...]  # directories of ours that no guest may see
+    stored: tuple[str, ...] = ()  # more, which may lie in a home that is shown: held there, and never shown themselves
     shows_python: bool = True  # False: the guest's Python is its image's; the caller's is protected all the same
     folders: tuple[str, ...] = PRIVATE  # that every sandbox has: no file can be mounted there
 
@@ -126,7 +127,10 @@ def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
         idmap=around.uid == 0 and (mount.mode != "ro" or closed_to_others(source)),
         index=index,
         hide=tuple(mount.hide),
-        protect=(*mount.protect, *(settings_within(source, around.home) if directory and mount.mode == "rw" else ())),
+        protect=(
+            *mount.protect,
+            *(settings_within(source, around.home, around.stored) if directory and mount.mode == "rw" else ()),
+        ),
         inode=(info.st_dev, info.st_ino),
     )
 
@@ -168,8 +172,8 @@ def _check_source(index: int, mount: Mount, source: str, around: Surroundings) -
     key = f"mounts[{index}].source"
     if source == "/" or any(within(source, path) for path in _KERNEL):
         raise PolicyError(f"{source} of the host is never shown", key=key, fix="mount the folder that is needed")
-    for path in around.state:
-        if within(path, source) or within(source, path):
+    for path in (*around.state, *around.stored):
+        if within(source, path) or (path in around.state and within(path, source)):
             raise PolicyError(
                 f"{source} holds Ringfence's own state ({path})", key=key, fix="mount a folder that does not contain it"
             )

@@ -1,6 +1,8 @@
-"""What Ringfence itself reads of a person's settings: no guest may write there, and choose what the next one may.
+"""What Ringfence itself reads of a person's settings, and keeps for later: no guest may write there (L19).
 
-The same for a folder that is not there yet: a policy by name could be made in it (L19).
+Who could would choose what the next sandbox is or may do.
+
+The same for a folder that is not there yet: a policy by name could be made in it.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ def check_settings(source: str, home: str, *, key: str) -> None:
             )
 
 
-def settings_within(source: str, home: str) -> tuple[str, ...]:
+def settings_within(source: str, home: str, stored: tuple[str, ...]) -> tuple[str, ...]:
     """What is to be held read-only of a writable folder that has them in it, as paths relative to it.
 
-    Of what is not there the first folder that is missing, with a slash at its end.
+    Of what is not there the first folder that is missing, with a slash at its end. `stored`: more such folders.
     """
-    found = dict.fromkeys(first_missing(path) for path in _settings(home) if within(path, source))
+    found = dict.fromkeys(first_missing(path) for path in (*_settings(home), *stored) if within(path, source))
     return tuple(os.path.relpath(path, source) + ("" if os.path.lexists(path) else "/") for path in found)
 
 

@@ -166,7 +166,7 @@ def test_what_is_another_folder_since_the_plan_is_not_shown(
     place.mkdir()
     os.chown(place, 1000, 1000)
     looking = make(policy=Policy(mounts=[Mount(place, target="/p", mode=mode)]))
-    looking._box.plan()  # type: ignore[attr-defined]  # of _Looking
+    looking._box.plan()  # type: ignore[union-attr]  # of _Looking
     place.rename(project / "aside")
     place.mkdir()
     with pytest.raises(SandboxLostError) as caught, looking:
