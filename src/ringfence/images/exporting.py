@@ -71,7 +71,7 @@ def _drop(name: str, folder: int) -> None:
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
-        pass
+        pass  # it was not made yet
 
 
 class _Layer(io.RawIOBase):
