@@ -238,12 +238,16 @@ def planted_target(arm: Arm) -> Seen:
     box = arm.sandbox(arm.shared(), whole=True)
     box.files.write("result", arm.canary)
     box.exec(["ln", "-s", victim, f"{arm.directory}/result"]).check()
-    if arm.off:
-        with open(f"{arm.directory}/result", "wb") as file:
-            file.write(box.files.read("result"))
-    else:
-        box.files.download("result", f"{arm.directory}/result")
-    return Seen(text_of(victim) != "as it was", f"the host's file reads {text_of(victim)!r}")
+    what = "written"
+    try:
+        if arm.off:
+            with open(f"{arm.directory}/result", "wb") as file:
+                file.write(box.files.read("result"))
+        else:
+            box.files.download("result", f"{arm.directory}/result")
+    except OSError as error:
+        what = str(error.strerror)
+    return Seen(text_of(victim) != "as it was", what)
 
 
 @attack(
