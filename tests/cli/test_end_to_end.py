@@ -418,3 +418,24 @@ def test_a_name_of_a_guests_moves_no_cursor_in_what_a_verb_prints(folder: Path) 
     (folder / name).write_text("version = 1\n")
     code, screen = on_a_terminal("policy", "check", name)
     assert (code, screen) == (0, b"evil\r\ngood.toml: no mistakes\r\n")
+
+
+KEEP = """
+import os, shutil, tempfile
+home = tempfile.mkdtemp(dir=os.path.expanduser("~"))
+os.mkdir(home + "/real")
+os.symlink("real", home + "/.local")
+os.environ["HOME"] = home
+from ringfence import Sandbox
+from ringfence.cli import kept
+with Sandbox() as box:
+    box.files.write("f", "kept")
+    print(kept.save(box, "mine"), kept.load("mine").size_bytes)
+shutil.rmtree(home)
+"""
+
+
+def test_snapshots_are_kept_where_the_persons_own_links_lead(ordinary_user: OrdinaryUser) -> None:
+    """The folder of ours is no path that a caller names: no guest may write to it, or hold a link to it."""
+    done = ordinary_user.run(KEEP)
+    assert done.stdout == "4 4\n", done.stderr
