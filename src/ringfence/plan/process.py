@@ -86,9 +86,11 @@ def through_sources(view: View) -> View:
     for op in view.box:
         if op[0] in ("bind", "overlay"):
             kept = f".sources/{len(sources)}"
-            writable = isinstance(op[3], dict) and bool(op[3].get("rw"))
-            sources.append(["bind", op[1], kept, {"rw": writable, "idmap": False, "exec": True}])
-            changed.append([op[0], f"/{kept}", *op[2:]])
+            assert isinstance(op[3], dict)
+            options = {name: value for name, value in op[3].items() if name != "inode"}
+            shown = {"rw": bool(options.get("rw")), "idmap": False, "exec": True}
+            sources.append(["bind", op[1], kept, shown | ({"inode": op[3]["inode"]} if "inode" in op[3] else {})])
+            changed.append([op[0], f"/{kept}", op[2], options])
         else:
             changed.append(op)
     return replace(view, template=(*view.template, *sources), box=tuple(changed))

@@ -29,6 +29,7 @@ def all_cases() -> tuple[Attack, ...]:
         k_images,
         k_snapshots,
         k_transfers,
+        l_next_command,
         l_persistence,
         o_host_side,
     )
@@ -53,6 +54,7 @@ def all_cases() -> tuple[Attack, ...]:
         k_images,
         k_snapshots,
         k_transfers,
+        l_next_command,
         l_persistence,
         o_host_side,
     )

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _QUIET_S = 0.02  # that a guest stands still before what was removed is put back
 
 
-def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> ProcessBox:
-    """A sandbox whose plan shows host paths. `writable`: sources of "rw" mounts, looked through at the end.
+def launch_guarded(pool: Pool, plan: ProcessPlan) -> ProcessBox:
+    """A sandbox whose plan shows host paths. Those of "rw" mounts are looked through at the end.
 
     Raises as Pool.take does, and OSError when a placeholder cannot be made; nothing is left then.
     """
-    guard = Guard(plan, writable)
+    guard = Guard(plan)
     try:
         box = pool.take(plan, stake=guard.stake)
     except BaseException:
@@ -43,11 +43,10 @@ def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> 
 class Guard:
     """Holds the protected paths of one sandbox. `outlives`: its guest is behind an engine (placeholders.py)."""
 
-    def __init__(self, plan: ProcessPlan, writable: tuple[str, ...], *, outlives: bool = False) -> None:
-        self._writable = writable
+    def __init__(self, plan: ProcessPlan, *, outlives: bool = False) -> None:
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
         self._protected = {one.path: one for one in plan.protected}
-        self._before: dict[str, Before] = {root: snapshot_before(root) for root in writable}
+        self._before: dict[str, Before] = {root: snapshot_before(root) for root in plan.writable}
         self._placeholders = Placeholders(plan.protected, outlives=outlives)
         self._placeholders.make()
         try:
