@@ -170,6 +170,16 @@ def test_two_sandboxes_on_one_folder_both_go_on_when_a_name_is_removed(project: 
     assert list(project.iterdir()) == []
 
 
+def test_a_mount_that_was_exchanged_since_the_plan_is_a_lost_sandbox_and_no_raw_error(project: Path) -> None:
+    box = Sandbox(policy=policy(project))
+    box.plan()
+    project.rename(f"{project}.moved")
+    with pytest.raises(SandboxLostError, match="a mounted folder was changed while the sandbox was built") as caught:
+        box.start()
+    assert caught.value.code == "mounts-changed"
+    assert list(Path(f"{project}.moved").iterdir()) == []
+
+
 def test_a_protected_file_that_the_host_replaces_stops_the_sandbox_and_says_so(project: Path) -> None:
     """A33. It was told as "the guest took its own supervisor down", which no guest had done."""
     git(project, "init", "-q")

@@ -331,6 +331,19 @@ def test_a_link_put_in_the_place_of_a_placeholder_is_not_followed(tmp_path: Path
     assert tree(folder) == {".envrc"}
 
 
+def test_a_folder_exchanged_for_a_link_since_the_plan_gets_none(tmp_path: Path, ledgers: Path) -> None:
+    """By the guest of another sandbox. They would be made where the link leads."""
+    (tmp_path / "way" / "project").mkdir(parents=True)
+    (tmp_path / "victim" / "project").mkdir(parents=True)
+    one = Placeholders(protected(tmp_path / "way" / "project"))
+    (tmp_path / "way").rename(tmp_path / "moved")
+    (tmp_path / "way").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="is a link to"):
+        one.make()
+    assert tree(tmp_path / "victim") == {"project"}
+    assert left(ledgers) == set()
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: Path, ledgers: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

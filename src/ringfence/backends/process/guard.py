@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import threading
@@ -10,6 +11,7 @@ import time
 from ringfence.backends.process.endscan import end_scan, snapshot_before
 from ringfence.backends.process.placeholders import Placeholders, is_placeholder
 from ringfence.backends.process.protected_watch import Watch
+from ringfence.backends.process.refusals import mounts_changed
 from ringfence.errors import RingfenceError
 from ringfence.results import Denial
 
@@ -28,7 +30,8 @@ _QUIET_S = 0.02  # that a guest stands still before what was removed is put back
 def launch_guarded(pool: Pool, plan: ProcessPlan) -> ProcessBox:
     """A sandbox whose plan shows host paths. Those of "rw" mounts are looked through at the end.
 
-    Raises as Pool.take does, and OSError when a placeholder cannot be made; nothing is left then.
+    Raises as Pool.take does, SandboxLostError for a folder that is none any more, and OSError when a placeholder cannot
+    be made; nothing is left then.
     """
     guard = Guard(plan)
     try:
@@ -48,7 +51,12 @@ class Guard:
         self._protected = {one.path: one for one in plan.protected}
         self._before: dict[str, Before] = {root: snapshot_before(root) for root in plan.writable}
         self._placeholders = Placeholders(plan.protected, outlives=outlives)
-        self._placeholders.make()
+        try:
+            self._placeholders.make()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # they were folders when the plan was made
+                raise mounts_changed(str(error.strerror)) from None
+            raise
         try:
             self._watch = Watch(plan.protected) if plan.protected else None
             self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)

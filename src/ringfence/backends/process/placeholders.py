@@ -21,6 +21,7 @@ import time
 from ringfence.backends.process import state
 from ringfence.errors import SandboxError
 from ringfence.guest import lean
+from ringfence.policy.hostpaths import open_itself
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from ringfence.plan.protected import Protected
 
+# Opened without following a link on the way: a guest of another sandbox may have exchanged a folder for one (A11).
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_S = 20.0
 _POLL_S = 0.001
@@ -99,7 +101,7 @@ class Placeholders:
         stake = self._stake.name
         try:
             if path not in self._held:
-                self._held[path] = os.open(path, _FOLDER)
+                self._held[path] = open_itself(path, _FOLDER)
             ledger = _Ledger(place, path, self._held[path])
             missing = [one for one in wanted if not ledger.join(os.path.basename(one.path), stake)]
             for one in missing:
@@ -163,7 +165,7 @@ def is_placeholder(path: str) -> bool:
     """Whether what is there now is one, of whatever sandbox of this user."""
     folder, name = os.path.split(path)
     try:
-        fd = os.open(folder, _FOLDER)
+        fd = open_itself(folder, _FOLDER)
     except OSError:
         return False
     try:
@@ -200,7 +202,7 @@ def _sweep_stake(place: str, name: str) -> list[str]:
     whole = True
     for folder, file in _read(path).get("folders", ()):
         try:
-            fd = os.open(folder, _FOLDER)
+            fd = open_itself(folder, _FOLDER)
         except OSError as error:
             whole = whole and error.errno in _GONE
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
+from ringfence.errors import SandboxLostError
 from ringfence.values import Struct, final
 
 _SYS_ADMIN = 21
@@ -32,6 +33,15 @@ class Cause(Struct):
     what: str  # what is missing
     why: str  # one sentence
     fix: str | None
+
+
+def mounts_changed(what: str) -> SandboxLostError:
+    """What a mount shows is not what the plan looked at. No other wall is to be tried for that."""
+    return SandboxLostError(
+        f"a mounted folder was changed while the sandbox was built: {what}",
+        code="mounts-changed",
+        fix="end what else writes to the mounted folder, and try again",
+    )
 
 
 def cause(text: str, number: object) -> Cause:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ringfence.errors import SandboxLostError, UnsupportedError
+from ringfence.backends.process.refusals import mounts_changed
+from ringfence.errors import UnsupportedError
 from ringfence.guest import standing
 from ringfence.plan.interpreter import within
 from ringfence.plan.mounts import unescaped
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from ringfence.backends.walled.skeleton import Bind
     from ringfence.guest.shapes import Meant
-
-_FIX = "end what else writes to the mounted folder, and try again"
 
 
 class Meaning:
@@ -66,11 +65,11 @@ class Meaning:
         try:
             fd = standing.opened(bind.source)
         except OSError as error:
-            raise _changed(f"{bind.source}: {error.strerror or error}") from None
+            raise mounts_changed(f"{bind.source}: {error.strerror or error}") from None
         self._fds.callback(os.close, fd)
         status = os.fstat(fd)
         if bind.inode not in (None, (status.st_dev, status.st_ino)):
-            raise _changed(f"{bind.source} is not what it was")
+            raise mounts_changed(f"{bind.source} is not what it was")
         return status.st_dev, status.st_ino
 
     def check(self, pid: int) -> None:
@@ -94,7 +93,7 @@ class Meaning:
                 fix='take it out of the engine\'s own settings, such as containers.conf, or backend="process"',
             )
         if found is not None:
-            raise _changed(found)
+            raise mounts_changed(found)
 
     def close(self) -> None:
         self._fds.close()
@@ -117,9 +116,3 @@ def gofer_of(identity: str) -> int:
             if "gofer" in words and any(word.rstrip("/").endswith(f"/{identity}") for word in words):
                 return int(name)
     return 0
-
-
-def _changed(what: str) -> SandboxLostError:
-    return SandboxLostError(
-        f"a mounted folder was changed while the sandbox was built: {what}", code="mounts-changed", fix=_FIX
-    )
