@@ -13,6 +13,7 @@ import pytest
 import ringfence
 from ringfence import AsyncSandbox, Sandbox
 from ringfence import tools as module
+from ringfence.wire import line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,18 @@ def test_calls_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exception.message == "lookup: more than 3 calls in one cell"
     assert (seen, [d.code for d in result.denials]) == (["0", "1", "2"], ["tool.budget"])
     assert box.run("lookup('again')['key']").value == "'again'"
+
+
+def test_a_long_name_is_cut_and_says_so(box: Sandbox) -> None:
+    budget = module.Budget()
+    for name in ("x" * 101, "x" * 101, "x" * 5000, "y" * 100, "a\nb\ud800"):
+        budget.take(line.Said("call", {"id": 1, "name": name}, b""), {})
+    assert [(denial.target, denial.count) for denial in budget.denials] == [
+        ("x" * 100 + "… (101 characters)", 2),
+        ("x" * 100 + "… (5000 characters)", 1),
+        ("y" * 100, 1),
+        ("a?b?", 1),
+    ]
 
 
 def test_a_tool_that_takes_too_long_is_not_waited_for(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
