@@ -188,6 +188,22 @@ def test_of_many_denials_the_worst_the_rare_and_the_last_are_shown() -> None:
     assert telling(tuple(worst), 6) == [(worst[0], 0), (worst[1], 0)]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [
+        ("{}.evil.example", 1),  # a look-up has no port
+        ("{}.evil.example:443", 1),
+        ("192.0.{}.1:80", 1),
+        ("evil{}.example:443", 6),
+        ("{}.0.2.1:80", 6),
+        ("[2001:db8::{}]:443", 6),
+    ],
+)
+def test_names_of_one_domain_and_addresses_of_one_network_are_one_line(pattern: str, shown: int) -> None:
+    found = telling(tuple(_denied(pattern.format(number)) for number in range(100)), 6)
+    assert (len(found), sum(alike + 1 for _, alike in found)) == (shown, 100 if shown == 1 else shown)
+
+
 def test_a_denial_is_shown_on_one_line_and_what_was_only_found_is_not_called_denied() -> None:
     long = _denied("a" * 300)
     text = replace(

@@ -140,8 +140,8 @@ def telling(denials: tuple[Denial, ...], most: int) -> list[tuple[Denial, int]]:
 def _likeness(denial: Denial) -> tuple[str, ...]:
     if denial.kind not in ("network", "secret"):
         return (denial.kind, denial.code, denial.target)
-    host, _, port = denial.target.rpartition(":")
-    labels = (host or port).split(".")
+    host, _, port = denial.target.partition(":") if "[" not in denial.target else (denial.target, "", "")
+    labels = host.split(".")
     domain = labels[:2] if labels[-1].isdigit() else labels[-2:]  # of an address, its network
     return (denial.kind, denial.code, ".".join(domain), port)
 
