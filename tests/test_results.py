@@ -204,6 +204,16 @@ def test_names_of_one_domain_and_addresses_of_one_network_are_one_line(pattern: 
     assert (len(found), sum(alike + 1 for _, alike in found)) == (shown, 100 if shown == 1 else shown)
 
 
+def test_where_few_denials_fit_the_worst_and_the_last_are_shown() -> None:
+    denials = [*(_denied(f"{'x' * 200}{number}.example:443") for number in range(30)), _denied("last.test:443")]
+    denials[15] = _denied("/work/.git/hooks/pre-commit", "mount.added")
+    lines = [
+        line for line in replace(GOOD, denials=tuple(denials)).render(max_chars=2000).splitlines() if "refused" in line
+    ]
+    assert sum(map(len, lines)) <= 500
+    assert [any(word in line for line in lines) for word in ("pre-commit", "last.test")] == [True, True]
+
+
 def test_a_denial_is_shown_on_one_line_and_what_was_only_found_is_not_called_denied() -> None:
     long = _denied("a" * 300)
     text = replace(

@@ -98,9 +98,13 @@ def _sections(result: Result) -> list[tuple[str, str]]:
 
 def _denial_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
     """Each cut to a length, together no longer than `room` but for the last line, which counts those left out."""
-    lines = [_denial_line(denial, alike) for denial, alike in telling(denials, _MOST_DENIALS)]
-    while len(lines) > 1 and sum(map(len, lines)) > room:
-        lines.pop(len(lines) // 2)  # the ends are the most severe, or the last
+    most = _MOST_DENIALS
+    while True:
+        lines = [_denial_line(denial, alike) for denial, alike in telling(denials, most)]
+        size = sum(map(len, lines))
+        if size <= room or most == 1:
+            break
+        most = max(1, min(most - 1, len(lines) * room // size))
     if len(lines) < len(denials):
         lines.append(f"note: and {len(denials) - len(lines)} more denials, see result.denials")
     return lines
