@@ -20,6 +20,7 @@ _MOST_DENIALS = 12  # lines of them
 _DENIALS_SHARE = 4  # the part of the text that they may take is one of this many
 _DENIAL_CHARS = 200
 _ALLOW_CHARS = 150
+_SHORT_CHARS = 50  # what is no longer is never cut
 _METADATA = ("net.metadata-address", "net.private-address", "net.bad-address")
 _WORST_FIRST = ("mount.", "workspace.", "secret.", *_METADATA, "tool.", "exec.", "net.denied")
 
@@ -67,7 +68,7 @@ def render(result: Result, max_chars: int) -> str:
 
     How much is denied is the guest's choice, so denials have a share like every section (O24).
     """
-    head = [headline(result), *_denial_lines(result.denials, max(max_chars // _DENIALS_SHARE, _MESSAGE_CHARS))]
+    head = [headline(result), *_denial_lines(result.denials, max_chars // _DENIALS_SHARE)]
     if result.truncated:
         head.append("note: output over the limit was dropped from its middle")
     if not result.state_kept:
@@ -97,25 +98,30 @@ def _sections(result: Result) -> list[tuple[str, str]]:
 
 
 def _denial_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
-    """Each cut to a length, together no longer than `room` but for the last line, which counts those left out."""
+    """Together no longer than `room`, of which each takes a part; at least two, the worst and the last.
+
+    One more line counts those left out.
+    """
     most = _MOST_DENIALS
     while True:
-        lines = [_denial_line(denial, alike) for denial, alike in telling(denials, most)]
+        lines = [_denial_line(denial, alike, room // 4) for denial, alike in telling(denials, most)]
         size = sum(map(len, lines))
-        if size <= room or most == 1:
+        if size <= room or most == 2:
             break
-        most = max(1, min(most - 1, len(lines) * room // size))
+        most = max(2, min(most - 1, len(lines) * room // size))
     if len(lines) < len(denials):
         lines.append(f"note: and {len(denials) - len(lines)} more denials, see result.denials")
     return lines
 
 
-def _denial_line(denial: Denial, alike: int) -> str:
+def _denial_line(denial: Denial, alike: int, size: int) -> str:
     times = f" ({denial.count} times)" if denial.count > 1 else ""
     others = f"; and {alike} more like it" if alike else ""
     allow = denial.allow or ""
-    how = f"; to allow it: {allow}" if allow and len(allow) <= _ALLOW_CHARS else ""  # a part of it would be another
-    return _clean(f"{word_of(denial)}: {_middle_out(denial.message, _DENIAL_CHARS)}{times}{others}{how}")
+    # Whole or not at all: a part of it would be another line of the policy.
+    how = f"; to allow it: {allow}" if allow and len(allow) <= min(max(size, _SHORT_CHARS), _ALLOW_CHARS) else ""
+    message = _middle_out(denial.message, min(max(size, _SHORT_CHARS), _DENIAL_CHARS))
+    return _clean(f"{word_of(denial)}: {message}{times}{others}{how}")
 
 
 def word_of(denial: Denial) -> str:
