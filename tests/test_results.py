@@ -10,6 +10,7 @@ import pytest
 
 from ringfence.errors import GuestError
 from ringfence.events import Exit, FileInfo, HostSummary, Stdout
+from ringfence.rendering import telling
 from ringfence.results import Control, Denial, Enforcement, GuestException, Output, Result, Usage
 from ringfence.values import replace
 
@@ -128,6 +129,102 @@ def test_render_says_what_was_denied_and_what_would_allow_it() -> None:
     assert replace(GOOD, denials=(DENIAL,), stdout_bytes=b"").render() == (
         'ok: ended, 0.25 s\ndenied: a.com is not allowed (3 times); to allow it: allow = ["a.com"]'
     )
+
+
+def _denied(target: str, code: str = "net.not-allowed", count: int = 1) -> Denial:
+    kind = "tool" if code.startswith("tool.") else "mount" if code.startswith("mount.") else "network"
+    return Denial(kind, target, code, f"{target} is refused", f"allow = [{target}]", count, AT)  # type: ignore[arg-type]  # one of three
+
+
+def test_denials_push_nothing_out_of_a_rendered_result() -> None:
+    """A guest makes as many as it likes: a model would see them, and not what was printed (O24)."""
+    said = replace(
+        GOOD,
+        status="error",
+        reason="exception",
+        exit_code=3,
+        stdout_bytes=b"THE OUTPUT",
+        stderr_bytes=b"THE WARNING",
+        outputs=(Output({"text/plain": b"THE VALUE"}, is_value=True),),
+        exception=GuestException("KeyError", "THE EXCEPTION", ""),
+        truncated=True,
+    )
+    names = [f"{number}.{'x' * 60}.{'y' * 60}.{number % size}.com:53" for size in (1, 3000) for number in range(3000)]
+    for targets in (names[:3000], names[3000:], [f"{name}{'z' * 5000}" for name in names]):
+        denials = tuple(map(_denied, targets))
+        for size in (1500, 2000, 8000):
+            text = replace(said, denials=(*denials, _denied("exfil.attacker.com:53"))).render(max_chars=size)
+            assert len(text) <= size
+            words = ("exit code 3", "THE OUTPUT", "THE WARNING", "THE VALUE", "THE EXCEPTION", "was dropped")
+            assert [word for word in words if word not in text] == []
+            assert "denied: exfil.attacker.com:53 is refused" in text
+            lines = [line for line in text.splitlines() if line.startswith("denied: ")]
+            assert sum(map(len, lines)) <= size // 3
+            assert f"note: and {len(denials) + 1 - len(lines)} more denials, see result.denials" in text
+
+
+def test_of_many_denials_the_worst_the_rare_and_the_last_are_shown() -> None:
+    flood = [_denied(f"n{number}.evil.example:443") for number in range(50)]
+    one_by_one = [_denied(f"evil{number}.example:443") for number in range(50)]
+    worst = [
+        _denied("/work/.git/hooks/pre-commit", "mount.added"),
+        _denied("169.254.169.254:80", "net.metadata-address"),
+    ]
+    tool, others = _denied("drop_table", "tool.unknown"), _denied("(others)", "net.not-allowed", 7)
+    rare, last = _denied("rare.test:443"), _denied("last.test:443")
+    found = telling((*flood, *worst, rare, tool, *flood, others, last), 6)
+    assert [(denial.target, alike) for denial, alike in found] == [
+        ("/work/.git/hooks/pre-commit", 0),
+        ("169.254.169.254:80", 0),
+        ("drop_table", 0),
+        ("n49.evil.example:443", 99),
+        ("(others)", 0),
+        ("last.test:443", 0),
+    ]
+    found = telling((*one_by_one[:25], *worst, *one_by_one[25:], tool, last), 6)
+    assert [denial.target for denial, _ in found] == [
+        *(worst[0].target, worst[1].target, "evil48.example:443", "evil49.example:443", "drop_table", "last.test:443"),
+    ]
+    assert telling(tuple(worst), 6) == [(worst[0], 0), (worst[1], 0)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [
+        ("{}.evil.example", 1),  # a look-up has no port
+        ("{}.evil.example:443", 1),
+        ("192.0.{}.1:80", 1),
+        ("evil{}.example:443", 6),
+        ("{}.0.2.1:80", 6),
+        ("[2001:db8::{}]:443", 6),
+    ],
+)
+def test_names_of_one_domain_and_addresses_of_one_network_are_one_line(pattern: str, shown: int) -> None:
+    found = telling(tuple(_denied(pattern.format(number)) for number in range(100)), 6)
+    assert (len(found), sum(alike + 1 for _, alike in found)) == (shown, 100 if shown == 1 else shown)
+
+
+def test_where_few_denials_fit_the_worst_and_the_last_are_shown() -> None:
+    denials = [*(_denied(f"{'x' * 200}{number}.example:443") for number in range(30)), _denied("last.test:443")]
+    denials[15] = _denied("/work/.git/hooks/pre-commit", "mount.added")
+    lines = [
+        line for line in replace(GOOD, denials=tuple(denials)).render(max_chars=2000).splitlines() if "refused" in line
+    ]
+    assert sum(map(len, lines)) <= 667
+    assert [any(word in line for line in lines) for word in ("pre-commit", "last.test")] == [True, True]
+
+
+def test_a_denial_is_shown_on_one_line_and_what_was_only_found_is_not_called_denied() -> None:
+    long = _denied("a" * 300)
+    text = replace(
+        GOOD, denials=(_denied("a\nok: ended"), _denied("/w/x", "mount.added"), long), stdout_bytes=b""
+    ).render()
+    assert text.splitlines() == [
+        "ok: ended, 0.25 s",
+        r"denied: a\nok: ended is refused; to allow it: allow = [a\nok: ended]",
+        "found: /w/x is refused; to allow it: allow = [/w/x]",
+        f"denied: {'a' * 99}…{'a' * 88} is refused",
+    ]
 
 
 @pytest.mark.parametrize("size", [0, 10, 60, 200, 2000])

@@ -16,6 +16,13 @@ _JSON_BYTES = 8 * 1024 * 1024
 _JSON_DEPTH = 100
 _JSON_VALUES = 1_000_000  # counted by what stands between them: an empty list has two bytes, and 64 in our memory
 _MESSAGE_CHARS = 500
+_MOST_DENIALS = 12  # lines of them
+_DENIALS_SHARE = 4  # the part of the text that they may take is one of this many
+_DENIAL_CHARS = 200
+_ALLOW_CHARS = 150
+_SHORT_CHARS = 50  # what is no longer is never cut
+_METADATA = ("net.metadata-address", "net.private-address", "net.bad-address")
+_WORST_FIRST = ("mount.", "workspace.", "secret.", *_METADATA, "tool.", "exec.", "net.denied")
 
 _CAUSES = {
     "done": "ended",
@@ -57,8 +64,11 @@ def failure(result: Result) -> str:
 
 
 def render(result: Result, max_chars: int) -> str:
-    """At most `max_chars` characters: what matters most first, each section cut in its middle."""
-    head = [headline(result), *(_denial_line(denial) for denial in result.denials)]
+    """At most `max_chars` characters: what matters most first, each section cut in its middle.
+
+    How much is denied is the guest's choice, so denials have a share like every section (O24).
+    """
+    head = [headline(result), *_denial_lines(result.denials, max_chars // _DENIALS_SHARE)]
     if result.truncated:
         head.append("note: output over the limit was dropped from its middle")
     if not result.state_kept:
@@ -87,10 +97,78 @@ def _sections(result: Result) -> list[tuple[str, str]]:
     ]
 
 
-def _denial_line(denial: Denial) -> str:
+def _denial_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
+    """Together no longer than `room`, of which each takes a part; at least two, the worst and the last.
+
+    One more line counts those left out.
+    """
+    most = _MOST_DENIALS
+    while True:
+        lines = [_denial_line(denial, alike, room // 4) for denial, alike in telling(denials, most)]
+        size = sum(map(len, lines))
+        if size <= room or most == 2:
+            break
+        most = max(2, min(most - 1, len(lines) * room // size))
+    if len(lines) < len(denials):
+        lines.append(f"note: and {len(denials) - len(lines)} more denials, see result.denials")
+    return lines
+
+
+def _denial_line(denial: Denial, alike: int, size: int) -> str:
     times = f" ({denial.count} times)" if denial.count > 1 else ""
-    allow = f"; to allow it: {denial.allow}" if denial.allow else ""
-    return _clean(f"denied: {denial.message}{times}{allow}")
+    others = f"; and {alike} more like it" if alike else ""
+    allow = denial.allow or ""
+    # Whole or not at all: a part of it would be another line of the policy.
+    how = f"; to allow it: {allow}" if allow and len(allow) <= min(max(size, _SHORT_CHARS), _ALLOW_CHARS) else ""
+    message = _middle_out(denial.message, min(max(size, _SHORT_CHARS), _DENIAL_CHARS))
+    return _clean(f"{word_of(denial)}: {message}{times}{others}{how}")
+
+
+def word_of(denial: Denial) -> str:
+    """What a look at the writable mounts found afterwards was not prevented: to call it denied would be untrue."""
+    return "found" if denial.code.startswith("mount.") else "denied"
+
+
+def telling(denials: tuple[Denial, ...], most: int) -> list[tuple[Denial, int]]:
+    """At most `most` of them, in their order, each with the number of those like it that it stands for.
+
+    Alike are those for hosts of one domain, by one rule. Of more groups than `most`, half are the most severe and the
+    rarest ones, the rest the last: a guest that wants one not to be seen makes many others (O24).
+    """
+    if len(denials) <= most:
+        return [(denial, 0) for denial in denials]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, denial in enumerate(denials):
+        groups.setdefault(_likeness(denial), []).append(index)
+    severe = sorted(groups.values(), key=lambda group: (_severity(denials[group[-1]]), len(group), group[0]))
+    chosen = severe[: (most + 1) // 2]
+    last = sorted((group for group in groups.values() if group not in chosen), key=lambda group: group[-1])
+    chosen += last[max(len(last) - (most - len(chosen)), 0) :]
+    return [(denials[group[-1]], len(group) - 1) for group in sorted(chosen, key=lambda group: group[-1])]
+
+
+def _likeness(denial: Denial) -> tuple[str, ...]:
+    if denial.kind not in ("network", "secret"):
+        return (denial.kind, denial.code, denial.target)
+    host, _, port = denial.target.partition(":") if "[" not in denial.target else (denial.target, "", "")
+    labels = host.split(".")
+    domain = labels[:2] if labels[-1].isdigit() else labels[-2:]  # of an address, its network
+    return (denial.kind, denial.code, ".".join(domain), port)
+
+
+def _severity(denial: Denial) -> int:
+    """Less is worse. First what counts those that nobody listed, and what has happened to files of the host's."""
+    if denial.target == "(others)":
+        return 0
+    for number, start in enumerate(_WORST_FIRST, 1):
+        if denial.code.startswith(start):
+            return number
+    return len(_WORST_FIRST) + 1
+
+
+def _middle_out(text: str, size: int) -> str:
+    half = (size - 1) // 2
+    return text if len(text) <= size else f"{text[:half]}…{text[len(text) - half :]}"
 
 
 def _clean(text: str) -> str:

@@ -195,7 +195,10 @@ class Result(Struct):
         raise GuestError(failure(self), result=self, code=f"guest-{self.status}")
 
     def render(self, *, max_chars: int = 8_000) -> str:
-        """For a model's context: status, value, both ends of the output, denials with what would allow them."""
+        """For a model's context: status, value, both ends of the output, denials with what would allow them.
+
+        Of many denials the most severe and the last; `denials` has all.
+        """
         from ringfence.rendering import render
 
         return render(self, max_chars)

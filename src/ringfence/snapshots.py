@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ringfence.files.store import Holder, Store
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
-    from ringfence.values import HostPath
+    from ringfence.values import HostPath, MountMode
 
 
 @final
@@ -166,11 +166,21 @@ def bound_to(backend: str, image: Image, policy: Policy) -> str:
 
 def shares_workspace(policy: Policy) -> bool:
     """Whether /workspace itself is the host's: it is no sandbox's to keep, to set back, or to copy."""
+    return _workspace_mode(policy) in ("ro", "rw")
+
+
+def copies_workspace(policy: Policy) -> bool:
+    """Whether /workspace starts as a copy of a folder, and so is not empty in a new sandbox."""
+    return _workspace_mode(policy) == "copy"
+
+
+def _workspace_mode(policy: Policy) -> MountMode | None:
+    """Of the mount at /workspace, None without one."""
     for mount in policy.mounts:
         target = os.path.normpath(os.fspath(mount.source if mount.target is None else mount.target))
-        if mount.mode != "copy" and target.lstrip("/") == "workspace":
-            return True
-    return False
+        if target.lstrip("/") == "workspace":
+            return mount.mode
+    return None
 
 
 def check_workspace(policy: Policy) -> None:

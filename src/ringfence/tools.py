@@ -10,7 +10,7 @@ import keyword
 
 from ringfence.errors import PolicyError
 from ringfence.results import Denial
-from ringfence.values import Struct, final
+from ringfence.values import Struct, final, replace
 from ringfence.wire import frames, line
 
 TYPE_CHECKING = False
@@ -26,8 +26,13 @@ MAX_CALLS = 1000  # in one cell
 DEADLINE_S = 30.0
 LOOK_S = 0.05  # how often the caller of a tool looks whether its cell still runs
 CELL_OVER = "its cell is over"
+_NOT_JSON = "its arguments are not JSON"
 _MAX_TOOLS = 100
-_LONGEST_NAME = 1000  # of one that is asked for: what is longer is no tool's
+_FIRST = MAX_CALLS  # denials that are listed, of those with different names
+_LAST = 100
+_OTHERS = "(others)"  # denials beyond those, counted together
+_SHOWN = 100  # characters of a name that is the guest's
+_UNKNOWN = "no tool of this name is offered"
 
 
 def check_tools(tools: object) -> dict[str, Tool]:
@@ -48,77 +53,134 @@ def check_tools(tools: object) -> dict[str, Tool]:
 
 @final
 class Asked(Struct):
-    """A call as it waits for its turn. `left_out`: it came with more arguments than wait for theirs."""
+    """A call as it waits for its turn. `refused`: why it is not made; then its arguments are not kept."""
 
     id: object
     name: str
     data: bytes
-    left_out: int
-
-
-def asked(said: line.Said, room: int) -> Asked:
-    """`room`: for arguments. While a guest takes no answers its calls wait with us, and it chooses how long each is."""
-    size = len(said.data)
-    kept = size <= MAX_ARGUMENTS and size <= room
-    name = str(said.fields["name"])[:_LONGEST_NAME]
-    return Asked(said.fields["id"], name, said.data if kept else b"", 0 if kept else size)
+    refused: str | None
 
 
 class Budget:
-    """What one cell may still ask for."""
+    """What one cell may still ask for, and what it was refused."""
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.denials: list[Denial] = []
+        self._calls = 0
+        self._waiting = 0  # bytes of arguments
+        self._first: dict[tuple[str, str], Denial] = {}
+        self._last: dict[tuple[str, str], Denial] = {}
+        self._others: dict[str, Denial] = {}  # by code
 
-    def refusal(self, call: Asked, tools: Mapping[str, Tool]) -> str | None:
-        """Why this call is not made, None when it is."""
-        self.calls += 1
-        name = call.name
+    def take(self, said: line.Said, tools: Mapping[str, Tool]) -> Asked:
+        """Decides when a call arrives, not when its turn comes: its cell may end before, and what it tried is told."""
+        self._calls += 1
+        name = str(said.fields["name"])
+        refused = self._refusal(name, len(said.data), tools)
+        if refused is None:
+            self._waiting += len(said.data)
+            return Asked(said.fields["id"], name, said.data, None)
+        code, why, told = refused
+        self.deny(name, code, why)
+        return Asked(said.fields["id"], name[:_SHOWN], b"", told)
+
+    def begin(self, asked: Asked) -> None:
+        """Its turn has come."""
+        self._waiting -= len(asked.data)
+
+    def _refusal(self, name: str, size: int, tools: Mapping[str, Tool]) -> tuple[str, str, str] | None:
+        """Code and reason for the caller, and the reason for the guest."""
         if name not in tools:
-            self._deny(name, "tool.unknown", "no tool of this name is offered")
-            return "no tool of this name is offered"
-        if self.calls > MAX_CALLS:
-            self._deny(name, "tool.budget", f"a cell may make {MAX_CALLS} calls")
-            return f"more than {MAX_CALLS} calls in one cell"
-        if call.left_out > MAX_ARGUMENTS:
-            self._deny(name, "tool.arguments", f"arguments may be {MAX_ARGUMENTS} bytes")
-            return f"arguments of more than {MAX_ARGUMENTS} bytes"
-        if call.left_out:
-            self._deny(name, "tool.arguments", f"arguments of calls that wait may be {MAX_WAITING} bytes together")
-            return f"arguments of more than {MAX_WAITING} bytes wait for their turn"
+            return "tool.unknown", _UNKNOWN, _UNKNOWN
+        if self._calls > MAX_CALLS:
+            return "tool.budget", f"a cell may make {MAX_CALLS} calls", f"more than {MAX_CALLS} calls in one cell"
+        if size > MAX_ARGUMENTS:
+            most = f"{MAX_ARGUMENTS} bytes"
+            return "tool.arguments", f"arguments may be {most}", f"arguments of more than {most}"
+        if self._waiting + size > MAX_WAITING:
+            # While a guest takes no answers its calls wait with us, and it chooses how many and how long they are.
+            most = f"{MAX_WAITING} bytes"
+            return (
+                "tool.arguments",
+                f"arguments of calls that wait may be {most} together",
+                f"arguments of more than {most} wait for their turn",
+            )
         return None
 
-    def _deny(self, name: str, code: str, why: str) -> None:
-        shown = "".join(c if c.isprintable() else "?" for c in name[:100])
-        if len(self.denials) < _MAX_TOOLS:
-            self.denials.append(Denial("tool", shown, code, f"{shown}: {why}", allow=None))
+    def deny(self, name: str, code: str, why: str) -> None:
+        """Equal ones are one with a count. The first ones and the last ones are listed, those between them counted:
+        a flood of names hides neither what came before it nor what comes after it (O23)."""
+        shown = _shown(name)
+        key = (shown, code)
+        if key in self._first:
+            self._first[key] = _once_more(self._first[key])
+            return
+        if len(self._first) < _FIRST:
+            self._first[key] = Denial("tool", shown, code, f"{shown}: {why}", allow=None)
+            return
+        again = self._last.pop(key, None)
+        new = Denial("tool", shown, code, f"{shown}: {why}", allow=None)
+        self._last[key] = new if again is None else _once_more(again)
+        if len(self._last) > _LAST:
+            self._drop(self._last.pop(next(iter(self._last))))
+
+    def _drop(self, denial: Denial) -> None:
+        """From the list, not from the count."""
+        code = denial.code
+        words = f"calls of other names than the first {_FIRST} and the last {_LAST} that were refused ({code})"
+        counted = self._others.get(code) or Denial(
+            "tool", _OTHERS, code, words, allow=None, count=0, first_at=denial.first_at
+        )
+        self._others[code] = replace(counted, count=counted.count + denial.count)
+
+    @property
+    def denials(self) -> tuple[Denial, ...]:
+        return (*self._first.values(), *self._others.values(), *self._last.values())
 
 
-def arguments(call: Asked) -> tuple[list[object], dict[str, object]] | None:
-    """Positional and named ones, None when they are not that."""
+def _once_more(denial: Denial) -> Denial:
+    return replace(denial, count=denial.count + 1)
+
+
+def _shown(name: str) -> str:
+    """A name of the guest's, for people."""
+    text = "".join(c if c.isprintable() else "?" for c in name[:_SHOWN])
+    return text if len(name) <= _SHOWN else f"{text}… ({len(name)} characters)"
+
+
+def arguments(asked: Asked) -> tuple[list[object], dict[str, object]] | str:
+    """Positional and named ones; when they are not that, why.
+
+    A lone surrogate is no text: what the function does with it, a log or a database, would fail or lie. File names may
+    hold them, and are the guest's to put into words.
+    """
     try:
-        found = frames.strict_json(call.data)
+        found = frames.strict_json(asked.data)
+        if b"\\u" in asked.data:  # as itself it is no UTF-8, and was refused
+            import json
+
+            json.dumps(found, ensure_ascii=False).encode()
     except frames.WireError:
-        return None
+        return _NOT_JSON
+    except UnicodeEncodeError:
+        return "its arguments hold a lone surrogate, which is no text"
     if not isinstance(found, dict) or set(found) != {"args", "kwargs"}:
-        return None
+        return _NOT_JSON
     args, kwargs = found["args"], found["kwargs"]
-    return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
+    return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else _NOT_JSON
 
 
-def answer(call: Asked, value: object) -> bytes:
+def answer(asked: Asked, value: object) -> bytes:
     """The message that gives the guest its result."""
     import json
 
     try:
         data = json.dumps(value, allow_nan=False).encode()
     except Exception:  # noqa: BLE001  # what a tool returns may have methods of its own, and other threads may change it
-        return failure(call, "its result is not JSON")
+        return failure(asked, "its result is not JSON")
     if len(data) > MAX_RESULT:
-        return failure(call, f"its result is more than {MAX_RESULT} bytes")
-    return line.pack({"m": "answer", "id": call.id, "ok": True, "error": None}, data)
+        return failure(asked, f"its result is more than {MAX_RESULT} bytes")
+    return line.pack({"m": "answer", "id": asked.id, "ok": True, "error": None}, data)
 
 
-def failure(call: Asked, why: str) -> bytes:
-    return line.pack({"m": "answer", "id": call.id, "ok": False, "error": f"{call.name[:100]}: {why}"})
+def failure(asked: Asked, why: str) -> bytes:
+    return line.pack({"m": "answer", "id": asked.id, "ok": False, "error": f"{asked.name}: {why}"})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import accounts
 from accounts import OrdinaryUser
 from behaviour.host import Host
 from ringfence import (
@@ -24,6 +28,7 @@ from ringfence import (
     SandboxClosedError,
     Snapshot,
     SnapshotError,
+    UnsupportedError,
 )
 from ringfence._sync.trees import Trees
 from ringfence.backends.process.state import disk_root
@@ -372,6 +377,158 @@ def test_mounts_are_no_part_of_it(tmp_path: Path) -> None:
             assert other.files.read_text("in/m/host") == "host"
         made.delete()
     assert (tmp_path / "host").read_text() == "host"
+
+
+SOURCE = """
+import os
+os.makedirs("gone/deep/er"); os.makedirs("kept/in"); os.mkdir("turned"); os.mkdir("empty")
+for name in ("same", "token", "changed", "mode", "gone/deep/er/f", "gone/deep/g", "kept/in/f", "turned/f", "first"):
+    open(name, "w").write(name)
+os.link("first", "second"); os.link("first", "third"); os.symlink("same", "link"); os.symlink("../out", "kept/link")
+os.chmod("same", 0o750); os.utime("same", ns=(5, 1_000_000_005))
+"""
+CHANGED = """
+import os, shutil
+shutil.rmtree("gone"); shutil.rmtree("turned"); open("turned", "w").write("a file now")
+os.remove("token"); os.remove("second"); os.remove("link"); os.mkdir("link"); os.rmdir("empty")
+open("changed", "a").write(" more"); os.chmod("mode", 0o640); os.chmod("kept", 0o700); os.remove("kept/in/f")
+os.makedirs("new/er"); open("new/er/f", "w").write("new"); os.utime("changed", ns=(7, 2_000_000_007))
+"""
+SHOW = r"find . -mindepth 1 -type d -printf '%P d %m %T@\n' -o -mindepth 1 -printf '%P %y %m %T@ %s %l\n' | sort"
+LISTING = ["sh", "-c", SHOW + "; grep -r . . | sort"]
+COPY_WORKSPACE = "mode copy is refused"
+
+
+def _copy_at_workspace(folder: Path) -> Policy:
+    folder.chmod(0o755)
+    (folder / "source").mkdir()
+    subprocess.run([sys.executable, "-c", SOURCE], cwd=folder / "source", check=True)
+    return Policy(mounts=[Mount(folder / "source", target="/workspace", mode="copy")])
+
+
+@contextlib.contextmanager
+def _twin(box: Sandbox, road: str, folder: Path) -> Iterator[Sandbox]:
+    if road.startswith("fork"):
+        with box.fork(memory=road == "fork with memory") as twin:
+            yield twin
+        return
+    made = box.snapshot(memory=road == "snapshot with memory")
+    if road == "export":
+        made.export(folder / "exported")
+        made.delete()
+        made = Snapshot.load(folder / "exported")
+    with contextlib.closing(Sandbox(policy=box.policy, snapshot=made)) as twin:
+        yield twin.start()
+    made.delete()
+
+
+@pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
+@pytest.mark.parametrize("road", ["fork", "fork with memory", "snapshot", "snapshot with memory", "export"])
+@pytest.mark.parametrize("changed", ["", CHANGED], ids=["unchanged", "changed"])
+def test_a_copy_at_the_workspace_is_in_a_twin_what_it_is_in_the_original(
+    tmp_path: Path, road: str, changed: str
+) -> None:
+    """A twin starts from the mount's source: what was deleted came back, and what was there kept its place (O25)."""
+    policy = _copy_at_workspace(tmp_path)
+    with Sandbox(policy=policy) as box:
+        box.run(changed + "\nx = 1").check()
+        with _twin(box, road, tmp_path) as twin:
+            assert twin.exec(LISTING).check().stdout == box.exec(LISTING).check().stdout
+            assert twin.exec(["sh", "-c", "rm -rf ./* && ls -A"]).stdout == ""
+        assert ("token" in box.exec(["ls"]).stdout.split()) == (not changed)
+    assert (tmp_path / "source/gone/deep/er/f").read_text() == "gone/deep/er/f"
+
+
+@pytest.mark.everywhere(process="it shows copies")
+def test_no_other_wall_shows_a_copy_that_it_could_not_keep(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        Sandbox(policy=_copy_at_workspace(tmp_path)).plan()
+    assert caught.value.code == "mounts"
+
+
+@pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
+def test_a_folder_of_the_mounts_source_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
+    """It was EXDEV: such a folder cannot be moved."""
+    with Sandbox(policy=_copy_at_workspace(tmp_path)) as box:
+        box.exec(["sh", "-c", "mkdir -p gone/deep/of-the-guest/too; echo x > gone/deep/of-the-guest/too/f"]).check()
+        box.files.remove("gone", recursive=True)
+        assert not box.files.exists("gone")
+
+
+@pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
+def test_a_copy_elsewhere_starts_from_its_source_again(tmp_path: Path) -> None:
+    """It is a mount like any other, and no part of what is kept: the page on snapshots says so."""
+    policy = _copy_at_workspace(tmp_path)
+    source = policy.mounts[0].source
+    mounts = [Mount(source, target=target, mode="copy") for target in ("/data", "/workspace/data")]
+    with Sandbox(policy=Policy(mounts=mounts)) as box:
+        box.exec(["sh", "-c", "rm /data/token data/token; echo own > own"]).check()
+        with box.fork(memory=False) as twin:
+            assert twin.exec(["sh", "-c", "cat own /data/token data/token"]).stdout == "own\ntokentoken"
+
+
+@pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
+@pytest.mark.parametrize("huge", [False, True], ids=["by what differs", "by removing everything"])
+def test_a_copy_at_the_workspace_is_rolled_back(tmp_path: Path, huge: bool) -> None:
+    """To before and after the changes: folders of a lower layer cannot be moved, only emptied in their place."""
+    with Sandbox(policy=_copy_at_workspace(tmp_path)) as box:
+        first, before = box.exec(LISTING).check().stdout, box.snapshot()
+        box.run(CHANGED).check()
+        second, after = box.exec(LISTING).check().stdout, box.snapshot()
+        assert first != second
+        for wanted, snapshot in ((first, before), (second, after), (first, before)):
+            if huge:
+                box.run(f"open('huge', 'wb').truncate({box.policy.limits.disk} + 4096)").check()
+            box.rollback(snapshot)
+            assert box.exec(LISTING).check().stdout == wanted
+        before.delete()
+        after.delete()
+
+
+@pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
+def test_files_of_another_owner_in_a_copy_at_the_workspace(tmp_path: Path, ordinary_user: OrdinaryUser) -> None:
+    """As root the guest can change nothing of theirs, so a twin has them. As another user it can delete them."""
+    if os.geteuid() != 0:
+        pytest.skip("files of another owner are made by root")
+    policy = _copy_at_workspace(tmp_path)
+    source = tmp_path / "source"
+    (source / "kept/closed").write_text("closed")
+    (source / "kept/closed").chmod(0o600)
+    for name in ("token", "kept/in", "kept/in/f", "kept/closed"):
+        os.chown(source / name, 4242, 4242)
+    with Sandbox(policy=policy) as box:
+        assert "Value too large" in box.exec(["rm", "token"]).stderr
+        box.exec(["rm", "changed"]).check()
+        before = box.snapshot()
+        with box.fork(memory=False) as twin:
+            assert twin.exec(["find"]).stdout.split() == box.exec(["find"]).stdout.split()
+        (source / "kept/later").write_text("later")
+        os.chown(source / "kept/later", 4242, 4242)
+        with Sandbox(policy=policy, snapshot=before) as other:
+            assert set(other.exec(["find"]).stdout.split()) - set(box.exec(["find"]).stdout.split()) <= {"./kept/later"}
+        before.delete()
+    accounts.let_others_through(tmp_path)
+    for path in (source, *source.rglob("*")):
+        if path.lstat().st_uid == 0:
+            os.chown(path, ordinary_user.uid, ordinary_user.gid, follow_symlinks=False)
+    done = ordinary_user.run(OF_ANOTHER_OWNER, str(source))
+    assert (done.stdout, done.stderr) == ("True True True\n", "")
+
+
+OF_ANOTHER_OWNER = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from ringfence import Mount, Policy, Sandbox
+with Sandbox(policy=Policy(mounts=[Mount(sys.argv[1], target="/workspace", mode="copy")])) as box:
+    box.exec(["rm", "-f", "token", "changed"]).check()
+    listing = ["sh", "-c", "find . -type f -printf '%P %m %s\\n' -o -printf '%P %y %m\\n' | sort"]
+    with box.fork(memory=False) as twin:
+        print(twin.exec(listing).stdout == box.exec(listing).stdout, "token" not in twin.exec(["ls"]).stdout, end=" ")
+    before, shown = box.snapshot(), box.exec(listing).stdout
+    box.exec(["rm", "-f", "kept/later", "first"]).check()
+    box.rollback(before)
+    print(box.exec(listing).stdout == shown)
+"""
 
 
 def test_a_workspace_that_is_the_hosts_is_neither_kept_nor_set_back(kept: Snapshot, tmp_path: Path) -> None:

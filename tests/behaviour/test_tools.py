@@ -13,6 +13,7 @@ import pytest
 import ringfence
 from ringfence import AsyncSandbox, Sandbox
 from ringfence import tools as module
+from ringfence.wire import line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,46 @@ def test_calls_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exception.message == "lookup: more than 3 calls in one cell"
     assert (seen, [d.code for d in result.denials]) == (["0", "1", "2"], ["tool.budget"])
     assert box.run("lookup('again')['key']").value == "'again'"
+
+
+def test_arguments_that_wait_for_their_turn_are_bounded(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that takes no answers has its calls wait with us, and chooses how many they are."""
+    monkeypatch.setattr(module, "MAX_WAITING", 2_000_000)
+    budget, tools = module.Budget(), {"lookup": lookup}
+    calls = [budget.take(line.Said("call", {"id": n, "name": "lookup"}, b"x" * 900_000), tools) for n in range(4)]
+    assert [len(call.data) for call in calls] == [900_000, 900_000, 0, 0]
+    assert {call.refused for call in calls[2:]} == {"arguments of more than 2000000 bytes wait for their turn"}
+    assert [(d.target, d.code, d.count) for d in budget.denials] == [("lookup", "tool.arguments", 2)]
+    budget.begin(calls[0])
+    assert budget.take(line.Said("call", {"id": 4, "name": "lookup"}, b"x"), tools).refused is None
+    box._tools["wide"] = lambda: "x" * 300_000  # answers that nobody takes
+    result = box.run(SENDS_MANY)
+    assert {(d.target, d.code) for d in result.denials} == {("lookup", "tool.arguments"), ("unknown", "tool.unknown")}
+
+
+SENDS_MANY = """
+import json, os, struct, time
+def call(name, data):
+    text = json.dumps({"m": "call", "id": 1, "name": name}).encode()
+    data = struct.pack("<II", len(text), len(data)) + text + data
+    while data: data = data[os.write(3, data):]
+for _ in range(20): call("wide", b'{"args":[],"kwargs":{}}')
+for _ in range(8): call("lookup", b'{"args":["%s"],"kwargs":{}}' % (b"x" * 900_000))
+for _ in range(8): call("unknown", b"x" * 900_000)
+time.sleep(0.5)
+"""
+
+
+def test_a_long_name_is_cut_and_says_so(box: Sandbox) -> None:
+    budget = module.Budget()
+    for name in ("x" * 101, "x" * 101, "x" * 5000, "y" * 100, "a\nb\ud800"):
+        budget.take(line.Said("call", {"id": 1, "name": name}, b""), {})
+    assert [(denial.target, denial.count) for denial in budget.denials] == [
+        ("x" * 100 + "… (101 characters)", 2),
+        ("x" * 100 + "… (5000 characters)", 1),
+        ("y" * 100, 1),
+        ("a?b?", 1),
+    ]
 
 
 def test_a_tool_that_takes_too_long_is_not_waited_for(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

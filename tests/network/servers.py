@@ -92,7 +92,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 class Seen(NamedTuple):
-    """One request as the server saw it."""
+    """One request as the server saw it. Trailers are among its headers."""
 
     protocol: str
     method: str
@@ -177,7 +177,7 @@ class Server:
                 body += bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 assert head is not None
-                headers = [(bytes(name), bytes(value)) for name, value in head.headers]
+                headers = [(bytes(name), bytes(value)) for name, value in (*head.headers, *event.headers)]
                 seen = Seen("http/1.1", head.method.decode(), head.target.decode(), headers, body)
                 self.seen.append(seen)
                 if seen.header("upgrade") == "websocket":
@@ -229,6 +229,8 @@ class Server:
                 elif isinstance(event, h2.events.DataReceived):
                     bodies[event.stream_id] += bytes(event.data)
                     http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                elif isinstance(event, h2.events.TrailersReceived):
+                    heads[event.stream_id] += [(bytes(name), bytes(value)) for name, value in event.headers]
                 elif isinstance(event, h2.events.StreamEnded):
                     seen = _seen2(heads.pop(event.stream_id), bodies.pop(event.stream_id))
                     self.seen.append(seen)

@@ -17,7 +17,23 @@ import pytest
 from accounts import OrdinaryUser
 
 PACKAGES = ("h11", "h2", "hpack", "hyperframe", "cryptography", "cffi", "_cffi_backend", "pycparser")
-CASES = ("G08", "G11", "G11-tls", "G12", "G12-tls", "G13", "G14", "G23", "G24", "I01", "I02", "I03", "I04", "I05")
+CASES = (
+    "G08",
+    "G11",
+    "G11-tls",
+    "G12",
+    "G12-tls",
+    "G13",
+    "G14",
+    "G23",
+    "G23-headers",
+    "G24",
+    "I01",
+    "I02",
+    "I03",
+    "I04",
+    "I05",
+)
 CODE = """
 import json, sys, warnings
 warnings.simplefilter("ignore")

@@ -102,6 +102,23 @@ def guest(desk: Desk, alpn: str = "h2") -> Iterator[Guest]:
             yield Guest(sock, speaks=alpn == "h2")
 
 
+@pytest.mark.parametrize("alpn", ["http/1.1", "h2"])
+def test_a_header_that_names_another_path_is_no_trailer_either(loop: Loop, server: Server, alpn: str) -> None:
+    """G23-headers: some servers join the trailers of a request to its headers."""
+    with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/a"]))) as desk, guest(desk, alpn) as one:
+        if alpn == "h2":
+            one.http.send_headers(1, [*HEADERS, ("te", "trailers"), ("trailer", "x-original-url")])
+            one.http.send_data(1, b"body")
+            one.http.send_headers(1, [("x-original-url", "/admin")], end_stream=True)
+            one.flush()
+            assert [status for status, _ in one.answers(1)] == [200]
+        else:
+            head = f"POST /a HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\nTrailer: X-Original-URL\r\n\r\n"
+            one.sock.sendall(head.encode() + b"4\r\nbody\r\n0\r\nX-Original-URL: /admin\r\n\r\n")
+            assert one.sock.recv(65_536).startswith(b"HTTP/1.1 200")
+    assert [(seen.body, seen.header("x-original-url")) for seen in server.seen] == [(b"body", None)]
+
+
 def _still_works(desk: Desk) -> None:
     with guest(desk) as one:
         one.http.send_headers(1, HEADERS, end_stream=True)

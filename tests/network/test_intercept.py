@@ -287,6 +287,22 @@ def test_what_would_get_around_a_method_rule_is_refused(
     assert len(server.seen) == 1
 
 
+@pytest.mark.parametrize(
+    "header",
+    ["X-Original-URL", "x_forwarded_uri", "X-ENVOY-ORIGINAL-PATH", "X-Forwarded-Prefix", "Destination", "Script_Name"],
+)
+def test_what_would_get_around_a_path_rule_is_refused_and_named(
+    loop: Loop, server: Server, bundle: Path, protocol: str, header: str
+) -> None:
+    with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/a"]))) as desk:
+        curl = Curl(desk, bundle, protocol)
+        refused = json.loads(curl("/a", "-H", f"{header}: /admin").stdout)
+        assert curl.status("/a", "-H", "X-Forwarded-For: 192.0.2.1") == 200
+    assert refused["code"] == "net.path"
+    assert header.lower() in refused["message"].lower()
+    assert [seen.header("x-forwarded-for") for seen in server.seen] == ["192.0.2.1"]
+
+
 def test_large_bodies_stream_both_ways(loop: Loop, server: Server, bundle: Path, protocol: str, tmp_path: Path) -> None:
     file = tmp_path / "upload"
     file.write_bytes(bytes(range(256)) * 8192)

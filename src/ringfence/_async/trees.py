@@ -64,7 +64,10 @@ class AsyncTrees:
         return snapshots.make(look.manifest, holder, self._bound, place.policy)
 
     async def fill(self, place: Place, snapshot: Snapshot) -> None:
-        """The files of `snapshot` into a workspace in which nothing is yet."""
+        """The files of `snapshot` into a sandbox in which nothing has run yet."""
+        if snapshots.copies_workspace(place.policy):  # what the mount's source holds is there already (O25)
+            await self.roll_back(place, snapshot)
+            return
         manifest, store = snapshots.check(snapshot, self._bound, place.policy)
         await _order(place, orders(Manifest(()), manifest, store))
         self.close()
@@ -129,11 +132,12 @@ class AsyncTrees:
         store = self._store or own_store()
         if self._lineage is None or self._lineage.holder.store is not store:
             self._lineage = Lineage(Holder(store))  # the first look, or the first in a fork of its process
-        return Taking(store, caps_of(place.policy.limits), self._lineage, contents=contents)
+        others = snapshots.copies_workspace(place.policy)
+        return Taking(store, caps_of(place.policy.limits), self._lineage, contents=contents, others=others)
 
 
 async def copy_files(source: Place, of: AsyncTrees, target: Place, to: AsyncTrees) -> None:
-    """All files of one running sandbox into another of the same policy in which nothing is yet."""
+    """All files of one running sandbox into another of the same policy in which nothing has run yet."""
     snapshot = await of.take(source)
     try:
         await to.fill(target, snapshot)

@@ -17,10 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ringfence import tools
     from ringfence._sync.process import Place
     from ringfence.results import Result
-    from ringfence.tools import Budget
+    from ringfence.tools import Asked, Budget
     from ringfence.values import SessionLanguage, Tool
     from ringfence.wire.switchboard import Inbox
 
@@ -70,8 +69,7 @@ class Cell(Process):
         self._nonsense = False
         self._interrupted = False
         self._tools = session._tools
-        self._asked: list[tools.Asked] = []  # calls of tools that wait for us
-        self._asked_bytes = 0  # of their arguments
+        self._asked: list[Asked] = []  # calls of tools that wait for us
         self._answering = False
         self._budget: Budget | None = None
 
@@ -105,9 +103,8 @@ class Cell(Process):
         if said.kind == "call":
             from ringfence import tools
 
-            call = tools.asked(said, tools.MAX_WAITING - self._asked_bytes)
-            self._asked.append(call)
-            self._asked_bytes += len(call.data)
+            self._budget = self._budget or tools.Budget()
+            self._asked.append(self._budget.take(said, self._tools))
         super()._on_said(said)
 
     def _on_nonsense(self) -> None:
@@ -145,7 +142,7 @@ class Cell(Process):
             number=self.id,
             state_kept=kept,
         )
-        denied = self._budget.denials if self._budget is not None else []
+        denied = self._budget.denials if self._budget is not None else ()
         self._result = replace(result, denials=(*result.denials, *denied)) if denied else result
 
     def _stop(self, why: str) -> Result:
@@ -187,19 +184,19 @@ class Cell(Process):
         try:
             while self._asked or mine:
                 over = self._over()
-                call = self._next_asked(mine=mine, over=over)
-                mine = call is not None
-                if call is None:
+                asked = self._next_asked(mine=mine, over=over)
+                mine = asked is not None
+                if asked is None:
                     return
                 if not over:
-                    self._answer(call)
+                    self._answer(asked)
                 elif self._inbox.end is None:
-                    self._tell_failure(call)
+                    self._tell_failure(asked)
         finally:
             if mine:
                 self._answering = False
 
-    def _next_asked(self, *, mine: bool, over: bool) -> tools.Asked | None:
+    def _next_asked(self, *, mine: bool, over: bool) -> Asked | None:
         """`mine`: who asks is the one that answers; it is no longer when there is nothing to answer now."""
         with self._taking:
             if self._answering and not mine:
@@ -207,9 +204,10 @@ class Cell(Process):
             self._answering = bool(self._asked) and (over or self._has_room())
             if not self._answering:
                 return None
-            call = self._asked.pop(0)
-            self._asked_bytes -= len(call.data)
-            return call
+            asked = self._asked.pop(0)
+            assert self._budget is not None
+            self._budget.begin(asked)
+            return asked
 
     def _has_room(self) -> bool:
         """A guest that does not take its answers waits for more of them: they would lie in our memory, not in its."""
@@ -225,24 +223,26 @@ class Cell(Process):
             self._looked_at = time.monotonic()
         return not self.running or self._inbox.interrupted is not None or late
 
-    def _tell_failure(self, call: tools.Asked) -> None:
+    def _tell_failure(self, asked: Asked) -> None:
         """Of a call that nobody makes: a thread of the guest's may wait for it, and its session may live on."""
         from ringfence import tools
 
-        self._place.link.tell(self._inbox, tools.failure(call, tools.CELL_OVER))
+        self._place.link.tell(self._inbox, tools.failure(asked, tools.CELL_OVER))
 
-    def _answer(self, call: tools.Asked) -> None:
+    def _answer(self, asked: Asked) -> None:
         """Make the call the guest asked for. What fails is the guest's to handle; it never raises here."""
         from ringfence import tools
 
-        self._budget = budget = self._budget or tools.Budget()
-        why = budget.refusal(call, self._tools)
-        given = tools.arguments(call) if why is None else None
-        if given is None:
-            message = tools.failure(call, why or "its arguments are not JSON")
+        given = tools.arguments(asked) if asked.refused is None else asked.refused
+        if isinstance(given, str):
+            message = tools.failure(asked, given)
+            if asked.refused is None:
+                assert self._budget is not None
+                with self._taking:
+                    self._budget.deny(asked.name, "tool.arguments", given)
         else:
-            done, value = called(self._tools[call.name], given, tools.DEADLINE_S, self._over)
-            message = tools.answer(call, value) if done else tools.failure(call, str(value))
+            done, value = called(self._tools[asked.name], given, tools.DEADLINE_S, self._over)
+            message = tools.answer(asked, value) if done else tools.failure(asked, str(value))
         self._place.link.tell(self._inbox, message)
 
     def write(self, data: bytes | str) -> None:

@@ -65,7 +65,10 @@ class Trees:
         return snapshots.make(look.manifest, holder, self._bound, place.policy)
 
     def fill(self, place: Place, snapshot: Snapshot) -> None:
-        """The files of `snapshot` into a workspace in which nothing is yet."""
+        """The files of `snapshot` into a sandbox in which nothing has run yet."""
+        if snapshots.copies_workspace(place.policy):  # what the mount's source holds is there already (O25)
+            self.roll_back(place, snapshot)
+            return
         manifest, store = snapshots.check(snapshot, self._bound, place.policy)
         _order(place, orders(Manifest(()), manifest, store))
         self.close()
@@ -130,11 +133,12 @@ class Trees:
         store = self._store or own_store()
         if self._lineage is None or self._lineage.holder.store is not store:
             self._lineage = Lineage(Holder(store))  # the first look, or the first in a fork of its process
-        return Taking(store, caps_of(place.policy.limits), self._lineage, contents=contents)
+        others = snapshots.copies_workspace(place.policy)
+        return Taking(store, caps_of(place.policy.limits), self._lineage, contents=contents, others=others)
 
 
 def copy_files(source: Place, of: Trees, target: Place, to: Trees) -> None:
-    """All files of one running sandbox into another of the same policy in which nothing is yet."""
+    """All files of one running sandbox into another of the same policy in which nothing has run yet."""
     snapshot = of.take(source)
     try:
         to.fill(target, snapshot)

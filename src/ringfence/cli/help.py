@@ -157,7 +157,8 @@ Bounded in processes, memory and time; nothing leaves this machine.
 
   ID                    A01, G07, ... or a letter: A files, B proc, C races,
                         D processes, E kernel, F exhaustion, G network, H leaks,
-                        I secrets, J spoofing, K archives, L persistence
+                        I secrets, J spoofing, K archives, L persistence,
+                        O what the host is told
   -b, --backend NAME    default: every backend that works here
   --list                names and what must be true, run nothing
   --json

@@ -25,10 +25,14 @@ _MAX_NOTES = 20
 def notes(result: Result, job: Job, settings: Settings, stderr_tail: bytes) -> list[str]:
     """Lines for standard error, the most useful last."""
     lines = _weaker(result)
-    denials = [_denial(denial) for denial in result.denials if denial.code != _NOT_IN_IMAGE]
-    lines += denials[:_MAX_NOTES]
-    if len(denials) > _MAX_NOTES:
-        lines.append(f"{len(denials) - _MAX_NOTES} more kinds of denial: --report FILE has them all")
+    denials = tuple(denial for denial in result.denials if denial.code != _NOT_IN_IMAGE)
+    if denials:
+        from ringfence.rendering import telling
+
+        shown = telling(denials, _MAX_NOTES)
+        lines += [_denial(denial, alike) for denial, alike in shown]
+        if len(denials) > len(shown):
+            lines.append(f"{len(denials) - len(shown)} more kinds of denial: --report FILE has them all")
     return lines + _ending(result, job, settings, stderr_tail)
 
 
@@ -78,11 +82,12 @@ def _weaker(result: Result) -> list[str]:
     ]
 
 
-def _denial(denial: Denial) -> str:
+def _denial(denial: Denial, alike: int) -> str:
+    from ringfence.rendering import word_of
+
     times = f" ({denial.count} times)" if denial.count > 1 else ""
-    # What a look at the writable mounts found afterwards was not prevented: to call it denied would be untrue.
-    word = "found" if denial.code.startswith("mount.") else "denied"
-    return f"{word}: {denial.message}{times}{_what_allows(denial)}"
+    others = f"; and {alike} more like it" if alike else ""
+    return f"{word_of(denial)}: {denial.message}{times}{others}{_what_allows(denial)}"
 
 
 def _what_allows(denial: Denial) -> str:

@@ -46,9 +46,11 @@ class Taking:
     It begins with what `lineage` remembers, and holds what was sent until it is dropped.
     """
 
-    def __init__(self, store: Store, caps: Caps, lineage: Lineage, *, contents: bool) -> None:
+    def __init__(self, store: Store, caps: Caps, lineage: Lineage, *, contents: bool, others: bool = False) -> None:
+        """`others`: the tree began as a copy of a folder of the host's, so files of other owners are of it too."""
         self._caps = caps
         self._contents = contents  # without: digests alone, which are believed by nobody but `orders`
+        self._others = others
         self._lineage = lineage
         self._before = lineage.manifest
         self._own = Holder(store)
@@ -66,7 +68,7 @@ class Taking:
         self.done = False
 
     def args(self, *, stays: bool) -> dict[str, object]:
-        return {"contents": self._contents, "bytes": self._caps.bytes, "stays": stays}
+        return {"contents": self._contents, "bytes": self._caps.bytes, "stays": stays, "others": self._others}
 
     def known(self, *, stayed: bool) -> bytes:
         """For the worker's standard input. `stayed`: it took the last look too, and remembers that."""

@@ -46,7 +46,7 @@ def keep(args: dict[str, Any]) -> dict[str, object]:
     """`contents`: send what the host does not have; else digests alone. `bytes`: no file can be larger.
 
     `stays`: when that is done, wait for the next message: a process that is there saves the host a start, and its own
-    memory the host telling what it knows.
+    memory the host telling what it knows. `others`: files of other owners are kept as well, where they can be read.
     """
     lean.ignore_signals(_SIGIO)
     gc.disable()  # it would look at everything again and again
@@ -55,7 +55,7 @@ def keep(args: dict[str, Any]) -> dict[str, object]:
         known = knowing.Known(data)
         if memory is not None:
             known.memory = memory
-        keeper = _Keeper(known, contents=bool(args["contents"]), most=int(args["bytes"]))
+        keeper = _Keeper(known, contents=bool(args["contents"]), most=int(args["bytes"]), others=bool(args["others"]))
         try:
             keeper.walk()
         except Problem as problem:
@@ -111,10 +111,11 @@ def _unescaped(text: bytes) -> bytes:
 
 
 class _Keeper:
-    def __init__(self, known: knowing.Known, *, contents: bool, most: int) -> None:
+    def __init__(self, known: knowing.Known, *, contents: bool, most: int, others: bool) -> None:
         self._known = known
         self._contents = contents
         self._most = most
+        self._others = others
         self._mounts: set[str] | None = None
         self._uid = os.geteuid()
         self._links: dict[int, str] = {}  # inodes with several names → the first
@@ -201,7 +202,7 @@ class _Keeper:
             if mode & _KIND == _FILE and info.st_nlink > 1:
                 self._links.setdefault(info.st_ino, path)
             elif mode & _KIND == _DIRECTORY:
-                if mode & 0o500 != 0o500:
+                if mode & 0o500 != 0o500 and info.st_uid == self._uid:
                     trees.make_usable(name, directory)
                     self._shut.append((path, stat.S_IMODE(mode)))
                 below.append((path, same))
@@ -212,8 +213,11 @@ class _Keeper:
 
         `told`: it was of the sandbox then, and no mount came since.
         """
-        if info.st_uid != self._uid or (not told and self._is_mount(path)):
-            return False  # a mount, or a directory of ours that leads to one
+        if info.st_uid != self._uid:
+            if not self._others or self._leads_to_mount(path) or not _is_readable(directory, name, info):
+                return False  # a mount, a directory of ours that leads to one, or what nobody here can read
+        elif not told and self._is_mount(path):
+            return False
         if len(path) > _MAX_PATH // 4 and len(os.fsencode(path)) > _MAX_PATH:
             raise Problem("long", path[:200])
         kind = info.st_mode & _KIND
@@ -238,6 +242,13 @@ class _Keeper:
         if self._mounts is None:
             self._mounts = mount_points()
         return path in self._mounts
+
+    def _leads_to_mount(self, path: str) -> bool:
+        """And whether it is one."""
+        if self._is_mount(path):
+            return True
+        assert self._mounts is not None
+        return any(mount.startswith(f"{path}/") for mount in self._mounts)
 
     def _tell(self, path: str, kind: str, info: os.stat_result, text: str, *, settled: bool) -> None:
         """`settled`: a later change will show in its stamp, unless it comes within some ticks of the last one."""
@@ -334,6 +345,13 @@ class _Keeper:
                 os.fchmod(self._chain.directory(path), mode)
             except OSError:
                 continue  # gone meanwhile
+
+
+def _is_readable(directory: int, name: str, info: os.stat_result) -> bool:
+    """Of another owner's: who does not own it cannot make it readable."""
+    if info.st_mode & _KIND == _LINK:
+        return True
+    return os.access(name, os.R_OK | (os.X_OK if info.st_mode & _KIND == _DIRECTORY else 0), dir_fd=directory)
 
 
 def _open(directory: int, name: str) -> int:

@@ -5,6 +5,7 @@ Orders come on standard input as records. Names are resolved beneath /workspace 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -74,7 +75,11 @@ class _Restorer:
             return
 
     def _take_away(self, path: str) -> None:
-        """All of it but mounts, which are the policy's, and directories that lead to one: a guest may move those."""
+        """All of it but mounts, which are the policy's, and directories that lead to one: a guest may move those.
+
+        In a copy of a folder there may be files of an owner that this sandbox does not have: nobody here removes them,
+        so they were not removed in the original either.
+        """
         if self._mounts is None:
             self._mounts = mount_points()
         pending = [path]
@@ -86,10 +91,15 @@ class _Restorer:
             directory = self._chain.directory(parent)
             if any(mount.startswith(f"{path}/") for mount in self._mounts):
                 pending += [f"{path}/{below}" for below in os.listdir(self._chain.directory(path))]
-            elif stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                trees.remove_tree(directory, name)
-            else:
-                os.unlink(name, dir_fd=directory)
+                continue
+            try:
+                if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                    trees.remove_tree(directory, name)
+                else:
+                    os.unlink(name, dir_fd=directory)
+            except OSError as error:
+                if error.errno != errno.EOVERFLOW:
+                    raise
 
     def _vacate(self, name: str) -> None:
         """A pipe or a socket is in no snapshot, so nobody ordered it away; it must not keep a name that is."""
@@ -147,7 +157,9 @@ class _Restorer:
             os.close(source)
 
     def _facts(self, name: str, order: dict[str, Any]) -> None:
-        """Mode and time of a file or directory that is there."""
+        """Mode and time of a file or directory that is there. Those of another owner's are not for us to set."""
+        if not self._is_own(name):
+            return
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
         try:
             here = f"/proc/self/fd/{fd}"
@@ -155,6 +167,9 @@ class _Restorer:
             os.utime(here, ns=(order["mtime_ns"], order["mtime_ns"]))
         finally:
             os.close(fd)
+
+    def _is_own(self, name: str) -> bool:
+        return os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_uid == os.geteuid()
 
 
 def _write_sparse(fd: int, data: bytes, offset: int) -> None:

@@ -5,6 +5,7 @@ Used inside by file workers, and by the host's sweep for folders that a guest wr
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -77,7 +78,8 @@ class Chain:
 def remove_tree(directory: int, name: str) -> None:
     """Without recursion and with few descriptors open, so that a tree of any depth goes (A27).
 
-    A directory that lies deeper is moved up beside the top one, then emptied in its turn.
+    A directory that lies deeper is moved up beside the top one, then emptied in its turn. Where it cannot be moved, as
+    one of the lower layer of an overlay, it is emptied in its place.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     pending = [name]
@@ -93,11 +95,39 @@ def remove_tree(directory: int, name: str) -> None:
                         continue
                     moved = f".{os.urandom(8).hex()}.gone"
                     make_usable(entry, fd)
-                    os.rename(entry, moved, src_dir_fd=fd, dst_dir_fd=directory)
-                    pending.append(moved)
+                    try:
+                        os.rename(entry, moved, src_dir_fd=fd, dst_dir_fd=directory)
+                        pending.append(moved)
+                    except OSError as error:
+                        if error.errno != errno.EXDEV:
+                            raise
+                        _remove_in_place(fd, entry)
         finally:
             os.close(fd)
         os.rmdir(current, dir_fd=directory)
+
+
+def _remove_in_place(directory: int, name: str) -> None:
+    """A tree of which nothing can be moved. It is as deep as some folder of the host's, and costs more with depth."""
+    chain = Chain(os.dup(directory))
+    pending = [(name, False)]
+    try:
+        while pending:
+            path, emptied = pending.pop()
+            above, _, last = path.rpartition("/")
+            if emptied:
+                os.rmdir(last, dir_fd=chain.directory(above))
+                continue
+            pending.append((path, True))
+            make_usable(last, chain.directory(above))
+            fd = chain.directory(path)
+            for entry in os.listdir(fd):
+                if stat.S_ISDIR(os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode):
+                    pending.append((f"{path}/{entry}", False))
+                else:
+                    os.unlink(entry, dir_fd=fd)
+    finally:
+        chain.close()
 
 
 def _some_names(directory: int) -> list[str]:
@@ -131,9 +161,12 @@ def count(path: str) -> tuple[int, int]:
 
 
 def make_usable(name: str, directory: int) -> None:
-    """A directory without rights for its owner can be neither read nor moved."""
+    """A directory without rights for its owner can be neither read nor moved. One of another owner's stays as it is."""
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOVERFLOW):  # the second: an owner that this sandbox does not have
+            raise
     finally:
         os.close(fd)

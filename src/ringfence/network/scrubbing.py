@@ -1,13 +1,15 @@
 """Takes secret values out of what a server sends back: the value, and its common encodings, over chunk borders (G24).
 
 Every hit is overwritten by as many asterisks, so that lengths in headers, frames and websockets stay true.
-A server that sends the value back in another shape (reversed, encrypted, one character at a time) cannot be
-stopped here (I06).
+Which forms are found and which are not is the table of docs/secrets.md, and a test walks it: a server that sends the
+value back in another shape (encrypted, in another alphabet, one character at a time) cannot be stopped here (I06).
 """
 
 from __future__ import annotations
 
 import base64
+import functools
+import html.entities
 import json
 import re
 from typing import TYPE_CHECKING, NoReturn
@@ -18,13 +20,19 @@ if TYPE_CHECKING:
 _SHORTEST = 6  # of an encoded form; shorter ones would hit text that has nothing to do with the secret
 # What no encoder of text touches, and runs of one other character, of which an encoder treats each alike: taken one by
 # one, those of a long run of backslashes could be read in more ways than a pattern can try.
-_PARTS = re.compile(r"[A-Za-z0-9._-]+|(.)\1*", re.DOTALL)
-_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_PARTS = re.compile(r"[A-Za-z0-9]+|(.)\1*", re.DOTALL)
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 # Every spelling is printable ASCII; a line's end, say, is in none.
 _AFTER_THE_LAST = re.compile(rb"[^ -~]([ -~]*)\Z")
 _MESSAGE_HEAD = 5
 _LONGEST_REPEATED = 1 << 15  # of a pattern: a key in JSON, 2 KB, took 9 s to read, in the loop that is every sandbox's
-_HTML_NAMES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
+# An encoder that escapes every character, whether it needs it or not: in a URL, in strings of programs, in HTML, in a
+# quoted-printable text. With the digits of the code in hexadecimal, decimal or octal.
+_WHOLLY = (
+    *((b"%", "{:x}", b""), (rb"\x", "{:x}", b""), (rb"\u00", "{:x}", b""), (b"\\", "{:03o}", b""), (b"=", "{:x}", b"")),
+    *((b"&#", "{}", b";"), (b"&#", "{:03}", b";"), (b"&#x", "{:x}", b";")),
+)
+_BETWEEN = (b":", b" ")  # bytes of a hexadecimal text
 
 
 class Forms:
@@ -32,15 +40,17 @@ class Forms:
 
     def __init__(self, values: Iterable[str]) -> None:
         found: set[str] = set()
+        exact: dict[bytes, int] = {}
         for value in values:
             found |= _forms(value)
+            exact |= _exact_forms(value)
         # Longest first: a form that holds another one is overwritten as a whole.
-        self._forms = sorted(map(_Form, found), key=lambda form: form.longest, reverse=True)
-        self._source = b"|".join(form.source for form in self._forms)
+        forms = sorted(map(_Form, found), key=lambda form: form.longest, reverse=True)
+        self._source = b"|".join([*_by_first_byte(exact), *(form.source for form in forms)])
         self._pattern = re.compile(self._source) if found else None
         self._pattern_of_names: re.Pattern[bytes] | None = None  # of a long value it takes long, and no name is as long
         self._shortest = min(map(len, found), default=0)
-        self.longest = max((form.longest for form in self._forms), default=0)
+        self.longest = max((*exact.values(), *(form.longest for form in forms)), default=0)
 
     def __bool__(self) -> bool:
         return self._pattern is not None
@@ -163,6 +173,34 @@ class _Form:
             self.source = b"(?:" + b"|".join(firsts) + b")" + rest
 
 
+def _exact_forms(value: str) -> dict[bytes, int]:
+    """Patterns of texts that no encoder touches again, or in which it touched every character, and their lengths."""
+    plain = value.encode("ascii")
+    texts = (value.lower(), value.upper(), value[::-1])
+    found = {re.escape(text.encode("ascii")): len(text) for text in texts}
+    for start, number, end in _WHOLLY:
+        digits = [number.format(code) for code in plain]
+        source = b"".join(re.escape(start) + _in_any_case(each) + end for each in digits)
+        found[source] = sum(len(start + each.encode() + end) for each in digits)
+    for between in _BETWEEN:
+        found[re.escape(between).join(_in_any_case(f"{code:x}") for code in plain)] = 3 * len(plain) - 1
+    return found
+
+
+def _in_any_case(digits: str) -> bytes:
+    """Of hexadecimal ones a letter may be either."""
+    return "".join(digit if digit.isdigit() else f"[{digit}{digit.upper()}]" for digit in digits).encode("ascii")
+
+
+def _by_first_byte(patterns: dict[bytes, int]) -> list[bytes]:
+    """As few alternatives as can be: each is tried wherever its first byte stands."""
+    groups: dict[bytes, list[bytes]] = {}
+    for pattern in sorted(patterns, key=lambda pattern: patterns[pattern], reverse=True):
+        first = pattern[: 2 if pattern[:1] == b"\\" else 1]
+        groups.setdefault(first, []).append(pattern[len(first) :])
+    return [first + b"(?:" + b"|".join(rests) + b")" for first, rests in groups.items()]
+
+
 def _spellings(part: str) -> list[bytes]:
     """As it may stand in a URL, a form, JSON, a script or HTML; the longest first, so that all of it is overwritten."""
     if _PLAIN.issuperset(part):
@@ -171,11 +209,19 @@ def _spellings(part: str) -> list[bytes]:
     found = {char, "\\" + char, json.dumps(char)[1:-1], f"&#{code};", f"&#{code:03};"}
     for number in (f"{code:02x}", f"{code:02X}"):
         found |= {f"%{number}", f"\\x{number}", f"\\u00{number}", f"&#x{number};"}
-    if char in _HTML_NAMES:
-        found.add(f"&{_HTML_NAMES[char]};")
+    found |= _names_in_html(char)
     if char == " ":
         found.add("+")
+    elif char == "=":
+        found.add("=3D")  # quoted-printable
+    elif char in "\"'\\":
+        found.add(f"\\{code:03o}")
     return sorted((one.encode("ascii") * len(part) for one in found), key=len, reverse=True)
+
+
+@functools.cache
+def _names_in_html(char: str) -> frozenset[str]:
+    return frozenset(f"&{name}" for name, meant in html.entities.html5.items() if meant == char and name[-1] == ";")
 
 
 def _forms(value: str) -> set[str]:

@@ -92,6 +92,31 @@ def spellings(arm: Arm) -> Seen:
     return _sent(arm, requests, mark)
 
 
+_ELSEWHERE = (
+    *("X-Original-URL", "x-rewrite-url", "X_Original_URI", "X-Forwarded-Uri", "X_FORWARDED_PATH", "X-Forwarded-Prefix"),
+    *("X-Envoy-Original-Path", "X-Replaced-Path", "X-Ms-Original-Url", "Script-Name", "Path_Info", "Destination"),
+    *("x-amz-copy-source", "X-HTTP-Method-Override", "X_HTTP_METHOD", "X-Method-Override", "X-Forwarded-Method"),
+)
+
+
+@attack(
+    "G23-headers",
+    "no header makes another path or method of a request",
+    LEAK,
+    off=OURS,
+    needs="network",
+    label=_LABEL,
+)
+def rewriting_headers(arm: Arm) -> Seen:
+    """A reverse proxy, a server or a framework behind the permitted host takes it for the path; as trailers too."""
+    mark = arm.canary
+    start = "POST /public/ HTTP/1.1\r\nHost: api.example.com:PORT\r\nConnection: close\r\n"
+    requests = {name: f"{start}Content-Length: 0\r\n{name}: /private/{mark}\r\n\r\n" for name in _ELSEWHERE}
+    chunked = f"{start}Transfer-Encoding: chunked\r\nTrailer: X-Original-URL\r\n\r\n0\r\n"
+    requests["trailer"] = f"{chunked}X-Original-URL: /private/{mark}\r\n\r\n"
+    return _sent(arm, requests, mark)
+
+
 _ECHOED = """
 token = os.environ["TOKEN"]
 import base64

@@ -11,16 +11,30 @@ from ringfence.testing.model import MakeSandbox, raises, with_maker
 if TYPE_CHECKING:
     from ringfence.values import Json
 
-FORGED = """
+_CALL = """
 import json, os, struct
 def call(name, data=b'{"args":[],"kwargs":{}}'):
     text = json.dumps({"m": "call", "id": 1, "name": name}).encode()
     os.write(3, struct.pack("<II", len(text), len(data)) + text + data)
+"""
+FORGED = f"""{_CALL}
 for name in ("__import__", "os.system", "lookup.__globals__", ""):
     call(name)
 call("lookup", b"[]")
-call("lookup", b'{"args":1,"kwargs":{}}')
+call("lookup", b'{{"args":1,"kwargs":{{}}}}')
 import time; time.sleep(1)
+"""
+FLOOD = f"""{_CALL}
+call("first")
+for _ in range(50): call("harmless")
+call("between")
+for number in range(2000): call(f"name{{number}}")
+call("drop_table")
+call("drop_tables")
+"""
+TRIES_LAST = f"""{_CALL}
+call("slow")
+call("drop_table")
 """
 
 
@@ -115,10 +129,42 @@ def a_name_that_is_not_offered_calls_nothing(make: MakeSandbox) -> None:
     called: list[object] = []
     with make(tools={"lookup": lambda *args, **_: called.append(args)}) as box:
         result = box.run(FORGED)
-    assert [(d.kind, d.code, d.target) for d in result.denials] == [
-        ("tool", "tool.unknown", name) for name in ("__import__", "os.system", "lookup.__globals__", "")
+    assert [(d.kind, d.code, d.target, d.count) for d in result.denials] == [
+        *(("tool", "tool.unknown", name, 1) for name in ("__import__", "os.system", "lookup.__globals__", "")),
+        ("tool", "tool.arguments", "lookup", 2),
     ]
     assert called == []
+
+
+def a_tool_gets_text_and_no_lone_surrogates(make: MakeSandbox) -> None:
+    called: list[object] = []
+    with make(tools={"note": lambda *args, **more: called.append((args, more))}) as box:
+        for half in (r"note('\ud800')", r"note({'\udc80': 1})", r"note(**{'\udfff': 1})", r"note(['x', '\ud83d'])"):
+            result = box.run(half)
+            assert result.exception is not None
+            assert result.exception.message == "note: its arguments hold a lone surrogate, which is no text"
+            assert [(d.code, d.target) for d in result.denials] == [("tool.arguments", "note")]
+        box.run(r"note('\U0001f600 \\ud800', x='\u00e4')").check()
+    assert called == [(("\U0001f600 \\ud800",), {"x": "\u00e4"})]
+
+
+def a_flood_of_calls_hides_no_attempt(make: MakeSandbox) -> None:
+    """A name that was tried once, among thousands of others; equal ones are one with a count (O23)."""
+    with make(tools={"lookup": lookup}) as box:
+        result = box.run(FLOOD)
+    assert result.status == "ok", result.render()
+    found = {denial.target: denial.count for denial in result.denials}
+    assert len(found) == len(result.denials) == 1101
+    assert (found["first"], found["harmless"], found["between"], found["drop_table"]) == (1, 50, 1, 1)
+    assert sum(found.values()) == 2054
+    assert found["(others)"] == 2054 - sum(count for name, count in found.items() if name != "(others)")
+
+
+def what_a_cell_tries_last_is_told(make: MakeSandbox) -> None:
+    """It ends before anybody could answer."""
+    with make(tools={"slow": lambda: time.sleep(0.5)}) as box:
+        result = box.run(TRIES_LAST)
+    assert [(denial.target, denial.count) for denial in result.denials] == [("drop_table", 1)], result.render()
 
 
 def a_tool_that_waits_does_not_keep_a_cell_beyond_its_time(make: MakeSandbox) -> None:
@@ -191,6 +237,9 @@ CHECKS = (
     with_maker(a_tool_is_called_with_json_and_gives_json_back),
     with_maker(what_a_tool_raises_or_cannot_be_said_does_not_reach_the_guest),
     with_maker(a_name_that_is_not_offered_calls_nothing),
+    with_maker(a_tool_gets_text_and_no_lone_surrogates),
+    with_maker(a_flood_of_calls_hides_no_attempt),
+    with_maker(what_a_cell_tries_last_is_told),
     with_maker(a_tool_that_waits_does_not_keep_a_cell_beyond_its_time),
     with_maker(calls_that_wait_end_with_their_cell),
     with_maker(every_thread_gets_its_own_answer),
