@@ -142,8 +142,10 @@ class ProcessLauncher:
         return _pool(self.image).take(made)
 
     def _launch_with_mounts(self, made: ProcessPlan) -> ProcessBox:
+        from ringfence.backends.host_programs import note_writable
         from ringfence.backends.process.guard import launch_guarded
 
+        note_writable(mount.source for mount in self.policy.mounts if mount.mode == "rw")
         return launch_guarded(_pool(self.image), made)
 
 

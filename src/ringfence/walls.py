@@ -67,8 +67,10 @@ class WalledLauncher:
 
     def _guarded(self, made: ProcessPlan) -> WalledBox:
         """Placeholders stand for protected paths that are not there, from before the start until after the end."""
+        from ringfence.backends.host_programs import note_writable
         from ringfence.backends.process.guard import Guard
 
+        note_writable(self._writable())
         enforcement = self._checked(made)
         guard = Guard(made, outlives=True)
         try:

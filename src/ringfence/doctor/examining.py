@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ringfence.backends import host_programs
 from ringfence.choosing import ORDER
 from ringfence.doctor.others import OTHERS, examine_other
 from ringfence.doctor.process import examine_process
-from ringfence.doctor.report import Report
+from ringfence.doctor.report import Finding, Report
 from ringfence.doctor.walls import examine_container, examine_gvisor
 from ringfence.errors import UnsupportedError
 from ringfence.values import frozen_map, replace
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 
 _ASK = "ringfence doctor"
+# What a backend starts; the process backend's are for images.
+_PROGRAMS = {
+    "process": ("unshare", "mmdebstrap", "npm", "zstd"),
+    "container": ("docker", "podman"),
+    "gvisor": ("runsc",),
+    "vm": ("qemu-system-x86_64",),
+}
 NAMES = ("process", "container", "gvisor", *OTHERS)
 
 
@@ -32,6 +40,17 @@ class _Examined(dict[str, "BackendReport"]):
 
 
 def _examine(name: str) -> BackendReport:
+    report = _tried(name)
+    return replace(report, findings=(*report.findings, *_not_run(name)))
+
+
+def _not_run(name: str) -> list[Finding]:
+    """Programs that a shell might run for these names, and that we never do."""
+    over = [each for program in _PROGRAMS.get(name, ()) for each in host_programs.passed_over(program)]
+    return [Finding("passed over", "ok", f"{each.path}: {each.why}") for each in over]
+
+
+def _tried(name: str) -> BackendReport:
     if name == "process":
         return examine_process()
     if name == "container":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import threading
 import time
 
+from ringfence.backends import host_programs
 from ringfence.errors import Missing, PolicyError, UnsupportedError
 from ringfence.values import Struct, final
 
@@ -22,7 +24,16 @@ _HELD = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}  # 
 _CGROUPS = "/sys/fs/cgroup/user.slice"
 _TIMEOUT_S = 60
 _SERVICE_S = 10.0
-_IDLE_S = 60  # without a request: so it ends when we were killed
+_IDLE_S = 60  # without a request
+_SETTINGS = ("CONTAINERS_*", "XDG_*", "STORAGE_DRIVER", "DBUS_SESSION_BUS_ADDRESS")  # where Podman has its things
+_AGAIN_S = 60.0  # until a service that did not start is tried again
+
+
+class Service(Struct):
+    """Podman's, which we started."""
+
+    process: subprocess.Popen[bytes]
+    socket: str
 
 
 @final
@@ -45,7 +56,8 @@ class Engine(Struct):
 _lock = threading.Lock()
 _found: dict[tuple[str | None, str | None], Engine] = {}
 _registered: list[bool] = []
-_services: dict[str, subprocess.Popen[bytes]] = {}  # Podman's that we started, by socket
+_service: list[Service] = []  # Podman's that we started: one for this process, whatever is asked for
+_failures: list[tuple[float, str]] = []  # when it did not start the last time, and what it said
 
 
 def find(name: str | None = None, socket: str | None = None, *, start: bool = True) -> Engine:
@@ -62,10 +74,15 @@ def find(name: str | None = None, socket: str | None = None, *, start: bool = Tr
         os.register_at_fork(after_in_child=_forget_all)
     with _lock:
         key = (name, socket)
-        service = _services.get(_found[key].socket) if key in _found else None
-        if key not in _found or (service is not None and service.poll() is not None):
-            _found[key] = _find(name, socket, start=start)
-        return _found[key]
+        known = _found.get(key)
+        if known is None or _has_ended(known):
+            known = _found[key] = _find(name, socket, start=start)
+        return known
+
+
+def _has_ended(engine: Engine) -> bool:
+    """Whether it was a service of ours."""
+    return any(one.socket == engine.socket and one.process.poll() is not None for one in _service)
 
 
 def _forget_all() -> None:
@@ -73,7 +90,7 @@ def _forget_all() -> None:
     global _lock
     _lock = threading.Lock()
     _found.clear()
-    _services.clear()
+    _service.clear()
 
 
 def forget(engine: Engine) -> None:
@@ -118,12 +135,15 @@ def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
             return found
         found.api.close()
         problems.append(Missing("container", f"{name} at {path}: {found.name} answers there", f'engine="{found.name}"'))
-    if name in (None, "podman") and given is None and start:
-        started = _start_podman()
-        if started is not None:
+    podman = host_programs.look_up("podman")
+    if name in (None, "podman") and given is None and start and podman.path is not None:
+        started = _own_service(podman.path)
+        if isinstance(started, Engine):
             return started
+        problems.append(Missing("container", f"a service of Podman's: {started}", "podman system service"))
     if not problems:
-        problems.append(Missing("container", "a running Docker or Podman", "apt-get install podman"))
+        what = f"a running Docker or Podman{'' if podman.path else podman.remark}"
+        problems.append(Missing("container", what, "apt-get install podman"))
     raise UnsupportedError(f"no container engine: {problems[0].what}", code="engine-missing", missing=problems)
 
 
@@ -226,36 +246,72 @@ def _package() -> Any:
     return docker
 
 
-def _start_podman() -> Engine | None:
-    """Podman has no daemon: its service is started by us, and ends with us."""
-    path = shutil.which("podman")
-    if path is None:
-        return None
+def _own_service(podman: str) -> Engine | str:
+    """Podman has no daemon: its service is started by us, once for this process, and ends with us.
+
+    Or why there is none. One that did not start is not started again by each sandbox that is asked for.
+    """
+    _package()  # before anything is started for it
+    for one in _service:
+        if one.process.poll() is None:
+            try:
+                return _connect(one.socket)
+            except _NoAnswerError as error:
+                return f"the one that was started does not answer ({error})"
+    if _failures and time.monotonic() < _failures[-1][0] + _AGAIN_S:
+        return _failures[-1][1]
+    started = _start_service(podman)
+    _failures[:] = [(time.monotonic(), started)] if isinstance(started, str) else []
+    return started
+
+
+def _start_service(podman: str) -> Engine | str:
     folder = _own_folder()
     socket = f"{folder}/socket"
-    command = [path, "system", "service", f"--time={_IDLE_S}", f"unix://{socket}"]
-    service = _services[socket] = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": folder},  # it leaves files there, and its monitors an "oom" where they run
-        cwd=folder,
-        start_new_session=True,
-    )
+    process = _begin([podman, "system", "service", f"--time={_IDLE_S}", f"unix://{socket}"], folder)
+    if isinstance(process, OSError):
+        return f"it could not be started: {process.strerror}"
+    _service[:] = [Service(process, socket)]
     import atexit
 
-    atexit.register(_end, service, folder, os.getpid())
+    atexit.register(_end, process, folder, os.getpid())
     deadline = time.monotonic() + _SERVICE_S
-    while time.monotonic() < deadline and service.poll() is None:
+    while time.monotonic() < deadline and process.poll() is None:
         if os.path.exists(socket):
             try:
                 return _connect(socket)
             except _NoAnswerError:
                 pass  # it listens before it answers
         time.sleep(0.05)
-    _end(service, folder, os.getpid())
-    return None
+    status = process.poll()
+    _end(process, folder, os.getpid())
+    return f"no answer within {_SERVICE_S:g} s" if status is None else f"it ended with status {status}"
+
+
+def _begin(command: list[str], folder: str) -> subprocess.Popen[bytes] | OSError:
+    """Start it from a thread that lasts as long as this process: with that thread the kernel ends the service too,
+    however we end. A descriptor that it waited on would be held open by the caller's forks."""
+    begun: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+    def keep() -> None:
+        try:
+            process = subprocess.Popen(
+                host_programs.dying_with_us(command, signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**host_programs.environment(command[0], *_SETTINGS), "TMPDIR": folder},  # it leaves files there
+                cwd=folder,  # where its monitors leave an "oom"
+                start_new_session=True,
+            )
+        except OSError as error:
+            begun.put(error)
+            return
+        begun.put(process)
+        process.wait()
+
+    threading.Thread(target=keep, name="ringfence-podman", daemon=True).start()
+    return begun.get()
 
 
 def _own_folder() -> str:

@@ -27,7 +27,6 @@ _FORMAT_S = 60
 _FEATURES = (
     "none,ext_attr,extent,filetype,sparse_super,large_file,huge_file,dir_nlink,dir_index,extra_isize,flex_bg,uninit_bg"
 )
-_PLACES = "/usr/sbin:/sbin:/usr/bin:/bin"
 
 
 def make_image(size: int, files: int, owner: int) -> int:
@@ -69,16 +68,16 @@ def _check_room(image: int, blocks: int) -> None:
 
 
 def _formatter() -> str:
-    from shutil import which
+    from ringfence.backends import host_programs
 
-    found = which("mkfs.ext4", path=_PLACES)
-    if found is None:
+    found = host_programs.look_up("mkfs.ext4", path="")
+    if found.path is None:
         raise UnsupportedError(
-            "a workspace on disk needs mkfs.ext4, and it is not installed",
+            f"a workspace on disk needs mkfs.ext4, and it is not installed{found.remark}",
             code="mkfs",
             missing=[Missing("process", "mkfs.ext4", "install the package e2fsprogs")],
         )
-    return found
+    return found.path
 
 
 def _whole_size(blocks: int, files: int) -> int:
