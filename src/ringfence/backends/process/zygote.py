@@ -25,6 +25,7 @@ _START_S = 30.0  # with preload of large modules on a slow machine
 _BUILD_S = 10.0
 _END_S = 2.0
 _MAX_PACKET = 1 << 16
+_BOTH_WAYS = 2
 _AGAIN = "try again: a new one is started"
 _NO_LAUNCHER = (
     errno.ENOENT,
@@ -154,9 +155,11 @@ class Zygote:
         return answer
 
     def _last_words(self) -> str:
-        if self._errors < 0:
-            return ""
-        text = os.pread(self._errors, 4096, 0).decode("utf-8", "replace").strip()
+        try:
+            said = os.pread(self._errors, 4096, 0) if self._errors >= 0 else b""
+        except OSError:
+            said = b""  # closed by another thread, who found out first
+        text = said.decode("utf-8", "replace").strip()
         return f": {text.splitlines()[-1]}" if text else ""
 
     @property
@@ -252,7 +255,12 @@ class Template:
             _send(self._control, lean.dumps({"box": number, "protect": paths}), [fd])
 
     def close(self) -> None:
-        with self._lock:
+        """Who waits for it to be built hears that it is over: one whose socket is closed under it would wait on."""
+        try:
+            self._control.shutdown(_BOTH_WAYS)
+        except OSError:
+            pass  # closed already, or its monitor is gone
+        with self._building, self._lock:
             self._control.close()
 
     def forget(self) -> None:
