@@ -20,8 +20,10 @@ import pytest
 import leftovers
 import ringfence
 from behaviour import host
-from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError
+from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError, UnsupportedError, endings
+from ringfence._sync.process import Process
 from ringfence.backends.process import pool
+from ringfence.backends.process.zygote import Template, Zygote, explain_refusal
 from ringfence.guest.guestd import Guestd
 from ringfence.guest.monitor import Monitor
 
@@ -67,6 +69,85 @@ def test_a_killed_zygote_takes_no_sandbox_along_and_the_next_one_starts_another(
         with Sandbox() as other:
             assert other.run("2").value == "2"
     assert zygote not in host.named("rf-zygote")
+
+
+def test_a_zygote_that_was_killed_a_moment_ago_is_replaced_without_a_word() -> None:
+    """Its socket is closed before its process has ended, and every attempt met the same dead one."""
+    for _ in range(8):
+        ringfence.run("1")
+        for zygote in host.named("rf-zygote"):
+            os.kill(zygote, signal.SIGKILL)
+        with Sandbox() as box:  # no spare serves for it: its policy is one of its own
+            assert box.exec(["echo", "on"]).stdout == "on\n"
+
+
+def spawners_and_forkers(box: Sandbox) -> list[int]:
+    monitor = monitor_of(box)
+    return [one.pid for one in leftovers.descendants(monitor) if one.name in ("rf-spawner", "rf-forker")]
+
+
+def test_without_what_starts_processes_a_sandbox_says_so_and_what_runs_in_it_goes_on(tmp_path: Path) -> None:
+    alone = Policy(mounts=[Mount(str(tmp_path))])  # its monitor has no other sandbox, no spare either
+    with Sandbox(policy=alone) as box, box.spawn(["cat"]) as there:
+        for pid in spawners_and_forkers(box):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+        for call in (lambda: box.exec(["true"]), lambda: box.files.read("x"), lambda: box.run("1")):
+            with pytest.raises(
+                SandboxLostError, match="the process of ours that starts others in this sandbox"
+            ) as told:
+                call()
+            assert (told.value.code, told.value.fix) == ("helper-lost", "make a new Sandbox: it gets new ones")
+        there.write(b"still here")
+        there.close_stdin()
+        assert there.wait().stdout == "still here"
+    with Sandbox(policy=alone) as box:
+        assert box.exec(["echo", "on"]).stdout == "on\n"
+
+
+def test_a_run_of_which_nothing_has_run_is_run_in_another_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, refusals = Process._begin, [{"errno": errno.ESRCH}, {"errno": errno.EIO}]
+
+    def refused_first(self: Process) -> Process:
+        if refusals:
+            raise endings.refused(refusals.pop())
+        return begin(self)
+
+    monkeypatch.setattr(Process, "_begin", refused_first)
+    assert (ringfence.run("6 * 7").value, refusals) == ("42", [])
+
+
+def test_one_that_waits_for_a_template_hears_at_once_that_it_was_closed() -> None:
+    """The zygote was found dead by another thread, which closed all that came of it: this one waited out its time."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(20)
+    zygote = Zygote.__new__(Zygote)
+    zygote._ready, zygote._lock, zygote._control = True, threading.Lock(), theirs  # a stand-in
+    template = Template(ours, zygote, young=False)
+    met: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            template.wait_built()
+        except SandboxLostError as error:
+            met.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)
+    started = time.monotonic()
+    template.close()
+    thread.join(10)
+    theirs.close()
+    assert (len(met), time.monotonic() - started < 5) == (1, True)
+
+
+def test_a_killed_spawner_is_no_word_about_the_memory_of_the_policy() -> None:
+    said = "the spawner ended while it fenced itself: killed by signal 9"
+    refused = explain_refusal(said, None)
+    assert (type(refused), refused.code, refused.retryable) == (SandboxError, "start", True)
+    refused = explain_refusal(said, None, out_of_memory=True)
+    assert (type(refused), refused.code, refused.fix) == (UnsupportedError, "memory", "a larger limits.memory")
 
 
 def test_whatever_sandboxes_are_forked_from_is_replaced_when_killed() -> None:
