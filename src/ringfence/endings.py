@@ -22,7 +22,7 @@ _ENDS = {
     "idle": "ended: it was idle for limits.idle_s",
     "lifetime": "ended: its limits.lifetime_s are over",
 }
-_KILLED = "a process of ours, which something outside or the kernel killed, and all inside went with it"
+_KILLED = "a process of ours that was killed, and all inside went with it"
 _LOSSES = {
     "lost": f"its monitor is gone, {_KILLED}",
     "protocol": "it broke the wire's format",
