@@ -26,6 +26,7 @@ _TIMEOUT_S = 60
 _SERVICE_S = 10.0
 _IDLE_S = 60  # without a request
 _SETTINGS = ("CONTAINERS_*", "XDG_*", "STORAGE_DRIVER", "DBUS_SESSION_BUS_ADDRESS")  # where Podman has its things
+_GONE_S = 2.0  # until one that was killed has ended
 _AGAIN_S = 60.0  # until a service that did not start is tried again
 
 
@@ -81,8 +82,35 @@ def find(name: str | None = None, socket: str | None = None, *, start: bool = Tr
 
 
 def _has_ended(engine: Engine) -> bool:
-    """Whether it was a service of ours."""
-    return any(one.socket == engine.socket and one.process.poll() is not None for one in _service)
+    """Whether it was a service of ours. One that was killed may still be ending: it listens no more."""
+    return any(one.socket == engine.socket and not _listens(one) for one in _service)
+
+
+def was_killed(engine: Engine) -> bool:
+    """Whether it was a service of ours, which has ended by now: another can be started."""
+    for one in _service:
+        if one.socket == engine.socket:
+            try:
+                one.process.wait(_GONE_S)
+            except subprocess.TimeoutExpired:
+                return False
+            return True
+    return False
+
+
+def _listens(service: Service) -> bool:
+    import socket
+
+    if service.process.poll() is not None:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(service.socket)
+        except (ConnectionError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # as one that has many waiting
+    return True
 
 
 def _forget_all() -> None:
@@ -257,7 +285,10 @@ def _own_service(podman: str) -> Engine | str:
             try:
                 return _connect(one.socket)
             except _NoAnswerError as error:
-                return f"the one that was started does not answer ({error})"
+                try:
+                    one.process.wait(_GONE_S)
+                except subprocess.TimeoutExpired:  # others' sandboxes may be its
+                    return f"the one that was started does not answer ({error})"
     if _failures and time.monotonic() < _failures[-1][0] + _AGAIN_S:
         return _failures[-1][1]
     started = _start_service(podman)
