@@ -149,7 +149,7 @@ class ProcessLauncher:
         from ringfence.backends.host_programs import note_writable
         from ringfence.backends.process.guard import launch_guarded
 
-        note_writable(mount.source for mount in self.policy.mounts if mount.mode == "rw")
+        note_writable(made.writable)
         for attempt in range(_ATTEMPTS):
             try:
                 return launch_guarded(_pool(self.image), made)

@@ -70,7 +70,7 @@ class WalledLauncher:
         from ringfence.backends.host_programs import note_writable
         from ringfence.backends.process.guard import Guard
 
-        note_writable(self._writable())
+        note_writable(made.writable)
         enforcement = self._checked(made)
         guard = Guard(made, outlives=True)
         try:

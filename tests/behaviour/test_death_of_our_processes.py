@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 
 import leftovers
 import ringfence
+from accounts import OrdinaryUser
 from behaviour import host
 from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError, UnsupportedError, endings
 from ringfence._sync.process import Process
@@ -404,3 +407,70 @@ def test_an_orphan_of_one_sandbox_is_reaped_while_another_one_starts() -> None:
         [sys.executable, "-c", _STRAYS], env={"PYTHONPATH": host.SOURCE}, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == ["False True", "False False"]
+
+
+_UNDER_FIRE = """
+import json, os, random, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[1])
+import leftovers, ringfence
+from ringfence import RingfenceError, Sandbox
+end, told, walls, kills = time.monotonic() + 6, {}, set(), []
+def note(error):
+    ours = isinstance(error, ringfence.SandboxError)
+    told[f"{type(error).__name__} {error.code if isinstance(error, RingfenceError) else ''}"] = (
+        [ours, bool(getattr(error, "fix", None)), "limits.memory" in str(error), str(error)])
+def use(box):
+    walls.update((box.exec(["true"]).backend, box.run("1").backend))
+    box.files.write("x", b"1")
+def work(one):
+    while time.monotonic() < end:
+        try: one()
+        except Exception as error: note(error)
+def in_a_sandbox():
+    with Sandbox() as box:
+        for _ in range(3): use(box)
+def fire():
+    rolls = random.Random(16)
+    while time.monotonic() < end:
+        time.sleep(rolls.random() * 0.15)
+        found = [one for one in leftovers.descendants() if one.name.startswith("rf-")]
+        if found:
+            kind = rolls.choice(sorted({one.name for one in found}))
+            try:
+                os.kill(rolls.choice([one.pid for one in found if one.name == kind]), 9)
+                kills.append(kind)
+            except ProcessLookupError: pass
+threads = [threading.Thread(target=work, args=(one,)) for one in
+    (in_a_sandbox, lambda: walls.add(ringfence.run("1").backend))]
+threads.append(threading.Thread(target=fire))
+for one in threads: one.start()
+for one in threads: one.join()
+print(json.dumps([told, sorted(walls), len(kills), ringfence.run("6 * 7").value]))
+"""
+
+
+@pytest.mark.parametrize("who", ["this user", "an ordinary user"])
+def test_whichever_of_our_processes_is_killed_no_error_says_what_is_not_so(
+    ordinary_user: OrdinaryUser, who: str, tmp_path: Path
+) -> None:
+    """Each by its number, at random moments: no EIO, no ENOENT, no limits.memory, no other wall, and then it works."""
+    if who == "this user":
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _UNDER_FIRE, str(Path(leftovers.__file__).parent)],
+            env={"PYTHONPATH": host.SOURCE, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=55,
+            check=False,
+        )
+    else:
+        shared = ordinary_user.source.parent / "leftovers"
+        shared.mkdir(exist_ok=True)
+        shutil.copy(leftovers.__file__, shared)
+        shared.chmod(0o755)
+        done = ordinary_user.run(_UNDER_FIRE, str(shared))
+    assert done.returncode == 0, done.stderr
+    told, walls, kills, after = json.loads(done.stdout.splitlines()[-1])
+    assert {kind: said for kind, said in told.items() if said[:3] != [True, True, False]} == {}
+    assert (walls, kills > 10, after) == (["process"], True, "42")

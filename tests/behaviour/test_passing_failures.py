@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import subprocess
@@ -266,3 +267,55 @@ def test_one_service_serves_the_process_and_ends_with_it_however_that_ended() ->
         ended = not Path(f"/proc/{pid}").exists()
         os.killpg(library.pid, 9)  # the fork
     assert (asked, sockets, lives, ended) == (4, 1, True, True)
+
+
+_KILLED = """
+import json, os, warnings
+warnings.simplefilter("ignore")
+from ringfence import Sandbox
+from ringfence.backends import Container
+from ringfence.backends.container import engine
+engine._candidates = lambda *_: []
+def ran():
+    with Sandbox(backend="container") as box:
+        return [box.exec(["echo", "1"]).stdout, engine._service[0].process.pid]
+first = ran()
+os.kill(first[1], 9)
+second = ran()
+with Sandbox(backend="container") as box:
+    process = box.spawn(["sleep", "30"])
+    os.kill(second[1], 9)
+    lost = process.wait()
+print(json.dumps([first, second, [lost.status, lost.reason], ran()]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root it takes a range of uids; tests of rootless Podman do")
+def test_a_service_of_ours_that_was_killed_is_replaced_without_a_word(tmp_path: Path) -> None:
+    equipped.skip_unless_root()
+    if host_programs.find("podman") is None:
+        pytest.skip("podman is not installed")
+    runtime = "crun" if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else "runc"
+    (tmp_path / "c.conf").write_text(f'[engine]\nruntime = "{runtime}"\ncgroup_manager = "cgroupfs"\n')
+    storage = f'[storage]\ndriver = "overlay"\ngraphroot = "{tmp_path}/data"\nrunroot = "{tmp_path}/run"\n'
+    (tmp_path / "s.conf").write_text(storage)
+    done = subprocess.run(
+        # What a killed Podman leaves mounted goes with this namespace.
+        ["/usr/bin/unshare", "--mount", "--propagation=private", sys.executable, "-P", "-c", _KILLED],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": host.SOURCE,
+            "CONTAINERS_CONF": f"{tmp_path}/c.conf",
+            "CONTAINERS_STORAGE_CONF": f"{tmp_path}/s.conf",
+        },
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, lost, third = json.loads(done.stdout)
+    assert [one[0] for one in (first, second, third)] == ["1\n"] * 3
+    assert len({one[1] for one in (first, second, third)}) == 3
+    assert lost == ["lost", "guest-lost"]
