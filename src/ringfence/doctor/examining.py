@@ -8,7 +8,7 @@ from ringfence.doctor.others import OTHERS, examine_other
 from ringfence.doctor.process import examine_process
 from ringfence.doctor.report import Finding, Report
 from ringfence.doctor.walls import examine_container, examine_gvisor
-from ringfence.errors import UnsupportedError
+from ringfence.errors import SandboxError, UnsupportedError
 from ringfence.values import frozen_map, replace
 
 TYPE_CHECKING = False
@@ -95,7 +95,7 @@ def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, s
         return {}
     try:
         prepare(name, "host", policy).plan()
-    except UnsupportedError as error:
+    except (UnsupportedError, SandboxError) as error:
         return {name: str(error)}
     return {}
 
@@ -110,7 +110,7 @@ def _choose(policy: Policy, examined: _Examined) -> tuple[str | None, dict[str, 
     for name in tried:
         try:
             prepare(name, "host", policy).plan()
-        except UnsupportedError as error:
+        except (UnsupportedError, SandboxError) as error:  # the second: of this moment, and so is this report
             rejected[name] = str(error)
             continue
         if examined[name].works:

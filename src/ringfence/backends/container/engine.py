@@ -11,7 +11,7 @@ import threading
 import time
 
 from ringfence.backends import host_programs
-from ringfence.errors import Missing, PolicyError, UnsupportedError
+from ringfence.errors import Missing, PolicyError, SandboxLostError, UnsupportedError
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -62,7 +62,8 @@ _failures: list[tuple[float, str]] = []  # when it did not start the last time, 
 
 
 def find(name: str | None = None, socket: str | None = None, *, start: bool = True) -> Engine:
-    """Raises UnsupportedError, with what is missing and how to get it. The answer is kept.
+    """Raises UnsupportedError, with what is missing and how to get it; SandboxLostError for one that does not answer in
+    time. The answer is kept.
 
     `start`: Podman's service may be started, when nothing answers. PolicyError for what names no engine.
     """
@@ -145,6 +146,7 @@ def check_runtime(engine: Engine, runtime: str | None) -> None:
 
 def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
     problems = []
+    late: SandboxLostError | None = None
     given = socket if socket is not None else os.environ.get("DOCKER_HOST") or None
     for kind, path in _candidates(name, given):
         if not os.path.exists(path):
@@ -156,6 +158,9 @@ def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
             continue
         try:
             found = _connect(path)
+        except SandboxLostError as error:
+            late = error  # another may do; else that is the answer, for it may be otherwise the next time
+            continue
         except _NoAnswerError as error:
             problems.append(Missing("container", f"an engine that answers at {path} ({error})", f"start {kind}"))
             continue
@@ -169,6 +174,8 @@ def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
         if isinstance(started, Engine):
             return started
         problems.append(Missing("container", f"a service of Podman's: {started}", "podman system service"))
+    if late is not None:
+        raise late
     if not problems:
         what = f"a running Docker or Podman{'' if podman.path else podman.remark}"
         problems.append(Missing("container", what, "apt-get install podman"))
@@ -220,6 +227,11 @@ def _connect(path: str) -> Engine:
         api = docker.APIClient(base_url=f"unix://{path}", version="auto", timeout=_TIMEOUT_S)
         return _described(path, api, api.version(), api.info())
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        if any(isinstance(each, requests.exceptions.Timeout) for each in (error, error.__cause__)):
+            if api is not None:
+                api.close()
+            text = f"the engine at {path} listens, and did not answer within {_TIMEOUT_S} s"
+            raise SandboxLostError(text, code="engine", fix="try again when it is less busy") from None
         said = str(error)
     except (AttributeError, KeyError, TypeError, ValueError):  # what a proxy before it, or another program, made of it
         said = "its answers are not an engine's"
