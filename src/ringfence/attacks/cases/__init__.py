@@ -32,6 +32,7 @@ def all_cases() -> tuple[Attack, ...]:
         l_next_command,
         l_persistence,
         o_host_side,
+        o_starts,
     )
 
     modules = (
@@ -57,5 +58,6 @@ def all_cases() -> tuple[Attack, ...]:
         l_next_command,
         l_persistence,
         o_host_side,
+        o_starts,
     )
     return tuple(case for module in modules for case in module.CASES)
