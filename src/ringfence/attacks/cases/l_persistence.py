@@ -233,7 +233,7 @@ def stubborn_files(arm: Arm) -> Seen:
     if arm.bare:
         told = arm.python(_STUBBORN, top=arm.directory)
         met = host_process(_REMOVE.format(f"{arm.directory}/d")).stdout.strip()
-        subprocess.run(["rm", "-rf", f"{arm.directory}/d"], check=True)
+        subprocess.run(["/bin/rm", "-rf", f"{arm.directory}/d"], check=True)
         return Seen(met != "", f"rmtree: {met or 'removed it'}")
     box = arm.sandbox()
     told = arm.python(_STUBBORN, box=box, top="/workspace")
