@@ -354,6 +354,23 @@ def test_a_monitor_without_a_free_descriptor_refuses_what_is_new_and_keeps_the_r
         assert there.wait().stdout == "still here"
 
 
+@pytest.mark.parametrize(("answer", "arrived", "known"), [({"box": 5, "spawner": True}, 1, 0), ({"box": 5}, 2, 1)])
+def test_a_spawner_whose_descriptors_did_not_arrive_is_a_refusal_and_no_fault(
+    answer: dict[str, object], arrived: int, known: int
+) -> None:
+    """The monitor ran out of them: it crashed, and its sandboxes with it."""
+    fds = [os.dup(0) for _ in range(arrived)]
+    box = Mock()
+    one = Monitor.__new__(Monitor)
+    one._boxes = {5: box}
+    one._answers = Mock(receive=lambda: (json.dumps(answer).encode(), [*fds]))
+    one._on_maker(0)
+    box.failed.assert_called_once_with(os.strerror(errno.EMFILE), errno.EMFILE, fds[:known])
+    for fd in fds[:known]:
+        os.close(fd)
+    assert [os.path.exists(f"/proc/self/fd/{fd}") for fd in fds] == [False] * arrived
+
+
 _STOP = """
 import os, signal
 for name in os.listdir("/proc"):
