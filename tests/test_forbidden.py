@@ -150,6 +150,92 @@ def test_the_reader_of_code_sees_each_kind(text: str, what: list[str]) -> None:
     assert [finding.what for finding in findings_in(text, "x.py")] == what
 
 
+# Who starts a program of the host by a bare name lets PATH choose it (L18): `backends/host_programs.py` finds them all.
+LOOKS_UP = frozenset(
+    [
+        "shutil.which",
+        "os.execvp",
+        "os.execvpe",
+        "os.execlp",
+        "os.execlpe",
+        "os.posix_spawnp",
+        "os.spawnvp",
+        "os.spawnlp",
+    ]
+)
+STARTS = frozenset(
+    ["run", "Popen", "call", "check_call", "check_output", "create_subprocess_exec", "posix_spawn", "execv", "execve"]
+)
+LOOKED_UP_INSIDE = ("guest/", "attacks/", "testing/")  # in a sandbox, or against one, by a person's command
+
+
+def by_bare_name(text: str) -> list[str]:
+    """Calls that look a program up themselves, and lists of words that begin with a bare name in a module that starts
+    programs."""
+    found = []
+    tree = ast.parse(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    starts = any(
+        dotted(call.func).startswith(("subprocess.", "os.", "asyncio."))
+        and dotted(call.func).rpartition(".")[2] in STARTS
+        for call in calls
+    )
+    for call in calls:
+        name = dotted(call.func)
+        if name in LOOKS_UP or name == "which":
+            found.append(name)
+    for node in ast.walk(tree):
+        if starts and isinstance(node, ast.List | ast.Tuple) and len(node.elts) > 1:
+            first = node.elts[0]
+            word = first.value if isinstance(first, ast.Constant) else None
+            if isinstance(word, str) and word in PROGRAMS:
+                found.append(word)
+    return found
+
+
+# That our host code starts, or did.
+PROGRAMS = frozenset(
+    """
+    docker git mkfs.ext4 mmdebstrap mount newgidmap newuidmap node npm nsenter pip podman python python3
+    qemu-system-x86_64 rm runsc sh systemctl systemd-run tar true umount unshare zstd
+    """.split()  # noqa: SIM905  # a column of words reads better than a column of quotes
+)
+THROUGH_THE_ONE = {
+    "backends/container/engine.py": ["docker", "podman", "docker", "podman"],  # names of engines with their sockets
+    "cli/notes.py": ["which"],  # tells a person where a program is that the guest did not find; starts nothing
+    "doctor/others.py": ["qemu-system-x86_64"],  # handed to `host_programs.look_up`
+    "files/imagelocks.py": ["rm"],  # the same
+    "images/engines.py": ["docker"],  # names of engines
+}
+
+
+def test_every_program_of_the_host_is_found_by_the_one_look_up() -> None:
+    found = {
+        where: names
+        for path in sorted(SOURCE.rglob("*.py"))
+        if not (where := path.relative_to(SOURCE).as_posix()).startswith(LOOKED_UP_INSIDE)
+        and (names := by_bare_name(path.read_text()))
+    }
+    assert found == THROUGH_THE_ONE
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('shutil.which("runsc")', ["shutil.which"]),
+        ('which("mkfs.ext4", path=places)', ["which"]),
+        ("os.execvp(argv[0], argv)", ["os.execvp"]),
+        ('subprocess.run(["zstd", "-dcq"])', ["zstd"]),
+        ('command = ["npm", "install"]\nsubprocess.Popen(command)', ["npm"]),
+        ('_ALONE = ("unshare", "--pid")\nsubprocess.run([*_ALONE, *words])', ["unshare"]),
+        ('subprocess.run(["/bin/sh", "-c", text]); box.exec(["python3", name])', ["python3"]),
+        ('box.exec(["npm", "test"])', []),
+    ],
+)
+def test_the_reader_of_code_sees_each_look_up(text: str, what: list[str]) -> None:
+    assert by_bare_name(text) == what
+
+
 # A bracket in each word keeps this file, and any other search for them, from finding itself.
 STRAY_WORDS = re.compile(
     r"/wor[k]/(main|shared|steering|\.library)|/far[m]/|py[p]i\.org|python[h]osted\.org|[n]pmjs\.org|deb\.[d]ebian\.org"

@@ -70,7 +70,7 @@ class Others:
 
     def __init__(self, refused: UnsupportedError, make: Callable[[BackendName, dict[str, str]], Launcher]) -> None:
         self.rejected = {**NOT_CHOSEN, "process": str(refused)}
-        self._errors: list[UnsupportedError | SandboxLostError] = [refused]
+        self._errors = [refused]
         self._waiting = list(ORDER)
         self._next: Launcher | None = None
         self._make = make
@@ -92,19 +92,22 @@ class Others:
         return self._next
 
     def launched(self) -> tuple[Launcher, Box]:
-        """The first that starts."""
+        """The first that can. One that failed for what may pass is tried once more, and then that is the answer: an
+        engine that is gone says so the second time, which is a fact."""
+        lost = False
         while True:
             launcher = self.planned()
             try:
                 return launcher, launcher.launch()
             except UnsupportedError as error:
                 self._reject(error)
-            except SandboxLostError as error:
-                if error.code != "engine":
+                lost = False
+            except SandboxLostError:
+                if lost:
                     raise
-                self._reject(error)
+                lost = True
 
-    def _reject(self, error: UnsupportedError | SandboxLostError) -> None:
+    def _reject(self, error: UnsupportedError) -> None:
         self._next = None
         self.rejected[self._waiting.pop(0)] = str(error)
         self._errors.append(error)

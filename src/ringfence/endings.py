@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ringfence.errors import Missing, SandboxClosedError, SandboxLostError, UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ringfence.backends.base import Box
     from ringfence.errors import RingfenceError
 
+HELPER_LOST = "helper-lost"
 _NEW = "make a new Sandbox"
+_NO_HELPER = (errno.EIO, errno.ESRCH)  # as guestd tells it
 _ENDS = {
     "closed": "was closed",
     "idle": "ended: it was idle for limits.idle_s",
     "lifetime": "ended: its limits.lifetime_s are over",
 }
+_KILLED = "a process of ours that was killed, and all inside went with it"
 _LOSSES = {
-    "lost": "its monitor is gone",
+    "lost": f"its monitor is gone, {_KILLED}",
     "protocol": "it broke the wire's format",
-    "init-lost": "its PID 1 is gone",
+    "init-lost": f"its PID 1 is gone, {_KILLED}",
     "tree-stuck": "a process would not die",
     "protected": "a protected path was replaced on the host",
 }
@@ -45,6 +51,27 @@ def ended(name: str, over: str, box: Box) -> RingfenceError:
         over = "protected"
     known = box.how_it_ended() if over == "lost" else None
     return SandboxLostError(f"sandbox {name} is lost: {known or _LOSSES.get(over, over)}", fix=_NEW)
+
+
+def lost_during(what: str, end: Mapping[str, object]) -> RingfenceError:
+    """`end`: the last that its inbox was told."""
+    why = str(end.get("why")) if end["ev"] == "over" else "init-lost"
+    return SandboxLostError(f"the sandbox was lost during {what}: {_LOSSES.get(why, why)}", fix=_NEW)
+
+
+def refused(end: Mapping[str, object]) -> RingfenceError | OSError:
+    """Nothing of what was asked for has run. The guest is at its limits: OSError, with their number. Or what starts
+    processes for it is gone, which no limit of the guest's does: SandboxLostError."""
+    number = end["errno"]
+    assert isinstance(number, int)
+    if number not in _NO_HELPER:
+        return OSError(number, f"{os.strerror(number)}: the sandbox cannot start another process")
+    return SandboxLostError(
+        "the process of ours that starts others in this sandbox was killed or does not answer, and none could take its "
+        "place; what runs inside goes on, and nothing more can be started there",
+        code=HELPER_LOST,
+        fix=f"{_NEW}: it gets new ones",
+    )
 
 
 def no_freezer(name: str, backend: str) -> RingfenceError:

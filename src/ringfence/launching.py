@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
-from ringfence.errors import Missing, PolicyError, UnsupportedError
+from ringfence.errors import Missing, PolicyError, SandboxError, UnsupportedError
 from ringfence.plan.model import Plan, make_plan
 
 TYPE_CHECKING = False
@@ -39,6 +40,8 @@ NOT_CHOSEN = {
 # object, and with it the same template and spares.
 _plans: dict[object, ProcessPlan] = {}
 _MOST_PLANS = 64
+_ATTEMPTS = 3
+_AGAIN_S = 0.02
 _last: list[tuple[tuple[object, ...], ProcessPlan]] = []  # the last that was found there, of the host's image
 
 
@@ -86,7 +89,7 @@ class ProcessLauncher:
         return self._plan
 
     def launch(self, *, trial: bool = False) -> ProcessBox:
-        """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError.
+        """A sandbox that has run nothing. Raises UnsupportedError, or a SandboxError for what may pass.
 
         `trial`: nothing will run in it, so nobody is warned.
         """
@@ -142,13 +145,29 @@ class ProcessLauncher:
         return _pool(self.image).take(made)
 
     def _launch_with_mounts(self, made: ProcessPlan) -> ProcessBox:
+        """What the host's folders hold may change between the plan and the start: then both are made again."""
+        from ringfence.backends.host_programs import note_writable
         from ringfence.backends.process.guard import launch_guarded
 
-        return launch_guarded(_pool(self.image), made)
+        note_writable(made.writable)
+        for attempt in range(_ATTEMPTS):
+            try:
+                return launch_guarded(_pool(self.image), made)
+            except SandboxError as error:
+                if attempt == _ATTEMPTS - 1 or error.code != "start" or made.disk == "folder":
+                    raise
+            time.sleep(_AGAIN_S * (attempt + 1))
+            self._plan = None
+            made = self.process_plan()
+        raise AssertionError("unreachable")
 
 
 class AutoLauncher:
-    """The process backend where it serves; else the fastest that keeps the policy, and every later one at once."""
+    """The process backend where it serves; else the fastest that keeps the policy, and every later one at once.
+
+    Another one is taken for a fact of the host alone, which is an UnsupportedError. What may pass is a SandboxError: a
+    helper of ours that was killed, a full table, a name that went (O27).
+    """
 
     def __init__(self, process: ProcessLauncher, make: Callable[[BackendName, dict[str, str]], Launcher]) -> None:
         self._process = process

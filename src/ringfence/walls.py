@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ringfence.errors import Missing, UnsupportedError
+from ringfence.errors import Missing, SandboxLostError, UnsupportedError
 from ringfence.plan.model import Plan, make_plan
 from ringfence.results import Control, Enforcement
 from ringfence.values import replace
@@ -67,8 +67,10 @@ class WalledLauncher:
 
     def _guarded(self, made: ProcessPlan) -> WalledBox:
         """Placeholders stand for protected paths that are not there, from before the start until after the end."""
+        from ringfence.backends.host_programs import note_writable
         from ringfence.backends.process.guard import Guard
 
+        note_writable(made.writable)
         enforcement = self._checked(made)
         guard = Guard(made, outlives=True)
         try:
@@ -251,19 +253,25 @@ class ContainerLauncher(WalledLauncher):
         )
 
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
-        from ringfence.backends.container.engine import find
+        from ringfence.backends.container.engine import find, was_killed
         from ringfence.backends.container.launcher import launch
 
-        found = find(self.engine, self.socket)
-        return launch(
-            found,
-            made,
-            self.policy.limits,
-            enforcement,
-            oci_runtime=self.runtime,
-            writable=made.writable,
-            loosen=self.loosen,
-        )
+        for last in (False, True):
+            found = find(self.engine, self.socket)
+            try:
+                return launch(
+                    found,
+                    made,
+                    self.policy.limits,
+                    enforcement,
+                    oci_runtime=self.runtime,
+                    writable=made.writable,
+                    loosen=self.loosen,
+                )
+            except SandboxLostError:
+                if last or not was_killed(found):
+                    raise
+        raise AssertionError("unreachable")
 
 
 def has_own_kernel(backend: object) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,9 +21,12 @@ import pytest
 
 import leftovers
 import ringfence
+from accounts import OrdinaryUser
 from behaviour import host
-from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError
+from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError, UnsupportedError, endings
+from ringfence._sync.process import Process
 from ringfence.backends.process import pool
+from ringfence.backends.process.zygote import Template, Zygote, explain_refusal
 from ringfence.guest.guestd import Guestd
 from ringfence.guest.monitor import Monitor
 
@@ -67,6 +72,88 @@ def test_a_killed_zygote_takes_no_sandbox_along_and_the_next_one_starts_another(
         with Sandbox() as other:
             assert other.run("2").value == "2"
     assert zygote not in host.named("rf-zygote")
+
+
+def test_a_zygote_that_was_killed_a_moment_ago_is_replaced_without_a_word(tmp_path: Path) -> None:
+    """Its socket is closed before its process has ended: every attempt met the same dead one. Here it stands still."""
+    alone = Policy(mounts=[Mount(str(tmp_path))])  # no spare serves for it
+    with Sandbox(policy=alone) as box:
+        zygote = box._box.template.zygote  # type: ignore[union-attr]  # a started sandbox has one
+        os.kill(zygote.pid, signal.SIGSTOP)
+        zygote._control.shutdown(socket.SHUT_RDWR)
+        with Sandbox(policy=alone) as other:
+            assert other.exec(["echo", "on"]).stdout == "on\n"
+        assert box.exec(["echo", "on"]).stdout == "on\n"
+
+
+def spawners_and_forkers(box: Sandbox) -> list[int]:
+    monitor = monitor_of(box)
+    return [one.pid for one in leftovers.descendants(monitor) if one.name in ("rf-spawner", "rf-forker")]
+
+
+def test_without_what_starts_processes_a_sandbox_says_so_and_what_runs_in_it_goes_on(tmp_path: Path) -> None:
+    alone = Policy(mounts=[Mount(str(tmp_path))])  # its monitor has no other sandbox, no spare either
+    with Sandbox(policy=alone) as box, box.spawn(["sh", "-c", "echo up; exec cat"]) as there:
+        next(iter(there))  # until then it has the spawner's name
+        for pid in spawners_and_forkers(box):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+        for call in (lambda: box.exec(["true"]), lambda: box.files.read("x"), lambda: box.run("1")):
+            with pytest.raises(
+                SandboxLostError, match="the process of ours that starts others in this sandbox"
+            ) as told:
+                call()
+            assert (told.value.code, told.value.fix) == ("helper-lost", "make a new Sandbox: it gets new ones")
+        there.write(b"still here")
+        there.close_stdin()
+        assert there.wait().stdout == "up\nstill here"
+    with Sandbox(policy=alone) as box:
+        assert box.exec(["echo", "on"]).stdout == "on\n"
+
+
+def test_a_run_of_which_nothing_has_run_is_run_in_another_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, refusals = Process._begin, [{"errno": errno.ESRCH}, {"errno": errno.EIO}]
+
+    def refused_first(self: Process) -> Process:
+        if refusals:
+            raise endings.refused(refusals.pop())
+        return begin(self)
+
+    monkeypatch.setattr(Process, "_begin", refused_first)
+    assert (ringfence.run("6 * 7").value, refusals) == ("42", [])
+
+
+def test_one_that_waits_for_a_template_hears_at_once_that_it_was_closed() -> None:
+    """The zygote was found dead by another thread, which closed all that came of it: this one waited out its time."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(20)
+    zygote = Zygote.__new__(Zygote)
+    zygote._ready, zygote._lock, zygote._control = True, threading.Lock(), theirs  # a stand-in
+    template = Template(ours, zygote, young=False)
+    met: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            template.wait_built()
+        except SandboxLostError as error:
+            met.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)
+    started = time.monotonic()
+    template.close()
+    thread.join(10)
+    theirs.close()
+    assert (len(met), time.monotonic() - started < 5) == (1, True)
+
+
+def test_a_killed_spawner_is_no_word_about_the_memory_of_the_policy() -> None:
+    said = "the spawner ended while it fenced itself: killed by signal 9"
+    refused = explain_refusal(said, None)
+    assert (type(refused), refused.code, refused.retryable) == (SandboxError, "start", True)
+    refused = explain_refusal(said, None, out_of_memory=True)
+    assert (type(refused), refused.code, refused.fix) == (UnsupportedError, "memory", "a larger limits.memory")
 
 
 def test_whatever_sandboxes_are_forked_from_is_replaced_when_killed() -> None:
@@ -267,6 +354,23 @@ def test_a_monitor_without_a_free_descriptor_refuses_what_is_new_and_keeps_the_r
         assert there.wait().stdout == "still here"
 
 
+@pytest.mark.parametrize(("answer", "arrived", "known"), [({"box": 5, "spawner": True}, 1, 0), ({"box": 5}, 2, 1)])
+def test_a_spawner_whose_descriptors_did_not_arrive_is_a_refusal_and_no_fault(
+    answer: dict[str, object], arrived: int, known: int
+) -> None:
+    """The monitor ran out of them: it crashed, and its sandboxes with it."""
+    fds = [os.dup(0) for _ in range(arrived)]
+    box = Mock()
+    one = Monitor.__new__(Monitor)
+    one._boxes = {5: box}
+    one._answers = Mock(receive=lambda: (json.dumps(answer).encode(), [*fds]))
+    one._on_maker(0)
+    box.failed.assert_called_once_with(os.strerror(errno.EMFILE), errno.EMFILE, fds[:known])
+    for fd in fds[:known]:
+        os.close(fd)
+    assert [os.path.exists(f"/proc/self/fd/{fd}") for fd in fds] == [False] * arrived
+
+
 _STOP = """
 import os, signal
 for name in os.listdir("/proc"):
@@ -320,3 +424,70 @@ def test_an_orphan_of_one_sandbox_is_reaped_while_another_one_starts() -> None:
         [sys.executable, "-c", _STRAYS], env={"PYTHONPATH": host.SOURCE}, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == ["False True", "False False"]
+
+
+_UNDER_FIRE = """
+import json, os, random, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[1])
+import leftovers, ringfence
+from ringfence import RingfenceError, Sandbox
+end, told, walls, kills = time.monotonic() + 6, {}, set(), []
+def note(error):
+    ours = isinstance(error, ringfence.SandboxError)
+    told[f"{type(error).__name__} {error.code if isinstance(error, RingfenceError) else ''}"] = (
+        [ours, bool(getattr(error, "fix", None)), "limits.memory" in str(error), str(error)])
+def use(box):
+    walls.update((box.exec(["true"]).backend, box.run("1").backend))
+    box.files.write("x", b"1")
+def work(one):
+    while time.monotonic() < end:
+        try: one()
+        except Exception as error: note(error)
+def in_a_sandbox():
+    with Sandbox() as box:
+        for _ in range(3): use(box)
+def fire():
+    rolls = random.Random(16)
+    while time.monotonic() < end:
+        time.sleep(rolls.random() * 0.15)
+        found = [one for one in leftovers.descendants() if one.name.startswith("rf-")]
+        if found:
+            kind = rolls.choice(sorted({one.name for one in found}))
+            try:
+                os.kill(rolls.choice([one.pid for one in found if one.name == kind]), 9)
+                kills.append(kind)
+            except ProcessLookupError: pass
+threads = [threading.Thread(target=work, args=(one,)) for one in
+    (in_a_sandbox, lambda: walls.add(ringfence.run("1").backend))]
+threads.append(threading.Thread(target=fire))
+for one in threads: one.start()
+for one in threads: one.join()
+print(json.dumps([told, sorted(walls), len(kills), ringfence.run("6 * 7").value]))
+"""
+
+
+@pytest.mark.parametrize("who", ["this user", "an ordinary user"])
+def test_whichever_of_our_processes_is_killed_no_error_says_what_is_not_so(
+    ordinary_user: OrdinaryUser, who: str, tmp_path: Path
+) -> None:
+    """Each by its number, at random moments: no EIO, no ENOENT, no limits.memory, no other wall, and then it works."""
+    if who == "this user":
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _UNDER_FIRE, str(Path(leftovers.__file__).parent)],
+            env={"PYTHONPATH": host.SOURCE, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=55,
+            check=False,
+        )
+    else:
+        shared = ordinary_user.source.parent / "leftovers"
+        shared.mkdir(exist_ok=True)
+        shutil.copy(leftovers.__file__, shared)
+        shared.chmod(0o755)
+        done = ordinary_user.run(_UNDER_FIRE, str(shared))
+    assert done.returncode == 0, done.stderr
+    told, walls, kills, after = json.loads(done.stdout.splitlines()[-1])
+    assert {kind: said for kind, said in told.items() if said[:3] != [True, True, False]} == {}
+    assert (walls, kills > 10, after) == (["process"], True, "42")

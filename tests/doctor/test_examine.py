@@ -241,14 +241,15 @@ def test_a_user_without_every_controller_is_told_how_to_get_them(
 @pytest.mark.parametrize(
     ("text", "number", "code"),
     [
-        ("[Errno 28] No space left on device [unshare 0x10020000]", 28, "userns-restricted"),
+        ("[Errno 28] No space left on device [unshare 0x10020000]", 28, "namespaces-used-up"),
         (
             "PID 1 could not be set up: [Errno 1] Operation not permitted [mount proc proc on /proc]",
             None,
             "proc-masked",
         ),
         ("[Errno 38] Function not implemented [mount_setattr x]", 38, "kernel"),
-        ("something else", None, "build"),
+        ("[Errno 95] Operation not supported [mount overlay]", 95, "build"),
+        ("something else", None, "start"),
     ],
 )
 def test_a_refused_step_has_a_cause(text: str, number: int | None, code: str) -> None:

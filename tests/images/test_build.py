@@ -22,6 +22,7 @@ import ringfence
 from accounts import OrdinaryUser
 from images.packing import ROOT, E, tar
 from ringfence import images
+from ringfence.backends import host_programs
 from ringfence.errors import ImageError
 from ringfence.files.imagestore import Store
 from ringfence.images import debian as bootstrapping
@@ -254,7 +255,7 @@ def test_a_root_that_is_refused_while_it_comes_is_refused_with_its_own_reason(
     (tmp_path / "mmdebstrap").write_text(_OVERFLOWING)
     (tmp_path / "mmdebstrap").chmod(0o755)
     (tmp_path / "mmdebstrap.tar").write_bytes(tar([*ROOT, E("../out", b"x" * 5000)])[:-1024])
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", (str(tmp_path), *host_programs.SYSTEM_FOLDERS))
     monkeypatch.setattr(bootstrapping, "check_host", lambda: None)
     with pytest.raises(ImageError, match=r"leads out by '\.\.'") as caught:
         images.build("mine", Recipe())
@@ -272,8 +273,10 @@ rm -rf "$TMPDIR/made"
 """
 _BUILD_AS_USER = """
 import os, sys
-os.environ.update(PATH=sys.argv[1] + ":" + os.environ["PATH"], XDG_DATA_HOME=sys.argv[1] + "/data")
+os.environ.update(XDG_DATA_HOME=sys.argv[1] + "/data")
 from ringfence import images
+from ringfence.backends import host_programs
+host_programs.SYSTEM_FOLDERS = (sys.argv[1], *host_programs.SYSTEM_FOLDERS)
 from ringfence.files.imagestore import Store
 from ringfence.images.recipe import Recipe
 print(Store().sweep() if "sweep" in sys.argv else "", flush=True)

@@ -19,6 +19,7 @@ import pytest
 import engines
 from images.packing import ROOT, E, as_json, config, device, directory, docker, hardlink, oci, sha, symlink, tar
 from ringfence import images
+from ringfence.backends import host_programs
 from ringfence.errors import ImageError, PolicyError
 from ringfence.files.imagestore import Store
 from ringfence.files.tarstream import Caps
@@ -323,8 +324,9 @@ def test_an_engine_that_is_not_there_or_a_name_that_is_an_option_is_refused(
 ) -> None:
     with pytest.raises(ImageError, match="is no name of an image"):
         images.import_image("one", "docker:--help")
+    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ImageError, match="podman is not in PATH"):
+    with pytest.raises(ImageError, match="there is no podman that may be used"):
         images.import_image("one", "podman:debian")
     assert nothing_kept(store)
 
@@ -336,7 +338,7 @@ case "$*" in
 *closed*) echo "permission denied while trying to connect to the socket" >&2; exit 1;;
 esac
 while [ $# -gt 1 ]; do [ "$1" = --output ] && out=$2; shift; done
-cp "$ARCHIVE" "$out"
+cp "$DOCKER_ARCHIVE" "$out"
 """
 
 
@@ -348,8 +350,8 @@ def test_an_image_of_an_engine_is_what_its_save_writes(
     program = tmp_path / "bin" / "docker"
     program.write_text(ENGINE)
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setenv("ARCHIVE", str(write(tmp_path, docker([tar(ROOT)]))))
+    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", (f"{tmp_path}/bin", *host_programs.SYSTEM_FOLDERS))
+    monkeypatch.setenv("DOCKER_ARCHIVE", str(write(tmp_path, docker([tar(ROOT)]))))
     assert images.import_image("one", "docker:x:latest").source == "docker-archive"
     with pytest.raises(ImageError, match="docker has no image 'gone'"):
         images.import_image("two", "docker:gone")

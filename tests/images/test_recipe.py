@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import images
+from ringfence.backends import host_programs
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
 from ringfence.files.imagestore import Store
 from ringfence.images import debian, presets
@@ -101,6 +102,7 @@ def test_bad_arguments_of_build_start_nothing(store: Store, tmp_path: Path) -> N
 
 
 def test_without_mmdebstrap_building_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UnsupportedError, match="needs mmdebstrap") as caught:
         images.build("x", preset="python")

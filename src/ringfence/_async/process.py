@@ -248,7 +248,9 @@ class AsyncProcess:
         assert end is not None
         place = self._place
         if end["ev"] == "refused":
-            raise _refused(end)
+            from ringfence.endings import refused
+
+            raise refused(end)
         if self._early is not None:
             end = {**end, "early": dict(self._early)}
         _raise_for_cwd(end, self._call)
@@ -359,13 +361,6 @@ async def completed(place: Place, call: calls.Call) -> Result:
         if process.running:
             await process.kill()
         raise
-
-
-def _refused(end: dict[str, object]) -> OSError:
-    """guestd could not start one more process: the guest is at its limits."""
-    number = end["errno"]
-    assert isinstance(number, int)
-    return OSError(number, f"{os.strerror(number)}: the sandbox cannot start another process")
 
 
 def _raise_for_cwd(end: dict[str, object], call: calls.Call) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringfence import calls
 from ringfence._async.waiting import blocking, launched
+from ringfence.errors import SandboxLostError
 from ringfence.launching import prepare
 from ringfence.values import replace
 
@@ -11,10 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence.backends import Backend
+    from ringfence.backends.base import Launcher
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
     from ringfence.results import Denial, Result
     from ringfence.values import BackendName
+
+_ATTEMPTS = 3
 
 
 async def run_alone(once: calls.Once, backend: BackendName | Backend, image: str | Image, policy: Policy) -> Result:
@@ -26,7 +30,18 @@ async def run_alone(once: calls.Once, backend: BackendName | Backend, image: str
         async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
             result = await run_once(sandbox, once)
         return _with(findings(await sandbox.denials()), result)
-    launcher = prepare(backend, image, policy)
+    for attempt in range(_ATTEMPTS):
+        try:
+            return await _run_in_new(once, prepare(backend, image, policy), policy)
+        except SandboxLostError as error:
+            from ringfence.endings import HELPER_LOST
+
+            if error.code != HELPER_LOST or attempt == _ATTEMPTS - 1:
+                raise  # else nothing of it has run: another sandbox runs it
+    raise AssertionError("unreachable")
+
+
+async def _run_in_new(once: calls.Once, launcher: Launcher, policy: Policy) -> Result:
     link: AsyncLink | None = None
     box = await launched(launcher)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 
 from ringfence import calls
@@ -129,11 +128,13 @@ class AsyncWorker:
         end = self._inbox.end
         assert end is not None
         if end["ev"] == "refused":
-            number = end["errno"]
-            assert isinstance(number, int)
-            raise OSError(number, f"{os.strerror(number)}: the sandbox cannot start another process")
+            from ringfence.endings import refused
+
+            raise refused(end)
         if end["ev"] == "over" or end.get("why") == "lost":
-            raise SandboxLostError("the sandbox was lost during a file operation")
+            from ringfence.endings import lost_during
+
+            raise lost_during("a file operation", end)
         found = calls.report_of(end)
         number = found.get("errno")
         if isinstance(number, int) and 0 < number < 4096:

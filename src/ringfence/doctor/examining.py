@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ringfence.backends import host_programs
 from ringfence.choosing import ORDER
 from ringfence.doctor.others import OTHERS, examine_other
 from ringfence.doctor.process import examine_process
-from ringfence.doctor.report import Report
+from ringfence.doctor.report import Finding, Report
 from ringfence.doctor.walls import examine_container, examine_gvisor
-from ringfence.errors import UnsupportedError
+from ringfence.errors import SandboxError, UnsupportedError
 from ringfence.values import frozen_map, replace
 
 TYPE_CHECKING = False
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 
 _ASK = "ringfence doctor"
+# What a backend starts; the process backend's are for images.
+_PROGRAMS = {
+    "process": ("unshare", "mmdebstrap", "npm", "zstd"),
+    "container": ("docker", "podman"),
+    "gvisor": ("runsc",),
+    "vm": ("qemu-system-x86_64",),
+}
 NAMES = ("process", "container", "gvisor", *OTHERS)
 
 
@@ -32,6 +40,17 @@ class _Examined(dict[str, "BackendReport"]):
 
 
 def _examine(name: str) -> BackendReport:
+    report = _tried(name)
+    return replace(report, findings=(*report.findings, *_not_run(name)))
+
+
+def _not_run(name: str) -> list[Finding]:
+    """Programs that a shell might run for these names, and that we never do."""
+    over = [each for program in _PROGRAMS.get(name, ()) for each in host_programs.passed_over(program)]
+    return [Finding("passed over", "ok", f"{each.path}: {each.why}") for each in over]
+
+
+def _tried(name: str) -> BackendReport:
     if name == "process":
         return examine_process()
     if name == "container":
@@ -76,7 +95,7 @@ def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, s
         return {}
     try:
         prepare(name, "host", policy).plan()
-    except UnsupportedError as error:
+    except (UnsupportedError, SandboxError) as error:
         return {name: str(error)}
     return {}
 
@@ -91,7 +110,7 @@ def _choose(policy: Policy, examined: _Examined) -> tuple[str | None, dict[str, 
     for name in tried:
         try:
             prepare(name, "host", policy).plan()
-        except UnsupportedError as error:
+        except (UnsupportedError, SandboxError) as error:  # the second: of this moment, and so is this report
             rejected[name] = str(error)
             continue
         if examined[name].works:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 
+from ringfence.backends import host_programs
 from ringfence.doctor import fixes
 from ringfence.doctor.report import BackendReport, Finding
 
@@ -48,13 +48,21 @@ def examine_other(name: str) -> BackendReport:
 
 def _program(what: str, argv: list[str], fix: str) -> Finding:
     """Started, not only found."""
-    if shutil.which(argv[0]) is None:
-        return Finding(what, "missing", f"{argv[0]} is not in PATH", fix)
+    found = host_programs.look_up(argv[0])
+    if found.path is None:
+        return Finding(what, "missing", f"there is no {argv[0]} that may be used{found.remark}", fix)
+    env = host_programs.environment(found.path)
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False,
+            [found.path, *argv[1:]],
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            check=False,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(what, "missing", f"{argv[0]} does not run: {type(error).__name__}", fix)
     said = (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()

@@ -6,7 +6,7 @@ import time
 
 from ringfence.doctor import escapes, fixes
 from ringfence.doctor.report import BackendReport, Finding
-from ringfence.errors import RingfenceError, UnsupportedError
+from ringfence.errors import RingfenceError, SandboxError, UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ def examine_container() -> BackendReport:
 
     try:
         found = engines.find(start=False)
+    except SandboxError as error:
+        return BackendReport("container", works=False, findings=(_missing(str(error), error.fix),))
     except UnsupportedError as error:
         lacking = [_missing(part.what, part.fix) for part in error.missing]
         return BackendReport("container", works=False, findings=tuple(lacking or [_missing(str(error), error.fix)]))

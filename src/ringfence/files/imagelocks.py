@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-# An ordinary user as root of a user namespace, with the range of uids that /etc/subuid gives it.
-AS_ROOT = ("unshare", "--user", "--map-root-user", "--map-auto")
+# Of unshare, for an ordinary user: root of a user namespace, with the range of uids that /etc/subuid gives it.
+AS_ROOT = ("--user", "--map-root-user", "--map-auto")
 
 
 def lock(path: str, how: int) -> int | None:
@@ -99,17 +99,27 @@ def remove_tree(path: str) -> None:
 
 
 def run_as_root(command: list[str], timeout_s: float | None = None) -> str | None:
-    """In a user namespace as `AS_ROOT` makes it. Returns what went wrong; None: nothing.
+    """A program in a user namespace as `AS_ROOT` makes it. Returns what went wrong; None: nothing.
 
     Where the kernel refuses the namespace, unshare of util-linux 2.38 ends and leaves a helper that waits for ever and
     holds every pipe: so it is waited for alone, and then all of its session is ended.
     """
     import subprocess
 
+    from ringfence.backends import host_programs
+
+    unshare, program = host_programs.look_up("unshare"), host_programs.look_up(command[0])
+    if unshare.path is None or program.path is None:
+        return f"there is no {'unshare' if unshare.path is None else command[0]}{unshare.remark or program.remark}"
     quiet = subprocess.DEVNULL
     try:
         running = subprocess.Popen(
-            [*AS_ROOT, *command], stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, start_new_session=True
+            [unshare.path, *AS_ROOT, program.path, *command[1:]],
+            env=host_programs.environment(unshare.path),  # by its PATH it finds newuidmap and newgidmap
+            stdin=quiet,
+            stdout=quiet,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except OSError as error:
         return str(error)

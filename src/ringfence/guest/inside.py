@@ -272,8 +272,8 @@ class Inside:
 
     def _how_it_ended(self) -> str:
         info = children.wait(self._spawner_pidfd, os.WEXITED | os.WNOWAIT) if self._spawner_pidfd >= 0 else None
-        if info is not None and info.si_code != os.CLD_EXITED and info.si_status == lean.SIGKILL:
-            return "killed, as happens when limits.memory is too small"
+        if info is not None and info.si_code != os.CLD_EXITED:
+            return f"killed by signal {info.si_status}"
         return f"status {info.si_status}" if info is not None else "no word"
 
     def _spawner_ended(self) -> None:

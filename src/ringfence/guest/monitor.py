@@ -6,6 +6,7 @@ another. It forks only once, at its start: what passes through its memory is in 
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -265,6 +266,11 @@ class Monitor(Loop):
         try:
             if "error" in answer:
                 box.failed(answer["error"], answer["errno"], fds)
+            elif len(fds) < (2 if "spawner" in answer else 4):  # we are out of descriptors: some did not arrive
+                known = [] if "spawner" in answer else fds[:1]  # PID 1's handle comes first
+                for fd in fds[len(known) :]:
+                    os.close(fd)
+                box.failed(os.strerror(errno.EMFILE), errno.EMFILE, known)
             elif "spawner" in answer:
                 box.respawned(fds)
             else:

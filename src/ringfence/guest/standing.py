@@ -64,11 +64,14 @@ def stray(meant: Meant, process: str) -> str | None:
     """A mount that was not asked for, for people; None when there is none."""
     if meant["targets"] is None:
         return None
-    # /var/tmp is a link to /tmp inside, but a folder where the caller's Python lies below it.
-    below = (target.removeprefix("/var") for target in meant["targets"] if target.startswith("/var/tmp/"))
-    targets = {*meant["targets"], *below}
     brought = {(device, root) for device, root in meant["brought"]}
     rows = [(_where(row), (row[2], row[3])) for row in rows_of(f"{process}/mountinfo")]
+    shown = {where for where, _ in rows}
+    # /var/tmp leads to /tmp inside, but not where the host's own programs lie below it and are shown there.
+    targets = {
+        target.removeprefix("/var") if target.startswith("/var/tmp/") and target not in shown else target
+        for target in meant["targets"]
+    }
     own = {what for where, what in rows if where == "/"}
     again = [where for where, what in rows if what in own and where != "/"]  # where the engine's own folders are shown
     for where, what in rows:

@@ -7,11 +7,11 @@ the image.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
 
+from ringfence.backends import host_programs
 from ringfence.errors import ImageError, Missing, UnsupportedError
 from ringfence.files.imagelocks import AS_ROOT, run_as_root
 from ringfence.files.tarstream import CutShortError
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
     from ringfence.files.layers import Tree
 
 _LAST_LINES = 200
-_DIE_WITH_US = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,int(sys.argv[1]));os.execvp(sys.argv[2],sys.argv[2:])"
 # In a pid namespace of its own: one SIGKILL ends it and all that it started, maintainers' scripts too. An ordinary user
 # is root in a user namespace besides; not in mmdebstrap's own, whose root is another uid that may not enter our folder.
-_ALONE = ("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
-_SIGKILL = 9
-# Of the caller's variables, what apt asks for. Maintainers' scripts see them all, and its tokens are none of theirs.
-_PASSED = ("HOME", "USER", "LOGNAME", "LANG", "APT_CONFIG", "SOURCE_DATE_EPOCH")
-_PROXIES = "_proxy"
+_ALONE = ("--pid", "--fork", "--kill-child=KILL", "--mount-proc")
+# What apt asks for besides. Maintainers' scripts see all that is passed, and the caller's tokens are none of theirs.
+_PASSED = ("APT_CONFIG", "SOURCE_DATE_EPOCH")
 _PROBE_S = 20.0
 _LEAN = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 _KEPT = ("/usr/share/doc/*/copyright",)
@@ -95,15 +92,15 @@ def debootstrap(
 
 
 def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
-    mapped = () if os.geteuid() == 0 else AS_ROOT[1:]
+    mapped = () if os.geteuid() == 0 else AS_ROOT
+    unshare = _program("unshare", "util-linux")
     return subprocess.Popen(
-        dying_with_us([*_ALONE, *mapped, *command]),
+        host_programs.dying_with_us([unshare, *_ALONE, *mapped, *command]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={
-            **{name: value for name, value in os.environ.items() if _is_passed(name)},
-            "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin",  # not in every user's
+            **host_programs.environment(command[0], *_PASSED),
             "TMPDIR": scratch,
             "LC_ALL": "C.UTF-8",
             "DEBIAN_FRONTEND": "noninteractive",
@@ -112,13 +109,15 @@ def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
     )
 
 
-def dying_with_us(command: list[str]) -> list[str]:
-    """The command that is killed when the thread that starts it is gone, however that ended."""
-    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_US, str(_SIGKILL), *command]
-
-
-def _is_passed(name: str) -> bool:
-    return name in _PASSED or name.lower().endswith(_PROXIES)
+def _program(name: str, package: str) -> str:
+    found = host_programs.look_up(name)
+    if found.path is None:
+        raise UnsupportedError(
+            f"building an image needs {name}, and there is none that may be used{found.remark}",
+            code=name,
+            missing=[Missing("image build", name, f"sudo apt-get install {package}")],
+        )
+    return found.path
 
 
 def _look_for_packages(command: list[str], suite: str, scratch: str) -> None:
@@ -136,12 +135,7 @@ def _look_for_packages(command: list[str], suite: str, scratch: str) -> None:
 
 def check_host() -> None:
     """Raises UnsupportedError when this host cannot build."""
-    if shutil.which("mmdebstrap") is None:
-        raise UnsupportedError(
-            "building an image needs mmdebstrap, which is not in PATH",
-            code="mmdebstrap",
-            missing=[Missing("image build", "mmdebstrap", "sudo apt-get install mmdebstrap")],
-        )
+    _program("mmdebstrap", "mmdebstrap")
     if os.geteuid() != 0 and (why := _not_mapped()):
         raise UnsupportedError(
             f"building an image as an ordinary user needs a range of uids to map, and newuidmap ({why})",
@@ -164,7 +158,8 @@ def _not_mapped() -> str | None:
 
 
 def _command(suite: str, packages: tuple[str, ...]) -> list[str]:
-    command = ["mmdebstrap", "--variant=essential", "--format=tar", "--skip=output/dev,output/mknod", "--mode=root"]
+    command = [_program("mmdebstrap", "mmdebstrap"), "--variant=essential", "--format=tar", "--mode=root"]
+    command += ["--skip=output/dev,output/mknod"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _LEAN]
     command += [f"--dpkgopt=path-include={pattern}" for pattern in _KEPT]
     if packages:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ringfence.errors import ImageError
 
 TYPE_CHECKING = False
@@ -10,6 +12,8 @@ if TYPE_CHECKING:
 
 ENGINES = ("docker", "podman")
 _SAVE_S = 1800.0
+# By which the caller says which engine, and how it is reached.
+_SETTINGS = ("DOCKER_*", "CONTAINER_*", "CONTAINERS_*", "XDG_*", "SSH_AUTH_SOCK", "STORAGE_DRIVER")
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/:@")
 
 
@@ -21,20 +25,26 @@ def split(source: str) -> tuple[str, str] | None:
 
 def save(engine: str, name: str, path: str, progress: Callable[[str], None]) -> None:
     """Write the archive of `name` to `path`. Raises ImageError, with what the engine said."""
-    import shutil
     import subprocess
+
+    from ringfence.backends import host_programs
 
     if not name or name.startswith("-") or not _NAME.issuperset(name) or len(name) > 300:
         raise ImageError(f"{name!r:.80} is no name of an image", code="image-source", fix=f"such as {engine}:debian:12")
-    if shutil.which(engine) is None:
+    found = host_programs.look_up(engine)
+    if found.path is None:
         raise ImageError(
-            f"{engine} is not in PATH", code="engine-missing", fix=f"install it, or import a file: {engine} save NAME"
+            f"there is no {engine} that may be used{found.remark}",
+            code="engine-missing",
+            fix=f"install it, or import a file: {engine} save NAME",
         )
     progress(f"{engine} save {name}")
     form = ["--format", "docker-archive"] if engine == "podman" else []
     try:
         done = subprocess.run(
-            [engine, "save", *form, "--output", path, name],
+            [found.path, "save", *form, "--output", os.path.abspath(path), name],
+            env=host_programs.environment(found.path, *_SETTINGS),
+            cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_SAVE_S,

@@ -7,13 +7,12 @@ Only wheels are taken, npm's scripts are not run, and neither may start a progra
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 
+from ringfence.backends import host_programs
 from ringfence.errors import ImageError, Missing, UnsupportedError
 from ringfence.images.archives import apply_directory, apply_stream
-from ringfence.images.debian import dying_with_us
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +24,16 @@ if TYPE_CHECKING:
     Progress = Callable[[str], None]
 
 _DOWNLOAD_S = 1800.0
+# By which the caller says which index or registry, and how it is reached.
+_SETTINGS = (
+    "PIP_*",
+    "npm_config_*",
+    "NPM_CONFIG_*",
+    "XDG_*",
+    "SSL_CERT_*",
+    "REQUESTS_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+)
 _GLIBC = (17, 24, 27, 28, 31, 34, 35, 36)  # that wheels are made for; an image's own is asked for
 _TELL = "import os, platform, sys; print(*sys.version_info[:2], platform.libc_ver()[1] or '2.17', os.uname().machine)"
 # pip builds what is named by a path or an address, --only-binary or not, and a wheel may name such a thing as its need:
@@ -145,7 +154,7 @@ def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
 
 
 def _python_with_pip() -> str:
-    for python in (sys.executable, shutil.which("python3"), "/usr/bin/python3"):
+    for python in (sys.executable, host_programs.find("python3")):
         if python and _run([python, "-m", "pip", "--version"], "/").returncode == 0:
             return python
     raise UnsupportedError(
@@ -157,9 +166,10 @@ def _python_with_pip() -> str:
 
 def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) -> None:
     """Put npm packages below /usr/local, as `npm install --global` does, without running their scripts."""
-    if shutil.which("npm") is None:
+    npm = host_programs.look_up("npm")
+    if npm.path is None:
         raise UnsupportedError(
-            "adding npm packages needs npm on this host",
+            f"adding npm packages needs npm on this host{npm.remark}",
             code="npm",
             missing=[Missing("image build", "npm", "sudo apt-get install npm")],
         )
@@ -168,9 +178,9 @@ def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) 
     os.mkdir(prefix, 0o755)
     with open(f"{scratch}/alone.js", "w", encoding="utf-8") as file:
         file.write(_NPM_ALONE)
-    command = ["npm", "install", "--global", "--prefix", prefix, "--ignore-scripts", "--no-audit", "--no-fund"]
+    command = [npm.path, "install", "--global", "--prefix", prefix, "--ignore-scripts", "--no-audit", "--no-fund"]
     command += [f"--allow-{kind}=root" for kind in _NPM_OWN]
-    done = _run([*command, "--no-update-notifier", "--loglevel=error", "--", *packages], scratch, _with_node(file.name))
+    done = _run([*command, "--no-update-notifier", "--loglevel=error", "--", *packages], scratch, _node(file.name))
     said = done.stderr.decode("utf-8", "replace")
     if "ringfence: npm may not start" in said:
         raise ImageError(
@@ -189,22 +199,22 @@ def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) 
     apply_directory(tree, prefix, below="usr/local", whole=False)
 
 
-def _with_node(script: str) -> dict[str, str]:
-    """Variables with which every Node runs that script first."""
+def _node(script: str) -> dict[str, str]:
+    """Variables with which every Node runs that script first. The caller's own options would come before it."""
     quoted = script.replace("\\", "\\\\").replace('"', '\\"')
-    return {**os.environ, "NODE_OPTIONS": f'{os.environ.get("NODE_OPTIONS", "")} --require "{quoted}"'.strip()}
+    return {"NODE_OPTIONS": f'--require "{quoted}"'}
 
 
 def _run(command: list[str], folder: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            dying_with_us(command),
+            host_programs.dying_with_us(command),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_DOWNLOAD_S,
             check=False,
             cwd=folder,
-            env=env,
+            env={**host_programs.environment(command[0], *_SETTINGS), **(env or {})},
         )
     except subprocess.TimeoutExpired:
         raise ImageError(f"{command[0]} took longer than {_DOWNLOAD_S:g} s", code="build", fix="try again") from None

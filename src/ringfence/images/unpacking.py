@@ -71,14 +71,22 @@ class Unpacked:
         import subprocess
         import threading
 
-        try:
-            self._tool = subprocess.Popen(
-                ["zstd", "-dcq"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-        except OSError:
+        from ringfence.backends import host_programs
+
+        found = host_programs.look_up("zstd")
+        if found.path is None:
             raise ImageError(
-                "this archive is compressed with zstd", code="zstd", fix="install zstd, or compress it with gzip"
-            ) from None
+                f"this archive is compressed with zstd, and there is no zstd that may be used{found.remark}",
+                code="zstd",
+                fix="install zstd, or compress it with gzip",
+            )
+        self._tool = subprocess.Popen(
+            [found.path, "-dcq"],
+            env=host_programs.environment(found.path),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         into, out = self._tool.stdin, self._tool.stdout
         assert into is not None
         assert out is not None

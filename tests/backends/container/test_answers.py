@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from ringfence import Mount, Policy, Sandbox, UnsupportedError
+from ringfence import Mount, Policy, Sandbox, SandboxLostError, UnsupportedError
 from ringfence.backends import Container
 from ringfence.backends.container import engine as clients
+from ringfence.doctor import examine
 from ringfence.values import replace
 
 VERSION = {"Version": "20.10", "ApiVersion": "1.41", "MinAPIVersion": "1.12", "Components": [{"Name": "Engine"}]}
@@ -70,6 +71,20 @@ def test_what_does_not_answer_as_an_engine_is_none(
     with pytest.raises(UnsupportedError, match=why) as caught:
         Sandbox(backend=Container(engine="docker", socket=path)).plan()
     assert caught.value.code == "engine-missing"
+
+
+def test_one_that_is_late_is_no_engine_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else "auto" would take another wall because this one is busy (O27)."""
+    monkeypatch.setattr(clients, "_TIMEOUT_S", 0.5)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen(8)
+        with pytest.raises(SandboxLostError, match="listens, and did not answer within") as caught:
+            Sandbox(backend=Container(engine="docker", socket=str(tmp_path / "s"))).plan()
+        assert (caught.value.code, caught.value.retryable) == ("engine", True)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 's'}")
+        (report,) = examine(backends=["container"]).backends
+        assert (report.works, "did not answer" in report.lines[0][2]) == (False, True)
 
 
 def test_what_answers_as_an_engine_is_one(serve: Serve) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from backends.process.children import Say, child
 from ringfence.backends.process import state, uids
-from ringfence.errors import UnsupportedError
+from ringfence.errors import SandboxError
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_each_hold_has_another_uid_of_the_range(directory: Path) -> None:
     held = [uids.hold(100_000, 100_049) for _ in range(50)]
     assert sorted(one.uid for one in held) == list(range(100_000, 100_050))
-    with pytest.raises(UnsupportedError, match="no uid from 100000 to 100049 is free"):
+    with pytest.raises(SandboxError, match="no uid from 100000 to 100049 is free"):
         uids.hold(100_000, 100_049)
     for one in held:
         one.release()
@@ -38,7 +38,7 @@ def test_a_released_uid_can_be_held_again_and_releasing_twice_is_nothing(directo
     first.release()
     second = uids.hold(100_000, 100_000)
     first.release()
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(SandboxError):
         uids.hold(100_000, 100_000)
     second.release()
 
@@ -50,7 +50,7 @@ def test_another_process_does_not_get_a_held_uid_until_the_holder_is_killed(dire
 
     with child(take) as other:
         assert other.hear() == 100_000
-        with pytest.raises(UnsupportedError):
+        with pytest.raises(SandboxError):
             uids.hold(100_000, 100_000)
         other.kill()
         uids.hold(100_000, 100_000).release()
@@ -65,7 +65,7 @@ def test_a_fork_of_the_holder_cannot_give_the_uid_back(directory: Path) -> None:
 
     with child(release) as fork:
         fork.hear()
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(SandboxError):
         uids.hold(100_000, 100_000)
     held.release()
 
@@ -75,7 +75,7 @@ def test_ranges_given_out_to_users_are_left_out(directory: Path, monkeypatch: py
     monkeypatch.setattr(uids, "_given_out", ranges.__getitem__)
     held = [uids.hold(100_000, 100_009) for _ in range(2)]
     assert sorted(one.uid for one in held) == [100_004, 100_005]
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(SandboxError):
         uids.hold(100_000, 100_009)
     for one in held:
         one.release()
@@ -131,7 +131,7 @@ def test_processes_that_hold_and_release_at_once_never_share_a_uid(directory: Pa
         for _ in range(200):
             try:
                 held = uids.hold(100_000, 100_003)
-            except UnsupportedError:
+            except SandboxError:
                 continue
             try:
                 os.close(os.open(marks / str(held.uid), os.O_CREAT | os.O_EXCL))

@@ -33,6 +33,7 @@ def all_cases() -> tuple[Attack, ...]:
         l_persistence,
         o_host_side,
         o_results,
+        o_starts,
     )
 
     modules = (
@@ -59,5 +60,6 @@ def all_cases() -> tuple[Attack, ...]:
         l_persistence,
         o_host_side,
         o_results,
+        o_starts,
     )
     return tuple(case for module in modules for case in module.CASES)

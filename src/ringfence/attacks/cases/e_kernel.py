@@ -310,7 +310,7 @@ def _in_the_log(text: str) -> bool:
     """Whether a line of what the guest has is in the host's log, as the host reads it."""
     import subprocess
 
-    log = subprocess.run(["dmesg"], capture_output=True, check=False).stdout.decode("utf-8", "replace")
+    log = subprocess.run(["/bin/dmesg"], capture_output=True, check=False).stdout.decode("utf-8", "replace")
     lines = [line.partition("] ")[2] for line in text.splitlines()]
     return any(len(line) > 20 and line in log for line in lines)
 

@@ -233,7 +233,7 @@ def stubborn_files(arm: Arm) -> Seen:
     if arm.bare:
         told = arm.python(_STUBBORN, top=arm.directory)
         met = host_process(_REMOVE.format(f"{arm.directory}/d")).stdout.strip()
-        subprocess.run(["rm", "-rf", f"{arm.directory}/d"], check=True)
+        subprocess.run(["/bin/rm", "-rf", f"{arm.directory}/d"], check=True)
         return Seen(met != "", f"rmtree: {met or 'removed it'}")
     box = arm.sandbox()
     told = arm.python(_STUBBORN, box=box, top="/workspace")
@@ -418,6 +418,86 @@ def placeholder_taken_away(arm: Arm) -> Seen:
     third.close()
     written = [name for name in _COUNTED if arm.canary in text_of(f"{arm.directory}/{name}")]
     return Seen(bool(written) or not lives, f"written: {', '.join(written) or 'none'}; the third lived: {lives}")
+
+
+_HELPERS = (
+    *("docker", "podman", "runsc", "mmdebstrap", "npm", "node", "qemu-system-x86_64", "zstd", "unshare", "newuidmap"),
+    *("newgidmap", "mkfs.ext4", "systemd-run", "python3", "git", "tar", "rm", "sh"),
+)
+# A careless program: whatever comes first in PATH.
+_BY_PATH = """
+import shutil, subprocess
+for name in {names!r}:
+    subprocess.run([shutil.which(name)], check=False)
+"""
+# Every road on which we start a program, as far as it goes here.
+_EVERY_ROAD = """
+import os, subprocess, tempfile
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(dir={directory!r})
+from ringfence import images
+from ringfence.backends import host_programs
+from ringfence.backends.container import engine
+from ringfence.backends.gvisor import runsc
+from ringfence.backends.process import disk
+from ringfence.doctor import others
+from ringfence.errors import RingfenceError
+from ringfence.files import imagelocks
+from ringfence.images import debian, packages, unpacking
+
+def unpack():
+    pieces = [bytes.fromhex("28b52ffd") + bytes(64)]
+    unpacked = unpacking.Unpacked(lambda _: pieces.pop() if pieces else b"")
+    unpacked.close()
+
+roads = (runsc.find, lambda: engine.find("podman"), debian.check_host, packages._python_with_pip, disk._formatter,
+    unpack, lambda: others.examine_other("vm"), lambda: imagelocks.run_as_root(["rm", "--version"], 5),
+    lambda: images.import_image("one", "docker:ringfence-attack-none"),
+    lambda: images.import_image("one", "podman:ringfence-attack-none"))
+for road in roads:
+    try:
+        road()
+    except (RingfenceError, OSError, ValueError, AssertionError):
+        pass  # what is not installed here, and what a planted program makes of it
+for name in {names!r}:
+    found = host_programs.find(name)
+    if found is not None and found.startswith({directory!r}):
+        subprocess.run([found], check=False)
+"""
+
+
+@attack("L18", "a program that a guest could have put there is not run by us", PERSIST, off=OURS, label="one look-up")
+def planted_for_us(arm: Arm) -> Seen:
+    """The guest has a folder to write to, and that folder comes first in the PATH of the next command, as a virtual
+    environment of a project does. Each planted program leaves a mark.
+
+    The control knows folders that guests of this process and of earlier ones could write to. It could be got round by a
+    link to such a folder, by another name of it, and by a program that the system does not have itself.
+    """
+    mark = f"{arm.directory}/mark"
+    box = arm.sandbox(arm.shared())
+    told = arm.python(
+        """
+        os.makedirs(top + "/bin", exist_ok=True)
+        for name in names:
+            spill(top + "/bin/" + name, "#!/bin/sh\\necho " + canary + " " + name + " >> " + mark + "\\n", os.O_CREAT)
+            os.chmod(top + "/bin/" + name, 0o755)
+        spill(mark, "", os.O_CREAT)
+        os.chmod(mark, 0o666)
+        """,
+        box=box,
+        top=arm.directory,
+        names=_HELPERS,
+        canary=arm.canary,
+        mark=mark,
+    )
+    box.close()
+    os.symlink(f"{arm.directory}/bin", f"{arm.directory}/link")
+    code = (_BY_PATH if arm.off else _EVERY_ROAD).format(names=_HELPERS, directory=arm.directory)
+    done = host_process(code, path=f"{arm.directory}/link:{arm.directory}/bin:/usr/bin:/bin", timeout_s=60)
+    if done.returncode != 0:
+        raise AssertionError(f"{told.words()} {done.stderr[-300:]}")
+    ran = sorted({line.split()[1] for line in text_of(mark).splitlines() if line.startswith(arm.canary)})
+    return Seen(bool(ran), f"ran: {', '.join(ran) or 'none of them'}")
 
 
 def _groups_of(pid: int) -> list[str]:

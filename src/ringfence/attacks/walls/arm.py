@@ -14,6 +14,7 @@ from ringfence import Sandbox, UnsupportedError
 from ringfence.attacks.arena import POLICY, Arm
 from ringfence.attacks.case import NotApplicable
 from ringfence.attacks.walls import controls
+from ringfence.backends import host_programs
 from ringfence.plan.mutate import CONTROLS, without
 from ringfence.policy.image import Image
 from ringfence.values import replace
@@ -104,8 +105,10 @@ class WalledArm(Arm):
         names = controls.at_the_wall(self.backend, self.missing, self.attack.off)
         for name, options in controls.AFTERWARDS.items():
             if name in names and self.contained and wall_of(box)._engine.name == "podman":  # noqa: SLF001  # as above
-                into = ["nsenter", f"--target={wall_of(box).pid}", "--mount"]
-                subprocess.run([*into, "mount", "-o", f"remount,{options}", "/workspace"], check=True, timeout=20)
+                into = [host_programs.find("nsenter", path="") or "/usr/bin/nsenter", f"--target={wall_of(box).pid}"]
+                subprocess.run(
+                    [*into, "--mount", "/bin/mount", "-o", f"remount,{options}", "/workspace"], check=True, timeout=20
+                )
 
     def workspace_bytes(self, box: Sandbox) -> int:
         if not self.contained:

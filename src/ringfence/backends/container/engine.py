@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import threading
 import time
 
-from ringfence.errors import Missing, PolicyError, UnsupportedError
+from ringfence.backends import host_programs
+from ringfence.errors import Missing, PolicyError, SandboxLostError, UnsupportedError
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -22,7 +24,17 @@ _HELD = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}  # 
 _CGROUPS = "/sys/fs/cgroup/user.slice"
 _TIMEOUT_S = 60
 _SERVICE_S = 10.0
-_IDLE_S = 60  # without a request: so it ends when we were killed
+_IDLE_S = 60  # without a request
+_SETTINGS = ("CONTAINERS_*", "XDG_*", "STORAGE_DRIVER", "DBUS_SESSION_BUS_ADDRESS")  # where Podman has its things
+_GONE_S = 2.0  # until one that was killed has ended
+_AGAIN_S = 60.0  # until a service that did not start is tried again
+
+
+class Service(Struct):
+    """Podman's, which we started."""
+
+    process: subprocess.Popen[bytes]
+    socket: str
 
 
 @final
@@ -45,11 +57,13 @@ class Engine(Struct):
 _lock = threading.Lock()
 _found: dict[tuple[str | None, str | None], Engine] = {}
 _registered: list[bool] = []
-_services: dict[str, subprocess.Popen[bytes]] = {}  # Podman's that we started, by socket
+_service: list[Service] = []  # Podman's that we started: one for this process, whatever is asked for
+_failures: list[tuple[float, str]] = []  # when it did not start the last time, and what it said
 
 
 def find(name: str | None = None, socket: str | None = None, *, start: bool = True) -> Engine:
-    """Raises UnsupportedError, with what is missing and how to get it. The answer is kept.
+    """Raises UnsupportedError, with what is missing and how to get it; SandboxLostError for one that does not answer in
+    time. The answer is kept.
 
     `start`: Podman's service may be started, when nothing answers. PolicyError for what names no engine.
     """
@@ -62,10 +76,42 @@ def find(name: str | None = None, socket: str | None = None, *, start: bool = Tr
         os.register_at_fork(after_in_child=_forget_all)
     with _lock:
         key = (name, socket)
-        service = _services.get(_found[key].socket) if key in _found else None
-        if key not in _found or (service is not None and service.poll() is not None):
-            _found[key] = _find(name, socket, start=start)
-        return _found[key]
+        known = _found.get(key)
+        if known is None or _has_ended(known):
+            known = _found[key] = _find(name, socket, start=start)
+        return known
+
+
+def _has_ended(engine: Engine) -> bool:
+    """Whether it was a service of ours. One that was killed may still be ending: it listens no more."""
+    return any(one.socket == engine.socket and not _listens(one) for one in _service)
+
+
+def was_killed(engine: Engine) -> bool:
+    """Whether it was a service of ours, which has ended by now: another can be started."""
+    for one in _service:
+        if one.socket == engine.socket:
+            try:
+                one.process.wait(_GONE_S)
+            except subprocess.TimeoutExpired:
+                return False
+            return True
+    return False
+
+
+def _listens(service: Service) -> bool:
+    import socket
+
+    if service.process.poll() is not None:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(service.socket)
+        except (ConnectionError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # as one that has many waiting
+    return True
 
 
 def _forget_all() -> None:
@@ -73,7 +119,7 @@ def _forget_all() -> None:
     global _lock
     _lock = threading.Lock()
     _found.clear()
-    _services.clear()
+    _service.clear()
 
 
 def forget(engine: Engine) -> None:
@@ -100,6 +146,7 @@ def check_runtime(engine: Engine, runtime: str | None) -> None:
 
 def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
     problems = []
+    late: SandboxLostError | None = None
     given = socket if socket is not None else os.environ.get("DOCKER_HOST") or None
     for kind, path in _candidates(name, given):
         if not os.path.exists(path):
@@ -111,6 +158,9 @@ def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
             continue
         try:
             found = _connect(path)
+        except SandboxLostError as error:
+            late = error  # another may do; else that is the answer, for it may be otherwise the next time
+            continue
         except _NoAnswerError as error:
             problems.append(Missing("container", f"an engine that answers at {path} ({error})", f"start {kind}"))
             continue
@@ -118,12 +168,17 @@ def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
             return found
         found.api.close()
         problems.append(Missing("container", f"{name} at {path}: {found.name} answers there", f'engine="{found.name}"'))
-    if name in (None, "podman") and given is None and start:
-        started = _start_podman()
-        if started is not None:
+    podman = host_programs.look_up("podman")
+    if name in (None, "podman") and given is None and start and podman.path is not None:
+        started = _own_service(podman.path)
+        if isinstance(started, Engine):
             return started
+        problems.append(Missing("container", f"a service of Podman's: {started}", "podman system service"))
+    if late is not None:
+        raise late
     if not problems:
-        problems.append(Missing("container", "a running Docker or Podman", "apt-get install podman"))
+        what = f"a running Docker or Podman{'' if podman.path else podman.remark}"
+        problems.append(Missing("container", what, "apt-get install podman"))
     raise UnsupportedError(f"no container engine: {problems[0].what}", code="engine-missing", missing=problems)
 
 
@@ -172,6 +227,11 @@ def _connect(path: str) -> Engine:
         api = docker.APIClient(base_url=f"unix://{path}", version="auto", timeout=_TIMEOUT_S)
         return _described(path, api, api.version(), api.info())
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        if any(isinstance(each, requests.exceptions.Timeout) for each in (error, error.__cause__)):
+            if api is not None:
+                api.close()
+            text = f"the engine at {path} listens, and did not answer within {_TIMEOUT_S} s"
+            raise SandboxLostError(text, code="engine", fix="try again when it is less busy") from None
         said = str(error)
     except (AttributeError, KeyError, TypeError, ValueError):  # what a proxy before it, or another program, made of it
         said = "its answers are not an engine's"
@@ -226,36 +286,75 @@ def _package() -> Any:
     return docker
 
 
-def _start_podman() -> Engine | None:
-    """Podman has no daemon: its service is started by us, and ends with us."""
-    path = shutil.which("podman")
-    if path is None:
-        return None
+def _own_service(podman: str) -> Engine | str:
+    """Podman has no daemon: its service is started by us, once for this process, and ends with us.
+
+    Or why there is none. One that did not start is not started again by each sandbox that is asked for.
+    """
+    _package()  # before anything is started for it
+    for one in _service:
+        if one.process.poll() is None:
+            try:
+                return _connect(one.socket)
+            except _NoAnswerError as error:
+                try:
+                    one.process.wait(_GONE_S)
+                except subprocess.TimeoutExpired:  # others' sandboxes may be its
+                    return f"the one that was started does not answer ({error})"
+    if _failures and time.monotonic() < _failures[-1][0] + _AGAIN_S:
+        return _failures[-1][1]
+    started = _start_service(podman)
+    _failures[:] = [(time.monotonic(), started)] if isinstance(started, str) else []
+    return started
+
+
+def _start_service(podman: str) -> Engine | str:
     folder = _own_folder()
     socket = f"{folder}/socket"
-    command = [path, "system", "service", f"--time={_IDLE_S}", f"unix://{socket}"]
-    service = _services[socket] = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": folder},  # it leaves files there, and its monitors an "oom" where they run
-        cwd=folder,
-        start_new_session=True,
-    )
+    process = _begin([podman, "system", "service", f"--time={_IDLE_S}", f"unix://{socket}"], folder)
+    if isinstance(process, OSError):
+        return f"it could not be started: {process.strerror}"
+    _service[:] = [Service(process, socket)]
     import atexit
 
-    atexit.register(_end, service, folder, os.getpid())
+    atexit.register(_end, process, folder, os.getpid())
     deadline = time.monotonic() + _SERVICE_S
-    while time.monotonic() < deadline and service.poll() is None:
+    while time.monotonic() < deadline and process.poll() is None:
         if os.path.exists(socket):
             try:
                 return _connect(socket)
             except _NoAnswerError:
                 pass  # it listens before it answers
         time.sleep(0.05)
-    _end(service, folder, os.getpid())
-    return None
+    status = process.poll()
+    _end(process, folder, os.getpid())
+    return f"no answer within {_SERVICE_S:g} s" if status is None else f"it ended with status {status}"
+
+
+def _begin(command: list[str], folder: str) -> subprocess.Popen[bytes] | OSError:
+    """Start it from a thread that lasts as long as this process: with that thread the kernel ends the service too,
+    however we end. A descriptor that it waited on would be held open by the caller's forks."""
+    begun: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+    def keep() -> None:
+        try:
+            process = subprocess.Popen(
+                host_programs.dying_with_us(command, signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**host_programs.environment(command[0], *_SETTINGS), "TMPDIR": folder},  # it leaves files there
+                cwd=folder,  # where its monitors leave an "oom"
+                start_new_session=True,
+            )
+        except OSError as error:
+            begun.put(error)
+            return
+        begun.put(process)
+        process.wait()
+
+    threading.Thread(target=keep, name="ringfence-podman", daemon=True).start()
+    return begun.get()
 
 
 def _own_folder() -> str:

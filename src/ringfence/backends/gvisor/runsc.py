@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 
+from ringfence.backends import host_programs
 from ringfence.errors import Missing, UnsupportedError
 from ringfence.values import Struct, final
 
@@ -28,17 +29,19 @@ _found: dict[str | None, Runsc] = {}
 
 
 def find(platform: str | None = None) -> Runsc:
-    """Raises UnsupportedError, with what is missing, where none works. Tried once for each process."""
-    if platform not in _found:
-        _found[platform] = _find(platform)
-    return _found[platform]
+    """Raises UnsupportedError, with what is missing, where none works. Tried once for each process and program."""
+    known = _found.get(platform)
+    if known is None or host_programs.look_up("runsc").path != known.path:  # a guest could write there since
+        known = _found[platform] = _find(platform)
+    return known
 
 
 def _find(platform: str | None) -> Runsc:
-    path = shutil.which("runsc")
+    found = host_programs.look_up("runsc")
+    path = found.path
     if path is None:
         raise UnsupportedError(
-            "gVisor is not installed: there is no runsc on the PATH",
+            f"gVisor is not installed: there is no runsc that may be used{found.remark}",
             code="gvisor-missing",
             missing=[Missing("gvisor", "runsc", "apt-get install runsc")],
         )
@@ -93,7 +96,15 @@ def _remember(path: str, version: str, known: dict[str, str | None]) -> None:
 
 def _version(path: str) -> str:
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_PROBE_S, check=False)
+        done = subprocess.run(
+            [path, "--version"],
+            env=host_programs.environment(path),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.partition("\n")[0].removeprefix("runsc version").strip() or "unknown"
@@ -136,6 +147,7 @@ def _ran(path: str, platform: str, folder: str) -> str | None:
     try:
         process = subprocess.Popen(
             command,
+            env=host_programs.environment(path),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

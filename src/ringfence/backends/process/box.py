@@ -76,7 +76,7 @@ class ProcessBox:
         self.listeners: list[int] = []  # resolver by UDP, by TCP, proxy, then each port of the plan; for the gateway
 
     def wait_ready(self, deadline: float) -> None:
-        """Raises UnsupportedError when the host refused a step, StartTimeoutError, or SandboxLostError."""
+        """Raises UnsupportedError when the host refused a step, StartTimeoutError, or another SandboxError."""
         reader = frames.Reader()
         while True:
             left = deadline - time.monotonic()
@@ -84,7 +84,8 @@ class ProcessBox:
                 raise StartTimeoutError("the sandbox did not start in time", fix="try again when the host is less busy")
             data = self.channel.recv(1 << 12)
             if not data:
-                raise SandboxLostError("the sandbox ended while it was built", fix="ringfence doctor")
+                said = "the sandbox ended while it was built: its monitor, or what it is forked from, was killed"
+                raise SandboxLostError(said, fix="try again: new ones are started")
             try:
                 arrived = [frames.event(frame.payload) for frame in reader.feed(data)]
             except frames.WireError as error:
@@ -99,7 +100,8 @@ class ProcessBox:
 
     def _begin(self, event: dict[str, object]) -> None:
         if event["ev"] == "failed":
-            raise explain_refusal(str(event["error"]), event["errno"])
+            killed = self._group is not None and bool(self._group.usage().oom_kills)
+            raise explain_refusal(str(event["error"]), event["errno"], out_of_memory=killed)
         if event["ev"] != "ready":
             raise SandboxLostError("the sandbox's monitor said something else than that it is ready")
         pid = event["init"]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 WANTED = ("memory", "pids", "cpu")
 ZYGOTE = "zygote.leaf"  # no box id holds a dot
 _ADOPT_S = 2.0
-_SYSTEMD_RUN = ("/usr/bin/systemd-run", "/bin/systemd-run")
 
 
 def find() -> Tree | None:
@@ -33,9 +32,13 @@ def find() -> Tree | None:
 def delegable() -> ScopeTree | None:
     """See `cgroup.delegable`."""
     runtime = f"/run/user/{os.geteuid()}"
-    program = next((path for path in _SYSTEMD_RUN if os.access(path, os.X_OK)), None)
     manager = _manager()
-    if program is None or not os.path.exists(f"{runtime}/systemd/private") or not os.path.isdir(manager):
+    if not os.path.exists(f"{runtime}/systemd/private") or not os.path.isdir(manager):
+        return None
+    from ringfence.backends import host_programs
+
+    program = host_programs.find("systemd-run", path="")
+    if program is None:
         return None
     return ScopeTree(program, runtime, _read_set(f"{manager}/cgroup.controllers"))
 

@@ -12,7 +12,8 @@ import os
 import struct
 
 from ringfence.backends.process import record, state
-from ringfence.errors import Missing, UnsupportedError
+from ringfence.backends.process.refusals import is_lasting
+from ringfence.errors import Missing, SandboxError, StartTimeoutError, UnsupportedError
 from ringfence.guest import kernel
 
 _BLOCK = 4096
@@ -27,14 +28,14 @@ _FORMAT_S = 60
 _FEATURES = (
     "none,ext_attr,extent,filetype,sparse_super,large_file,huge_file,dir_nlink,dir_index,extra_isize,flex_bg,uninit_bg"
 )
-_PLACES = "/usr/sbin:/sbin:/usr/bin:/bin"
 
 
 def make_image(size: int, files: int, owner: int) -> int:
     """A file system with room for exactly `size` bytes (whole blocks) and `files` names: a mount's descriptor.
 
     Below it are `workspace`, which belongs to `owner`, and things of ours that no guest is shown. Root only. Raises
-    UnsupportedError when this host lacks something for it; nothing is left then. Costs tens of milliseconds.
+    UnsupportedError when this host lacks something for it, SandboxError for what may pass; nothing is left then. Costs
+    tens of milliseconds.
     """
     program = _formatter()
     blocks = -(-size // _BLOCK)
@@ -69,16 +70,16 @@ def _check_room(image: int, blocks: int) -> None:
 
 
 def _formatter() -> str:
-    from shutil import which
+    from ringfence.backends import host_programs
 
-    found = which("mkfs.ext4", path=_PLACES)
-    if found is None:
+    found = host_programs.look_up("mkfs.ext4", path="")
+    if found.path is None:
         raise UnsupportedError(
-            "a workspace on disk needs mkfs.ext4, and it is not installed",
+            f"a workspace on disk needs mkfs.ext4, and it is not installed{found.remark}",
             code="mkfs",
             missing=[Missing("process", "mkfs.ext4", "install the package e2fsprogs")],
         )
-    return found
+    return found.path
 
 
 def _whole_size(blocks: int, files: int) -> int:
@@ -95,18 +96,21 @@ def _format(program: str, image: int, files: int) -> None:
     path = f"/proc/self/fd/{image}"
     options = ["-q", "-F", "-t", "ext4", "-b", str(_BLOCK), "-I", str(_INODE), "-m", "0", "-N", str(files + 32)]
     options += ["-O", _FEATURES, "-E", "lazy_itable_init=1,nodiscard"]
-    done = subprocess.run(
-        [program, *options, path],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={"MKE2FS_CONFIG": "/dev/null", "LC_ALL": "C"},  # the host's own defaults are for its own disks
-        pass_fds=[image],
-        timeout=_FORMAT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [program, *options, path],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={"MKE2FS_CONFIG": "/dev/null", "LC_ALL": "C"},  # the host's own defaults are for its own disks
+            pass_fds=[image],
+            timeout=_FORMAT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise StartTimeoutError(f"mkfs.ext4 took longer than {_FORMAT_S} s", fix="is the disk overloaded?") from None
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise UnsupportedError(
+        raise SandboxError(
             f"mkfs.ext4 could not make a workspace: {''.join(said)[:200]}",
             code="mkfs",
             fix="is the disk full? try a smaller limits.disk",
@@ -173,9 +177,12 @@ def _nameless(directory: str) -> int:
     return fd
 
 
-def _refused(error: OSError) -> UnsupportedError:
+def _refused(error: OSError) -> UnsupportedError | SandboxError:
+    said = f"a workspace on disk could not be made: {error}"
+    if not is_lasting(error.errno) and error.errno not in (errno.ENOENT, errno.ENXIO):  # of /dev/loop-control
+        return SandboxError(said, code="loop", fix='try again, or workspace="memory"', retryable=True)
     return UnsupportedError(
-        f"a workspace on disk could not be made: {error}",
+        said,
         code="loop",
         missing=[Missing("process", "loop devices and CAP_SYS_ADMIN", 'workspace="memory", or run on the host itself')],
     )

@@ -19,7 +19,7 @@ from ringfence.backends.process import canary, cgroup, uids
 from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.cgroup import GroupLimits, Mechanisms
 from ringfence.backends.process.templates import Templates
-from ringfence.errors import RingfenceError, SandboxLostError, UnsupportedError
+from ringfence.errors import RingfenceError, SandboxError, StartTimeoutError, UnsupportedError
 from ringfence.guest import lean
 from ringfence.guest.counts import OURS, RESERVE
 
@@ -90,7 +90,7 @@ class Pool:
                 return box
             except BaseException as error:
                 box.close()
-                if not isinstance(error, SandboxLostError):  # that one: its template died while it waited
+                if not _may_pass(error):  # its template died while it waited
                     raise
         self._make_group_ahead(plan)
         asked, self._asked = self._asked, None
@@ -113,7 +113,7 @@ class Pool:
                     box.close()
                 if template is not None:
                     self._templates.drop(plan, template)
-                if attempt == 3 or not isinstance(error, SandboxLostError):
+                if attempt == 3 or not _may_pass(error):
                     raise
         raise AssertionError("unreachable")
 
@@ -266,12 +266,14 @@ class Pool:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # of this process, and no fault of the groups
                 raise
+            from ringfence.backends.process.refusals import is_lasting
+
+            said = f"no cgroup could be made for the sandbox: {error}"
+            if is_lasting(error.errno):
+                raise UnsupportedError(said, code="cgroup", fix="ringfence doctor") from None
             full = error.errno in (errno.EAGAIN, errno.ENOSPC)
-            raise UnsupportedError(
-                f"no cgroup could be made for the sandbox: {error}",
-                code="cgroup",
-                fix="close sandboxes, or raise cgroup.max.descendants above them" if full else "ringfence doctor",
-            ) from None
+            fix = "close sandboxes, or raise cgroup.max.descendants above them" if full else "try again"
+            raise SandboxError(said, code="cgroup", fix=fix, retryable=True) from None
 
     def _make_group_ahead(self, plan: ProcessPlan) -> None:
         """The first one's, on cgroup v1, where it is five folders: while its zygote still starts."""
@@ -415,6 +417,11 @@ class Pool:
         self._templates.forget()
         for box in self._boxes:
             box.forget()
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether another attempt may get on: nothing of the guest has run. One that took its whole time is the last."""
+    return isinstance(error, SandboxError) and error.retryable and not isinstance(error, StartTimeoutError)
 
 
 def _make_disk(size: int, files: int, owner: int) -> int:

@@ -12,6 +12,13 @@ from ringfence.errors import SandboxLostError
 from ringfence.values import Struct, final
 
 _SYS_ADMIN = 21
+# What the kernel says where it lacks a feature or denies a right: the same the next time.
+_LASTING = frozenset(
+    (
+        *(errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP),
+        *(errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT),
+    )
+)
 _DELEGATED_ROOT = "the sandbox's uids (2000000 and up) are not part of this user namespace"
 _NAMESPACES = {
     0x10000000: "user",
@@ -27,12 +34,16 @@ DOCTOR = "ringfence doctor --fix"
 
 @final
 class Cause(Struct):
-    """Why a step was refused. `fix` is a command, or what to change in words; None: nothing is known to help."""
+    """Why a step was refused. `fix` is a command, or what to change in words; None: nothing is known to help.
+
+    `passes`: it says nothing about the host, and may be otherwise the next time.
+    """
 
     code: str
     what: str  # what is missing
     why: str  # one sentence
     fix: str | None
+    passes: bool = False
 
 
 def mounts_changed(what: str) -> SandboxLostError:
@@ -44,11 +55,23 @@ def mounts_changed(what: str) -> SandboxLostError:
     )
 
 
-def cause(text: str, number: object) -> Cause:
-    """The likeliest cause of a refused step. `text` names it as `guest/kernel.py` does: `[unshare 0x10020000]`."""
+def is_lasting(number: int | None) -> bool:
+    """Whether an error number tells of a missing feature or right; else of this moment: a process that ended, a name
+    that went, a full table."""
+    return number in _LASTING
+
+
+def cause(text: str, number: object, *, out_of_memory: bool = False) -> Cause:
+    """The likeliest cause of a refused step. `text` names it as `guest/kernel.py` does: `[unshare 0x10020000]`.
+
+    `out_of_memory`: its cgroup counted a process that was killed at the limit.
+    """
     number = number if isinstance(number, int) else number_in(text)
     if "limits.memory" in text:
         return Cause("memory", "room for a Python", "its first process could not start", "a larger limits.memory")
+    if out_of_memory:
+        why = "limits.memory is too small: its first process was killed there"
+        return Cause("memory", "room for a Python", why, "a larger limits.memory")
     if "mount proc" in text and number in (errno.EPERM, errno.EACCES):
         return _proc_masked()
     if "[unshare" in text and number in (errno.ENOSPC, errno.EUSERS):
@@ -58,7 +81,18 @@ def cause(text: str, number: object) -> Cause:
         return Cause("kernel", "Linux 5.12 or later with namespaces", why, "use a newer kernel")
     if number in (errno.EPERM, errno.EACCES):
         return _root_refused(text) if os.geteuid() == 0 else _user_refused(text)
-    return Cause("build", "a sandbox that can be built", "the host refused a step", "ringfence doctor")
+    if number in _LASTING:
+        return Cause("build", "a sandbox that can be built", "the host refused a step", "ringfence doctor")
+    return Cause("start", "a sandbox that can be built", "a step failed", _fix_of(number), passes=True)
+
+
+def _fix_of(number: int | None) -> str:
+    """For what passes."""
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "close sandboxes, or raise the limit on open files, then try again"
+    if number in (errno.EAGAIN, errno.ENOMEM):
+        return "end some processes of this machine, then try again"
+    return "try again"
 
 
 def number_in(text: str) -> int | None:
@@ -137,7 +171,8 @@ def _namespaces_used_up(text: str) -> Cause:
         f"no further namespace is allowed: user.max_user_namespaces ({allowed} here, perhaps fewer outside this "
         "container) is used up, or namespaces are nested too deep"
     )
-    return Cause("userns-restricted", "more user namespaces", why, "sudo sysctl -w user.max_user_namespaces=15000")
+    fix = "close sandboxes, or: sudo sysctl -w user.max_user_namespaces=15000"
+    return Cause("namespaces-used-up", "more user namespaces", why, fix, passes=True)
 
 
 def _asked_for(text: str) -> list[str]:

@@ -10,7 +10,7 @@ import fcntl
 import os
 
 from ringfence.backends.process import state
-from ringfence.errors import UnsupportedError
+from ringfence.errors import SandboxError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class HeldUid:
 
 
 def hold(first: int = FIRST, last: int = LAST) -> HeldUid:
-    """A uid of `first` to `last` that no process holds. Root only. UnsupportedError when all are taken.
+    """A uid of `first` to `last` that no process holds. Root only. SandboxError when all are taken.
 
     Costs about 0.1 ms. Starts at a random number, so that a uid is seldom used again soon.
     """
@@ -70,10 +70,11 @@ def hold(first: int = FIRST, last: int = LAST) -> HeldUid:
         held = _try(directory, uid)
         if held is not None:
             return held
-    raise UnsupportedError(
+    raise SandboxError(
         f"no uid from {first} to {last} is free: each is held by a sandbox or given out in /etc/subuid or /etc/subgid",
         code="uids-exhausted",
         fix="close sandboxes, or name another range of uids",
+        retryable=True,
     )
 
 

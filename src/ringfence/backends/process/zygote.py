@@ -9,7 +9,7 @@ import sys
 
 from ringfence import spawn
 from ringfence.backends.process import state
-from ringfence.errors import Missing, SandboxLostError, StartTimeoutError, UnsupportedError
+from ringfence.errors import Missing, SandboxError, SandboxLostError, StartTimeoutError, UnsupportedError
 from ringfence.guest import lean
 
 TYPE_CHECKING = False
@@ -25,6 +25,16 @@ _START_S = 30.0  # with preload of large modules on a slow machine
 _BUILD_S = 10.0
 _END_S = 2.0
 _MAX_PACKET = 1 << 16
+_BOTH_WAYS = 2
+_AGAIN = "try again: a new one is started"
+_NO_LAUNCHER = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOEXEC,
+    errno.ENOTDIR,
+    errno.ELOOP,
+)  # as it is installed
 
 
 class Zygote:
@@ -48,6 +58,7 @@ class Zygote:
         self._moves = tree is not None and tree.moves_zygotes  # first: what it forks before would stay outside
         self._ready = False
         self._made_any = False
+        self._cut = False  # its end of the control socket is closed: it ends, or has ended
         hello = {
             "sys_path": interpreter.sys_path,
             "preload": preload,
@@ -57,7 +68,33 @@ class Zygote:
             "stakes": f"{state.lasting_place('placeholders')}/stakes",
             "home": os.path.expanduser("~"),
         }
-        _send(self._control, lean.dumps(hello), [])
+        self._say(lean.dumps(hello), [])
+
+    def _say(self, data: bytes, fds: list[int]) -> None:
+        try:
+            lean.send_fds(self._control, data, fds)
+        except OSError as error:
+            closed = self._control.fileno() < 0  # by another thread, who found out first
+            if not closed and not isinstance(error, BrokenPipeError | ConnectionResetError):
+                raise
+            raise self._gone() from None
+
+    def _gone(self) -> SandboxLostError:
+        """It is no longer `alive`, though its process may still be ending: who asks next gets a new one at once."""
+        self._cut = True
+        said = f"the zygote, our process that sandboxes are made by, has ended{self._how_it_ended()}"
+        return SandboxLostError(f"{said}{self._last_words()}; sandboxes that run go on", fix=_AGAIN)
+
+    def _how_it_ended(self) -> str:
+        """By what signal or status, where the caller does not reap our children for us."""
+        try:
+            pid = self.pid
+            info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) if pid > 0 else None
+        except ChildProcessError:
+            info = None
+        if info is None:
+            return ""
+        return f" with status {info.si_status}" if info.si_code == os.CLD_EXITED else f" by signal {info.si_status}"
 
     def wait_ready(self) -> None:
         """Until its imports are done. Raises ImageError for a preload that failed; then it is closed."""
@@ -87,7 +124,7 @@ class Zygote:
         try:
             with self._lock:
                 young, self._made_any = not self._made_any, True
-                _send(self._control, request, [theirs.fileno()])
+                self._say(request, [theirs.fileno()])
         except BaseException:
             ours.close()
             raise
@@ -96,7 +133,7 @@ class Zygote:
         return Template(ours, self, young=young)
 
     def built(self, sock: socket) -> None:
-        """Until the template behind `sock` is. Raises UnsupportedError when this host does not let us build one."""
+        """Until the template behind `sock` is. Raises as `explain_refusal` says."""
         self.wait_ready()
         answer = self._answer(sock)
         if "error" in answer:
@@ -113,20 +150,22 @@ class Zygote:
         except OSError:
             data = b""  # closed by another thread, who found out first
         if not data:
-            raise SandboxLostError(f"the sandbox's zygote ended{self._last_words()}", fix="ringfence doctor")
+            raise self._gone() if sock is self._control else _monitor_gone()
         answer: dict[str, object] = lean.loads(data)
         return answer
 
     def _last_words(self) -> str:
-        if self._errors < 0:
-            return ""
-        text = os.pread(self._errors, 4096, 0).decode("utf-8", "replace").strip()
+        try:
+            said = os.pread(self._errors, 4096, 0) if self._errors >= 0 else b""
+        except OSError:
+            said = b""  # closed by another thread, who found out first
+        text = said.decode("utf-8", "replace").strip()
         return f": {text.splitlines()[-1]}" if text else ""
 
     @property
     def alive(self) -> bool:
         """False once it has ended; it is then reaped."""
-        if self.pid < 0:
+        if self.pid < 0 or self._cut:
             return False
         try:
             pid, _ = os.waitpid(self.pid, os.WNOHANG)
@@ -141,7 +180,7 @@ class Zygote:
         if self._errors < 0:
             return
         try:
-            _send(self._control, b'{"bye":true}', [])
+            self._say(b'{"bye":true}', [])
         except (SandboxLostError, OSError):
             pass  # gone already
         self._control.close()
@@ -216,7 +255,12 @@ class Template:
             _send(self._control, lean.dumps({"box": number, "protect": paths}), [fd])
 
     def close(self) -> None:
-        with self._lock:
+        """Who waits for it to be built hears that it is over: one whose socket is closed under it would wait on."""
+        try:
+            self._control.shutdown(_BOTH_WAYS)
+        except OSError:
+            pass  # closed already, or its monitor is gone
+        with self._building, self._lock:
             self._control.close()
 
     def forget(self) -> None:
@@ -228,13 +272,22 @@ class Template:
 
 
 def _send(control: socket, data: bytes, fds: list[int]) -> None:
+    """To a monitor."""
     try:
         lean.send_fds(control, data, fds)
     except OSError as error:
         closed = control.fileno() < 0  # by another thread, who found out first
         if not closed and not isinstance(error, BrokenPipeError | ConnectionResetError):
             raise
-        raise SandboxLostError("the sandbox's zygote is gone", fix="try again: a new one is started") from None
+        raise _monitor_gone() from None
+
+
+def _monitor_gone() -> SandboxLostError:
+    return SandboxLostError(
+        "the monitor, our process that watches sandboxes of one view, ended before this one was made, or what they are "
+        "forked from did: it was killed",
+        fix=_AGAIN,
+    )
 
 
 def _start(executable: str, prefix: list[str]) -> spawn.Started:
@@ -245,8 +298,8 @@ def _start(executable: str, prefix: list[str]) -> spawn.Started:
         if error.errno == errno.EAGAIN:
             words = "no room for another process of this user: raise the limit (ulimit -u), or end some"
             raise OSError(error.errno, words) from None
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise  # of the caller at this moment; it says nothing about the host
+        if error.errno not in _NO_LAUNCHER:
+            raise  # of this moment; it says nothing about the host
         missing = Missing("process", "the launcher file can be executed", "reinstall ringfence")
         raise UnsupportedError(
             f"cannot start {[*prefix, spawn.launcher()][0]}: {error.strerror}", missing=[missing]
@@ -286,14 +339,21 @@ def _preload_failed(answer: dict[str, object]) -> Exception:
     )
 
 
-def explain_refusal(text: str, number: object) -> UnsupportedError | SandboxLostError:
-    """The kernel refused a step: which one, and what the host's owner can do about it (M9, M14). Or we did, because a
-    mount's source is not what the plan looked at."""
+def explain_refusal(text: str, number: object, *, out_of_memory: bool = False) -> UnsupportedError | SandboxError:
+    """A step failed: which one, and what the host's owner can do about it (M9, M14).
+
+    UnsupportedError when that is a fact of this host or of the policy; SandboxError when it may pass. Or we refused it,
+    because a mount's source is not what the plan looked at: no other wall is to be tried for that.
+    """
     from ringfence.backends.process.refusals import cause, mounts_changed
 
     if number == errno.ESTALE:
         return mounts_changed(text)
-    found = cause(text, number)
+    found = cause(text, number, out_of_memory=out_of_memory)
+    if found.passes:
+        return SandboxError(
+            f"the sandbox could not be built: {found.why} ({text})", code=found.code, fix=found.fix, retryable=True
+        )
     return UnsupportedError(
         f"the sandbox could not be built: {found.why} ({text})",
         code=found.code,
