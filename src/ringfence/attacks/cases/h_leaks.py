@@ -11,6 +11,7 @@ from ringfence._sync import waiting
 from ringfence.attacks.arena import POLICY
 from ringfence.attacks.case import LEAK, OURS, NotApplicable, Seen, attack, cases, not_applicable
 from ringfence.attacks.witnesses import replaced
+from ringfence.spawn import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,11 +81,8 @@ else:
 @attack("H12", "nothing of the supervisor's memory, arguments or environment is in a guest's memory", LEAK, off=OURS)
 def memory_of_the_supervisor(arm: Arm) -> Seen:
     """Off: a plain fork of the supervisor."""
-    import ringfence
-
-    source = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
-    env = {"RINGFENCE_ATTACK_CANARY": arm.canary, "PYTHONPATH": source, "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-    argv = [sys.executable, "-P", "-c", _SUPERVISOR, arm.canary, arm.name]
+    env = {"RINGFENCE_ATTACK_CANARY": arm.canary, "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+    argv = [sys.executable, "-I", "-c", f"{own_package()}\n{_SUPERVISOR}", arm.canary, arm.name]
     done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False)
     said = done.stdout.decode().strip()
     if said not in ("found", "clean"):

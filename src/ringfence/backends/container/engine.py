@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 
+from ringfence import import_path
 from ringfence.errors import Missing, PolicyError, UnsupportedError
 from ringfence.values import Struct, final
 
@@ -213,6 +214,7 @@ def _controllers(told: Any, rootless: bool) -> tuple[str, ...]:
 
 
 def _package() -> Any:
+    import_path.guard()  # it looks for packages of its own that may be missing (L12)
     try:
         import docker
         import docker.errors

@@ -6,9 +6,12 @@ import os
 import select
 import threading
 
+from ringfence import import_path, spawn
 from ringfence.backends.process import record, state
 from ringfence.backends.process.endscan import end_scan, snapshot_before
 from ringfence.backends.process.protect import Placeholder, Placeholders, Watch
+from ringfence.errors import warn
+from ringfence.plan.process import IMPORTABLE
 from ringfence.results import Denial
 
 TYPE_CHECKING = False
@@ -39,6 +42,7 @@ class Guard:
     """Holds the protected paths of one sandbox."""
 
     def __init__(self, plan: ProcessPlan, writable: tuple[str, ...]) -> None:
+        _keep_imports_out(plan, writable)
         self._writable = writable
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
         self._before: dict[str, Before] = {root: snapshot_before(root) for root in writable}
@@ -90,6 +94,28 @@ class Guard:
         for root, before in self._before.items():
             found += end_scan(root, before, ignore=self._placeholders.kept, known=self._held)
         return found
+
+
+_warned: set[str] = set()
+
+
+def _keep_imports_out(plan: ProcessPlan, writable: tuple[str, ...]) -> None:
+    """Ours, from here on. Of the caller's own it can only be told, once for each folder; a command tells it after the
+    run."""
+    held = read_only(plan)
+    import_path.shown_writable(writable, held)
+    folders = [folder for folder in import_path.importable(writable, held) if folder not in _warned]
+    _warned.update(folders)
+    if folders and not spawn.is_command():
+        warn(
+            f"{', '.join(folders)}: {IMPORTABLE}",
+            UserWarning,
+        )
+
+
+def read_only(plan: ProcessPlan) -> tuple[str, ...]:
+    """What is there in a writable mount and cannot be written."""
+    return tuple(one.path for one in plan.protected if not one.missing)
 
 
 def _replaced(path: str) -> Denial:
