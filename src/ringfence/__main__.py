@@ -1,7 +1,6 @@
 """The process of the `ringfence` command: what comes before its line is read, and how it leaves; `python -P -m` too."""
 
-from __future__ import annotations
-
+# Not __future__: `python -m` would take it from the working directory (L12). These three are there already.
 import gc
 import os
 import sys

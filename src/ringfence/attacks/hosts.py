@@ -19,7 +19,11 @@ def host_process(code: str, *, timeout_s: float = 20, path: str | None = None) -
     """Python that uses Ringfence, as a process of its own. `path` is its PATH."""
     return subprocess.run(
         [sys.executable, "-I", "-c", f"{own_package()}\n{code}"],
-        env={"PATH": path or os.environ.get("PATH", "/usr/bin:/bin"), "HOME": os.path.expanduser("~")},
+        env={
+            "PATH": path or os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": os.path.expanduser("~"),
+            **{name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ},
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -29,6 +29,7 @@ def all_cases() -> tuple[Attack, ...]:
         k_images,
         k_snapshots,
         k_transfers,
+        l_next_command,
         l_persistence,
     )
 
@@ -52,6 +53,7 @@ def all_cases() -> tuple[Attack, ...]:
         k_images,
         k_snapshots,
         k_transfers,
+        l_next_command,
         l_persistence,
     )
     return tuple(case for module in modules for case in module.CASES)
