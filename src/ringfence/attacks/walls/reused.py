@@ -36,7 +36,7 @@ NOT_OWN: dict[str, frozenset[str]] = {"container": frozenset(), "gvisor": frozen
 # In the tests of every change; the rest by `ringfence attack` and for docs/attacks.md.
 IN_EVERY_RUN: dict[str, frozenset[str]] = {
     "container": _ids(
-        "A01 A15 A31 B01-pids B03 B04 B15 D01 E03 E08 E18 E24 E25 E25-filter F01 F15 G01 H01 H02 J02 J17-signals "
+        "A01 A15 A31 B01-pids B03 B04 B15 D01 E03 E08 E18 E24 E25 E25-filter F01 F15 G01 H01 H02 J02 J17-signals L12 "
     ),
-    "gvisor": _ids("A01 A03 A12 A15 A31 B04 D02 D04 D06 D10 D11 F12 F14 F19 G01 H01 H03 H04 H11 H12 J02 J03 "),
+    "gvisor": _ids("A01 A03 A12 A15 A31 B04 D02 D04 D06 D10 D11 F12 F14 F19 G01 H01 H03 H04 H11 H12 J02 J03 L12 "),
 }
