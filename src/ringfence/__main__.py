@@ -43,10 +43,12 @@ def leave_out_working_folders() -> None:
 
 
 def _working_folder() -> str:
+    """With a slash at its end; a NUL where it is none that a guest can have been shown."""
     try:
-        return f"{os.getcwd().rstrip('/')}/"
+        here = os.getcwd()
     except OSError:  # somebody removed it
-        return "\0"
+        here = "/"
+    return "\0" if here == "/" else f"{here}/"
 
 
 def _fill_closed_descriptors() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HELPERS = frozenset(
     (
         *("_cffi_backend", "certifi", "cffi", "charset_normalizer", "cryptography", "docker", "h11", "h2", "hpack"),
-        *("hyperframe", "idna", "pycparser", "requests", "urllib3"),
+        *("hyperframe", "idna", "pycparser", "requests", "typing_extensions", "urllib3"),
     )
 )
 _INSTALLED = ("/site-packages/", "/dist-packages/")

@@ -12,16 +12,19 @@ import ast
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 from accounts import OrdinaryUser, let_others_through
 from behaviour import every_method
-from ringfence import import_path
+from ringfence import Mount, Policy, PolicyError, Sandbox, import_path
 from test_imports import ROOT, all_imports
 
 SCRIPT = Path(every_method.__file__)
@@ -132,3 +135,108 @@ def test_nor_does_one_of_an_ordinary_user_whose_python_lacks_packages(
     assert unexpected(done.stdout) == []
     assert planted(top) > 500
     assert ran(top) == []
+
+
+# The package lies in the folder itself, as in a checkout; each of our processes is started after the guest has worked.
+LATER = """
+import os, sys, time
+top, here = sys.argv[1:]
+sys.path.insert(0, here)
+import ringfence
+from ringfence import Image, Mount, Policy, Sandbox
+with Sandbox(policy=Policy(mounts=[Mount(here, mode="rw")])) as box:
+    box.exec(["python3", "-c", {plant!r}, here]).check()
+    assert box.exec(["sh", "-c", f"echo 1 >> {{here}}/ringfence/spawn.py"]).exit_code
+    assert Sandbox(image=Image("host", preload=["json"])).start().run("import json; json.dumps(1)").value == "'1'"
+    from ringfence.doctor import asking
+    assert asking.cgroup().facts is not None
+    assert asking.trials()["launcher"].ok
+    assert os.path.exists(here + "/.vscode")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def _sweeps(top: Path, run: subprocess.CompletedProcess[str]) -> None:
+    assert (run.returncode, run.stderr) == (-signal.SIGKILL, "")
+    assert planted(top) > 500
+    deadline = time.monotonic() + 20
+    while (top / "project/.vscode").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not (top / "project/.vscode").exists()  # another process of ours did that
+    assert ran(top) == []
+
+
+@pytest.mark.timeout(90)
+def test_nor_do_processes_of_ours_that_start_later_where_the_package_itself_lies_there(top: Path) -> None:
+    """A zygote, the doctor's programs, and what cleans up after a killed library."""
+    shutil.copytree(ROOT / "src/ringfence", top / "project/ringfence", ignore=shutil.ignore_patterns("__pycache__"))
+    code = LATER.format(plant=every_method.PLANT)
+    argv = [sys.executable, "-I", "-W", "ignore", "-c", code, str(top), str(top / "project")]
+    _sweeps(top, subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd="/"))
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test above already runs as an ordinary user")
+def test_nor_do_those_of_an_ordinary_user(top: Path, ordinary_user: OrdinaryUser) -> None:
+    shutil.copytree(ROOT / "src/ringfence", top / "project/ringfence", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (top, *top.rglob("*")):
+        os.chown(path, ordinary_user.uid, ordinary_user.gid)
+    code = f"import warnings; warnings.simplefilter('ignore')\n{LATER.format(plant=every_method.PLANT)}"
+    _sweeps(top, ordinary_user.run(code, str(top), str(top / "project"), timeout_s=60))
+
+
+def command(*words: str, cwd: Path | str = "/", path: str = "") -> subprocess.CompletedProcess[str]:
+    """The `ringfence` of this environment."""
+    env = {"PATH": "/usr/bin:/bin", "HOME": os.path.expanduser("~"), **({"PYTHONPATH": path} if path else {})}
+    argv = [str(Path(sys.prefix, "bin/ringfence")), *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=50, cwd=cwd, env=env)
+
+
+# What Python itself imports before the first line of the command; the last for setuptools.
+PYTHONS_OWN = {"encodings", "site", "os", "codecs", "io", "abc", "stat", "posixpath", "zipimport", "_distutils_hack"}
+
+
+@pytest.mark.parametrize("path", ["absolute", "relative", "none"])
+def test_the_command_runs_nothing_that_an_earlier_guest_left(top: Path, path: str) -> None:
+    """In its working directory, and in a folder that PYTHONPATH names. The package itself is planted, too."""
+    project = top / "project"
+    for name in (set((project / "names.txt").read_text().split()) | {"ringfence"}) - PYTHONS_OWN:
+        shutil.copy(project / "planted.txt", project / f"{name}.py")
+    setting = {"absolute": str(project), "relative": f".{os.pathsep}../project", "none": ""}[path]
+    for words in (["exec", "--rw", ".", "--", "true"], ["run", "-c", "print(1)"], ["policy", "show"], ["--version"]):
+        done = command(*words, cwd=project, path=setting)
+        assert (words, done.returncode) == (words, 0), done.stderr
+    assert ran(top) == []
+
+
+def test_the_command_says_that_the_guest_could_write_to_a_folder_of_its_path(tmp_path: Path) -> None:
+    """And says nothing where none is: the working directory is no part of its path."""
+    (tmp_path / "lib").mkdir()
+    told = f"ringfence: {tmp_path}/lib: writable, and a folder of sys.path"
+    assert told in command("exec", "--rw", f"{tmp_path}/lib", "--", "true", path=f"{tmp_path}/lib").stderr
+    shown = command("exec", "--explain", "--rw", str(tmp_path), "--", "true", path=f"{tmp_path}/lib").stdout
+    assert f"  {tmp_path}/lib: writable, and a folder of sys.path" in shown
+    assert "sys.path" not in command("exec", "--rw", ".", "--", "true", cwd=tmp_path).stderr
+
+
+def test_the_library_says_so_when_it_plans_and_once_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = Policy(mounts=[Mount(tmp_path, mode="rw")])
+    box = Sandbox(policy=policy)
+    assert f"  {tmp_path}: writable, and a folder of sys.path" in box.plan().explain()
+    with pytest.warns(UserWarning, match=rf"{tmp_path}: writable, and a folder of sys\.path"):
+        box.start()
+    box.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Sandbox(policy=policy).start().close()
+    assert "sys.path" not in Sandbox(policy=policy.replace(mounts=[Mount(tmp_path)])).plan().explain()
+
+
+@pytest.mark.parametrize("place", ["package", "below the package"])
+def test_our_own_package_is_never_writable(place: str) -> None:
+    source = ROOT / "src/ringfence" / ("guest" if place != "package" else "")
+    with pytest.raises(PolicyError, match="is a part of Ringfence or of Python's own library, and is never writable"):
+        Sandbox(policy=Policy(mounts=[Mount(source, mode="rw")])).plan()
