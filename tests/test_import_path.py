@@ -25,6 +25,8 @@ from typing import Any
 import pytest
 
 from ringfence import import_path
+from ringfence.files.landing import Landing
+from ringfence.guest.packing import Caps
 from ringfence.network import trust
 from test_imports import all_imports
 
@@ -206,7 +208,7 @@ def test_what_the_caller_has_us_call_is_the_callers(mount: Path) -> None:
 
 
 def test_a_thread_of_the_standard_librarys_own_finds_no_guests_module_for_its_names(mount: Path) -> None:
-    """As an event loop's executor, which looks a name up for us. There is no code of ours or the caller's to be seen."""
+    """As an event loop's executor, which looks a name up for us: no code of ours or the caller's is to be seen."""
     for name in ("colorsys", "rf_other"):
         (mount / f"{name}.py").write_text(GUESTS)
         sys.modules.pop(name, None)
@@ -271,3 +273,11 @@ def test_every_package_that_works_for_us_is_known_with_what_it_needs() -> None:
         plain = {re.split(r"[^A-Za-z0-9._-]", need)[0].replace("-", "_") for need in needs}
         waiting += [need for need in plain - seen if importlib.util.find_spec(need) is not None]
     assert seen - import_path.HELPERS == set()
+
+
+def test_a_folder_that_a_download_fills_is_left_out_and_one_for_a_single_file_is_not(tmp_path: Path) -> None:
+    """What a folder holds has the guest's names; a file has the one that the caller asked for."""
+    for name, folder in (("tree", True), ("file", False)):
+        (tmp_path / name).mkdir()
+        Landing(tmp_path / name, "src/name", folder=folder, caps=Caps(1 << 20, 50), shared=()).give_up()
+        assert (name, import_path.guest_can_write(str(tmp_path / name / "rf_left.py"))) == (name, folder)

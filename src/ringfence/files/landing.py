@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 
+from ringfence import import_path
 from ringfence.files import places
 from ringfence.files.answers import refusal
 from ringfence.guest import packing, planting, tarstream, trees
@@ -34,6 +35,8 @@ class Landing:
     ) -> None:
         """Opens the folder that will hold it. Raises OSError when the caller's target cannot be used."""
         self._path = os.fspath(target)
+        if folder:  # whose names are the guest's
+            import_path.shown_writable([os.path.realpath(self._path)])
         self._source = source
         self._folder = folder
         self._made = False
