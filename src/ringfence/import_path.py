@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from importlib.machinery import ModuleSpec
-    from types import FrameType
+    from types import FrameType, ModuleType
     from typing import ParamSpec, TypeVar
 
     P = ParamSpec("P")
@@ -123,15 +123,15 @@ class _Finder:
     """Stands first in `sys.meta_path`. It finds nothing for the caller's own code."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Raises ModuleNotFoundError instead of leaving it to the finders behind, which would look everywhere."""
         if not _is_for_us(sys._getframe(1), name):  # noqa: SLF001  # `inspect` is slow to import
             return None
         places = [entry for entry in (sys.path if path is None else path) if _may_be_used(entry)]
-        for finder in sys.meta_path:
+        for finder in tuple(sys.meta_path):
             if finder is _finder or not hasattr(finder, "find_spec"):
                 continue
-            spec = finder.find_spec(name, places if finder is PathFinder else path, target)  # type: ignore[arg-type]
+            spec = finder.find_spec(name, places if finder is PathFinder else path, target)
             if spec is not None and _may_be_run(spec):
                 return spec
         raise ModuleNotFoundError(f"No module named {name!r} outside the folders that a guest can write", name=name)

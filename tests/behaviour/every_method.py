@@ -170,7 +170,7 @@ async def main(top: str, here: str, *, asyncs: bool) -> None:
             done = eval(code, names)
             if hasattr(done, "send"):  # a coroutine
                 await done
-        except Exception as error:
+        except Exception as error:  # told to the test, which knows which may fail
             print(f"{name}: {type(error).__name__}: {error}")
 
 
@@ -187,4 +187,4 @@ if __name__ == "__main__":
         try:
             main(where, folder, asyncs=False).send(None)  # nothing in it waits: no loop runs, as in a sync program
         except StopIteration:
-            pass
+            pass  # it is over
