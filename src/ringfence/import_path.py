@@ -102,6 +102,16 @@ def guests_folders() -> list[str]:
     return list(dict.fromkeys(entry for entry in sys.path if os.path.isabs(entry) and guest_can_write(entry)))
 
 
+def is_installed(name: str) -> bool:
+    """Whether an import of ours would find it. `find_spec` alone raises where the answer is ours, and no."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def callers_own(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function of the caller's: what it imports is the caller's matter, wherever its code lies."""
     return work(*args, **kwargs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ringfence import import_path
 from ringfence.errors import Missing, UnsupportedError
 
 if TYPE_CHECKING:
@@ -50,22 +51,13 @@ def is_needed(network: Network, secrets: tuple[Secret, ...]) -> bool:
 
 def check_packages() -> None:
     """Raises UnsupportedError when what reads TLS and HTTP is not installed on the host."""
-    missing = [name for name in _PACKAGES if not _is_installed(name)]
+    missing = [name for name in _PACKAGES if not import_path.is_installed(name)]
     if missing:
         raise UnsupportedError(
             f"secrets, methods and paths are kept by reading requests, and {', '.join(missing)} is not installed",
             code="network-packages",
             missing=[Missing("process", name, "pip install 'ringfence[network]'") for name in missing],
         )
-
-
-def _is_installed(name: str) -> bool:
-    from importlib.util import find_spec
-
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # by `import_path`, whose answer is final
-        return False
 
 
 def environment() -> dict[str, str]:

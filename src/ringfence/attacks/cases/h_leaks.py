@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from ringfence import Sandbox
+from ringfence import Sandbox, import_path
 from ringfence._sync import waiting
 from ringfence.attacks.arena import POLICY
 from ringfence.attacks.case import LEAK, OURS, NotApplicable, Seen, attack, cases, not_applicable
@@ -203,15 +203,14 @@ for _ in range(2):
 @attack("H11", "two sandboxes of one zygote have different randomness: random, numpy, OpenSSL", LEAK, off=OURS)
 def randomness(arm: Arm) -> Seen:
     """Off: two plain forks of one process that has imported the same modules."""
-    import importlib.util
-
     preload = ["random", "ssl", "tempfile", "uuid"]
-    if importlib.util.find_spec("numpy") is None:
+    if not import_path.is_installed("numpy"):
         raise NotApplicable("numpy is not installed: nothing else keeps its state over a fork")
     preload.append("numpy.random")
     if arm.off:
         body = _RANDOM.strip().replace("\n", "\n        ")
-        argv = [sys.executable, "-P", "-c", _FORKING % body, ",".join(preload)]
+        program = f"import sys; sys.path += {sys.path!r}\n{_FORKING % body}"
+        argv = [sys.executable, "-I", "-c", program, ",".join(preload)]
         both = subprocess.run(argv, capture_output=True, check=True).stdout.decode().split("--")[:2]
     else:
         both = [_random_of(preload), _random_of(preload)]
