@@ -36,8 +36,9 @@ GUESTS = "mark = 'guest'\n"
 @pytest.fixture(autouse=True)
 def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was shown writable is never forgotten, but for a test."""
-    for name in ("_written", "_verdicts", "_kinds"):
+    for name in ("_written", "_kinds"):
         monkeypatch.setattr(import_path, name, {})
+    monkeypatch.setattr(import_path, "_verdicts", [{}])
     path, finders, modules = sys.path[:], sys.meta_path[:], set(sys.modules)
     yield
     sys.path[:], sys.meta_path[:] = path, finders
@@ -250,6 +251,34 @@ def test_it_is_told_which_folders_of_the_path_a_mount_opens(mount: Path, tmp_pat
     assert import_path.guests_folders() == [str(mount), str(mount / "src")]
 
 
+def test_a_path_with_what_is_no_folder_and_a_working_directory_that_is_gone_are_no_error(
+    mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    sys.path[:0] = ["", None, tmp_path / "mount"]  # type: ignore[list-item]  # as programs have it
+    assert import_path.importable([str(mount)]) == [str(mount)]
+    import_path.shown_writable([str(mount)])
+    assert (import_path.guests_folders(), is_found()) == ([str(mount)], False)
+
+
+def test_a_verdict_that_another_thread_was_about_to_write_down_is_not_kept(
+    mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = import_path.guest_can_write
+
+    def slow(path: str) -> bool:
+        found = whole(path)
+        monkeypatch.setattr(import_path, "guest_can_write", whole)
+        import_path.shown_writable([str(mount)])
+        return found
+
+    monkeypatch.setattr(import_path, "guest_can_write", slow)
+    assert not import_path._verdict(str(mount))
+    assert import_path._verdict(str(mount))
+
+
 def test_nothing_is_preloaded_from_where_a_guest_can_write(mount: Path, tmp_path: Path) -> None:
     import_path.shown_writable([str(mount)])
     folders = (str(mount), str(tmp_path), "/usr/lib")  # the second holds the first
@@ -282,3 +311,11 @@ def test_a_folder_that_a_download_fills_is_left_out_and_one_for_a_single_file_is
         (tmp_path / name).mkdir()
         Landing(tmp_path / name, "src/name", folder=folder, caps=Caps(1 << 20, 50), shared=()).give_up()
         assert (name, import_path.guest_can_write(str(tmp_path / name / "rf_left.py"))) == (name, folder)
+
+
+def test_whether_a_package_is_there_is_asked_in_one_place() -> None:
+    """`find_spec` raises where the answer is the finder's: who asks otherwise would have to know."""
+    source = Path(import_path.__file__).parent
+    asking = [path.name for path in source.rglob("*.py") if "import find_spec" in path.read_text()]
+    asking += [path.name for path in source.rglob("*.py") if "importlib.util.find_spec" in path.read_text()]
+    assert asking == ["import_path.py"]

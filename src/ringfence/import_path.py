@@ -34,7 +34,9 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 _MOST_LINKS = 40  # the kernel's own limit on one path
 
 _written: dict[str, list[tuple[str, ...]]] = {}  # what was shown writable, each time with what was read-only in it
-_verdicts: dict[str, bool] = {}  # whether a guest can write in a folder, by its name
+# Whether a guest can write in a folder, by its name. A new one whenever more is written: who still works with the old
+# one, in another thread, leaves there what may be true no more.
+_verdicts: list[dict[str, bool]] = [{}]
 
 
 def shown_writable(sources: Iterable[str], read_only: Iterable[str] = ()) -> None:
@@ -46,7 +48,7 @@ def shown_writable(sources: Iterable[str], read_only: Iterable[str] = ()) -> Non
         held = tuple(path for path in read_only if _within(path, source))
         if held not in _written.setdefault(source, []):
             _written[source].append(held)
-            _verdicts.clear()
+            _verdicts[0] = {}
     guard()
 
 
@@ -90,8 +92,11 @@ def importable(sources: Iterable[str], read_only: Iterable[str] = ()) -> list[st
     """Folders of `sys.path` that a guest could write to if it were shown `sources`; for telling the caller."""
     real, held = tuple(sources), tuple(read_only)
     found: dict[str, None] = {}
-    for entry in sys.path:
-        folder = os.path.realpath(entry)  # "" is the working directory
+    for entry in map(str, sys.path):  # Python passes over what is no text
+        try:
+            folder = os.path.realpath(entry)  # "" is the working directory
+        except OSError:  # which somebody removed
+            continue
         if any(_within(folder, one) for one in real) and not any(_within(folder, one) for one in held):
             found[folder] = None
     return list(found)
@@ -99,7 +104,7 @@ def importable(sources: Iterable[str], read_only: Iterable[str] = ()) -> list[st
 
 def guests_folders() -> list[str]:
     """Folders of `sys.path` that a guest of this process can write to, or could."""
-    return list(dict.fromkeys(entry for entry in sys.path if os.path.isabs(entry) and guest_can_write(entry)))
+    return list(dict.fromkeys(entry for entry in map(str, sys.path) if entry[:1] == "/" and guest_can_write(entry)))
 
 
 def is_installed(name: str) -> bool:
@@ -195,9 +200,10 @@ def _is_guests(file: str) -> bool:
 
 
 def _verdict(folder: str) -> bool:
-    found = _verdicts.get(folder)
+    known = _verdicts[0]
+    found = known.get(folder)
     if found is None:
-        found = _verdicts[folder] = guest_can_write(folder)
+        found = known[folder] = guest_can_write(folder)
     return found
 
 

@@ -36,7 +36,7 @@ class Landing:
         """Opens the folder that will hold it. Raises OSError when the caller's target cannot be used."""
         self._path = os.fspath(target)
         if folder:  # whose names are the guest's
-            import_path.shown_writable([os.path.realpath(self._path)])
+            import_path.shown_writable([os.path.realpath(os.fsdecode(self._path))])
         self._source = source
         self._folder = folder
         self._made = False
