@@ -25,7 +25,7 @@ from ringfence import (
     SandboxLostError,
     Stdout,
 )
-from ringfence._async.process import AsyncConnection
+from ringfence._async.connection import AsyncConnection
 from ringfence._async.waiting import blocking
 
 

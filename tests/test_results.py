@@ -88,8 +88,9 @@ def test_the_value_is_the_text_of_the_last_expression() -> None:
         b"[" * 200 + b"]" * 200,
         b"[" * 200_000,
         b'"' + b"a" * 8 * 1024 * 1024 + b'"',
+        b"[" + b"[]," * 600_000 + b"1]",  # 1.8 MB, and forty as list objects
     ],
-    ids=["cut", "bytes", "nan", "infinite", "huge int", "deep", "bomb", "large"],
+    ids=["cut", "bytes", "nan", "infinite", "huge int", "deep", "bomb", "large", "many"],
 )
 def test_json_outside_the_caps_is_none(data: bytes) -> None:
     assert Output({"application/json": data}).json is None

@@ -338,6 +338,9 @@ def result(
 
     usage, oom = _used(box, end, transcript)
     status, reason = _verdict(call, end, oom=oom, raised=transcript.exception is not None)
+    stopped = box.findings() if box.is_unprotected and status == "lost" else ()
+    if stopped:
+        status, reason = "killed", "protection-lost"
     produced = transcript.stdout.count + transcript.stderr.count
     code, signal = _number(end.get("code")), _number(end.get("signal"))
     return Result(
@@ -355,7 +358,7 @@ def result(
         duration_s=time.monotonic() - transcript.started,
         started_at=datetime.fromtimestamp(transcript.started_at, timezone.utc),
         usage=replace(usage, output_bytes=produced),
-        denials=(*_denials(call, reason, policy, image), *_refused(box, transcript.mark)),
+        denials=(*_denials(call, reason, policy, image), *_refused(box, transcript.mark), *stopped),
         enforcement=box.enforcement,
         backend=box.backend,
         image=image,

@@ -41,6 +41,8 @@ def ended(name: str, over: str, box: Box) -> RingfenceError:
     """`over`: why its link is. What the engine knows of a lost one is told."""
     if over in _ENDS:
         return SandboxClosedError(f"sandbox {name} {_ENDS[over]}", fix=_NEW)
+    if box.is_unprotected:
+        over = "protected"
     known = box.how_it_ended() if over == "lost" else None
     return SandboxLostError(f"sandbox {name} is lost: {known or _LOSSES.get(over, over)}", fix=_NEW)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _JSON_BYTES = 8 * 1024 * 1024
 _JSON_DEPTH = 100
+_JSON_VALUES = 1_000_000  # counted by what stands between them: an empty list has two bytes, and 64 in our memory
 _MESSAGE_CHARS = 500
 
 _CAUSES = {
@@ -29,6 +30,7 @@ _CAUSES = {
     "cpu-time": "used up its CPU time",
     "caller": "was killed by the caller",
     "interrupted": "was interrupted",
+    "protection-lost": "was stopped by Ringfence: a protected path was replaced on the host",
     "guest-lost": "took its own supervisor down; nothing it said is believed",
 }
 
@@ -151,7 +153,7 @@ def _timestamp(value: object) -> str:
 
 def parse_json(data: bytes) -> Json:
     """Guest-made JSON within caps on size, depth and numbers (F20); None for anything else."""
-    if len(data) > _JSON_BYTES:
+    if len(data) > _JSON_BYTES or sum(data.count(mark) for mark in (b",", b"[", b"{")) > _JSON_VALUES:
         return None
     import json
 

@@ -10,6 +10,7 @@ import keyword
 
 from ringfence.errors import PolicyError
 from ringfence.results import Denial
+from ringfence.values import Struct, final
 from ringfence.wire import frames, line
 
 TYPE_CHECKING = False
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 
 MAX_ARGUMENTS = 1 << 20
 MAX_RESULT = 1 << 20
+MAX_WAITING = 1 << 24  # arguments of all calls of a cell that wait for their turn
 MAX_CALLS = 1000  # in one cell
 DEADLINE_S = 30.0
 LOOK_S = 0.05  # how often the caller of a tool looks whether its cell still runs
 CELL_OVER = "its cell is over"
 _MAX_TOOLS = 100
+_LONGEST_NAME = 1000  # of one that is asked for: what is longer is no tool's
 
 
 def check_tools(tools: object) -> dict[str, Tool]:
@@ -43,6 +46,24 @@ def check_tools(tools: object) -> dict[str, Tool]:
     return dict(tools)
 
 
+@final
+class Asked(Struct):
+    """A call as it waits for its turn. `left_out`: it came with more arguments than wait for theirs."""
+
+    id: object
+    name: str
+    data: bytes
+    left_out: int
+
+
+def asked(said: line.Said, room: int) -> Asked:
+    """`room`: for arguments. While a guest takes no answers its calls wait with us, and it chooses how long each is."""
+    size = len(said.data)
+    kept = size <= MAX_ARGUMENTS and size <= room
+    name = str(said.fields["name"])[:_LONGEST_NAME]
+    return Asked(said.fields["id"], name, said.data if kept else b"", 0 if kept else size)
+
+
 class Budget:
     """What one cell may still ask for."""
 
@@ -50,19 +71,22 @@ class Budget:
         self.calls = 0
         self.denials: list[Denial] = []
 
-    def refusal(self, said: line.Said, tools: Mapping[str, Tool]) -> str | None:
+    def refusal(self, call: Asked, tools: Mapping[str, Tool]) -> str | None:
         """Why this call is not made, None when it is."""
         self.calls += 1
-        name = str(said.fields["name"])
+        name = call.name
         if name not in tools:
             self._deny(name, "tool.unknown", "no tool of this name is offered")
             return "no tool of this name is offered"
         if self.calls > MAX_CALLS:
             self._deny(name, "tool.budget", f"a cell may make {MAX_CALLS} calls")
             return f"more than {MAX_CALLS} calls in one cell"
-        if len(said.data) > MAX_ARGUMENTS:
+        if call.left_out > MAX_ARGUMENTS:
             self._deny(name, "tool.arguments", f"arguments may be {MAX_ARGUMENTS} bytes")
             return f"arguments of more than {MAX_ARGUMENTS} bytes"
+        if call.left_out:
+            self._deny(name, "tool.arguments", f"arguments of calls that wait may be {MAX_WAITING} bytes together")
+            return f"arguments of more than {MAX_WAITING} bytes wait for their turn"
         return None
 
     def _deny(self, name: str, code: str, why: str) -> None:
@@ -71,10 +95,10 @@ class Budget:
             self.denials.append(Denial("tool", shown, code, f"{shown}: {why}", allow=None))
 
 
-def arguments(said: line.Said) -> tuple[list[object], dict[str, object]] | None:
+def arguments(call: Asked) -> tuple[list[object], dict[str, object]] | None:
     """Positional and named ones, None when they are not that."""
     try:
-        found = frames.strict_json(said.data)
+        found = frames.strict_json(call.data)
     except frames.WireError:
         return None
     if not isinstance(found, dict) or set(found) != {"args", "kwargs"}:
@@ -83,19 +107,18 @@ def arguments(said: line.Said) -> tuple[list[object], dict[str, object]] | None:
     return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
 
 
-def answer(said: line.Said, value: object) -> bytes:
+def answer(call: Asked, value: object) -> bytes:
     """The message that gives the guest its result."""
     import json
 
     try:
         data = json.dumps(value, allow_nan=False).encode()
     except Exception:  # noqa: BLE001  # what a tool returns may have methods of its own, and other threads may change it
-        return failure(said, "its result is not JSON")
+        return failure(call, "its result is not JSON")
     if len(data) > MAX_RESULT:
-        return failure(said, f"its result is more than {MAX_RESULT} bytes")
-    return line.pack({"m": "answer", "id": said.fields["id"], "ok": True, "error": None}, data)
+        return failure(call, f"its result is more than {MAX_RESULT} bytes")
+    return line.pack({"m": "answer", "id": call.id, "ok": True, "error": None}, data)
 
 
-def failure(said: line.Said, why: str) -> bytes:
-    name = str(said.fields["name"])[:100]
-    return line.pack({"m": "answer", "id": said.fields["id"], "ok": False, "error": f"{name}: {why}"})
+def failure(call: Asked, why: str) -> bytes:
+    return line.pack({"m": "answer", "id": call.id, "ok": False, "error": f"{call.name[:100]}: {why}"})

@@ -45,9 +45,10 @@ class Kept:
 
     def bytes(self) -> bytes:
         if not self.cut:
-            return bytes(self._head + self._tail)
-        tail = self._tail[len(self._tail) - self._half :] if self._half else b""
-        return bytes(self._head) + b"\n[... %d bytes cut ...]\n" % (self.count - self._cap) + bytes(tail)
+            return b"".join((self._head, self._tail))
+        mark = b"\n[... %d bytes cut ...]\n" % (self.count - self._cap)
+        with memoryview(self._tail) as tail:
+            return b"".join((self._head, mark, tail[len(tail) - self._half :] if self._half else b""))
 
 
 class Transcript:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         "cpu-time",
         "caller",
         "interrupted",
+        "protection-lost",
         "guest-lost",
     ]
 else:

@@ -70,7 +70,7 @@ class WalledLauncher:
         from ringfence.backends.process.guard import Guard
 
         enforcement = self._checked(made)
-        guard = Guard(made, self._writable())
+        guard = Guard(made, self._writable(), outlives=True)
         try:
             box = self._launch(made, enforcement)
         except BaseException:

@@ -12,7 +12,7 @@ from ringfence import Mount, Policy, Sandbox
 
 @pytest.fixture(scope="session", autouse=True)
 def settled() -> None:
-    """The zygote, and the record of placeholders that the first writable mount makes."""
+    """The zygote, and the place of the placeholders' ledgers, which the first writable mount makes."""
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="rf-tests-", dir="/var/tmp") as folder:
         warnings.simplefilter("ignore")
         with Sandbox(policy=Policy(mounts=[Mount(folder, mode="rw")])):

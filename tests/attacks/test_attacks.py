@@ -21,7 +21,7 @@ from ringfence.attacks.guestside import PRELUDE
 from ringfence.attacks.harness import run_one
 from ringfence.plan.mutate import CONTROLS
 
-LETTERS = "ABCDEFGHIJKL"
+LETTERS = "ABCDEFGHIJKLO"
 _AS_USER = """
 import json, warnings
 warnings.simplefilter("ignore")

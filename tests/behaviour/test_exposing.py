@@ -7,11 +7,13 @@ import random
 import socket
 import struct
 import threading
+import time
 
 import pytest
 
 from ringfence import AsyncSandbox, Limits, Policy, Sandbox
 from ringfence.testing.checks.reaching import SERVER
+from ringfence.wire.switchboard import WINDOW
 
 pytestmark = pytest.mark.everywhere
 
@@ -68,6 +70,46 @@ def test_bytes_go_both_ways_at_once_and_none_is_lost_where_the_client_reads_late
             while data := one.recv(1 << 16):
                 got += data
     assert (len(got), bytes(got) == sent) == (len(sent), True)
+
+
+def test_what_a_client_has_not_read_is_no_more_than_the_window() -> None:
+    """The server waits for its client, and the host holds what it was told to expect."""
+    sends = "def flood(connection):\n    while True: connection.sendall(bytes(1 << 20))\n"
+    code = SILENT.replace("held.append(server.accept()[0])", "held.append(server.accept()[0]); flood(held[-1])")
+    with Sandbox() as box:
+        box.run(sends + code).check()
+        with box.expose(8000) as address, socket.create_connection((address.host, address.port), timeout=10):
+            place = box._running_place()
+            seen, until = [0], time.monotonic() + 5
+            while not any(address._open.values()) and time.monotonic() < until:
+                time.sleep(0.01)
+            inbox = next(iter(address._open.values()))._inbox  # type: ignore[union-attr]  # it is there by now
+            while time.monotonic() < until and (len(seen) < 8 or seen[-1] != seen[-8]):
+                time.sleep(0.05)
+                place.link.poll()
+                seen.append(sum(len(data) for _, data in list(inbox.items)))
+            assert 0 < seen[-1] <= WINDOW
+
+
+def test_an_address_for_which_no_thread_was_left_serves_the_next_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = threading.Thread.start, [2]
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name == "ringfence-expose" and failures[0]:
+            failures[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Sandbox() as box:
+        box.run(ECHO).check()
+        with box.expose(8000) as address:
+            monkeypatch.setattr(threading.Thread, "start", fails)
+            for _ in range(2):
+                with socket.create_connection((address.host, address.port), timeout=5) as one:
+                    assert one.recv(1) == b""
+            with socket.create_connection((address.host, address.port), timeout=5) as one:
+                one.sendall(b"x")
+                assert one.recv(1) == b"x"
 
 
 def _break_off(connection: socket.socket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -28,6 +29,20 @@ def test_a_list_that_is_not_read_to_its_end_leaves_no_worker(box: Sandbox, every
             break
     code = "import os\nsum(p.isdigit() for p in os.listdir('/proc'))"
     assert box.run(code).value == str(OURS[everywhere] + 1)
+
+
+def test_a_file_whose_size_only_the_guest_chose_is_read_up_to_a_cap(box: Sandbox) -> None:
+    """With holes it costs the guest nothing. What the caller names a size for is read."""
+    sizes = {"text": 1 << 24, "more-text": (1 << 24) + 1, "most": 1 << 26, "more": (1 << 26) + 1}
+    code = f"import os\nfor name, size in {sizes!r}.items():"
+    box.run(f"{code}\n    os.truncate(os.open(name, os.O_CREAT | os.O_RDWR), size)").check()
+    assert (len(box.files.read("most")), len(box.files.read_text("text"))) == (1 << 26, 1 << 24)
+    for read, name in ((box.files.read, "more"), (box.files.read_text, "more-text")):
+        with pytest.raises(OSError, match="too large to be read as a whole") as caught:
+            read(name)
+        assert caught.value.errno == errno.EFBIG
+    assert len(box.files.read("more", size=1 << 30)) == (1 << 26) + 1
+    assert len(box.files.read("more", offset=1)) == 1 << 26
 
 
 # Stops or kills every process of the sandbox that is younger than itself: file workers above all.

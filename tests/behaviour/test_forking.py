@@ -24,6 +24,7 @@ from ringfence import (
     SnapshotError,
     UnsupportedError,
 )
+from ringfence.backends.process.copying import image
 from ringfence.backends.process.copying.image import MemoryImage
 from ringfence.network.registration import Registration
 from ringfence.network.targets import Target
@@ -52,6 +53,23 @@ def test_a_sandbox_that_was_paused_because_it_was_idle_is_copied_with_its_memory
             time.sleep(0.01)
         with box.fork() as copy:
             assert (copy.run("x").value, box.run("x + 1").value) == ("1", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "code", "why"),
+    [
+        ("_MOST_RUNS", 5, "x = 1", "its memory is in more than 5 pieces"),
+        ("_MOST_PATHS", 40, "held = [open(f'{n}' * 30, 'w') for n in range(3)]", "the paths of its open files"),
+    ],
+)
+def test_a_session_of_more_pieces_or_names_than_are_kept_is_not_copied(
+    name: str, most: int, code: str, why: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image, name, most)
+    box.run(f"{code}\nx = 1").check()
+    with pytest.raises(UnsupportedError, match=why):
+        box.fork()
+    assert box.run("x").value == "1"
 
 
 def test_variables_imports_functions_and_files_are_in_the_copy(box: Sandbox) -> None:

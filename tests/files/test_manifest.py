@@ -101,6 +101,19 @@ def test_more_names_or_bytes_than_the_limits_are_refused() -> None:
         Manifest(three, Caps(14, 3))
 
 
+def test_names_are_counted_together_however_a_tree_came_about() -> None:
+    caps = Caps(0, 10)
+    folders = ["/".join(["d" * 250] * depth) for depth in range(1, 6)]
+    tree = Manifest(Entry(path, "d", 0o755, 0, 0, "") for path in folders)
+    assert caps.text == (1 << 20) + 2560
+    links = {f"l{n}": Entry(f"l{n}", "l", 0, 0, 0, "t" * 4000) for n in range(300)}
+    for made in (tree.patched(links, (), Caps(0, 1000)), Manifest([*tree.entries, *links.values()])):
+        with pytest.raises(SnapshotError, match="names and links"):
+            made.check_caps(Caps(0, 400))
+        back = made.patched({}, [*links], Caps(0, 400))
+        assert back.entries == tree.entries
+
+
 def test_caps_follow_the_limits() -> None:
     assert caps_of(Limits(disk=5000, disk_files=7)) == Caps(8192, 7)
 

@@ -174,6 +174,16 @@ def test_a_digest_of_its_own_is_taken_but_with_its_size_only(store: Store) -> No
         other.feed(told("g", size=4, text=digest(b"old")))
 
 
+def test_names_that_are_long_together_are_refused(store: Store) -> None:
+    """Each may have 16 KiB, and all of them are held: 10,000 would be hundreds of MiB."""
+    long = "/".join(["d" * 200] * 80)
+    one = Taking(store, Caps(1 << 20, 1000), Lineage(Holder(store)), contents=True)
+    stream = b"".join(told(f"{number:03}{long}", "d") for number in range(100))
+    with pytest.raises(SnapshotError, match="names and links have more than 1,304,576 characters"):
+        one.feed(stream)
+    one.drop()
+
+
 def test_what_is_not_told_is_as_it_was(store: Store) -> None:
     line = lineage(store)
     one = taking(store, line)

@@ -11,7 +11,7 @@ import stat
 import struct
 import sys
 
-from ringfence.backends.process.protect import Placeholders
+from ringfence.backends.process.placeholders import Placeholders
 from ringfence.plan.interpreter import interpreter
 from ringfence.plan.view import view
 from ringfence.policy.model import Mount, Policy
@@ -118,9 +118,7 @@ def main() -> None:
     policy = Policy(mounts=[Mount(**one) for one in request["mounts"]], commands=request.get("commands", "any"))
     python = interpreter()
     shown = view(policy, python, uid=uid, home=os.environ["HOME"])
-    placeholders = Placeholders(
-        shown.protected, note=lambda _: None, forget=lambda _: None, known=lambda _device, _inode: False
-    )
+    placeholders = Placeholders(shown.protected)
     placeholders.make()
     child = os.fork()
     if child == 0:
@@ -129,7 +127,7 @@ def main() -> None:
         finally:
             os._exit(99)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    placeholders.remove()
+    placeholders.release()
     sys.exit(code)
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from signal import SIGKILL
 from typing import TYPE_CHECKING
 
 from ringfence.errors import RingfenceError
-from ringfence.events import Stdout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
 
-    from ringfence._async.process import AsyncConnection
+    from ringfence._async.connection import AsyncConnection
 
 _PIECE = 1 << 16
 MOST_CONNECTIONS = 64
@@ -53,18 +51,16 @@ class AsyncAddress:
             writer.close()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        process = await self._connect()
-        sending = asyncio.ensure_future(_send(reader, process))
+        inner = await self._connect()
+        sending = asyncio.ensure_future(_send(reader, inner))
         try:
-            async for event in process:
-                if isinstance(event, Stdout):
-                    writer.write(event.data)
-                    await writer.drain()
+            while data := await inner.read():
+                writer.write(data)
+                await writer.drain()
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            if process.running:
-                await process.kill()
+            await inner.end()
 
     async def close(self) -> None:
         """No new connections, and the open ones end. Idempotent."""
@@ -86,14 +82,14 @@ class AsyncAddress:
         await self.close()
 
 
-async def _send(reader: asyncio.StreamReader, process: AsyncConnection) -> None:
+async def _send(reader: asyncio.StreamReader, inner: AsyncConnection) -> None:
     try:
         while data := await reader.read(_PIECE):
-            await process.write(data)
-        await process.close_stdin()
+            await inner.write(data)
+        await inner.close_stdin()
     except (OSError, RingfenceError):
         # The client broke off, or the server's side is gone. A server that says nothing would hold it for ever.
-        await process.signal(SIGKILL)
+        await inner.break_off()
 
 
 async def opened(connect: Callable[[], Awaitable[AsyncConnection]]) -> AsyncAddress:

@@ -469,13 +469,11 @@ class AsyncSandbox:
         return opening(self._expose(number))
 
     async def _expose(self, port: int) -> AsyncAddress:
+        from ringfence._async.connection import AsyncConnection
         from ringfence._async.exposing import opened
-        from ringfence._async.process import AsyncConnection
 
         async def connect() -> AsyncConnection:
-            place = self._running_place()
-            call = calls.connect_call(port, self.policy)
-            return await AsyncConnection(place, call, place.link.open(), keep_events=True)._begin()
+            return await AsyncConnection(self._running_place(), calls.connect_call(port, self.policy)).begin()
 
         address = await opened(connect)
         self._addresses.append(address)

@@ -6,10 +6,8 @@ import errno
 import socket
 import threading
 import time
-from signal import SIGKILL
 
 from ringfence.errors import RingfenceError
-from ringfence.events import Stdout
 from ringfence.guest import lean
 
 TYPE_CHECKING = False
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence._sync.process import Connection
+    from ringfence._sync.connection import Connection
 
 _PIECE = 1 << 16
 MOST_CONNECTIONS = 64
@@ -55,28 +53,32 @@ class Address:
             if full:
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="ringfence-expose", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="ringfence-expose", daemon=True).start()
+            except RuntimeError:  # no thread can be had now: this client is told, and the next may find one
+                with self._lock:
+                    self._open.pop(connection, None)
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         lean.hold_pipe_signal()
-        process: Connection | None = None
+        inner: Connection | None = None
         try:
-            process = self._connect()
+            inner = self._connect()
             with self._lock:
-                self._open[connection] = process
-            threading.Thread(target=_send, args=(connection, process), name="ringfence-expose", daemon=True).start()
-            for event in process:
-                if isinstance(event, Stdout):
-                    connection.sendall(event.data)
+                self._open[connection] = inner
+            threading.Thread(target=_send, args=(connection, inner), name="ringfence-expose", daemon=True).start()
+            while data := inner.read():
+                connection.sendall(data)
             connection.shutdown(socket.SHUT_RDWR)  # wakes the other thread
-        except (OSError, RingfenceError):
-            _shut(connection)  # one side is gone
+        except (OSError, RingfenceError, RuntimeError):
+            _shut(connection)  # one side is gone, or there is no thread for the other direction
         finally:
             with self._lock:
                 self._open.pop(connection, None)
             try:
-                if process is not None and process.running:
-                    process.kill()
+                if inner is not None:
+                    inner.end()
             except RingfenceError:
                 pass  # the sandbox ended first
             connection.close()
@@ -87,10 +89,10 @@ class Address:
         self._listener.close()
         with self._lock:
             found = list(self._open.items())
-        for connection, process in found:
+        for connection, inner in found:
             _shut(connection)
-            if process is not None:
-                _end(process)
+            if inner is not None:
+                _break_off(inner)
 
     def __enter__(self) -> Self:
         return self
@@ -101,20 +103,20 @@ class Address:
         self.close()
 
 
-def _send(connection: socket.socket, process: Connection) -> None:
+def _send(connection: socket.socket, inner: Connection) -> None:
     try:
         while data := connection.recv(_PIECE):
-            process.write(data)
-        process.close_stdin()
+            inner.write(data)
+        inner.close_stdin()
     except (OSError, RingfenceError):
         # The client broke off, or the server's side is gone. A server that says nothing would hold it for ever.
-        _end(process)
+        _break_off(inner)
 
 
-def _end(process: Connection) -> None:
-    """Whoever reads its output sees the end, and does the rest."""
+def _break_off(inner: Connection) -> None:
+    """Whoever reads it sees the end, and does the rest."""
     try:
-        process.signal(SIGKILL)
+        inner.break_off()
     except (OSError, RingfenceError):
         return  # the sandbox ended first
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from io import BytesIO
 
 from ringfence import calls
 from ringfence._sync.waiting import blocking, opening
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     Progress: TypeAlias = Callable[[int, int | None], None]
 
 _PAGE = 4096  # what a file system in memory counts in
-_MAX_READ = 1 << 30
+# Of a file whose size only the guest chose: all of it is our memory, and as text six times that (O22).
+_MAX_READ, _MAX_TEXT = 1 << 26, 1 << 24
+_MAX_PART = 1 << 30  # of what the caller asked for by its size
 _MOST = (1 << 63) - 1  # of a file's bytes
 _CHUNK = 1 << 18
 _MAX_EXPRESSION = 4000
@@ -96,16 +100,21 @@ class Files:
         self._place = place
 
     def read(self, path: GuestPath, *, offset: int = 0, size: int | None = None) -> bytes:
-        """At most 1 GiB: a larger file is refused by its size, before a byte of it is read."""
-        data = bytearray()
-        for chunk in self._chunks(path, offset, size, _MAX_READ):
-            data += chunk
-            if len(data) > _MAX_READ:
-                raise OSError(27, "the file is larger than 1 GiB; read it in ranges or with chunks()", str(path))
-        return bytes(data)
+        """At most 64 MiB, or a `size` up to 1 GiB: what is larger is refused before a byte of it is read."""
+        wanted = _optional(size, "size")
+        return self._whole(path, offset, wanted, _MAX_READ if wanted is None else _MAX_PART)
+
+    def _whole(self, path: GuestPath, offset: int, wanted: int | None, most: int) -> bytes:
+        data = BytesIO()  # hands its bytes over without another copy
+        for chunk in self._chunks(path, offset, wanted, most):
+            if data.tell() + len(chunk) > min(most, most if wanted is None else wanted):
+                raise OSError(errno.EFBIG, answers.TOO_LONG_TO_READ, str(path))
+            data.write(chunk)
+        return data.getvalue()
 
     def read_text(self, path: GuestPath, *, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return (self.read(path)).decode(encoding, errors)
+        """At most 16 MiB."""
+        return (self._whole(path, 0, None, _MAX_TEXT)).decode(encoding, errors)
 
     def chunks(self, path: GuestPath, *, offset: int = 0) -> Iterator[bytes]:
         """The file in pieces, however large it is; the reader's pace is the worker's."""
@@ -165,11 +174,12 @@ class Files:
             "limit": _limit(limit),
         }
         worker = self._start("search", args, total=True)
-        lines = answers.Lines()
+        lines, left = answers.Lines(), limit
         try:
-            while found := _batch(worker, lines):
-                for data in found:
+            while left and (found := _batch(worker, lines)):
+                for data in found[:left]:
                     yield answers.match(data)
+                left -= len(found[:left])
             worker.answer(path)
         finally:
             worker.end()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 _KILL_S = 3.0
 _MOST_MESSAGES = 20_000  # of one run or cell, on its line
+_LONGEST_PROMPT = 1 << 16  # bytes: as text they may be five times as many
 _PAUSED_S = 3600.0
 _LATE_S = 5.0  # for a caller who comes back after the deadline: what happened meanwhile still counts
 
@@ -236,7 +237,7 @@ class Process:
             if output is not None:
                 self._keep_event(frames.LINE, output)
         elif said.kind == "prompt":
-            self._keep_event(frames.LINE, said.data.decode("utf-8", "replace"))
+            self._keep_event(frames.LINE, said.data[:_LONGEST_PROMPT].decode("utf-8", "replace"))
         elif said.kind == "failed":
             self._early = said.fields
         elif said.kind == "done":
@@ -335,19 +336,6 @@ class Process:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
     ) -> None:
         self.kill()
-
-
-class Connection(Process):
-    """A connection to a port inside: one reads its output while another writes.
-
-    Only the reader takes output, at its client's pace: what a writer took would be kept, and beyond a cap be lost.
-    """
-
-    def _until_taken(self) -> None:
-        inbox = self._inbox
-        self._place.link.wait(
-            lambda: inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed or inbox.end is not None, None
-        )
 
 
 class Pty(Process):

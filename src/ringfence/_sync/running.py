@@ -73,4 +73,5 @@ def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:
 
 def _with(seen: tuple[Denial, ...], result: Result) -> Result:
     """What a look at the writable mounts showed after the end is part of what happened."""
-    return replace(result, denials=(*result.denials, *seen)) if seen else result
+    new = [denial for denial in seen if denial not in result.denials]
+    return replace(result, denials=(*result.denials, *new)) if new else result

@@ -469,13 +469,11 @@ class Sandbox:
         return opening(self._expose(number))
 
     def _expose(self, port: int) -> Address:
+        from ringfence._sync.connection import Connection
         from ringfence._sync.exposing import opened
-        from ringfence._sync.process import Connection
 
         def connect() -> Connection:
-            place = self._running_place()
-            call = calls.connect_call(port, self.policy)
-            return Connection(place, call, place.link.open(), keep_events=True)._begin()
+            return Connection(self._running_place(), calls.connect_call(port, self.policy)).begin()
 
         address = opened(connect)
         self._addresses.append(address)

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ringfence import tools
     from ringfence._sync.process import Place
     from ringfence.results import Result
     from ringfence.tools import Budget
@@ -69,7 +70,8 @@ class Cell(Process):
         self._nonsense = False
         self._interrupted = False
         self._tools = session._tools
-        self._asked: list[line.Said] = []  # calls of tools that wait for us
+        self._asked: list[tools.Asked] = []  # calls of tools that wait for us
+        self._asked_bytes = 0  # of their arguments
         self._answering = False
         self._budget: Budget | None = None
 
@@ -101,7 +103,11 @@ class Cell(Process):
         if said.kind == "done" and said.fields["n"] == self._number:
             self._said, self._done = said, True
         if said.kind == "call":
-            self._asked.append(said)
+            from ringfence import tools
+
+            call = tools.asked(said, tools.MAX_WAITING - self._asked_bytes)
+            self._asked.append(call)
+            self._asked_bytes += len(call.data)
         super()._on_said(said)
 
     def _on_nonsense(self) -> None:
@@ -181,25 +187,29 @@ class Cell(Process):
         try:
             while self._asked or mine:
                 over = self._over()
-                said = self._next_asked(mine=mine, over=over)
-                mine = said is not None
-                if said is None:
+                call = self._next_asked(mine=mine, over=over)
+                mine = call is not None
+                if call is None:
                     return
                 if not over:
-                    self._answer(said)
+                    self._answer(call)
                 elif self._inbox.end is None:
-                    self._tell_failure(said)
+                    self._tell_failure(call)
         finally:
             if mine:
                 self._answering = False
 
-    def _next_asked(self, *, mine: bool, over: bool) -> line.Said | None:
+    def _next_asked(self, *, mine: bool, over: bool) -> tools.Asked | None:
         """`mine`: who asks is the one that answers; it is no longer when there is nothing to answer now."""
         with self._taking:
             if self._answering and not mine:
                 return None
             self._answering = bool(self._asked) and (over or self._has_room())
-            return self._asked.pop(0) if self._answering else None
+            if not self._answering:
+                return None
+            call = self._asked.pop(0)
+            self._asked_bytes -= len(call.data)
+            return call
 
     def _has_room(self) -> bool:
         """A guest that does not take its answers waits for more of them: they would lie in our memory, not in its."""
@@ -215,25 +225,24 @@ class Cell(Process):
             self._looked_at = time.monotonic()
         return not self.running or self._inbox.interrupted is not None or late
 
-    def _tell_failure(self, said: line.Said) -> None:
+    def _tell_failure(self, call: tools.Asked) -> None:
         """Of a call that nobody makes: a thread of the guest's may wait for it, and its session may live on."""
         from ringfence import tools
 
-        self._place.link.tell(self._inbox, tools.failure(said, tools.CELL_OVER))
+        self._place.link.tell(self._inbox, tools.failure(call, tools.CELL_OVER))
 
-    def _answer(self, said: line.Said) -> None:
+    def _answer(self, call: tools.Asked) -> None:
         """Make the call the guest asked for. What fails is the guest's to handle; it never raises here."""
         from ringfence import tools
 
         self._budget = budget = self._budget or tools.Budget()
-        why = budget.refusal(said, self._tools)
-        given = tools.arguments(said) if why is None else None
+        why = budget.refusal(call, self._tools)
+        given = tools.arguments(call) if why is None else None
         if given is None:
-            message = tools.failure(said, why or "its arguments are not JSON")
+            message = tools.failure(call, why or "its arguments are not JSON")
         else:
-            tool = self._tools[str(said.fields["name"])]
-            done, value = called(tool, given, tools.DEADLINE_S, self._over)
-            message = tools.answer(said, value) if done else tools.failure(said, str(value))
+            done, value = called(self._tools[call.name], given, tools.DEADLINE_S, self._over)
+            message = tools.answer(call, value) if done else tools.failure(call, str(value))
         self._place.link.tell(self._inbox, message)
 
     def write(self, data: bytes | str) -> None:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from ringfence.attacks.case import Attack
 
-# Measured by a clock, by CPU time or by what the whole host's user has left: nothing runs beside these.
-ALONE = frozenset(["A33", "D13-cpu", "F08", "F16", "F16-monitor", "F24", "F33-inotify", "J06", "L02", "L08"])
+# Measured by a clock, by CPU time, by our memory or by what the whole host's user has left: nothing runs beside these.
+ALONE = frozenset(
+    ["A33", "D13-cpu", "F08", "F16", "F16-monitor", "F24", "F33-inotify", "J06", "L02", "L08", "O21", "O22"]
+)
 _AHEAD = 3  # asked for before the answers are fetched, so that it never waits for us
 
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         channel: socket.socket
         enforcement: Enforcement
         env: Mapping[str, str]
+        is_unprotected: bool  # everything inside was ended because a protected path was replaced on the host
         outlet: Outlet | None  # None: no network
         python: Mapping[str, object]  # what a Python job needs besides its code
 

@@ -10,6 +10,7 @@ _BY_REASON = {
     "wall-clock": 124,
     "cpu-time": 124,
     "guest-lost": 125,
+    "protection-lost": 125,
     "not-executable": 126,
     "not-found": 127,
     "caller": 130,

@@ -44,6 +44,8 @@ def _ending(result: Result, job: Job, settings: Settings, stderr_tail: bytes) ->
             return [
                 f"killed: it needed more memory than its limit of {format_size(limits.memory)}; for more: --memory SIZE"
             ]
+        case "protection-lost":
+            return []  # the denial has said it
         case "guest-lost":
             return ["lost: the guest took its own supervisor down, and how it ended is not known"]
         case "not-found" if any(denial.code == "exec.not-listed" for denial in result.denials):

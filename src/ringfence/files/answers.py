@@ -50,6 +50,7 @@ _WHY = {
     "cut-short": "it ends too early",
     "after-the-end": "something follows its end",
 }
+TOO_LONG_TO_READ = "the file is too large to be read as a whole: read parts of it by offset and size, or use chunks()"
 _WHOLE = ("not-tar", "not-zip", "cut-short", "after-the-end")
 
 
@@ -78,7 +79,7 @@ def explained(number: int, found: Mapping[str, object], path: str, *, call: str)
     inner = found.get("path")
     if number == errno.EFBIG:
         if call == "read":
-            return "the file is larger than 1 GiB; read it in ranges or with chunks()"
+            return TOO_LONG_TO_READ
         return "a file would be larger than limits.disk; write less, or raise the limit"
     words = os.strerror(number)
     if isinstance(inner, str) and inner and not _same(inner, path):

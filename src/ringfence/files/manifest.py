@@ -24,6 +24,7 @@ MAX_PATH = 16_384  # bytes
 _MAX_NAME = 255
 _MAX_TARGET = 4095
 _PAGE = 4096
+_TEXT, _TEXT_EACH = 1 << 20, 256  # of any tree, and more for each name that it may have
 _KINDS = "fdlh"  # file, directory, symbolic link, further name of a file
 _HEX = frozenset("0123456789abcdef")
 DIGEST_CHARACTERS = 64
@@ -51,6 +52,11 @@ class Caps(NamedTuple):
     bytes: int
     files: int
 
+    @property
+    def text(self) -> int:
+        """Characters of all names and targets: they are held several times, and a guest chooses how long they are."""
+        return _TEXT + _TEXT_EACH * self.files
+
 
 NO_CAPS = Caps(1 << 50, 1_000_000)  # of an imported file: a sandbox's own limits are looked at when it is used
 
@@ -62,7 +68,7 @@ def caps_of(limits: Limits) -> Caps:
 class Manifest:
     """A tree that has been checked. Parents come before what is in them."""
 
-    __slots__ = ("_keys", "_lines", "_shared", "by_path", "digests", "entries", "links", "size_bytes")
+    __slots__ = ("_keys", "_lines", "_shared", "_text", "by_path", "digests", "entries", "links", "size_bytes")
 
     def __init__(self, entries: Iterable[Entry], caps: Caps = NO_CAPS) -> None:
         """Raises SnapshotError for what is no tree, or one past `caps`."""
@@ -73,6 +79,7 @@ class Manifest:
         self.digests = {entry.text: entry.size for entry in self.entries if entry.kind == "f"}
         self.links = sum([entry.kind == "h" for entry in self.entries])
         self.size_bytes = sum([entry.size for entry in self.entries])
+        self._text = sum([text_of(entry) for entry in self.entries])
         if len(self.by_path) != len(self.entries):
             raise refused("a name twice")
         self._check_places()
@@ -118,7 +125,7 @@ class Manifest:
     def _take_over(self, other: Manifest) -> None:
         self._keys, self._lines, self._shared = other._keys.copy(), other._all_lines().copy(), other._shared.copy()
         self.by_path, self.digests = other.by_path.copy(), other.digests.copy()
-        self.links, self.size_bytes = other.links, other.size_bytes
+        self.links, self.size_bytes, self._text = other.links, other.size_bytes, other._text
 
     def _remove(self, entries: list[Entry], path: str) -> None:
         entry = self.by_path.pop(path, None)
@@ -127,6 +134,7 @@ class Manifest:
         at = bisect_left(self._keys, _key(path))
         del entries[at], self._keys[at], self._all_lines()[at]
         self.size_bytes -= entry.size
+        self._text -= text_of(entry)
         if entry.kind == "f":
             users = self._shared.pop(entry.text, 1)
             if users > 2:
@@ -142,6 +150,7 @@ class Manifest:
         self._all_lines().insert(at, _line(entry))
         self.by_path[entry.path] = entry
         self.size_bytes += entry.size
+        self._text += text_of(entry)
         if entry.kind == "f":
             if entry.text in self.digests:
                 self._shared[entry.text] = self._shared.get(entry.text, 1) + 1
@@ -166,6 +175,8 @@ class Manifest:
             raise too_large(f"it has more than limits.disk_files = {caps.files:,} names")
         if self.size_bytes > caps.bytes:
             raise too_large(f"its files have more than limits.disk = {caps.bytes:,} bytes, holes counted")
+        if self._text > caps.text:
+            raise names_too_long(caps)
 
     def to_json(self) -> bytes:
         return lean.dumps({"entries": [list(entry) for entry in self.entries]})
@@ -266,6 +277,15 @@ def _canonical(text: str) -> bytes:
     if b"\0" in data:
         raise refused(f"the name {text[:200]!r}, which no file has")
     return data
+
+
+def text_of(made: Entry) -> int:
+    """Characters of its name and, of a link, of what it leads to."""
+    return len(made.path) + (0 if made.kind == "f" else len(made.text))
+
+
+def names_too_long(caps: Caps) -> SnapshotError:
+    return too_large(f"its names and links have more than {caps.text:,} characters together")
 
 
 def refused(what: str) -> SnapshotError:

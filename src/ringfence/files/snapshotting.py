@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from ringfence.errors import SnapshotError
 from ringfence.files.lineage import Look
-from ringfence.files.manifest import DIGEST_CHARACTERS, Caps, Entry, Manifest, entry, refused, too_large
+from ringfence.files.manifest import (
+    DIGEST_CHARACTERS,
+    Caps,
+    Entry,
+    Manifest,
+    entry,
+    names_too_long,
+    refused,
+    text_of,
+    too_large,
+)
 from ringfence.files.store import Holder, Writer
 from ringfence.guest import lean
 from ringfence.guest.keeping import AGAIN, CHUNK, DATA, DONE, END, ENTRY, GONE, HEADER
@@ -50,6 +60,7 @@ class Taking:
         self._pending: tuple[Entry, bytes] | None = None  # a file whose content is being sent
         self._writer: Writer | None = None
         self._bytes = 0
+        self._text = 0
         self._top = UNKNOWN
         self._problem: SnapshotError | None = None
         self.done = False
@@ -133,6 +144,9 @@ class Taking:
             raise too_large(f"its files have more than limits.disk = {self._caps.bytes:,} bytes, holes counted")
         if len(self._told) > 2 * self._caps.files:
             raise too_large(f"it has more than limits.disk_files = {self._caps.files:,} names")
+        self._text += text_of(made)
+        if self._text > self._caps.text:
+            raise names_too_long(self._caps)
 
     def _content(self, payload: bytes) -> None:
         assert self._pending is not None

@@ -29,18 +29,25 @@ def clean_up(hello: Hello, library: int) -> None:
         _remove_groups(owner)
     if hello["uids"] is not None:
         _remove_unheld(hello["uids"])
-    if os.path.exists(hello["record"]):
-        _sweep(hello["record"])
+    if os.path.exists(hello["record"]) or _has_entries(hello["stakes"]):
+        _sweep(hello["record"], hello["home"])
 
 
-def _sweep(record: str) -> None:
+def _has_entries(directory: str) -> bool:
+    try:
+        return bool(os.listdir(directory))
+    except OSError:
+        return False
+
+
+def _sweep(record: str, home: str) -> None:
     """Placeholders on the host: the library's own sweep removes them, in an interpreter of its own."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     ours = f"import sys; sys.path.append({root!r}); import ringfence; sys.path.pop()"  # as in __main__ (L12)
     text = f"{ours}; from ringfence.backends.process import state; state.sweep()"
-    runtime = os.path.dirname(os.path.dirname(os.path.dirname(record)))
+    env = {"XDG_RUNTIME_DIR": os.path.dirname(os.path.dirname(os.path.dirname(record))), "HOME": home}
     try:
-        pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", text], {"XDG_RUNTIME_DIR": runtime})
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", text], env)
         os.waitpid(pid, 0)
     except OSError:
         return  # ignored children are reaped for us

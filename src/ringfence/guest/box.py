@@ -7,6 +7,7 @@ is the current directory while a template is built and `/` afterwards.
 from __future__ import annotations
 
 import _socket
+import errno
 import os
 import stat
 import struct
@@ -216,6 +217,17 @@ def _look_like(path: str, other: str) -> None:
         pass  # an owner that this user namespace does not have: it shows as the guest's, who may write nothing there
     os.chmod(path, stat.S_IMODE(info.st_mode))
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def protect_again(target: str, inode: int) -> None:
+    """Show `target` read-only once more, in a sandbox that stands still. OSError when another file is there."""
+    flags = os.O_PATH | os.O_NOFOLLOW
+    fd = k.openat2(k.AT_FDCWD, target, flags, 0, k.RESOLVE_NO_SYMLINKS | k.RESOLVE_NO_MAGICLINKS)
+    if os.fstat(fd).st_ino != inode:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), target)
+    tree = k.open_tree_clone("", at=fd)
+    k.mount_setattr(tree, "", k.AT_EMPTY_PATH | k.AT_RECURSIVE, add=_RO)
+    k.move_mount(tree, "", at=fd)
 
 
 def cover(target: str, *, directory: bool | None = None) -> None:

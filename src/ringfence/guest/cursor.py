@@ -25,6 +25,31 @@ def enter(directory: int, parts: list[bytes], index: int) -> int:
     return os.open(parts[index], _DIRECTORY, dir_fd=directory)
 
 
+class Folder:
+    """A directory below a top: its name, and the one that it is in.
+
+    A walk keeps one of these for each directory that it is still to see. As whole paths they would come to their number
+    times their depth, and a guest chooses both (O22).
+    """
+
+    __slots__ = ("_above", "_name")
+
+    def __init__(self, above: Folder | None, name: bytes) -> None:
+        self._above = above
+        self._name = name
+
+    def parts(self) -> list[bytes]:
+        found: list[bytes] = []
+        here = self
+        while here._above is not None:
+            found.append(here._name)
+            here = here._above
+        return found[::-1]
+
+
+TOP = Folder(None, b"")
+
+
 class Cursor:
     """`fd` is the directory where it stands, until it moves."""
 

@@ -165,6 +165,8 @@ class Forker:
             self._made.pop(number).close()
         elif order["op"] == "spawner":
             self._replace_spawner(self._made[number])
+        elif order["op"] == "protect":
+            self._protect_again(self._made.get(number), order["protect"], fds)
         else:
             self._begin(order, fds, building)
 
@@ -359,10 +361,37 @@ class Forker:
         answer = lean.dumps({"box": making.number, "spawner": True})
         lean.send_fds(self._monitor, answer, self._spawner_parts(making))
 
+    def _protect_again(self, making: Making | None, paths: list[tuple[str, int]], fds: list[int]) -> None:
+        """By a process that has run nothing of a guest's and ends. It says "done" or why not, by the descriptor."""
+        pid = os.fork() if making is not None and fds else 0
+        if pid == 0 and making is not None and fds:
+            try:
+                _enter_mounts(making)
+                for target, inode in paths:
+                    box.protect_again(target, inode)
+                os.write(fds[0], b"done")
+            except OSError as error:
+                os.write(fds[0], str(error).encode()[:200])
+            finally:
+                os._exit(0)
+        for fd in fds:
+            os.close(fd)
+        if pid:
+            os.waitpid(pid, 0)
+
     def _say_failed(self, making: Making, said: dict[str, object]) -> None:
         """What was made of it is for the monitor to end and to reap."""
         fds = [fd for fd in (making.init_pidfd, *making.spawner_fds) if fd >= 0]
         lean.send_fds(self._monitor, lean.dumps({"box": making.number, **said}), fds)
+
+
+def _enter_mounts(making: Making) -> None:
+    """The sandbox's mount namespace, with the rights that its mounts were made with."""
+    if making.plan["as_root"]:
+        k.setns(making.init_pidfd, k.CLONE_NEWNS)
+        return
+    k.setns(making.doors["user"], k.CLONE_NEWUSER)
+    k.setns(making.doors["mnt"], k.CLONE_NEWNS)
 
 
 def _child(work: Callable[[], object], report: socket) -> NoReturn:

@@ -50,7 +50,8 @@ class Guestd:
         self._channel = channel
         self._channel.setblocking(False)
         self._cpu_fd = named.get("cpu", -1)
-        self._kept = [named[name] for name in ("cpu", "uid") if name in named]  # closed at the end; `uid` is a lock
+        # Closed at the end: two are locks, which say that the sandbox is not gone.
+        self._kept = [named[name] for name in ("cpu", "uid", "stake") if name in named]
         self._inside = inside(monitor, number, named.get("freezer", -1), self._finish_dying)
         self.relaying: Relaying | None = None  # where connections go by this channel too
         self.image = -1  # memory of another session, for one that is to become a copy of it
@@ -480,10 +481,10 @@ class Guestd:
         if self._out and time.monotonic() < self._heard_until:  # the host is behind, and the rest is its result
             self._monitor.watch(self._channel.fileno(), select.EPOLLOUT, self._on_channel)
             return
-        self._channel.close()
         for fd in (*self._kept, self.image, *self._pipes_ahead):
             if fd >= 0:
                 os.close(fd)
+        self._channel.close()  # last: whoever waits for it finds the locks free
         number, self._number = self._number, -1
         self._monitor.gone(number)
 

@@ -233,14 +233,16 @@ def mount_setattr(fd: int, path: str, flags: int, *, add: int, idmap_fd: int = 0
     syscall(NR_MOUNT_SETATTR, fd, _path(path), flags, attributes, len(attributes), what=f"mount_setattr {path}")
 
 
-def open_tree_clone(path: str) -> int:
-    """A detached copy of the mounts at `path`, with everything below it."""
-    flags = 1 | AT_RECURSIVE | os.O_CLOEXEC
-    return syscall(_NR_OPEN_TREE, AT_FDCWD, _path(path), flags, what=f"open_tree {path}")
+def open_tree_clone(path: str, *, at: int = AT_FDCWD) -> int:
+    """A detached copy of the mounts at `path`, with everything below it. An empty path: of what `at` is open on."""
+    flags = 1 | AT_RECURSIVE | os.O_CLOEXEC | (0 if path else AT_EMPTY_PATH)
+    return syscall(_NR_OPEN_TREE, at, _path(path), flags, what=f"open_tree {path}")
 
 
-def move_mount(fd: int, target: str) -> None:
-    syscall(_NR_MOVE_MOUNT, fd, b"", AT_FDCWD, _path(target), 4, what=f"move_mount {target}")
+def move_mount(fd: int, target: str, *, at: int = AT_FDCWD) -> None:
+    """An empty target: onto what `at` is open on."""
+    flags = 4 if target else 4 | 0x40
+    syscall(_NR_MOVE_MOUNT, fd, b"", at, _path(target), flags, what=f"move_mount {target}")
 
 
 def mount_nowhere(kind: str, source: str, flags: tuple[str, ...]) -> int:

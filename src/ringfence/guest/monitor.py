@@ -171,8 +171,18 @@ class Monitor(Loop):
             self._give(request, fds)
 
     def _give(self, request: Given, fds: list[int]) -> None:
-        """A memory image, for the next session of a sandbox that asks for one."""
+        """A memory image, for the next session of a sandbox that asks for one. Or paths that are to be protected again:
+        the forker does that, which has what it takes, and answers by the descriptor."""
         box = self._boxes.get(request["box"])
+        if request["protect"] is not None:
+            try:
+                if box is not None:
+                    lean.send_fds(self._maker, lean.dumps({**request, "op": "protect"}), fds)
+            except OSError:
+                pass  # it is gone; whoever asked sees the descriptor closed
+            for fd in fds:
+                os.close(fd)
+            return
         for fd in fds if box is None else fds[1:]:
             os.close(fd)
         if box is not None and fds:

@@ -10,13 +10,15 @@ import os
 import stat
 
 from . import tarstream
-from .cursor import Cursor
+from .cursor import TOP, Cursor, Folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MOST_IN_FOLDER = 1 << 26  # bytes of names: half a million of sixty characters
+_BESIDE = 64  # what a name is charged beyond its bytes
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # removed or replaced while we walk
 
 
@@ -79,10 +81,11 @@ def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
     """
     passed = (*_GONE, errno.EACCES) if skip_closed else _GONE
     cursor = Cursor(top)
-    pending: list[list[bytes]] = [[]]
+    pending = [TOP]
     try:
         while pending:
-            parts = pending.pop()
+            folder = pending.pop()
+            parts = folder.parts()
             try:
                 directory = cursor.go(parts)
             except OSError as error:
@@ -91,7 +94,7 @@ def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
                 raise _named(error, b"/".join(parts)) from None
             inner = []
             prefix = b"".join(part + b"/" for part in parts)
-            for name in sorted(os.fsencode(entry) for entry in os.listdir(directory)):
+            for name in sorted(_names(directory, prefix)):
                 try:
                     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 except OSError as error:
@@ -99,11 +102,23 @@ def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
                         continue
                     raise _named(error, prefix + name) from None
                 if stat.S_ISDIR(info.st_mode):
-                    inner.append([*parts, name])
+                    inner.append(Folder(folder, name))
                 yield Found(directory, name, prefix + name, info)
             pending += reversed(inner)
     finally:
         cursor.close()
+
+
+def _names(directory: int, prefix: bytes) -> list[bytes]:
+    """Of one folder. Raises Refused for more than anybody keeps in one: they are sorted, and so held (O22)."""
+    names, left = [], _MOST_IN_FOLDER
+    with os.scandir(directory) as entries:
+        for name in map(os.fsencode, (entry.name for entry in entries)):
+            names.append(name)
+            left -= len(name) + _BESIDE
+            if left < 0:
+                raise tarstream.Refused("files", prefix)
+    return names
 
 
 def _named(error: OSError, path: bytes) -> OSError:

@@ -178,13 +178,14 @@ def merge(stage: int, target: int) -> None:
     """
     for step in (_check, _move):
         source, into = cursor.Cursor(stage), cursor.Cursor(target)
-        pending: list[list[bytes]] = [[]]
+        pending = [cursor.TOP]
         try:
             while pending:
-                parts = pending.pop()
-                here, there = source.go(parts), into.go(parts)
-                names = map(os.fsencode, os.listdir(here))
-                pending += [[*parts, name] for name in names if step(name, here, there)]
+                folder = pending.pop()
+                here, there = source.go(folder.parts()), into.go(folder.parts())
+                with os.scandir(here) as entries:  # one after the other: how many there are is the archive's to choose
+                    names = map(os.fsencode, (entry.name for entry in entries))
+                    pending += [cursor.Folder(folder, name) for name in names if step(name, here, there)]
         finally:
             source.close()
             into.close()

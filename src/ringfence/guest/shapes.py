@@ -74,6 +74,8 @@ class Hello(TypedDict):
     cgroups: list[str]  # directories to remove when the library is gone
     record: str  # of what the library noted; there when something is, and then there is more to remove
     uids: str | None  # directory of lock files, those that nobody holds then too
+    stakes: str  # directory with a file for each sandbox that needs placeholders
+    home: str  # of the caller, for the sweep
 
 
 class Kept(TypedDict):
@@ -105,9 +107,10 @@ class Launch(TypedDict):
 
 
 class Given(TypedDict):
-    """A descriptor for a sandbox that exists."""
+    """A descriptor for a sandbox that exists: a memory image, or where to write what became of `protect`."""
 
     box: int
+    protect: list[tuple[str, int]] | None  # paths inside that are to be read-only again, and their inodes
 
 
 class Order(TypedDict):
@@ -124,6 +127,7 @@ class Order(TypedDict):
     disk: bool  # a mount, the sandbox's disk
     listeners: bool  # the channel that the sandbox's listeners go by
     into: bool  # the directory of a cgroup v2, to be born in
+    protect: list[tuple[str, int]]  # of op "protect", as in Given
 
 
 class Work(TypedDict, total=False):

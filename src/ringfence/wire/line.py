@@ -65,7 +65,8 @@ class Reader:
             body = start + _HEADER.size
             if len(buffer) < body + text + blob:
                 break
-            found.append(_checked(bytes(buffer[body : body + text]), bytes(buffer[body + text : body + text + blob])))
+            with memoryview(buffer) as view:  # 16 MiB are copied once, not twice
+                found.append(_checked(bytes(view[body : body + text]), bytes(view[body + text : body + text + blob])))
             start = body + text + blob
         del buffer[:start]
         return found

@@ -1,4 +1,4 @@
-"""Protected paths on the host's side: placeholders come and go, replaced files are noticed, the end scan reports."""
+"""Protected paths on the host's side: replaced files are noticed, the end scan reports."""
 
 from __future__ import annotations
 
@@ -14,37 +14,14 @@ from pathlib import Path
 import pytest
 
 from ringfence.backends.process.endscan import end_scan, snapshot_before
-from ringfence.backends.process.protect import Placeholder, Placeholders, Watch, remove
+from ringfence.backends.process.placeholders import Placeholders
+from ringfence.backends.process.protected_watch import Watch
 from ringfence.errors import PolicyError
-from ringfence.plan.protected import CONTENT, HELD_DIRECTORIES, HELD_FILES, Protected, protection
-
-
-class Notes:
-    """Stands for the state directory: what it holds after SIGKILL is all that a sweep knows."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Placeholder] = {}
-
-    def note(self, placeholder: Placeholder) -> None:
-        self.kept[placeholder.path] = placeholder
-
-    def forget(self, placeholder: Placeholder) -> None:
-        self.kept.pop(placeholder.path, None)
-
-
-def known(*all_notes: Notes) -> Callable[[int, int], bool]:
-    def ask(device: int, inode: int) -> bool:
-        return any((one.device, one.inode) == (device, inode) for notes in all_notes for one in notes.kept.values())
-
-    return ask
+from ringfence.plan.protected import Protected, protection
 
 
 def protected(folder: Path, *extra: str) -> tuple[Protected, ...]:
     return protection(str(folder), "/data", extra, key="mounts[0].protect").paths
-
-
-def holder(folder: Path, notes: Notes, *others: Notes) -> Placeholders:
-    return Placeholders(protected(folder), note=notes.note, forget=notes.forget, known=known(notes, *others))
 
 
 def tree(folder: Path) -> set[str]:
@@ -56,143 +33,6 @@ def repository(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "a.txt").write_text("a\n")
     return tmp_path
-
-
-def git_status(folder: Path) -> str:
-    return subprocess.run(
-        ["git", "-C", folder, "status", "--porcelain", "--ignored"], capture_output=True, text=True, check=True
-    ).stdout
-
-
-# ── placeholders ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_placeholders_are_made_for_what_is_missing_and_removed_again(tmp_path: Path) -> None:
-    (tmp_path / ".vscode").mkdir()
-    before = tree(tmp_path)
-    notes = Notes()
-    placeholders = holder(tmp_path, notes)
-    placeholders.make()
-    assert tree(tmp_path) == {*HELD_FILES, *HELD_DIRECTORIES}
-    assert {Path(path).name for path in notes.kept} == {*HELD_FILES, *HELD_DIRECTORIES} - {".vscode"}
-    placeholders.remove()
-    assert (tree(tmp_path), notes.kept) == (before, {})
-
-
-def test_git_works_beside_placeholders_and_its_status_is_as_before(repository: Path) -> None:
-    """An empty `commondir` would stop git; one that says "." means what its absence means."""
-    before = git_status(repository), tree(repository)
-    placeholders = holder(repository, Notes())
-    placeholders.make()
-    assert (repository / ".git" / "commondir").read_text() == CONTENT["commondir"]
-    subprocess.run(["git", "-C", repository, "log", "--all"], check=True, capture_output=True)
-    placeholders.remove()
-    assert (git_status(repository), tree(repository)) == before
-
-
-def test_every_name_is_noted_before_it_can_be_seen(tmp_path: Path) -> None:
-    """SIGKILL between two calls must not leave a file that no sweep knows of."""
-    seen_first: list[str] = []
-
-    class Early(Notes):
-        def note(self, placeholder: Placeholder) -> None:
-            if placeholder.path not in self.kept and os.path.lexists(placeholder.path):
-                seen_first.append(placeholder.path)
-            super().note(placeholder)
-
-    placeholders = holder(tmp_path, Early())
-    placeholders.make()
-    placeholders.remove()
-    assert seen_first == []
-
-
-def test_a_sweep_removes_what_a_killed_process_noted(tmp_path: Path) -> None:
-    notes = Notes()
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_RDWR), 2)
-        holder(tmp_path, notes).make()
-        os.kill(os.getpid(), 9)
-    os.waitpid(child, 0)
-    assert tree(tmp_path) != set()
-    for path in protected(tmp_path):  # as the state directory would have kept them
-        status = os.lstat(path.path)
-        assert remove(Placeholder(path.path, path.directory, path.content or "", status.st_dev, status.st_ino))
-    assert tree(tmp_path) == set()
-
-
-def test_what_was_written_to_or_replaced_in_the_meantime_stays(tmp_path: Path) -> None:
-    placeholders = holder(tmp_path, Notes())
-    placeholders.make()
-    (tmp_path / ".envrc").write_text("export A=1\n")
-    (tmp_path / ".bashrc").unlink()
-    (tmp_path / ".bashrc").write_text("")
-    (tmp_path / ".vscode" / "settings.json").write_text("{}")
-    placeholders.remove()
-    assert tree(tmp_path) == {".envrc", ".bashrc", ".vscode", ".vscode/settings.json"}
-
-
-def test_an_empty_file_of_the_users_own_is_not_taken_for_a_placeholder(tmp_path: Path) -> None:
-    (tmp_path / ".envrc").write_text("")
-    placeholders = holder(tmp_path, Notes())
-    placeholders.make()
-    placeholders.remove()
-    assert tree(tmp_path) == {".envrc"}
-
-
-def test_a_name_that_somebody_else_made_in_the_same_moment_is_not_noted_as_ours(tmp_path: Path) -> None:
-    class Raced(Notes):
-        def note(self, placeholder: Placeholder) -> None:
-            super().note(placeholder)
-            if Path(placeholder.path).name in (".idea", ".envrc") and not os.path.lexists(placeholder.path):
-                Path(placeholder.path).mkdir() if placeholder.directory else Path(placeholder.path).touch()
-
-    notes = Raced()
-    placeholders = holder(tmp_path, notes)
-    placeholders.make()
-    assert {".idea", ".envrc"} & {Path(path).name for path in notes.kept} == set()
-    placeholders.remove()
-    assert tree(tmp_path) == {".idea", ".envrc"}
-
-
-def test_with_two_sandboxes_on_one_folder_the_last_one_removes(tmp_path: Path) -> None:
-    """Taking a placeholder away under a running sandbox would take its protection away."""
-    first, second = Notes(), Notes()
-    one, two = holder(tmp_path, first, second), holder(tmp_path, second, first)
-    one.make()
-    two.make()
-    inode = os.stat(tmp_path / ".mcp.json").st_ino
-    one.remove()
-    assert os.stat(tmp_path / ".mcp.json").st_ino == inode
-    assert (os.stat(tmp_path).st_dev, inode) in one.kept
-    assert first.kept == {}
-    two.remove()
-    assert (tree(tmp_path), second.kept) == (set(), {})
-
-
-def test_a_link_put_in_the_place_of_a_placeholder_is_not_followed(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("")
-    folder = tmp_path / "project"
-    folder.mkdir()
-    placeholders = holder(folder, Notes())
-    placeholders.make()
-    (folder / ".envrc").unlink()
-    (folder / ".envrc").symlink_to(victim)
-    placeholders.remove()
-    assert victim.exists()
-    assert tree(folder) == {".envrc"}
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    notes = Notes()
-    placeholders = holder(gone, notes)
-    gone.rmdir()
-    with pytest.raises(OSError, match=f"{gone}/.* cannot be protected: No such file or directory"):
-        placeholders.make()
-    assert notes.kept == {}
 
 
 # ── the watch ────────────────────────────────────────────────────────────────────────────────────
@@ -221,13 +61,40 @@ def test_a_renamed_ancestor_is_noticed(repository: Path) -> None:
 
 
 def test_a_removed_placeholder_is_noticed(tmp_path: Path) -> None:
-    placeholders = holder(tmp_path, Notes())
+    placeholders = Placeholders(protected(tmp_path))
     placeholders.make()
     watch = Watch(protected(tmp_path))
     (tmp_path / ".mcp.json").unlink()
     assert watch.check() == [f"{tmp_path}/.mcp.json"]
     watch.close()
-    placeholders.remove()
+    placeholders.release()
+
+
+def test_a_name_that_was_removed_and_made_anew_with_the_same_inode_is_noticed(tmp_path: Path) -> None:
+    """A file system gives out the number again at once: the guest's file looked like the placeholder."""
+    placeholders = Placeholders(protected(tmp_path))
+    placeholders.make()
+    watch = Watch(protected(tmp_path))
+    (tmp_path / ".mcp.json").rename(tmp_path / "kept")
+    (tmp_path / "kept").rename(tmp_path / ".mcp.json")
+    assert watch.check() == [f"{tmp_path}/.mcp.json"]
+    watch.close()
+    placeholders.release()
+
+
+def test_what_we_did_ourselves_to_put_a_name_back_is_no_alarm(tmp_path: Path) -> None:
+    placeholders = Placeholders(protected(tmp_path))
+    placeholders.make()
+    watch = Watch(protected(tmp_path))
+    (tmp_path / ".mcp.json").unlink()
+    lost = watch.check()
+    placeholders.make_again([one for one in protected(tmp_path) if one.path in lost])
+    watch.expect(lost)
+    assert watch.check() == []
+    (tmp_path / ".mcp.json").unlink()
+    assert watch.check() == lost
+    watch.close()
+    placeholders.release()
 
 
 def test_ordinary_work_in_the_folder_is_no_alarm(repository: Path) -> None:

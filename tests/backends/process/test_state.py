@@ -170,15 +170,15 @@ def _facts(path: str) -> dict[str, str | int]:
 
 
 def _leave_behind(project: Path) -> tuple[str, list[str]]:
-    """A process makes two placeholders and a file, and is killed. Returns its name and their paths, last first."""
+    """A process makes a folder with a file, and a file, and is killed. Its name, and their paths, last first."""
 
     def work(say: Say) -> None:
         owner = state.register()
         Path(f"{project}/.git").mkdir()
         Path(f"{project}/.git/config").write_text("ours")
         Path(f"{project}/socket").write_text("bytes")
-        owner.note("placeholder", directory=1, content="", **_facts(f"{project}/.git"))
-        owner.note("placeholder", directory=0, content="ours", **_facts(f"{project}/.git/config"))
+        owner.note("file", **_facts(f"{project}/.git"))
+        owner.note("file", **_facts(f"{project}/.git/config"))
         owner.note("file", **_facts(f"{project}/socket"))
         say(owners.name())
         time.sleep(60)
@@ -202,10 +202,10 @@ def test_what_a_killed_process_noted_is_removed_and_reported(own_state: Path, no
 def test_what_the_living_noted_is_left(own_state: Path, no_groups: None, tmp_path: Path) -> None:
     owner = state.register()
     Path(f"{tmp_path}/held").touch()
-    owner.note("placeholder", directory=0, content="", **_facts(f"{tmp_path}/held"))
+    owner.note("file", **_facts(f"{tmp_path}/held"))
     assert state.sweep() == SweepReport()
     assert (tmp_path / "held").exists()
-    owner.forget("placeholder", directory=0, content="", **_facts(f"{tmp_path}/held"))
+    owner.forget("file", **_facts(f"{tmp_path}/held"))
     owner.close()
 
 

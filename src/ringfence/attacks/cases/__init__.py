@@ -31,6 +31,7 @@ def all_cases() -> tuple[Attack, ...]:
         k_transfers,
         l_next_command,
         l_persistence,
+        o_host_side,
     )
 
     modules = (
@@ -55,5 +56,6 @@ def all_cases() -> tuple[Attack, ...]:
         k_transfers,
         l_next_command,
         l_persistence,
+        o_host_side,
     )
     return tuple(case for module in modules for case in module.CASES)

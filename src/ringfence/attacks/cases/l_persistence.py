@@ -372,6 +372,55 @@ def copy_and_original(arm: Arm) -> Seen:
     return Seen(bool(harmed), f"harmed: {', '.join(harmed) or 'none'}")
 
 
+_SPIN = """
+os.chdir(top)
+tell(ready=True)
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    for name in names:
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except OSError:
+            continue
+        os.write(fd, canary.encode())
+        os.close(fd)
+"""
+_COUNTED = (".envrc", ".bashrc", ".profile")
+
+
+@attack(
+    "L13",
+    "a placeholder stays while any sandbox needs it",
+    PERSIST,
+    off=OURS,
+    label="ledger of who needs a placeholder",
+)
+def placeholder_taken_away(arm: Arm) -> Seen:
+    """Three sandboxes of one caller on one folder, the third one hostile. The first starts, the second starts, the
+    first ends, the third starts, the second ends. Off: the second one's end removes what it made, and counts nobody;
+    what the third can write before its watch stops it stays in the folder.
+    """
+    policy = arm.shared()
+    first, second = arm.sandbox(policy), arm.sandbox(policy)
+    first.close()
+    third = arm.sandbox(policy)
+    process = arm.spawn(_SPIN, box=third, top=arm.directory, names=_COUNTED, canary=arm.canary)
+    next(iter(process))
+    for _ in range(20 if arm.off else 0):  # what was removed is put back, as long as the guest was not faster
+        for name in _COUNTED:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{arm.directory}/{name}")
+        time.sleep(0.03)
+        if not process.running:
+            break
+    second.close()
+    time.sleep(0.3)
+    lives = process.running
+    third.close()
+    written = [name for name in _COUNTED if arm.canary in text_of(f"{arm.directory}/{name}")]
+    return Seen(bool(written) or not lives, f"written: {', '.join(written) or 'none'}; the third lived: {lives}")
+
+
 def _groups_of(pid: int) -> list[str]:
     """Control groups of ours that name `pid` as their owner."""
     found: list[str] = []

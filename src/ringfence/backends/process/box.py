@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import select
 import time
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 START_S = 10.0
 MOST_LISTENERS = 250  # descriptors in one packet: the kernel's own limit is 253
 _END_S = 5.0
+_STAND_STILL_S = 1.0  # the most that a guest is stopped for while a protected path is put back
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -65,6 +67,8 @@ class ProcessBox:
         self._until_destroyed = _thread.allocate_lock()
         self._until_destroyed.acquire()
         self._gone = False
+        self.is_unprotected = False
+        self._was_paused = False
         self._findings: tuple[Denial, ...] = ()
         self.on_destroyed: list[Callable[[], None]] = []
         self.outlet_channel: socket | None = None  # with a network: what PID 1 sends the listeners by
@@ -115,8 +119,18 @@ class ProcessBox:
             self.listeners = []
         finally:
             channel.close()
-        if not self.listeners:
-            raise SandboxLostError("the sandbox came without its listeners", fix="try again")
+        from ringfence.guest import outlets as outlet_sockets  # for sandboxes with a network alone
+
+        outlets = self.plan.box["outlets"]
+        assert isinstance(outlets, dict)
+        if len(self.listeners) == outlet_sockets.BESIDES + len(outlets["ports"]):
+            return
+        arrived, self.listeners = self.listeners, []
+        for fd in arrived:
+            os.close(fd)
+        if arrived:  # the kernel hands over as many as this process has room for
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise SandboxLostError("the sandbox came without its listeners", fix="try again")
 
     @property
     def ready_now(self) -> bool:
@@ -181,6 +195,48 @@ class ProcessBox:
 
     def thaw(self) -> None:
         """guestd does it: it stands outside."""
+
+    def hold_still(self) -> bool:
+        """Whether everything inside stands still now, until `let_go_on`. One that a caller has paused stays so."""
+        group = self._group
+        if group is None or not group.can_freeze:
+            return False
+        self._was_paused = group.is_frozen()
+        try:
+            return group.freeze(_STAND_STILL_S)
+        except FileNotFoundError:  # it has ended meanwhile
+            return False
+
+    def let_go_on(self) -> None:
+        if self._group is not None and self._group.can_freeze and not self._was_paused:
+            self._group.thaw()
+
+    def protect_again(self, paths: list[tuple[str, int]]) -> str:
+        """Make paths inside, by path and inode, read-only once more. Returns "", or why that could not be.
+
+        To be called while everything inside stands still; a caller who let it go on meanwhile is found out.
+        """
+        try:
+            said = self._ask_for_protection(paths)
+        except (OSError, SandboxLostError) as error:
+            return str(error)
+        stands = self._group is not None and self._group.is_frozen()
+        return said if said or stands else "the guest was let go on meanwhile"
+
+    def _ask_for_protection(self, paths: list[tuple[str, int]]) -> str:
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        try:
+            self.template.protect_again(self._number, paths, theirs)
+            os.close(theirs)
+            theirs = -1
+            waiter = select.poll()
+            waiter.register(ours, select.POLLIN)
+            said = os.read(ours, 256) if waiter.poll(_STAND_STILL_S * 1000) else b"no answer"
+        finally:
+            os.close(ours)
+            if theirs >= 0:
+                os.close(theirs)
+        return "" if said == b"done" else said.decode("utf-8", "replace") or "the forker is gone"
 
     def kill(self) -> None:
         """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""
@@ -288,6 +344,12 @@ class ProcessBox:
 
     def findings(self) -> tuple[Denial, ...]:
         return self._findings
+
+    def stop_unprotected(self, found: tuple[Denial, ...]) -> None:
+        """A protected path is not protected any more: that is why everything inside ends now."""
+        self.add_findings(found)
+        self.is_unprotected = True
+        self.kill()
 
     def add_findings(self, found: tuple[Denial, ...]) -> None:
         self._findings += found

@@ -91,6 +91,10 @@ class Group(ABC):
         """Stop every process of the group; False when one did not stop in time (the rest stays stopped)."""
 
     @abstractmethod
+    def is_frozen(self) -> bool:
+        """Whether every process of the group stands still."""
+
+    @abstractmethod
     def thaw(self) -> None:
         """Let a frozen group run on. Does nothing to one that runs."""
 

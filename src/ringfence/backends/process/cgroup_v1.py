@@ -208,6 +208,10 @@ class Group(base.Group):
             time.sleep(0.001)
         return True
 
+    def is_frozen(self) -> bool:
+        state = f"{self._at['freezer']}/freezer.state" if self._tree.has_freezer else ""
+        return bool(state) and (base.read(state) or "").strip() == "FROZEN"
+
     @property
     def can_freeze(self) -> bool:
         return self._tree.has_freezer

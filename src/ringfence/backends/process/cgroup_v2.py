@@ -273,6 +273,9 @@ class Group(base.Group):
         base.write(f"{self.directory}/cgroup.freeze", "1")
         return _wait(self.directory, "frozen", 1, time.monotonic() + timeout_s)
 
+    def is_frozen(self) -> bool:
+        return base.counter(f"{self.directory}/cgroup.events", "frozen") == 1
+
     @property
     def can_freeze(self) -> bool:
         return True

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 
 from ringfence import import_path, spawn
-from ringfence.backends.process import record, state
 from ringfence.backends.process.endscan import end_scan, snapshot_before
-from ringfence.backends.process.protect import Placeholder, Placeholders, Watch
-from ringfence.errors import warn
+from ringfence.backends.process.placeholders import Placeholders, is_placeholder
+from ringfence.backends.process.protected_watch import Watch
+from ringfence.errors import RingfenceError, warn
 from ringfence.plan.process import IMPORTABLE
 from ringfence.results import Denial
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ringfence.plan.model import ProcessPlan
 
 
+_QUIET_S = 0.02  # that a guest stands still before what was removed is put back
+
+
 def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> ProcessBox:
     """A sandbox whose plan shows host paths. `writable`: sources of "rw" mounts, looked through at the end.
 
@@ -30,7 +34,7 @@ def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> 
     """
     guard = Guard(plan, writable)
     try:
-        box = pool.take(plan)
+        box = pool.take(plan, stake=guard.stake)
     except BaseException:
         guard.end()
         raise
@@ -39,18 +43,28 @@ def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> 
 
 
 class Guard:
-    """Holds the protected paths of one sandbox."""
+    """Holds the protected paths of one sandbox. `outlives`: its guest is behind an engine (placeholders.py)."""
 
-    def __init__(self, plan: ProcessPlan, writable: tuple[str, ...]) -> None:
+    def __init__(self, plan: ProcessPlan, writable: tuple[str, ...], *, outlives: bool = False) -> None:
         _keep_imports_out(plan, writable)
         self._writable = writable
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
+        self._protected = {one.path: one for one in plan.protected}
         self._before: dict[str, Before] = {root: snapshot_before(root) for root in writable}
-        self._placeholders = Placeholders(plan.protected, note=_note, forget=_forget, known=state.is_placeholder)
+        self._placeholders = Placeholders(plan.protected, outlives=outlives)
         self._placeholders.make()
-        self._watch = Watch(plan.protected) if plan.protected else None
-        self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._watch = Watch(plan.protected) if plan.protected else None
+            self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        except BaseException:
+            self._placeholders.release()
+            raise
         self._thread: threading.Thread | None = None
+
+    @property
+    def stake(self) -> int:
+        """A descriptor that the sandbox's monitor has to keep: while it is open, no placeholder is removed."""
+        return self._placeholders.fileno()
 
     def begin(self, box: ProcessBox | WalledBox) -> None:
         box.on_destroyed.append(lambda: box.add_findings(self.end()))
@@ -59,15 +73,45 @@ class Guard:
             self._thread.start()
 
     def _keep_watch(self, box: ProcessBox | WalledBox) -> None:
-        """A protected file that the host replaced is no longer held (A33): the sandbox is stopped at once."""
+        """A path that the host removed is put back; for one that it replaced the sandbox is stopped at once (A33)."""
         try:
-            lost = self._first_lost()
+            while lost := self._first_lost():
+                stands = box.hold_still()
+                try:
+                    why = self._put_back(box, lost) if stands else "its guest cannot be made to stand still here"
+                    if why:
+                        box.stop_unprotected(tuple(_replaced(path, why) for path in lost))  # before it goes on
+                        return
+                finally:
+                    box.let_go_on()
+                box.add_findings(tuple(_removed(path) for path in lost))
         except BaseException:
             box.kill()  # nobody watches any more
             raise
-        if lost:
-            box.kill()
-            box.add_findings(tuple(_replaced(path) for path in lost))
+
+    def _put_back(self, box: ProcessBox | WalledBox, lost: list[str]) -> str:
+        """Protect them again, and what goes meanwhile, which is added to `lost`. Returns "", or why it cannot be.
+
+        Sound only while the guest stands still, and for what was not there when it came to stand: of a file that was,
+        it may have a descriptor by the writable mount already (O_PATH shows nowhere), and no new mount takes that away.
+        """
+        assert self._watch is not None
+        lost += self._watch.check()
+        if any(os.path.lexists(path) for path in lost):
+            return "what is there now may be open in the guest"
+        time.sleep(_QUIET_S)  # a program that removes several, and other sandboxes, which have to stand still too
+        lost += [path for path in self._watch.check() if path not in lost]
+        again = [self._protected[path] for path in lost if path in self._protected]
+        if len(again) < len(lost) or any(one.content is None or one.hidden for one in again):
+            return "it is a folder above a protected path, or a hidden path"
+        try:
+            self._placeholders.make_again(again)
+            why = box.protect_again([(one.target, os.lstat(one.path).st_ino) for one in again])
+        except (OSError, RingfenceError) as error:
+            return str(error)
+        if not why:
+            self._watch.expect(lost)
+        return why
 
     def _first_lost(self) -> list[str]:
         """Waits for it. Empty: the sandbox has ended before."""
@@ -75,11 +119,12 @@ class Guard:
         poll = select.poll()  # select() takes no descriptor from 1024 on
         for fd in (self._watch.fileno(), self._stop):
             poll.register(fd, select.POLLIN)
-        while self._stop not in dict(poll.poll()):
-            lost = self._watch.check()
+        while True:
+            lost = self._watch.check()  # before the wait: what came while one was put back has been read already
             if lost:
                 return lost
-        return []
+            if self._stop in dict(poll.poll()):
+                return []
 
     def end(self) -> tuple[Denial, ...]:
         """After the last process of the sandbox is gone. What a look at the writable mounts shows."""
@@ -89,11 +134,9 @@ class Guard:
         os.close(self._stop)
         if self._watch is not None:
             self._watch.close()
-        self._placeholders.remove()
-        found: tuple[Denial, ...] = ()
-        for root, before in self._before.items():
-            found += end_scan(root, before, ignore=self._placeholders.kept, known=self._held)
-        return found
+        self._placeholders.release()
+        found = [one for root, before in self._before.items() for one in end_scan(root, before, known=self._held)]
+        return tuple(one for one in found if one.code != "mount.protected-name" or not is_placeholder(one.target))
 
 
 _warned: set[str] = set()
@@ -118,28 +161,14 @@ def read_only(plan: ProcessPlan) -> tuple[str, ...]:
     return tuple(one.path for one in plan.protected if not one.missing)
 
 
-def _replaced(path: str) -> Denial:
+def _replaced(path: str, why: str) -> Denial:
     message = (
-        f"{path} was replaced on the host while the sandbox ran; its protection was gone, so the sandbox was stopped"
+        f"{path} was replaced or removed on the host while the sandbox ran, and its protection with it; "
+        f"it could not be put back ({why}), so the sandbox was stopped"
     )
     return Denial("mount", path, "mount.protected-replaced", message, allow=None)
 
 
-def _facts(placeholder: Placeholder) -> dict[str, str | int]:
-    return {
-        "path": placeholder.path,
-        "directory": int(placeholder.directory),
-        "content": placeholder.content,
-        "device": placeholder.device,
-        "inode": placeholder.inode,
-    }
-
-
-def _note(placeholder: Placeholder) -> None:
-    record.owner().note("placeholder", **_facts(placeholder))
-
-
-def _forget(placeholder: Placeholder) -> None:
-    owner = record.owner()
-    owner.forget("placeholder", **_facts(placeholder))
-    owner.forget("placeholder", **{**_facts(placeholder), "device": 0, "inode": 0})
+def _removed(path: str) -> Denial:
+    message = f"{path} was removed on the host while the sandbox ran; it is protected again, and the sandbox goes on"
+    return Denial("mount", path, "mount.protected-removed", message, allow=None)

@@ -75,8 +75,11 @@ class Pool:
     def held_by(self) -> Mechanisms:
         return self.tree.mechanisms if self.tree is not None else Mechanisms(None, None, None, None)
 
-    def take(self, plan: ProcessPlan) -> ProcessBox:
-        """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises."""
+    def take(self, plan: ProcessPlan, *, stake: int = -1) -> ProcessBox:
+        """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises.
+
+        `stake`: a descriptor that its monitor keeps until nothing of it is left.
+        """
         deadline = time.monotonic() + START_S
         kept = plan.shared and plan.disk is None and not spawn.is_command()  # a disk is made for one sandbox
         shelf, box = self._from_shelf(plan) if kept else (None, None)
@@ -98,7 +101,7 @@ class Pool:
                     _, template, box = asked
                 else:
                     template = self._templates.get(plan)
-                    box = self._start(plan, template)
+                    box = self._start(plan, template, stake=stake)
                 if shelf is not None and self._thread is None:
                     self._start_thread()  # while it is built
                 template.wait_built()
@@ -138,7 +141,7 @@ class Pool:
         if shelf is not None and shelf.wanted:
             self._do(shelf)
 
-    def _start(self, plan: ProcessPlan, template: Template, *, waits: bool = False) -> ProcessBox:
+    def _start(self, plan: ProcessPlan, template: Template, *, waits: bool = False, stake: int = -1) -> ProcessBox:
         """`waits`: nobody does for it."""
         with self._lock:
             self._count += 1
@@ -154,6 +157,8 @@ class Pool:
             python = self._python_of(plan)
             box = ProcessBox(plan, ours, python, group=group, uid=uid, retire=self._do, origin=(template, number))
             sockets = [("channel", theirs.fileno())]
+            if stake >= 0:
+                sockets.append(("stake", stake))
             if outlet is not None:
                 box.outlet_channel = outlet[0]
                 sockets.append(("listeners", outlet[1].fileno()))
@@ -457,6 +462,8 @@ def close_all() -> None:
         one.close()
     if "ringfence.network.gateway" in sys.modules:
         sys.modules["ringfence.network.gateway"].close_service()
+    if "ringfence.backends.process.placeholders" in sys.modules:
+        sys.modules["ringfence.backends.process.placeholders"].finish()
     if "ringfence.backends.process.record" in sys.modules:
         sys.modules["ringfence.backends.process.record"].close()
 

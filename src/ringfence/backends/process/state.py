@@ -76,6 +76,22 @@ def disk_directory(name: str) -> str:
     return _own(f"{_own(root)}/{name}")
 
 
+def lasting_directory(name: str) -> str:
+    """A directory that outlasts a reboot and is the same for all processes of this user, whatever their environment
+    says of a runtime directory. Where there is no such place (a service without a home, a root that is read-only): one
+    in the state directory."""
+    try:
+        return disk_directory(name)
+    except (UnsupportedError, OSError):
+        return directory(name)
+
+
+def lasting_place(name: str) -> str:
+    """Where `lasting_directory` has it. Makes nothing."""
+    place = f"{disk_root()}/{name}"
+    return place if _is_mine(place) else f"{state_dir()}/{name}"
+
+
 def disk_root() -> str:
     """Where `disk_directory` makes its directories. Made by that."""
     return f"/var/lib/{_NAME}" if os.geteuid() == 0 else os.path.expanduser(f"~/.local/state/{_NAME}")
@@ -105,7 +121,8 @@ def sweep(timeout_s: float = 5.0) -> SweepReport:
     if any(True for _ in _dead(records)):
         report = _sweep_records(records, timeout_s)
     uids = _sweep_uids() if report.owners or groups else 0
-    return replace(report, cgroups=(*groups, *report.cgroups), uids=uids)
+    files = (*report.files, *_sweep_placeholders())
+    return replace(report, cgroups=(*groups, *report.cgroups), files=files, uids=uids)
 
 
 class Owner:
@@ -125,8 +142,7 @@ class Owner:
     def note(self, kind: str, **facts: Fact) -> None:
         """Write down something to remove should this process die. On disk when this returns.
 
-        Kinds: `placeholder` (path, directory, content, device, inode), `file` (path, device, inode), `cgroup` (path),
-        `tree` (path, right below a `disk_directory`).
+        Kinds: `file` (path, device, inode), `cgroup` (path), `tree` (path, right below a `disk_directory`).
         """
         entry = (kind, tuple(sorted(facts.items())))
         with self._lock:
@@ -238,7 +254,7 @@ def _sweep_records(records: str, timeout_s: float) -> SweepReport:
     lock = os.open(f"{state_dir()}/sweep.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.fchmod(lock, 0o600)
     try:
-        if not _lock_until(lock, time.monotonic() + timeout_s):
+        if not lock_until(lock, time.monotonic() + timeout_s):
             return SweepReport(busy=True)
         swept: list[str] = []
         groups: list[str] = []
@@ -261,7 +277,7 @@ def _sweep_entries(owner: str, entries: list[Entry], groups: list[str], files: l
         if kind == "cgroup" and cgroup.remove_noted(path, owner):
             groups.append(path)
     for kind, facts in reversed(entries):
-        remover = {"placeholder": _remove_placeholder, "file": remove_if_same, "tree": _remove_noted_tree}.get(kind)
+        remover = {"file": remove_if_same, "tree": _remove_noted_tree}.get(kind)
         if remover is not None and remover(dict(facts)):
             files.append(str(dict(facts)["path"]))
 
@@ -291,27 +307,15 @@ def _remove_noted_tree(facts: dict[str, Fact]) -> bool:
     return remove_tree(str(facts["path"]))
 
 
-def _remove_placeholder(facts: dict[str, Fact]) -> bool:
-    from ringfence.backends.process import protect
+def _sweep_placeholders() -> list[str]:
+    try:
+        if not os.listdir(f"{lasting_place('placeholders')}/stakes"):
+            return []  # as mostly, and costs no import
+    except FileNotFoundError:
+        return []
+    from ringfence.backends.process import placeholders
 
-    placeholder = protect.Placeholder(
-        path=str(facts["path"]),
-        directory=bool(facts["directory"]),
-        content=str(facts["content"]),
-        device=int(facts["device"]),
-        inode=int(facts["inode"]),
-    )
-    return os.path.lexists(placeholder.path) and protect.remove(placeholder)
-
-
-def is_placeholder(device: int, inode: int) -> bool:
-    """Whether any library process of this user, dead or alive, has noted that inode as a placeholder."""
-    records = directory(_OWNERS)
-    wanted = {("device", device), ("inode", inode)}
-    for name in os.listdir(records):
-        if any(kind == "placeholder" and wanted <= set(facts) for kind, facts in _read_record(f"{records}/{name}")):
-            return True
-    return False
+    return placeholders.sweep()
 
 
 def _sweep_uids() -> int:
@@ -322,14 +326,15 @@ def _sweep_uids() -> int:
     return uids.sweep()
 
 
-def _lock_until(fd: int, deadline: float) -> bool:
+def lock_until(fd: int, deadline: float, *, poll_s: float = 0.01) -> bool:
+    """Whether it could be locked until then."""
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(0.01)
+            time.sleep(poll_s)
         else:
             return True
 
@@ -341,7 +346,7 @@ def _open_record(path: str, flags: int) -> int:
     """Open and lock a record; the lock tells other pid namespaces that we live."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     os.fchmod(fd, 0o600)  # whatever the caller's umask: who sweeps reads it
-    if _lock_until(fd, time.monotonic() + 1.0):
+    if lock_until(fd, time.monotonic() + 1.0):
         return fd
     os.close(fd)
     raise SandboxError(f"the record {path} is open already: a process registers once", code="registered-twice")

@@ -54,6 +54,8 @@ class Zygote:
             "cgroups": tree.owner_directories() if tree is not None else [],
             "record": state.record(),
             "uids": state.directory("uid") if os.geteuid() == 0 else None,
+            "stakes": f"{state.lasting_place('placeholders')}/stakes",
+            "home": os.path.expanduser("~"),
         }
         _send(self._control, lean.dumps(hello), [])
 
@@ -206,7 +208,12 @@ class Template:
     def give(self, number: int, fd: int) -> None:
         """Hand a memory image to one of its sandboxes."""
         with self._lock:
-            _send(self._control, lean.dumps({"box": number}), [fd])
+            _send(self._control, lean.dumps({"box": number, "protect": None}), [fd])
+
+    def protect_again(self, number: int, paths: list[tuple[str, int]], fd: int) -> None:
+        """Have paths inside one of its sandboxes made read-only once more. What became of it is written to `fd`."""
+        with self._lock:
+            _send(self._control, lean.dumps({"box": number, "protect": paths}), [fd])
 
     def close(self) -> None:
         with self._lock:

@@ -89,6 +89,7 @@ class WalledBox:
         self._destroyed = threading.Event()
         self.on_destroyed: list[Callable[[], None]] = []  # after its last process
         self._findings: list[Denial] = []
+        self.is_unprotected = False
         self._guestd = channel  # where a relay is between, `channel` is another
         _remember(self)
 
@@ -222,8 +223,24 @@ class WalledBox:
     def wait_destroyed(self, timeout_s: float) -> bool:
         return self._destroyed.wait(timeout_s)
 
+    def hold_still(self) -> bool:
+        """Nothing of ours is where an engine has made its mounts: nobody could use it."""
+        return False
+
+    def let_go_on(self) -> None:
+        """Nothing was held."""
+
+    def protect_again(self, paths: list[tuple[str, int]]) -> str:
+        return f"{self.backend} makes its mounts when it starts: {paths[0][0]} is not made again"
+
     def findings(self) -> tuple[Denial, ...]:
         return tuple(self._findings)
+
+    def stop_unprotected(self, found: tuple[Denial, ...]) -> None:
+        """A protected path is not protected any more: that is why everything inside ends now."""
+        self.add_findings(found)
+        self.is_unprotected = True
+        self.kill()
 
     def add_findings(self, found: tuple[Denial, ...]) -> None:
         self._findings.extend(found)

@@ -12,8 +12,8 @@ import os
 import stat
 import struct
 
-from ringfence.backends.process.copying.layout import OURS, Pages, Range, identity, ranges, wiped_on_fork
-from ringfence.backends.process.copying.tracee import State, Tracee, TraceError
+from ringfence.backends.process.copying.layout import OURS, Pages, Range, TraceError, identity, ranges, wiped_on_fork
+from ringfence.backends.process.copying.tracee import State, Tracee
 from ringfence.errors import UnsupportedError
 from ringfence.values import Struct, final
 
@@ -26,6 +26,9 @@ _ADD_SEALS = 1033
 _CHUNK = 1 << 18
 _PIECE = 1 << 22  # what a thread takes at a time
 _MUCH = 1 << 24  # bytes from which on a second thread pays
+# Of a guest's making, and each of them an object of ours (O22). A session has some hundreds of each.
+_MOST_RUNS = 1 << 17
+_MOST_PATHS = 1 << 20  # characters of the paths of open files
 _STANDARD = 5  # 0 to 2 and the two of the line: every session has its own
 _NR_SIGACTION, _NR_GETITIMER = 13, 36
 _TIMERS = {0: "ITIMER_REAL", 1: "ITIMER_VIRTUAL", 2: "ITIMER_PROF"}
@@ -140,6 +143,8 @@ def explain(error: Exception) -> UnsupportedError:
         return refuse("this host forbids ptrace (kernel.yama.ptrace_scope = 3, or a container without it)")
     if isinstance(error, ProcessLookupError):
         return refuse("it has ended")
+    if isinstance(error, TraceError):
+        return refuse(str(error))
     return refuse(f"the kernel refused a step: {error}")
 
 
@@ -170,11 +175,15 @@ def _refuse_stackless(found: list[Range]) -> None:
 
 
 def _open_files(pid: int) -> tuple[OpenFile, ...]:
-    found = []
+    found: list[OpenFile] = []
+    left = _MOST_PATHS
     for name in os.listdir(f"/proc/{pid}/fd"):
         fd = int(name)
         if fd >= _STANDARD:
             found.append(_open_file(pid, fd))
+            left -= len(found[-1].path)
+            if left < 0:
+                raise refuse(f"the paths of its open files have more than {_MOST_PATHS:,} characters")
     return tuple(found)
 
 
@@ -191,7 +200,7 @@ def _open_file(pid: int, fd: int) -> OpenFile:
 
 
 def _fields(path: str) -> dict[str, str]:
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         return {name: value.strip() for name, _, value in (row.partition(":") for row in file)}
 
 
@@ -256,6 +265,8 @@ def _take_pages(image: MemoryImage, tracee: Tracee, room: int) -> None:
                 offset += size
                 if offset > room:
                     raise refuse(f"its memory is more than the sandbox's limits leave for a copy ({room >> 20} MiB)")
+                if len(image.runs) > _MOST_RUNS:
+                    raise refuse(f"its memory is in more than {_MOST_RUNS:,} pieces")
     finally:
         pages.close()
     image.fd = os.memfd_create(OURS.removeprefix("/memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

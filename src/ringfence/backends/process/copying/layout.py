@@ -23,6 +23,13 @@ _SCAN = 0xC0606610
 _FILE, _PRESENT, _SWAPPED, _ZERO = 4, 8, 16, 32
 _REGIONS = 4096
 _ENTRIES = 1 << 16  # of pagemap, read at a time: a guest may reserve terabytes
+# Of a guest's making: how many ranges there are, and what paths they name. A session has some hundreds of them (O22).
+_MOST_RANGES = 1 << 15
+_MOST_TEXT = 1 << 23  # bytes of the list of them
+
+
+class TraceError(Exception):
+    """The process did something else than stand still, or is more than can be copied."""
 
 
 @final
@@ -65,31 +72,46 @@ def identity(fd: int) -> tuple[str, int]:
     return f"{os.major(what.st_dev):02x}:{os.minor(what.st_dev):02x}", what.st_ino
 
 
+def maps_of(pid: int) -> Iterator[bytes]:
+    """The lines of /proc/<pid>/maps, one after the other. Raises TraceError for more of them than are kept.
+
+    As bytes: as text, a carriage return in a file's name would end a line.
+    """
+    left, count = _MOST_TEXT, 0
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        for row in file:
+            left, count = left - len(row), count + 1
+            if count > _MOST_RANGES or left < 0:
+                raise TraceError(f"its memory has more than {_MOST_RANGES:,} ranges, or longer names than are kept")
+            yield row
+
+
 def ranges(pid: int, image: tuple[str, int] | None = None) -> list[Range]:
     """In order. What it maps from `image`, whose copy it is, counts as anonymous: it is this process's own now.
 
-    Known by its identity: a guest may give a file in memory any name.
+    Known by its identity: a guest may give a file in memory any name. Raises TraceError for too many.
     """
     found = []
-    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-        for row in file:
-            where, flags, offset, device, inode, *path = row.rstrip("\n").split(None, 5)
-            first, _, last = where.partition("-")
-            name = path[0] if path else ""
-            if name.startswith("[anon:"):
-                name = ""
-            mine = (device, int(inode)) == image
-            found.append(
-                Range(
-                    int(first, 16),
-                    int(last, 16),
-                    flags[:3],
-                    flags[3] == "s",
-                    0 if mine else int(offset, 16),
-                    0 if mine else int(inode),
-                    OURS if mine else name,
-                )
+    names: dict[str, str] = {}  # of one file's many ranges: one text for all of them
+    for line in maps_of(pid):
+        row = line.decode("utf-8", "surrogateescape")
+        where, flags, offset, device, inode, *path = row.rstrip("\n").split(None, 5)
+        first, _, last = where.partition("-")
+        name = path[0] if path else ""
+        if name.startswith("[anon:"):
+            name = ""
+        mine = (device, int(inode)) == image
+        found.append(
+            Range(
+                int(first, 16),
+                int(last, 16),
+                flags[:3],
+                flags[3] == "s",
+                0 if mine else int(offset, 16),
+                0 if mine else int(inode),
+                OURS if mine else names.setdefault(name, name),
             )
+        )
     return found
 
 
@@ -100,14 +122,14 @@ def wiped_on_fork(pid: int) -> frozenset[int]:
     """
     found = set()
     first = 0
-    with open(f"/proc/{pid}/smaps", encoding="utf-8", errors="surrogateescape") as file:
+    with open(f"/proc/{pid}/smaps", "rb") as file:  # as bytes: a carriage return in a file's name ends no line
         for row in file:
-            name, _, rest = row.partition(" ")
-            if name == "VmFlags:":
-                if "wf" in rest.split():
+            name, _, rest = row.partition(b" ")
+            if name == b"VmFlags:":
+                if b"wf" in rest.split():
                     found.add(first)
-            elif not name.endswith(":"):
-                first = int(name.partition("-")[0], 16)
+            elif not name.endswith(b":"):
+                first = int(name.partition(b"-")[0], 16)
     return frozenset(found)
 
 

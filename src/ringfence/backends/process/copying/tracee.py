@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 
+from ringfence.backends.process.copying.layout import TraceError, maps_of
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -26,6 +27,9 @@ _WALL = 0x40000000
 _SYSCALL_STOP = 0x85
 _STOP_S = 20.0  # for all that is done to it while it stands still
 _WORD = (1 << 64) - 1
+_INSTRUCTION = b"\x0f\x05"  # syscall
+_PIECE = 1 << 16
+_MOST_SEARCHED = 1 << 24  # bytes: a libc has 2 MiB of code, and a guest names ranges of any size (O22)
 _NAMES = (  # in the kernel's order
     *(
         "r15",
@@ -57,10 +61,6 @@ _libc.process_vm_readv.argtypes = [
     *(ctypes.c_long, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong),
 ]
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-
-
-class TraceError(Exception):
-    """The process did something else than stand still."""
 
 
 @final
@@ -215,18 +215,27 @@ class Tracee:
         """The one it stands behind: it was stopped in a system call. Else one that its libraries hold."""
         if not self._instruction:
             behind = self._base[_NAMES.index("rip")] - 2
-            self._instruction = behind if self.read(behind, 2) == b"\x0f\x05" else self._search()
+            try:
+                stands_behind_one = self.read(behind, 2) == _INSTRUCTION
+            except OSError:  # nothing is mapped there: it runs what begins a page
+                stands_behind_one = False
+            self._instruction = behind if stands_behind_one else self._search()
         return self._instruction
 
     def _search(self) -> int:
-        with open(f"/proc/{self.pid}/maps", "rb") as maps:
-            for row in maps:
-                if b"r-xp" in row and (b"/libc" in row or b"[vdso]" in row):
-                    first, last = (int(part, 16) for part in row.split()[0].split(b"-"))
-                    at = self.read(first, last - first).find(b"\x0f\x05")
-                    if at >= 0:
-                        return first + at
-        raise TraceError("no system call instruction in its memory")
+        """In pieces, and in no more than a libc has: names, sizes and contents of these ranges may be the guest's."""
+        left = _MOST_SEARCHED
+        for row in maps_of(self.pid):
+            if b"r-xp" not in row or (b"/libc" not in row and b"[vdso]" not in row):
+                continue
+            first, last = (int(part, 16) for part in row.split(None, 1)[0].split(b"-"))
+            last = min(last, first + left)
+            left -= last - first
+            for start in range(first, last, _PIECE):
+                at = self.read(start, min(_PIECE + 1, last - start)).find(_INSTRUCTION)
+                if at >= 0:
+                    return start + at
+        raise TraceError("no system call instruction is where its libraries have one")
 
 
 def restarted(registers: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,8 +16,8 @@ from ringfence.backends.process.copying.image import (
     number_inside,
     refuse,
 )
-from ringfence.backends.process.copying.layout import Pages, Range, ranges
-from ringfence.backends.process.copying.tracee import Tracee, TraceError
+from ringfence.backends.process.copying.layout import Pages, Range, TraceError, ranges
+from ringfence.backends.process.copying.tracee import Tracee
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

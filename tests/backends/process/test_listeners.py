@@ -1,0 +1,52 @@
+"""What a sandbox with a network hands over when it is ready: all of its listeners, or it does not start."""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from ringfence.backends.process.box import ProcessBox
+from ringfence.errors import SandboxLostError
+from ringfence.guest import lean
+
+OUTLETS = {"ports": [80, 443]}  # and the resolver's two, and the proxy
+
+
+def taken(count: int) -> list[int]:
+    """What a box keeps of so many listeners."""
+    box = object.__new__(ProcessBox)
+    box.plan = SimpleNamespace(box={"outlets": OUTLETS})  # type: ignore[assignment]  # all that is asked of it
+    ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
+    sent = [os.dup(0) for _ in range(count)]
+    try:
+        if count:
+            lean.send_fds(theirs, b"listeners", sent)
+        box._take_listeners(ours)
+        return box.listeners
+    finally:
+        for fd in sent:
+            os.close(fd)
+        theirs.close()
+
+
+def test_all_listeners_are_kept() -> None:
+    found = taken(5)
+    assert len(found) == 5
+    for fd in found:
+        os.close(fd)
+
+
+def test_fewer_than_were_sent_are_an_error_of_the_callers_descriptors_and_none_is_kept() -> None:
+    """The kernel hands over as many as there is room for: the sandbox started, and nothing answered its guest."""
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Too many open files") as caught:
+        taken(3)
+    assert (caught.value.errno, len(os.listdir("/proc/self/fd"))) == (errno.EMFILE, before)
+
+
+def test_none_at_all_is_a_sandbox_that_was_lost() -> None:
+    with pytest.raises(SandboxLostError, match="came without its listeners"):
+        taken(0)

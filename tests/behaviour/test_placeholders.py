@@ -1,0 +1,197 @@
+"""A writable folder of the host while sandboxes run in it: who else uses it does them no harm, nor they it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ringfence import Limits, Mount, Policy, Result, Sandbox, SandboxLostError, SandboxManager
+from ringfence.backends.process import cgroup
+from ringfence.backends.process.placeholders import is_placeholder
+from ringfence.plan.protected import HELD_DIRECTORIES, HELD_FILES
+
+ALL = {*HELD_FILES, *HELD_DIRECTORIES}
+# Names that a guest may not make, tried for as long as it runs.
+SPIN = """
+import os, sys, time
+os.chdir(sys.argv[1])
+print("spins", flush=True)
+end = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    for name in (".envrc", ".bashrc", ".mcp.json"):
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except OSError:
+            continue
+        os.write(fd, b"of the guest")
+        os.close(fd)
+    try:
+        os.mkdir(".claude")
+        open(".claude/settings.json", "w").write("of the guest")
+    except OSError:
+        pass
+"""
+
+
+@pytest.fixture
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Open to a guest that is another user."""
+    folder = tmp_path_factory.mktemp("project")
+    for path in (folder, *folder.parents):
+        if path == folder or path.name.startswith("pytest-"):
+            path.chmod(0o755)
+    folder.chmod(0o777)
+    return folder
+
+
+def policy(folder: Path) -> Policy:
+    return Policy(mounts=[Mount(folder, mode="rw")], limits=Limits(timeout_s=30, cpu_time_s=30))
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(
+        ["git", "-C", folder, "-c", "user.name=x", "-c", "user.email=x@example.com", *words],
+        check=True,
+        capture_output=True,
+    )
+
+
+def can_stand_still() -> bool:
+    tree = cgroup.find()
+    return tree is not None and tree.has_freezer
+
+
+# Elsewhere the sandbox is stopped: the tests of a replaced file are of that.
+needs_freezer = pytest.mark.skipif(not can_stand_still(), reason="no freezer: a guest cannot be made to stand still")
+
+
+def test_a_sandbox_outlives_those_that_came_and_went_before_and_beside_it(project: Path) -> None:
+    """A set of notes lost the second's with the first's: the third's placeholders went under it, its guest wrote them,
+    and it was killed for what it had not done."""
+    first, second = Sandbox(policy=policy(project)).start(), Sandbox(policy=policy(project)).start()
+    first.close()
+    with Sandbox(policy=policy(project)) as third, third.spawn(["python3", "-c", SPIN, str(project), "1"]) as process:
+        next(iter(process))
+        second.close()
+        assert second._box is not None
+        second._box.wait_destroyed(5)
+        assert process.wait().status == "ok"
+    assert third.denials() == ()
+    assert list(project.iterdir()) == []
+
+
+def test_a_fork_that_was_dropped_takes_nothing_along(project: Path) -> None:
+    with Sandbox(policy=policy(project)) as box:
+        box.fork(memory=False).close()
+        with Sandbox(policy=policy(project)) as other:
+            box.close()
+            assert other.exec(["python3", "-c", SPIN, str(project), "0.3"]).status == "ok"
+    assert list(project.iterdir()) == []
+
+
+def test_environments_of_a_manager_that_share_a_folder_end_one_by_one(project: Path) -> None:
+    with SandboxManager(policy=policy(project)) as manager:
+        one, two, three = (manager.environment(name) for name in ("one", "two", "three"))
+        one.run("1")
+        two.run("1")
+        one.remove()
+        ended: list[Result] = []
+        thread = threading.Thread(target=lambda: ended.append(three.exec(["sleep", "0.6"])))
+        thread.start()
+        time.sleep(0.3)
+        two.remove()
+        thread.join()
+        assert [result.status for result in ended] == ["ok"]
+    assert list(project.iterdir()) == []
+
+
+@needs_freezer
+@pytest.mark.parametrize("words", [("clean", "-fdq"), ("stash", "-u")])
+def test_placeholders_that_git_of_the_host_removes_are_put_back(project: Path, words: tuple[str, ...]) -> None:
+    """`git clean` killed an hour's work."""
+    git(project, "init", "-q")
+    (project / "file").write_text("1")
+    git(project, "add", "file")
+    git(project, "commit", "-qm", "1")
+    time.sleep(0.05)  # until it is older than a clock tick, as a project is when a sandbox starts
+    with Sandbox(policy=policy(project)) as box:
+        with box.spawn(["sleep", "1"]) as process:
+            git(project, *words)
+            result = process.wait()
+        assert (result.status, result.denials) == ("ok", ())
+        assert {path.name for path in project.iterdir()} >= ALL
+        assert box.exec(["sh", "-c", f"echo x > {project}/.bashrc"]).stderr.rstrip().endswith("Read-only file system")
+    told = {(one.code, os.path.basename(one.target)) for one in box.denials()}
+    assert told == {("mount.protected-removed", name) for name in ALL}
+    assert {path.name for path in project.iterdir()} == {".git", "file"}
+
+
+@needs_freezer
+def test_a_guest_that_is_faster_than_we_are_is_stopped(project: Path) -> None:
+    """It spins on a name that the host removes again and again. Once it was in time, it is not let go on."""
+    with Sandbox(policy=policy(project)) as box, box.spawn(["python3", "-c", SPIN, str(project), "3"]) as process:
+        next(iter(process))
+        for _ in range(10):
+            if not is_placeholder(f"{project}/.envrc"):
+                break
+            (project / ".envrc").unlink()
+            time.sleep(0.2)
+        result = process.wait()
+    assert result.reason in ("done", "protection-lost")
+    assert result.reason == "protection-lost" or list(project.iterdir()) == []
+
+
+@needs_freezer
+def test_one_that_a_caller_has_paused_stays_paused_while_its_names_are_put_back(project: Path) -> None:
+    with Sandbox(policy=policy(project)) as box:
+        box.pause()
+        (project / ".envrc").unlink()
+        time.sleep(0.2)
+        assert (project / ".envrc").exists()
+        assert box.state == "paused"
+        box.resume()
+        assert box.exec(["sh", "-c", f"echo x > {project}/.envrc"]).status == "error"
+    assert list(project.iterdir()) == []
+
+
+@needs_freezer
+def test_two_sandboxes_on_one_folder_both_go_on_when_a_name_is_removed(project: Path) -> None:
+    with Sandbox(policy=policy(project)) as one, Sandbox(policy=policy(project)) as two:
+        processes = [box.spawn(["sleep", "0.6"]) for box in (one, two)]
+        (project / ".mcp.json").unlink()
+        assert [process.wait().status for process in processes] == ["ok", "ok"]
+        for box in (one, two):
+            assert box.exec(["sh", "-c", f"echo x > {project}/.mcp.json"]).status == "error"
+    assert list(project.iterdir()) == []
+
+
+def test_a_protected_file_that_the_host_replaces_stops_the_sandbox_and_says_so(project: Path) -> None:
+    """A33. It was told as "the guest took its own supervisor down", which no guest had done."""
+    git(project, "init", "-q")
+    with Sandbox(policy=policy(project)) as box:
+        process = box.spawn(["sleep", "5"])
+        git(project, "config", "a.b", "c")
+        result = process.wait()
+        assert (result.status, result.reason) == ("killed", "protection-lost")
+        (denial,) = result.denials
+        assert (denial.code, denial.target) == ("mount.protected-replaced", f"{project}/.git/config")
+        assert "a protected path was replaced on the host" in result.render()
+        with pytest.raises(SandboxLostError, match="is lost: a protected path was replaced on the host"):
+            box.exec(["true"])
+
+
+def test_an_environment_whose_protection_was_lost_says_so_and_goes_on_in_another_sandbox(project: Path) -> None:
+    git(project, "init", "-q")
+    with SandboxManager(policy=policy(project)) as manager:
+        environment = manager.environment("one")
+        timer = threading.Timer(0.5, git, (project, "config", "a.b", "c"))
+        timer.start()
+        result = environment.exec(["sleep", "5"])
+        timer.join()
+        assert (result.reason, result.denials[0].code) == ("protection-lost", "mount.protected-replaced")
+        assert environment.exec(["true"]).status == "ok"
