@@ -44,7 +44,6 @@ def under_terminal(argv: list[str], *, typed: str, timeout_s: float = 8) -> str:
             [sys.executable, "-I", "-c", _ON_TERMINAL, os.ttyname(other), *argv],
             env={
                 "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
-                "PYTHONPATH": SOURCE,
                 "HOME": os.path.expanduser("~"),
             },
             stdin=subprocess.DEVNULL,
