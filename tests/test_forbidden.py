@@ -38,7 +38,7 @@ ALLOWED = (
     Allowance("guest/", "waitpid(-1)", "PID 1 of a sandbox reaps what is left to it; none of it is the caller's"),
     Allowance("guest/", "SIGCHLD handler", "processes of ours alone: no guestd or PID 1 shares one with the caller"),
     Allowance(
-        "attacks/cases/l_next_command.py",
+        "attacks/cases/l_imports.py",
         "Python that reads the working directory",
         "a guest wrote there: what the command does about it is what is tried",
     ),

@@ -309,7 +309,7 @@ def test_a_folder_that_a_download_fills_is_left_out_and_one_for_a_single_file_is
     """What a folder holds has the guest's names; a file has the one that the caller asked for."""
     for name, folder in (("tree", True), ("file", False)):
         (tmp_path / name).mkdir()
-        Landing(tmp_path / name, "src/name", folder=folder, caps=Caps(1 << 20, 50), shared=()).give_up()
+        Landing(tmp_path / name, "src/name", folder=folder, caps=Caps(1 << 20, 50)).give_up()
         assert (name, import_path.guest_can_write(str(tmp_path / name / "rf_left.py"))) == (name, folder)
 
 

@@ -144,8 +144,7 @@ class ProcessLauncher:
     def _launch_with_mounts(self, made: ProcessPlan) -> ProcessBox:
         from ringfence.backends.process.guard import launch_guarded
 
-        writable = tuple(os.path.realpath(mount.source) for mount in self.policy.mounts if mount.mode == "rw")
-        return launch_guarded(_pool(self.image), made, writable)
+        return launch_guarded(_pool(self.image), made)
 
 
 class AutoLauncher:
@@ -403,14 +402,15 @@ def _view(policy: Policy, root: Root | None) -> View:
     from ringfence.plan.interpreter import home_directory
     from ringfence.plan.process import through_sources
 
-    state = _state_directories(policy)
+    state, stored = _own_directories(policy)
+    of = {"state": state, "stored": stored}
     if root is None:
         from ringfence.plan.view import view
 
-        return through_sources(view(policy, interpreter(), uid=os.geteuid(), home=home_directory(), state=state))
+        return through_sources(view(policy, interpreter(), uid=os.geteuid(), home=home_directory(), **of))
     from ringfence.plan.imageview import image_view
 
-    seen = image_view(policy, root, interpreter(), uid=os.geteuid(), home=home_directory(), state=state)
+    seen = image_view(policy, root, interpreter(), uid=os.geteuid(), home=home_directory(), **of)
     return through_sources(seen)
 
 
@@ -434,19 +434,25 @@ def _is_plain(policy: Policy) -> bool:
     return not policy.mounts and policy.commands == "any"
 
 
-def _state_directories(policy: Policy) -> tuple[str, ...]:
-    """Never shown to a guest, by whatever mount."""
+def _own_directories(policy: Policy) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Never shown to a guest, by whatever mount; and those of which a folder around them may be shown. Each by its name
+    and by where links lead."""
     if not policy.mounts:
-        return ()
+        return (), ()
     from ringfence.backends.process.state import disk_root, state_dir
     from ringfence.files.imagestore import PROTECTED, default_directory
 
-    workspaces = f"{disk_root()}/workspaces"  # a guest that could write there would write in others' sandboxes
-    ours = (state_dir(), workspaces) if os.path.isdir(workspaces) else (state_dir(),)
+    stored = disk_root()  # guestd for containers, snapshots with names (L19)
+    workspaces = f"{stored}/workspaces"  # a guest that could write there would write in others' sandboxes
+    ours = [state_dir(), *([workspaces] if os.path.isdir(workspaces) else [])]
     images = default_directory()  # a guest that could write there would choose what later sandboxes run (L04)
-    if not os.path.isdir(images):
-        return ours
-    return (*ours, *(f"{os.path.realpath(images)}/{name}" for name in PROTECTED))
+    if os.path.isdir(images):
+        ours += [f"{images}/{name}" for name in PROTECTED]
+    return _both(*ours), _both(stored)
+
+
+def _both(*paths: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*paths, *map(os.path.realpath, paths))))
 
 
 _interpreters: list[Interpreter] = []  # of this process: it does not change

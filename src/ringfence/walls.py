@@ -70,7 +70,7 @@ class WalledLauncher:
         from ringfence.backends.process.guard import Guard
 
         enforcement = self._checked(made)
-        guard = Guard(made, self._writable(), outlives=True)
+        guard = Guard(made, outlives=True)
         try:
             box = self._launch(made, enforcement)
         except BaseException:
@@ -78,10 +78,6 @@ class WalledLauncher:
             raise
         guard.begin(box)
         return box
-
-    def _writable(self) -> tuple[str, ...]:
-        """Sources of mounts that the guest may write to."""
-        return tuple(os.path.realpath(mount.source) for mount in self.policy.mounts if mount.mode == "rw")
 
     def _let_out(self, box: WalledBox) -> None:
         """guestd listens inside already; no guest code exists."""
@@ -198,7 +194,7 @@ class ContainerLauncher(WalledLauncher):
         found = find(self.engine, self.socket)
         check_runtime(found, self.runtime)
         self._check_socket(found.socket)
-        self._check_writable(found)
+        self._check_writable(found, made)
         by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
         held = self._held_by_engine(by, found, made)
         runtime = self.runtime or found.runtime
@@ -220,9 +216,9 @@ class ContainerLauncher(WalledLauncher):
                     fix="mount a folder that does not hold it",
                 )
 
-    def _check_writable(self, found: Engine) -> None:
+    def _check_writable(self, found: Engine, made: ProcessPlan) -> None:
         """Users inside have other numbers here: what is not open to all would be mounted and could not be written."""
-        closed = [path for path in self._writable() if not os.stat(path).st_mode & 0o002] if found.mapped else []
+        closed = [path for path in made.writable if not os.stat(path).st_mode & 0o002] if found.mapped else []
         if closed:
             raise UnsupportedError(
                 f"users in containers of this {found.name} are nobody's on the host, and cannot write to {closed[0]}",
@@ -265,7 +261,7 @@ class ContainerLauncher(WalledLauncher):
             self.policy.limits,
             enforcement,
             oci_runtime=self.runtime,
-            writable=self._writable(),
+            writable=made.writable,
             loosen=self.loosen,
         )
 

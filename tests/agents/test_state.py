@@ -18,6 +18,18 @@ def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:
     state.close()
 
 
+@pytest.mark.parametrize("name", ["link", "way/new/deeper"])
+def test_it_lies_behind_no_link_that_a_guest_could_have_made(tmp_path: Path, name: str) -> None:
+    """L15: agents' work would be kept where a guest chose."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "link").symlink_to("outside")
+    (tmp_path / "way").symlink_to("outside")
+    with pytest.raises(PolicyError, match=r"cannot be a state directory: .* is a link to outside") as caught:
+        StateDirectory(tmp_path / name)
+    assert (caught.value.key, caught.value.code) == ("state", "link")
+    assert os.listdir(tmp_path / "outside") == []
+
+
 def test_a_second_manager_is_refused_until_the_first_closes(tmp_path: Path) -> None:
     first, second = StateDirectory(tmp_path / "s"), StateDirectory(tmp_path / "s")
     first.open()

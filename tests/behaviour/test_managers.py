@@ -317,7 +317,11 @@ def test_a_link_that_a_guest_makes_leads_no_mount_out_of_the_ceiling(tmp_path: P
                 assert caught.value.code == "mount-leads-out"
             with pytest.raises(PolicyError, match=words):
                 manager.environment(f"of-{name}", policy=asked(name)).exec(["true"])
-        with agent.sandbox(policy=asked("fine")) as box:
+        with pytest.raises(PolicyError, match="/fine is a link to plain") as caught:
+            agent.sandbox(policy=asked("fine")).start()
+        fix = f"name {project}/plain itself, if that is what you mean"
+        assert (caught.value.code, caught.value.fix) == ("link", fix)
+        with agent.sandbox(policy=asked("plain")) as box:
             assert box.exec(["cat", "/q/f"]).stdout == "text"
 
 

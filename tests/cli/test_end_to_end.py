@@ -226,6 +226,68 @@ def test_a_refused_line_writes_no_report_through_a_link_nor_over_what_is_none(tm
     assert (precious.read_text(), code.read_text()) == ('{"mine": 1}', "print(1)")
 
 
+@pytest.mark.parametrize("option", ["--report", "--net-log"])
+@pytest.mark.parametrize("name", ["link", "folder/precious", "folder/new", "dangling"])
+def test_what_a_line_writes_goes_through_no_link_that_a_guest_could_have_made(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, option: str, name: str
+) -> None:
+    """L15. Nothing runs, in whatever mode the folder is shown."""
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "precious").write_text("mine")
+    for link, target in (("link", "precious"), ("folder", ""), ("dangling", "made")):
+        (folder / link).symlink_to(outside / target)
+    for mode in ("--rw", "--ro", "--copy"):
+        code, out, err = ringfence("exec", mode, ".", option, name, "--", "touch", "ran")
+        planted = folder / name.split("/", maxsplit=1)[0]
+        said = f"{planted} is a link to {os.readlink(planted)}, and a guest could have made it"
+        assert (code, out) == (125, "")
+        assert err.splitlines() == [
+            f"ringfence: {option} {name}: {said}",
+            f"ringfence: name {os.path.realpath(folder / name)} itself, if that is what you mean",
+        ]
+    assert (os.listdir(outside), (outside / "precious").read_text()) == (["precious"], "mine")
+    assert not (folder / "ran").exists()
+
+
+def test_a_report_goes_where_a_shell_leads_it(folder: Path) -> None:
+    run = " ".join(command("exec", "--quiet", "--report", "{}", "--", "echo", "said"))
+    for where, way in (
+        ("/dev/stdout", "> report"),
+        ("/dev/stderr", "2> report"),
+        ("/dev/fd/7", "7> report"),
+        ("/proc/self/fd/7", "7> report"),
+        ("/dev/fd/7", "7> >(cat > report)"),
+        (">(cat > report)", ""),
+        (str(folder / "report"), ""),
+        ("report", ""),
+    ):
+        line = f"{run.format(where)} {way}; wait; sleep 0.2"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=40, env=environment())
+        told = (folder / "report").read_text().removeprefix("said\n")
+        assert (json.loads(told)["status"], done.returncode) == ("ok", 0), (where, done.stderr)
+        (folder / "report").unlink()
+    assert ringfence("exec", "--report", "/dev/null", "--", "true")[0] == 0
+
+
+def test_a_report_is_not_written_to_a_pipe_that_nobody_reads(folder: Path) -> None:
+    os.mkfifo(folder / "report")
+    code, _, err = ringfence("exec", "--report", "report", "--", "true")
+    assert (code, "cannot write it" in err) == (125, True)
+
+
+def test_code_that_is_a_link_is_not_run_and_a_pipe_is(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """L16: the file that it leads to would be shown, and its text with every error."""
+    private = tmp_path_factory.mktemp("outside") / "private"
+    private.write_text("secret = 1")
+    (folder / "main.py").symlink_to(private)
+    code, out, err = ringfence("run", "main.py")
+    assert (code, out, "is a link to" in err) == (125, "", True)
+    run = " ".join(command("run"))
+    for line in (f"{run} <(echo 'print(1)')", f"echo 'print(1)' | {run} /dev/stdin", f"echo 'print(1)' | {run} -"):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=40, env=environment())
+        assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
 def test_explain_runs_nothing(folder: Path) -> None:
     code, out, err = ringfence("exec", "--rw", ".", "--explain", "--", "touch", "made")
     assert (code, err) == (0, "")
@@ -356,3 +418,24 @@ def test_a_name_of_a_guests_moves_no_cursor_in_what_a_verb_prints(folder: Path) 
     (folder / name).write_text("version = 1\n")
     code, screen = on_a_terminal("policy", "check", name)
     assert (code, screen) == (0, b"evil\r\ngood.toml: no mistakes\r\n")
+
+
+KEEP = """
+import os, shutil, tempfile
+home = tempfile.mkdtemp(dir=os.path.expanduser("~"))
+os.mkdir(home + "/real")
+os.symlink("real", home + "/.local")
+os.environ["HOME"] = home
+from ringfence import Sandbox
+from ringfence.cli import kept
+with Sandbox() as box:
+    box.files.write("f", "kept")
+    print(kept.save(box, "mine"), kept.load("mine").size_bytes)
+shutil.rmtree(home)
+"""
+
+
+def test_snapshots_are_kept_where_the_persons_own_links_lead(ordinary_user: OrdinaryUser) -> None:
+    """The folder of ours is no path that a caller names: no guest may write to it, or hold a link to it."""
+    done = ordinary_user.run(KEEP)
+    assert done.stdout == "4 4\n", done.stderr

@@ -16,6 +16,7 @@ from ringfence import Policy, Snapshot, SnapshotError
 from ringfence.files import exporting
 from ringfence.files.manifest import Entry, Manifest, hasher
 from ringfence.files.store import Holder, Store, Writer, own_store
+from ringfence.policy.hostpaths import LinkError
 from ringfence.snapshots import make
 
 
@@ -61,6 +62,24 @@ def test_a_kill_in_the_middle_of_an_export_leaves_nothing_beside_the_target(
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert (os.listdir(tmp_path), (tmp_path / "snap").read_text()) == (["snap"], "old")
+    made.delete()
+
+
+@pytest.mark.parametrize("name", ["link", "way/snap", "way/new"])
+def test_no_link_that_a_guest_could_have_made_is_followed_by_either_side(tmp_path: Path, name: str) -> None:
+    """L15: a guest exchanged the folder, or left a link where the last export was."""
+    made = snapshot(a=b"1")
+    (tmp_path / "outside").mkdir()
+    made.export(tmp_path / "outside/snap")
+    before = (tmp_path / "outside/snap").stat()
+    (tmp_path / "way").symlink_to("outside")
+    (tmp_path / "link").symlink_to("outside/snap")
+    for call in (made.export, Snapshot.load):
+        with pytest.raises(LinkError) as caught:
+            call(tmp_path / name)
+        assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(tmp_path / name))
+    assert sorted(os.listdir(tmp_path)) == ["link", "outside", "way"]
+    assert (os.listdir(tmp_path / "outside"), (tmp_path / "outside/snap").stat()) == (["snap"], before)
     made.delete()
 
 

@@ -23,6 +23,7 @@ from ringfence.errors import ImageError, PolicyError
 from ringfence.files.imagestore import Store
 from ringfence.files.tarstream import Caps
 from ringfence.images import making
+from ringfence.policy.hostpaths import LinkError
 
 OUTFIT = {"dev", "proc", "sys", "tmp", "workspace", "run", "var", "home", "root", "mnt", "opt", "srv", "usr"}
 
@@ -83,6 +84,28 @@ def test_a_folder_and_its_tar_are_the_same_image_and_stored_once(store: Store, t
     tool = Path(store.root(one.digest), "bin/tool").stat()
     assert tool.st_ino == Path(store.root(one.digest), "bin/same").stat().st_ino
     assert contents(store, "one")["bin/link"] == "-> /etc/passwd"
+
+
+def test_nothing_is_imported_or_exported_through_a_link_that_a_guest_could_have_made(
+    store: Store, tmp_path: Path
+) -> None:
+    """L15, L16: a guest of the image would see what the link leads to."""
+    folder = tmp_path / "root"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "tool").write_text("x")
+    images.import_image("one", folder)
+    (tmp_path / "real.tar").write_bytes(tar(ROOT))
+    (tmp_path / "way").symlink_to(".")
+    (tmp_path / "link").symlink_to("root")
+    (tmp_path / "link.tar").symlink_to("real.tar")
+    for name in ("link", "link.tar", "way/root", "way/real.tar"):
+        with pytest.raises(LinkError, match="is a link to"):
+            images.import_image("two", tmp_path / name)
+    for name in ("link.tar", "way/new.tar"):
+        with pytest.raises(LinkError, match="is a link to"):
+            images.export("one", tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["data", "link", "link.tar", "real.tar", "root", "way"]
+    assert (tmp_path / "real.tar").read_bytes() == tar(ROOT)
 
 
 def test_a_file_in_two_images_is_stored_once(store: Store, tmp_path: Path) -> None:

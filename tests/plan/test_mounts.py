@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
 from ringfence.guest import kernel
-from ringfence.plan import mounts
+from ringfence.plan import mounts, ownsettings
 from ringfence.plan.interpreter import Interpreter
+from ringfence.plan.process import through_sources
 from ringfence.plan.protected import HELD_DIRECTORIES, HELD_FILES
 from ringfence.plan.view import View, view
 from ringfence.policy.model import Mount, Policy
+from ringfence.values import replace
 
 RO = {"rw": False, "idmap": False, "exec": True}
 
@@ -46,9 +49,29 @@ def folder(tmp_path: Path) -> Path:
     return project
 
 
-def seen(*mounts: Mount, uid: int = 1000, roots: tuple[str, ...] = (), state: tuple[str, ...] = ()) -> View:
-    policy = Policy(mounts=mounts)
-    return view(policy, python_in(*roots), uid=uid, home="/home/nobody-of-that-name", state=state)
+def seen(
+    *mounts: Mount,
+    uid: int = 1000,
+    roots: tuple[str, ...] = (),
+    state: tuple[str, ...] = (),
+    stored: tuple[str, ...] = (),
+    home: str = "/home/nobody-of-that-name",
+) -> View:
+    """Without the inodes of sources, each of which is the right one."""
+    found = view(Policy(mounts=mounts), python_in(*roots), uid=uid, home=home, state=state, stored=stored)
+    return replace(
+        found, template=tuple(map(_without_inode, found.template)), box=tuple(map(_without_inode, found.box))
+    )
+
+
+def _without_inode(op: list[object]) -> list[object]:
+    options = op[3] if op[0] in ("bind", "overlay") else {}
+    assert isinstance(options, dict)
+    if "inode" not in options:
+        return op
+    info = os.stat(str(op[1]))
+    assert options["inode"] == [info.st_dev, info.st_ino]
+    return [*op[:3], {name: value for name, value in options.items() if name != "inode"}]
 
 
 def added(shown: View) -> tuple[list[object], list[object]]:
@@ -104,11 +127,94 @@ def test_a_copy_is_an_overlay_without_protection(folder: Path) -> None:
     assert shown.protected == ()
 
 
-def test_a_link_as_source_is_resolved_once_and_the_real_folder_is_bound(folder: Path) -> None:
-    """A11"""
-    link = folder.parent / "link"
-    link.symlink_to(folder)
-    assert ["bind", str(folder), "data", RO] in seen(Mount(str(link), "/data")).template
+@pytest.mark.parametrize("mode", ["ro", "copy", "rw"])
+@pytest.mark.parametrize("path", ["link", "way/in", "link/../project/in"])
+def test_a_source_that_leads_through_a_link_is_refused_in_every_mode(folder: Path, path: str, mode: str) -> None:
+    """A11, L16: a guest could have made it in an earlier run, and what it leads to would be shown."""
+    (folder / "in").mkdir()
+    for name in ("link", "way"):
+        (folder.parent / name).symlink_to(folder)
+    source = Mount(f"{folder.parent}/{path}", "/data", mode=mode)  # type: ignore[arg-type]  # one of the three
+    if ".." in path:  # a policy's paths are text: there is no link in this one
+        assert any(op[1] == f"{folder}/in" for op in (*seen(source).template, *seen(source).box))
+        return
+    error = refused(source)
+    link, real = f"{folder.parent}/{path.split('/', maxsplit=1)[0]}", os.path.realpath(f"{folder.parent}/{path}")
+    assert (error.key, error.code, error.fix) == (
+        "mounts[0].source",
+        "link",
+        f"name {real} itself, if that is what you mean",
+    )
+    assert f"{link} is a link to {folder}, and a guest could have made it" in str(error)
+    seen(Mount(real, "/data", mode=mode))  # type: ignore[arg-type]  # as above
+
+
+def test_the_inode_that_was_looked_at_goes_with_the_source(folder: Path) -> None:
+    info = folder.stat()
+    for mode in ("ro", "rw", "copy"):
+        for uid in (0, 1000):
+            policy = Policy(mounts=[Mount(str(folder), "/data", mode=mode)])
+            shown = through_sources(view(policy, python_in(), uid=uid, home="/home/nobody-of-that-name"))
+            named = [op[3]["inode"] for op in shown.template if op[1] == str(folder)]  # type: ignore[index]  # options
+            assert named == [[info.st_dev, info.st_ino]]
+            assert not any("inode" in str(op) for op in shown.box)
+
+
+SETTINGS = [".config/ringfence", ".config/ringfence/policies", ".config/ringfence/policies/deep"]
+
+
+@pytest.mark.parametrize("source", SETTINGS)
+def test_our_own_settings_are_never_writable(folder: Path, source: str) -> None:
+    """L19"""
+    (folder / SETTINGS[-1]).mkdir(parents=True)
+    error = refused(Mount(f"{folder}/{source}", "/data", mode="rw"), home=str(folder))
+    assert (error.key, error.fix) == ("mounts[0].mode", 'mode = "copy"')
+    seen(Mount(f"{folder}/{source}", "/data", mode="copy"), home=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("there", "mounted", "held"),
+    [
+        (".config/ringfence", "", ".config/ringfence"),
+        (".config/ringfence", ".config", "ringfence"),
+        (".config", ".config", "ringfence"),
+        (".config", "", ".config/ringfence"),
+        ("", "", ".config"),
+    ],
+)
+def test_above_them_they_are_held_whether_they_are_there_or_not(
+    folder: Path, there: str, mounted: str, held: str
+) -> None:
+    (folder / there).mkdir(parents=True, exist_ok=True)
+    mount = Mount(f"{folder}/{mounted}", "/data", mode="rw", credentials=True)
+    shown = seen(mount, home=str(folder))
+    assert ["protect", f"data/{held}"] in shown.template
+    (one,) = (one for one in shown.protected if one.path == os.path.join(folder, mounted, held))
+    assert (one.directory, one.content, one.missing) == (True, "", there != ".config/ringfence")
+
+
+def test_settings_that_are_kept_elsewhere_are_held_there_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both where the person's links lead, and where another variable says they are."""
+    home = folder / "home"
+    (home / ".config/ringfence/policies").mkdir(parents=True)
+    (folder / "dots").mkdir()
+    (folder / "dots/mine.toml").write_text("version = 1\n")
+    (home / ".config/ringfence/policies/mine.toml").symlink_to(folder / "dots/mine.toml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", f"{folder}/xdg")
+    (folder / "xdg").mkdir()
+    for source, held in (("dots", "mine.toml"), ("xdg", "ringfence")):
+        shown = seen(Mount(str(folder / source), "/data", mode="rw"), home=str(home))
+        assert ["protect", f"data/{held}"] in shown.template
+    (home / ".config/ringfence").rename(folder / "dots/ringfence")
+    (home / ".config/ringfence").symlink_to(folder / "dots/ringfence")
+    refused(Mount(str(folder / "dots/ringfence/policies"), "/data", mode="rw"), home=str(home))
+    assert "symbolic link" in str(refused(Mount(str(home), "/data", mode="rw", credentials=True), home=str(home)))
+
+
+def test_the_command_looks_for_policies_where_they_are_held() -> None:
+    from ringfence.cli import policies
+
+    assert policies.FOLDER in [path.replace("/home/x", "~") for path in ownsettings._settings("/home/x")]
 
 
 def test_a_mount_inside_another_comes_after_it(folder: Path) -> None:
@@ -217,21 +323,17 @@ def test_pipes_are_refused_always_and_sockets_unless_accepted(folder: Path, monk
 
 def test_a_folder_with_credentials_is_refused_until_they_are_hidden_or_accepted(folder: Path) -> None:
     (folder / ".ssh").mkdir()
-    around = {"home": str(folder), "uid": 1000}
-    python = python_in()
-    with pytest.raises(PolicyError) as caught:
-        view(Policy(mounts=[Mount(str(folder), "/data")]), python, **around)  # type: ignore[arg-type]  # passed on as they are
-    assert caught.value.fix == (
+    assert refused(Mount(str(folder), "/data"), home=str(folder)).fix == (
         f"mount only the folder that is needed, or hide them (--hide {folder}/.ssh), "
         "or accept it with credentials = true on mounts[0]"
     )
-    hidden = view(Policy(mounts=[Mount(str(folder), "/data", hide=[".ssh"])]), python, **around)  # type: ignore[arg-type]  # passed on as they are
+    hidden = seen(Mount(str(folder), "/data", hide=[".ssh"]), home=str(folder))
     assert ["overlay", str(folder), "data", {"idmap": False, "ro": True, "absent": [".ssh"]}] in hidden.template
-    accepted = Policy(mounts=[Mount(str(folder), "/data", credentials=True)])
-    assert ["bind", str(folder), "data", RO] in view(accepted, python, **around).template  # type: ignore[arg-type]  # passed on as they are
+    accepted = seen(Mount(str(folder), "/data", credentials=True), home=str(folder))
+    assert ["bind", str(folder), "data", RO] in accepted.template
 
 
-@pytest.mark.parametrize("source", ["/usr", "/etc/fonts", "/boot", "/var/spool"])
+@pytest.mark.parametrize("source", ["/usr", "/etc/fonts", "/boot", "/var/spool", "/var"])
 def test_the_hosts_system_is_never_writable(source: str) -> None:
     if os.path.isdir(source):
         assert refused(Mount(source, "/data", mode="rw")).key == "mounts[0].mode"
@@ -239,6 +341,21 @@ def test_the_hosts_system_is_never_writable(source: str) -> None:
 
 def test_our_own_state_is_never_shown(folder: Path) -> None:
     assert refused(Mount(str(folder), "/data"), state=(f"{folder}/state",)).key == "mounts[0].source"
+
+
+@pytest.mark.parametrize("there", ["local/stored/runtime", "local", ""])
+def test_what_we_keep_is_never_shown_and_held_where_a_home_is(folder: Path, there: str) -> None:
+    """L19: guestd of containers lies there."""
+    (folder / there).mkdir(parents=True, exist_ok=True)
+    stored = f"{folder}/local/stored"
+    if there.endswith("runtime"):
+        for name in (stored, f"{stored}/runtime"):
+            for mode in ("ro", "copy", "rw"):
+                mount = Mount(name, "/data", mode=mode)
+                assert refused(mount, stored=(stored,)).key == "mounts[0].source"
+    shown = seen(Mount(str(folder), "/data", mode="rw"), stored=(stored,))
+    assert ["protect", f"data/local{'/stored' if there else ''}"] in shown.template
+    seen(Mount(str(folder), "/data"), stored=(stored,))
 
 
 def absent(folder: Path, *names: str) -> list[object]:
@@ -502,7 +619,13 @@ def test_a_device_that_a_link_of_a_guests_leads_to_is_not_opened(folder: Path, m
     (folder / "mine").mkdir()
     (folder / "mine" / ".git").symlink_to("/dev/ptmx")  # who opens it makes a terminal
     opened: list[object] = []
-    monkeypatch.setattr(os, "open", lambda path, *_: opened.append(path))
+    real = os.open
+
+    def noted(path: str, *args: Any, **options: Any) -> int:
+        opened.append(path)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", noted)
     refused(Mount(str(folder / "mine"), "/data", mode="rw"))
     assert "ptmx" not in str(opened)
     assert not any(str(path).endswith(".git") for path in opened)

@@ -235,7 +235,7 @@ class AsyncFiles:
         path = calls.guest_path(target)
         leavings: list[Leaving] = []  # filled by the thread: who is cancelled meanwhile has to close it too
         try:
-            await blocking(lambda: leavings.append(Leaving(source, self._shared())))
+            await blocking(lambda: leavings.append(Leaving(source)))
             leaving = leavings[0]
             if leaving.folder:
                 await blocking(leaving.measure)
@@ -266,7 +266,7 @@ class AsyncFiles:
         landings: list[Landing] = []  # as in `upload`
 
         def land() -> None:
-            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared()))
+            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps)))
 
         try:
             await blocking(land)
@@ -332,10 +332,6 @@ class AsyncFiles:
     def _caps(self) -> dict[str, int]:
         limits = self._place().policy.limits
         return {"most_bytes": limits.disk + _MORE_BYTES, "most_files": limits.disk_files + _MORE_FILES}
-
-    def _shared(self) -> tuple[str, ...]:
-        """Host folders that the guest may write to: what lies there may be a trap."""
-        return tuple(os.fspath(mount.source) for mount in self._place().policy.mounts if mount.mode == "rw")
 
     async def _start(
         self, call: str, args: Mapping[str, object], *, feeds: bool = False, total: bool = False

@@ -233,7 +233,7 @@ class Files:
         path = calls.guest_path(target)
         leavings: list[Leaving] = []  # filled by the thread: who is cancelled meanwhile has to close it too
         try:
-            blocking(lambda: leavings.append(Leaving(source, self._shared())))
+            blocking(lambda: leavings.append(Leaving(source)))
             leaving = leavings[0]
             if leaving.folder:
                 blocking(leaving.measure)
@@ -264,7 +264,7 @@ class Files:
         landings: list[Landing] = []  # as in `upload`
 
         def land() -> None:
-            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps), shared=self._shared()))
+            landings.append(Landing(target, str(source), folder=folder, caps=Caps(**caps)))
 
         try:
             blocking(land)
@@ -328,10 +328,6 @@ class Files:
     def _caps(self) -> dict[str, int]:
         limits = self._place().policy.limits
         return {"most_bytes": limits.disk + _MORE_BYTES, "most_files": limits.disk_files + _MORE_FILES}
-
-    def _shared(self) -> tuple[str, ...]:
-        """Host folders that the guest may write to: what lies there may be a trap."""
-        return tuple(os.fspath(mount.source) for mount in self._place().policy.mounts if mount.mode == "rw")
 
     def _start(self, call: str, args: Mapping[str, object], *, feeds: bool = False, total: bool = False) -> Worker:
         return Worker(self._place(), call, args, feeds=feeds, total=total).start()

@@ -8,6 +8,7 @@ import stat
 
 from ringfence.agents.names import agent_of, folder_of
 from ringfence.errors import PolicyError, SandboxError
+from ringfence.policy.hostpaths import LinkError, without_links
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class StateDirectory:
     """Made when missing, for this user alone. Raises PolicyError when it cannot be one."""
 
     def __init__(self, path: HostPath) -> None:
-        self.path = os.path.realpath(os.fspath(path))
+        self.path = _without_links(os.path.abspath(os.fspath(path)))
         self._lock = -1
 
     def open(self) -> None:
@@ -104,6 +105,18 @@ class StateDirectory:
                     code="state-mounted",
                     fix="keep the state outside of what is mounted",
                 )
+
+
+def _without_links(path: str) -> str:
+    """Guests' work is kept there: none of them may have chosen where that is (L15)."""
+    try:
+        return without_links(path)
+    except LinkError as error:
+        raise PolicyError(
+            f"{path} cannot be a state directory: {error.strerror}", key="state", code="link", fix=error.fix
+        ) from None
+    except OSError:
+        return path  # it is still to be made
 
 
 _taken: list[StateDirectory] = []

@@ -6,6 +6,7 @@ import errno
 
 from ringfence.cli.escapes import one_line
 from ringfence.errors import PolicyError, RingfenceError, UnsupportedError
+from ringfence.policy.hostpaths import LinkError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def _fixes(error: UnsupportedError) -> str | None:
 
 
 def _system_fix(error: OSError) -> str | None:
+    if isinstance(error, LinkError):
+        return error.fix
     if (error.strerror or "").endswith("inside the sandbox"):
         return f"name a folder that is there inside, such as --cwd /workspace, or show it: --ro {error.filename}"
     return _BY_NUMBER.get(error.errno or 0)

@@ -344,8 +344,16 @@ def _importable() -> list[str]:
 
 def _create(name: str, path: str) -> int:
     """Opened before the guest exists: a file that cannot be written is found out before anything runs."""
+    from ringfence.policy.hostpaths import LinkError, descriptor, open_itself
+
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        # A pipe that a guest left there is not waited for: nobody reads it.
+        fd = open_itself(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOCTTY | os.O_NONBLOCK)
+        if descriptor(path) is None:
+            os.set_blocking(fd, True)
+        return fd
+    except LinkError as error:  # or what a guest left there would choose what is overwritten (L15)
+        raise Problem(f"{name} {path}: {error.strerror}", fix=error.fix, code="link") from None
     except OSError as error:
         raise Problem(
             f"{name} {path}: cannot write it: {error.strerror}", fix=f"name a file that you may write: {name} FILE"

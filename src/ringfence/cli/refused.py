@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import stat
 
-from ringfence.files.places import open_parent
+from ringfence.policy.hostpaths import open_parent
 
 
 def open_report(path: str) -> int | None:
     """New, or in place of an earlier report; None for all else, which stays as it is.
 
-    The mounts are not known, and a guest may have been there in an earlier run: no link is followed (A04). And a line
-    that lacks a word may name here what was to be run.
+    No link is followed that a guest could have made in an earlier run (A04, L15). And a line that lacks a word may name
+    here what was to be run.
     """
     try:
-        parent, name = open_parent(path, ["/"])
+        parent, name = open_parent(path)
     except (OSError, ValueError):
         return None
     try:

@@ -47,12 +47,22 @@ def source_of(mount: Mount) -> str:
 
 
 def absolute(path: str) -> str:
-    """A host path from the root on. Links stay as they are named, but where `..` would cross one they are followed."""
+    """A host path from the root on. Links stay as they are named, but where `..` would cross one they are followed,
+    when nobody but root could have made them (L16)."""
     here = "/" if os.path.isabs(path) else working_folder()
     if here is None:
         raise Problem(f"{path}: the folder this shell is in was removed", fix="cd to one that is there, or write /…")
     whole = os.path.join(here, path)
-    return os.path.realpath(whole) if ".." in path.split("/") else os.path.normpath(whole)
+    if ".." not in path.split("/"):
+        return os.path.normpath(whole)
+    from ringfence.policy.hostpaths import LinkError, without_links
+
+    try:
+        return without_links(whole)
+    except LinkError as error:
+        raise Problem(f"{path}: {error.strerror}", fix=error.fix, code="link") from None
+    except OSError:
+        return os.path.normpath(whole)  # there is nothing, which is told where it is used
 
 
 def working_folder() -> str | None:

@@ -101,8 +101,12 @@ def _read(path: str) -> bytes:
 
 
 def _open(path: str) -> int:
+    from ringfence.policy.hostpaths import LinkError, open_itself
+
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_itself(path, os.O_RDONLY | os.O_NOCTTY)
+    except LinkError as error:  # or what a guest left there would choose which file the next one reads (L16)
+        raise Problem(f"cannot read {path!r}: {error.strerror}", fix=error.fix, code="link") from None
     except FileNotFoundError:
         raise Problem(f"there is no file {path!r}", fix=_missing_fix(path), code="code-missing") from None
     except (OSError, ValueError) as error:

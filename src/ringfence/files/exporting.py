@@ -14,6 +14,7 @@ from ringfence.errors import SnapshotError
 from ringfence.files.manifest import Manifest, check_digest, entry, hasher
 from ringfence.files.store import Holder, Writer
 from ringfence.guest import lean
+from ringfence.policy import hostpaths
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
@@ -33,42 +34,58 @@ _FIELDS = {"id": str, "created_us": int, "policy_digest": str, "bound": str, "di
 
 
 def export(path: str, header: dict[str, object], manifest: Manifest, store: Store) -> None:
-    """Write it beside `path`, then put it there: what was there is replaced as a whole or not at all."""
-    folder, name = os.path.split(os.path.abspath(path))
-    temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(8).hex()}.part")
+    """Write it beside `path`, then put it there: what was there is replaced as a whole or not at all.
+
+    The folder is opened once and held, and no link that a guest could have made leads there (L15).
+    """
+    folder, name = hostpaths.open_parent(path)
     try:
-        fd, named = _open_new(folder or "/", temporary)
+        _export(folder, name, path, _pieces(header, manifest, store))
+    finally:
+        os.close(folder)
+
+
+def _export(folder: int, name: str, path: str, pieces: Iterator[bytes]) -> None:
+    temporary = f".{name[:50]}.{os.urandom(8).hex()}.part"
+    try:
+        fd, named = _open_new(folder, temporary)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     try:
         with open(fd, "wb", buffering=_CHUNK) as file:
             whole = hasher()
-            for piece in _pieces(header, manifest, store):
+            for piece in pieces:
                 whole.update(piece)
                 file.write(piece)
             file.write(whole.digest())
             file.flush()
             os.fsync(file.fileno())
             if not named:
-                # Python asks for the link in /proc to be followed only beside a descriptor, which is not used.
-                os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
+                os.link(f"/proc/self/fd/{fd}", temporary, dst_dir_fd=folder, follow_symlinks=True)
                 named = True
-        os.rename(temporary, path)
+        _put(temporary, name, folder, path)
     except BaseException:
         if named:
-            os.unlink(temporary)
+            os.unlink(temporary, dir_fd=folder)
         raise
 
 
-def _open_new(folder: str, temporary: str) -> tuple[int, bool]:
+def _put(temporary: str, name: str, folder: int, path: str) -> None:
+    try:
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
+
+
+def _open_new(folder: int, temporary: str) -> tuple[int, bool]:
     """A file without a name yet, so that a kill in the middle leaves nothing; with one where that cannot be had."""
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
-        return os.open(folder, flags | os.O_TMPFILE, 0o600), False
+        return os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=folder), False
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
             raise
-    return os.open(temporary, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), True
+    return os.open(temporary, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder), True
 
 
 def _pieces(header: dict[str, object], manifest: Manifest, store: Store) -> Iterator[bytes]:
@@ -82,7 +99,7 @@ def _pieces(header: dict[str, object], manifest: Manifest, store: Store) -> Iter
 
 def load(path: str, store: Store) -> tuple[dict[str, object], Manifest, Holder]:
     """Header, tree, and its content in `store`. Raises SnapshotError, with nothing kept, when a byte differs."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = hostpaths.open_itself(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         os.close(fd)

@@ -11,10 +11,10 @@ import errno
 import os
 
 from ringfence import import_path
-from ringfence.files import places
 from ringfence.files.answers import refusal
 from ringfence.guest import packing, planting, tarstream, trees
 from ringfence.guest.tarstream import Refused
+from ringfence.policy import hostpaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,17 +30,15 @@ _RULES = planting.Rules(any_link=False, hard_links=False, exact_modes=False)
 class Landing:
     """One download. `feed` the stream, then `finish`; `give_up` at any other end. None of it is for two threads."""
 
-    def __init__(
-        self, target: HostPath, source: str, *, folder: bool, caps: packing.Caps, shared: tuple[str, ...]
-    ) -> None:
-        """Opens the folder that will hold it. Raises OSError when the caller's target cannot be used."""
+    def __init__(self, target: HostPath, source: str, *, folder: bool, caps: packing.Caps) -> None:
+        """Opens the folder that will hold it. Raises OSError when the caller's target cannot be used (L17)."""
         self._path = os.fspath(target)
         if folder:  # whose names are the guest's
             import_path.shown_writable([os.path.realpath(os.fsdecode(self._path))])
         self._source = source
         self._folder = folder
         self._made = False
-        self._parent, self._name = places.open_parent(self._path, shared)
+        self._parent, self._name = hostpaths.open_parent(self._path)
         self._target = self._top = -1
         self._stage_name = f".ringfence-{os.urandom(8).hex()}.part"
         try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import stat
 
-from ringfence.files import places
 from ringfence.files.answers import refusal
 from ringfence.guest import packing
 from ringfence.guest.tarstream import Refused
+from ringfence.policy import hostpaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ _CHUNK = 1 << 18  # one frame
 
 
 class Leaving:
-    """One upload. Opens its source once; below a folder only descriptors are used, and no link is followed (C01)."""
+    """One upload. Opens its source once; below a folder only descriptors are used, and no link followed (C01, L17)."""
 
-    def __init__(self, source: HostPath, shared: tuple[str, ...]) -> None:
+    def __init__(self, source: HostPath) -> None:
         self._path = os.fspath(source)
-        self._fd = places.open_itself(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, shared)
+        self._fd = hostpaths.open_itself(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         info = os.fstat(self._fd)
         self.folder = stat.S_ISDIR(info.st_mode)
         self.mode = info.st_mode & 0o777

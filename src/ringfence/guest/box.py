@@ -14,6 +14,7 @@ import struct
 
 from . import kernel as k
 from .program import Hole, Slot, address_of, room
+from .standing import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,11 +93,11 @@ class Applier:
                 raise
             self._folders[path] = stat.S_IMODE(info.st_mode)
 
-    def _make_like(self, source: str, target: str) -> None:
-        """A mount point of the kind of `source`, unless something is there already."""
+    def _make_point(self, target: str, *, directory: bool) -> None:
+        """A mount point, unless something is there already."""
         if target in self._folders or os.path.lexists(target):
             self._forget_below(target)
-        elif os.path.isdir(source):
+        elif directory:
             self._folder(target)
         else:
             self._file(target)
@@ -110,21 +111,40 @@ class Applier:
         self._folder(os.path.dirname(target))
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
 
-    def _op_bind(self, source: str, target: str, options: dict[str, bool]) -> None:
-        self._make_like(source, target)
+    def _op_bind(self, source: str, target: str, options: dict[str, object]) -> None:
+        inode = options.get("inode")
+        fd = None if inode is None else _opened(source, inode)
+        try:
+            self._bind(source, target, options, fd)
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _bind(self, source: str, target: str, options: dict[str, object], fd: int | None) -> None:
+        """`fd`: of what is to be shown, where it was looked at."""
+        mode = os.stat(source if fd is None else fd).st_mode
+        self._make_point(target, directory=stat.S_ISDIR(mode))
         attributes = k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV
         if not options.get("rw"):
             attributes |= k.MOUNT_ATTR_RDONLY
         if options.get("exec") is False:
             attributes |= k.MOUNT_ATTR_NOEXEC
         if options.get("idmap"):
-            self._bind_idmapped(source, target, attributes)
+            self._bind_idmapped(source, target, attributes, fd)
             return
-        k.mount(source, target, None, k.MS_BIND | k.MS_REC)
-        k.mount_setattr(k.AT_FDCWD, target, k.AT_RECURSIVE, add=attributes)
+        if fd is None:
+            k.mount(source, target, None, k.MS_BIND | k.MS_REC)
+            k.mount_setattr(k.AT_FDCWD, target, k.AT_RECURSIVE, add=attributes)
+            return
+        tree = k.open_tree_clone("", at=fd)
+        try:
+            k.mount_setattr(tree, "", k.AT_EMPTY_PATH | k.AT_RECURSIVE, add=attributes)
+            k.move_mount(tree, target)
+        finally:
+            os.close(tree)
 
-    def _bind_idmapped(self, source: str, target: str, attributes: int) -> None:
-        tree = k.open_tree_clone(source)
+    def _bind_idmapped(self, source: str, target: str, attributes: int, fd: int | None) -> None:
+        tree = k.open_tree_clone(source) if fd is None else k.open_tree_clone("", at=fd)
         try:
             owner = os.fstat(tree)
             if self._idmap is None:
@@ -164,7 +184,7 @@ class Applier:
         self._copies += 1
         lower = f"{DISK}/lower{self._copies}"
         os.mkdir(lower, 0o700)
-        self._op_bind(source, lower, {"idmap": bool(options.get("idmap"))})
+        self._op_bind(source, lower, {name: options[name] for name in ("idmap", "inode") if name in options})
         self._folder(target)
         self._forget_below(target)
         layers = f"lowerdir={self._without(lower, options.get('absent'))}"
@@ -204,6 +224,19 @@ class Applier:
         for path, like in reversed(folders.items()):  # the upper layer's is what a folder shows as
             _look_like(path, like)
         return f"{layer}:{lower}"
+
+
+def _opened(source: str, inode: object) -> int:
+    """What the plan looked at: a guest of another sandbox may have put something else there since (L16, O17)."""
+    try:
+        fd = opened(source)
+    except OSError as error:
+        raise OSError(errno.ESTALE, f"there is something else at {source} ({error.strerror or error})") from None
+    found = os.fstat(fd)
+    if [found.st_dev, found.st_ino] == inode:
+        return fd
+    os.close(fd)
+    raise OSError(errno.ESTALE, f"there is something else at {source}")
 
 
 def _look_like(path: str, other: str) -> None:

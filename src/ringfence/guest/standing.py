@@ -64,7 +64,9 @@ def stray(meant: Meant, process: str) -> str | None:
     """A mount that was not asked for, for people; None when there is none."""
     if meant["targets"] is None:
         return None
-    targets = {target.removeprefix("/var") if target.startswith("/var/tmp/") else target for target in meant["targets"]}
+    # /var/tmp is a link to /tmp inside, but a folder where the caller's Python lies below it.
+    below = (target.removeprefix("/var") for target in meant["targets"] if target.startswith("/var/tmp/"))
+    targets = {*meant["targets"], *below}
     brought = {(device, root) for device, root in meant["brought"]}
     rows = [(_where(row), (row[2], row[3])) for row in rows_of(f"{process}/mountinfo")]
     own = {what for where, what in rows if where == "/"}

@@ -13,6 +13,7 @@ from ringfence.errors import ImageError
 from ringfence.files.digesting import Beside
 from ringfence.files.tarstream import Caps, Entry, TarError, TarStream, TooLargeError, short
 from ringfence.images.unpacking import Unpacked
+from ringfence.policy import hostpaths
 from ringfence.values import FrozenMap, Struct, final, replace
 
 TYPE_CHECKING = False
@@ -55,7 +56,7 @@ class Described(Struct):
 
 def apply_file(tree: Tree, path: str, *, scratch: str, progress: Progress) -> Described:
     """A tar or an archive of layers. `scratch`: a directory for what must be unpacked to be read. Raises ImageError."""
-    with open(path, "rb") as file:
+    with open(_opened(path), "rb") as file:
         unpacked = Unpacked(file.read)
         try:
             if unpacked.kind is None:
@@ -88,9 +89,16 @@ def _copy(read: Callable[[int], bytes], into: BinaryIO, most: int) -> None:
     into.flush()
 
 
+def _opened(path: str) -> int:
+    """What an image holds, guests see: no link that one of them could have made is followed (L16)."""
+    if hostpaths.descriptor(path) is not None:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # anew, from its beginning
+    return hostpaths.open_itself(path, os.O_RDONLY | os.O_NOCTTY)
+
+
 def _peek(path: str) -> str:
     """The name of the first entry."""
-    with open(path, "rb") as file:
+    with open(_opened(path), "rb") as file:
         unpacked = Unpacked(file.read)
         try:
             first = next(iter(TarStream(unpacked.read)), None)
@@ -389,7 +397,7 @@ def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = Tru
     `below`: where it goes in the tree. `whole`: it is the root file system.
     """
     tree.begin_layer()
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = hostpaths.open_itself(path, os.O_RDONLY | os.O_DIRECTORY)
     walk = _Walk(tree, os.fstat(fd).st_dev)
     try:
         if whole:
@@ -409,9 +417,8 @@ def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = Tru
 def apply_host_file(tree: Tree, path: str, target: str) -> None:
     """One file of the host, at `target`."""
     tree.begin_layer()
-    with open(
-        os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0
-    ) as file:  # of a pipe: at once
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # of a pipe: at once
+    with open(hostpaths.open_itself(path, flags), "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ImageError(f"{path} is no regular file", code="image-source", fix="name a file or a folder")

@@ -12,6 +12,7 @@ from ringfence.errors import ImageError
 from ringfence.files.layers import scan, tree_digest, walk
 from ringfence.files.tarstream import TarError
 from ringfence.guest.tarstream import BLOCK
+from ringfence.policy import hostpaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,24 +48,30 @@ def _checked(root: str, info: ImageInfo) -> Node:
 def export_image(store: Store, name: str, path: str) -> None:
     """See ringfence.images.export."""
     info = store.find(name)
-    new = f"{path}.{os.urandom(4).hex()}.partial"
     with store.hold(info.digest) as held:
         tree = _checked(held.root, info)
+        folder, last = hostpaths.open_parent(path)  # held: no link that a guest could have made leads there (L15)
+        new = f"{last[:50]}.{os.urandom(4).hex()}.partial"
         try:
-            with open(new, "xb") as file:
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            with open(fd, "wb") as file:
                 _write(file, tree, held.root, info)
-            os.rename(new, path)
+            os.rename(new, last, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
-            _drop(new)
+            _drop(new, folder)
             raise OSError(error.errno, error.strerror, path) from None  # the caller's own name for it
         except BaseException:
-            _drop(new)
+            _drop(new, folder)
             raise
+        finally:
+            os.close(folder)
 
 
-def _drop(path: str) -> None:
-    if os.path.lexists(path):
-        os.unlink(path)
+def _drop(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass  # it was not made yet
 
 
 class _Layer(io.RawIOBase):

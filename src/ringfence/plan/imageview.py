@@ -37,7 +37,14 @@ class Root(Struct):
 
 
 def image_view(
-    policy: Policy, root: Root, interpreter: Interpreter, *, uid: int, home: str, state: tuple[str, ...] = ()
+    policy: Policy,
+    root: Root,
+    interpreter: Interpreter,
+    *,
+    uid: int,
+    home: str,
+    state: tuple[str, ...] = (),
+    stored: tuple[str, ...] = (),
 ) -> View:
     """Like `plan.view.view`, for an image that is not the host's. `interpreter` is the caller's: protected, not shown.
 
@@ -60,6 +67,7 @@ def image_view(
         uid=uid,
         home=home,
         state=state,
+        stored=stored,
         shows_python=False,
     )
     placed = place(tuple(policy.mounts), around)

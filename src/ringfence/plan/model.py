@@ -61,6 +61,12 @@ class ProcessPlan(Struct):
         return fence
 
     @property
+    def writable(self) -> tuple[str, ...]:
+        """Sources of mounts that the guest may write to, without links, as they were looked at."""
+        binds = [(str(op[1]), op[3]) for op in self.template if op[0] == "bind"]
+        return tuple(where for where, how in binds if isinstance(how, dict) and how.get("rw") and "inode" in how)
+
+    @property
     def box_ops(self) -> list[Op]:
         """Operations that need the sandbox's own uid or disk."""
         ops = self.box["ops"]

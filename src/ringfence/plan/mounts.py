@@ -1,6 +1,7 @@
 """Places a policy's mounts and the interpreter's directories in the guest's root; refuses what would break the fence.
 
-Sources are resolved once, here; the resolved path is what is bound (A11). Only host metadata is read.
+Sources are resolved once, here, and no link that a guest could have made is followed (A11, L16); who binds one compares
+its inode with what was seen here. Only host metadata is read.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import stat
 from ringfence.errors import PolicyError
 from ringfence.plan.hiding import absent, covered
 from ringfence.plan.interpreter import within
+from ringfence.plan.ownsettings import check_settings, settings_within
 from ringfence.plan.protected import Protected, is_protected_source, protection, startup_files
-from ringfence.values import Struct, final
+from ringfence.policy.hostpaths import LinkError, resolve
+from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ PRIVATE = ("/tmp", "/workspace")  # file systems of one sandbox: what lies there
 _KERNEL = ("/proc", "/sys", "/dev")
 _MAKINGS = ("/.mask", "/.sources", "/.disk")  # of ours, in every root; named in guest/box.py
 _FIXED = ("/", "/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/tmp", "/run", "/var")
+# Never writable, nor is a folder that holds one: policy/hostpaths.py follows root's links in some of them.
 _SYSTEM = ("/usr", "/etc", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/var/spool")
 _KERNEL_TYPES = frozenset(
     ("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf", "configfs")
@@ -45,6 +49,7 @@ class Entry(Struct):
     index: int | None
     hide: tuple[str, ...] = ()
     protect: tuple[str, ...] = ()
+    inode: tuple[int, int] | None = None  # device and number: whatever is at `source` later, this is what was checked
 
 
 @final
@@ -67,6 +72,7 @@ class Surroundings(Struct):
     uid: int
     home: str
     state: tuple[str, ...]  # directories of ours that no guest may see
+    stored: tuple[str, ...] = ()  # more, which may lie in a home that is shown: held there, and never shown themselves
     shows_python: bool = True  # False: the guest's Python is its image's; the caller's is protected all the same
     folders: tuple[str, ...] = PRIVATE  # that every sandbox has: no file can be mounted there
 
@@ -100,11 +106,11 @@ def place(mounts: tuple[Mount, ...], around: Surroundings) -> Placed:
 
 def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
     named = os.path.abspath(os.fspath(mount.source))
-    source = os.path.realpath(named)
-    mode = _file_type(source, named, index, mount)
+    source, info = _source(named, index)
+    _check_type(info.st_mode, named, index, mount)
     _check_source(index, mount, source, around)
     target = _target(index, mount, named, around)
-    directory = stat.S_ISDIR(mode)
+    directory = stat.S_ISDIR(info.st_mode)
     if not directory:
         _check_file(index, mount, source)
         if any(within(folder, target) for folder in around.folders):
@@ -121,19 +127,34 @@ def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
         idmap=around.uid == 0 and (mount.mode != "ro" or closed_to_others(source)),
         index=index,
         hide=tuple(mount.hide),
-        protect=tuple(mount.protect),
+        protect=(
+            *mount.protect,
+            *(settings_within(source, around.home, around.stored) if directory and mount.mode == "rw" else ()),
+        ),
+        inode=(info.st_dev, info.st_ino),
     )
 
 
-def _file_type(source: str, named: str, index: int, mount: Mount) -> int:
+def _source(named: str, index: int) -> tuple[str, os.stat_result]:
+    """Its path without links, and what is there."""
     try:
-        mode = os.stat(source).st_mode
+        return resolve(named)
+    except LinkError as error:
+        raise PolicyError(
+            f"mount source {named} cannot be used: {error.strerror}",
+            key=f"mounts[{index}].source",
+            code="link",
+            fix=error.fix,
+        ) from None
     except OSError as error:
         raise PolicyError(
             f"mount source {named} cannot be used: {error.strerror}",
             key=f"mounts[{index}].source",
             fix="make it first, or correct the path",
         ) from None
+
+
+def _check_type(mode: int, named: str, index: int, mount: Mount) -> None:
     if stat.S_ISBLK(mode) or stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
         raise PolicyError(
             f"mount source {named} is a device or a pipe; only files and folders can be shown",
@@ -145,15 +166,14 @@ def _file_type(source: str, named: str, index: int, mount: Mount) -> int:
             key=f"mounts[{index}].source",
             fix=f"leave it out, or accept it with credentials = true on mounts[{index}]",
         )
-    return mode
 
 
 def _check_source(index: int, mount: Mount, source: str, around: Surroundings) -> None:
     key = f"mounts[{index}].source"
     if source == "/" or any(within(source, path) for path in _KERNEL):
         raise PolicyError(f"{source} of the host is never shown", key=key, fix="mount the folder that is needed")
-    for path in around.state:
-        if within(path, source) or within(source, path):
+    for path in (*around.state, *around.stored):
+        if within(source, path) or (path in around.state and within(path, source)):
             raise PolicyError(
                 f"{source} holds Ringfence's own state ({path})", key=key, fix="mount a folder that does not contain it"
             )
@@ -166,13 +186,14 @@ def _check_source(index: int, mount: Mount, source: str, around: Surroundings) -
         )
     if mount.mode == "rw":
         _check_writable(index, source, around.interpreter)
+        check_settings(source, around.home, key=f"mounts[{index}].mode")
     if not mount.credentials:
         _check_credentials(index, mount, source, around.home)
 
 
 def _check_writable(index: int, source: str, python: Interpreter) -> None:
     key = f"mounts[{index}].mode"
-    if any(within(source, path) for path in _SYSTEM):
+    if any(within(source, path) or within(path, source) for path in _SYSTEM):
         raise PolicyError(f"{source} is part of the host's system and is never writable", key=key, fix='mode = "copy"')
     # In a larger mount they are held. Of such a one nothing would be left to hold, and we import from it (L12).
     library = () if any(within(source, os.path.realpath(path)) for path in python.site_packages) else python.stdlib
@@ -345,7 +366,7 @@ def _with_interpreter(entries: list[Entry], around: Surroundings) -> list[Entry]
                 held.setdefault(position, []).append(os.path.relpath(inside, entry.source))
     for position, names in held.items():
         entry = entries[position]
-        entries[position] = _replace_protect(entry, (*entry.protect, *names))
+        entries[position] = replace(entry, protect=(*entry.protect, *names))
     return entries + added
 
 
@@ -357,19 +378,6 @@ def _interpreter_entry(root: str, around: Surroundings) -> Entry:
 
 def _own_package() -> str:
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-def _replace_protect(entry: Entry, protect: tuple[str, ...]) -> Entry:
-    return Entry(
-        source=entry.source,
-        target=entry.target,
-        mode=entry.mode,
-        directory=entry.directory,
-        idmap=entry.idmap,
-        index=entry.index,
-        hide=entry.hide,
-        protect=protect,
-    )
 
 
 def _cover(path: str, entries: list[Entry]) -> Entry | None:
@@ -419,12 +427,14 @@ def _operations(entries: list[Entry], around: Surroundings) -> Placed:
 
 def _mount(entry: Entry, without: tuple[str, ...]) -> Op:
     target = entry.target[1:]
-    layer: dict[str, object] = {"absent": list(without)} if without else {}
+    more: dict[str, object] = {"absent": list(without)} if without else {}
+    if entry.inode is not None:
+        more["inode"] = list(entry.inode)
     if entry.mode == "copy":
-        return ["overlay", entry.source, target, {"idmap": entry.idmap, **layer}]
+        return ["overlay", entry.source, target, {"idmap": entry.idmap, **more}]
     if without:
-        return ["overlay", entry.source, target, {"idmap": entry.idmap, "ro": True, **layer}]
-    return ["bind", entry.source, target, {"rw": entry.mode == "rw", "idmap": entry.idmap, "exec": True}]
+        return ["overlay", entry.source, target, {"idmap": entry.idmap, "ro": True, **more}]
+    return ["bind", entry.source, target, {"rw": entry.mode == "rw", "idmap": entry.idmap, "exec": True, **more}]
 
 
 def _inside(entry: Entry, *, covers: bool) -> tuple[list[Op], list[Protected]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ringfence.errors import UnsupportedError
 from ringfence.plan import seccomp_programs
 from ringfence.plan.model import HostFacts, ProcessPlan
@@ -88,9 +86,11 @@ def through_sources(view: View) -> View:
     for op in view.box:
         if op[0] in ("bind", "overlay"):
             kept = f".sources/{len(sources)}"
-            writable = isinstance(op[3], dict) and bool(op[3].get("rw"))
-            sources.append(["bind", op[1], kept, {"rw": writable, "idmap": False, "exec": True}])
-            changed.append([op[0], f"/{kept}", *op[2:]])
+            assert isinstance(op[3], dict)
+            options = {name: value for name, value in op[3].items() if name != "inode"}
+            shown = {"rw": bool(options.get("rw")), "idmap": False, "exec": True}
+            sources.append(["bind", op[1], kept, shown | ({"inode": op[3]["inode"]} if "inode" in op[3] else {})])
+            changed.append([op[0], f"/{kept}", op[2], options])
         else:
             changed.append(op)
     return replace(view, template=(*view.template, *sources), box=tuple(changed))
@@ -224,14 +224,13 @@ IMPORTABLE = (
 )
 
 
-def importable(plan: ProcessPlan, policy: Policy) -> list[str]:
+def importable(plan: ProcessPlan) -> list[str]:
     """Folders of this process's `sys.path` that the guest could write to (L12)."""
-    writable = [os.path.realpath(mount.source) for mount in policy.mounts if mount.mode == "rw"]
-    if not writable:
+    if not plan.writable:
         return []
     from ringfence import import_path
 
-    return import_path.importable(writable, [one.path for one in plan.protected if not one.missing])
+    return import_path.importable(plan.writable, [one.path for one in plan.protected if not one.missing])
 
 
 def explain_lines(plan: ProcessPlan, policy: Policy) -> tuple[str, ...]:
@@ -240,7 +239,7 @@ def explain_lines(plan: ProcessPlan, policy: Policy) -> tuple[str, ...]:
     from ringfence.policy.explain import network_lines
 
     lines = ["shown inside:", *(f"  {line}" for line in plan.shown)] if plan.shown else []
-    lines += [f"  {folder}: {IMPORTABLE}" for folder in importable(plan, policy)]
+    lines += [f"  {folder}: {IMPORTABLE}" for folder in importable(plan)]
     if has_network(policy):
         lines += ["network:", *(f"  {line}" for line in network_lines(policy.network))]
     return (*lines, "system calls:", *(f"  {line}" for line in seccomp.describe()))

@@ -194,7 +194,7 @@ def _of_repositories_around(source: str) -> dict[str, bool]:
     wanted: dict[str, bool] = {}
     for path, setting in _named_by_git(source).items():
         if path.startswith(f"{source}/"):
-            held = _first_missing(path)  # of several missing folders the first: no placeholder lies in another
+            held = first_missing(path)  # of several missing folders the first: no placeholder lies in another
             wanted[os.path.relpath(held, source)] = held != path or setting == HOOKS
     directories = [directory for root in _upward(source) for directory in _git_directories_of(root)]
     if _is_among_modules(source):
@@ -328,7 +328,7 @@ def _named_by_git(source: str) -> dict[str, str]:
     return found
 
 
-def _first_missing(path: str) -> str:
+def first_missing(path: str) -> str:
     """It, or the first part of the way that is no folder."""
     while not os.path.isdir(os.path.dirname(path)):
         path = os.path.dirname(path)

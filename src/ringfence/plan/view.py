@@ -98,10 +98,19 @@ class View(Struct):
     protected: tuple[Protected, ...] = ()  # for backends/process/protect.py, before the operations are applied
 
 
-def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str, state: tuple[str, ...] = ()) -> View:
+def view(
+    policy: Policy,
+    interpreter: Interpreter,
+    *,
+    uid: int,
+    home: str,
+    state: tuple[str, ...] = (),
+    stored: tuple[str, ...] = (),
+) -> View:
     """The guest's view under `policy`. `uid` and `home` are the caller's; uid 0 means that real root makes the mounts.
 
-    `state`: directories of ours, never shown. Raises PolicyError for a mount or command that cannot be shown.
+    `state`: directories of ours, never shown; `stored`: nor are these, but what holds them may be.
+    Raises PolicyError for a mount or command that cannot be shown.
     Reads host metadata, changes nothing. About 1 ms.
     """
     base = _whole_system() if policy.commands == "any" else _listed_programs(policy.commands, interpreter)
@@ -115,6 +124,7 @@ def view(policy: Policy, interpreter: Interpreter, *, uid: int, home: str, state
         uid=uid,
         home=home,
         state=state,
+        stored=stored,
         folders=tuple(f"/{name}" for name in _DIRECTORIES),
     )
     placed = place(tuple(policy.mounts), around)

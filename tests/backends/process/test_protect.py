@@ -351,20 +351,6 @@ def test_a_protected_file_whose_other_names_no_guest_can_write_to_is_held(
     assert protected(repository) == before
 
 
-def test_a_link_is_reported_by_name_and_never_followed(tmp_path: Path) -> None:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / ".mcp.json").write_text("")
-
-    def work() -> None:
-        (folder / ".vscode").symlink_to(outside)
-        (folder / "other").symlink_to(outside)
-
-    assert scanned(folder, work) == [("mount.protected-name", ".vscode")]
-
-
 def test_names_of_the_guest_are_printed_escaped(tmp_path: Path) -> None:
     """A28"""
     before = snapshot_before(str(tmp_path))

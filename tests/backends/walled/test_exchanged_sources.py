@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,9 @@ from ringfence.backends.container import launcher as container
 from ringfence.backends.gvisor.launcher import GvisorWall
 from ringfence.backends.walled.box import WalledBox
 from ringfence.values import replace
+
+if TYPE_CHECKING:
+    from ringfence.values import MountMode
 
 WAYS = ["container", "container, by guestd", "podman", "podman, by guestd", "gvisor", "container, runsc"]
 
@@ -129,6 +132,46 @@ def test_what_lies_outside_is_never_shown(
     made = {path.name: path.stat().st_size for path in outside.rglob("*") if path.is_file()}
     assert made.pop("secret") == len("the host's")
     assert set(made.values()) <= {0}  # Podman makes mount points before we see where
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+@pytest.mark.parametrize("back", [True, False], ids=["and back", "for good"])
+def test_nor_is_it_when_the_source_itself_is_exchanged(
+    make: Callable[..., Sandbox], project: Path, monkeypatch: pytest.MonkeyPatch, mode: MountMode, *, back: bool
+) -> None:
+    """L16: a folder that another sandbox may write to, and this one only read; once the plan has looked at it."""
+    place, aside, outside = project / "build", project / "aside", project.parent / "outside"
+    place.mkdir()
+    os.chown(place, 1000, 1000)
+
+    def to_link() -> None:
+        place.rename(aside)
+        place.symlink_to(outside)
+
+    def to_folder() -> None:
+        if back and place.is_symlink():
+            place.unlink()
+            aside.rename(place)
+
+    when_built(monkeypatch, to_link, to_folder)
+    with pytest.raises(SandboxLostError), make(policy=Policy(mounts=[Mount(place, target="/p", mode=mode)])) as box:
+        pytest.fail(f"it started, and showed {box.exec(['ls', '/p']).stdout!r}")
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+def test_what_is_another_folder_since_the_plan_is_not_shown(
+    make: Callable[..., Sandbox], project: Path, mode: MountMode
+) -> None:
+    place = project / "build"
+    place.mkdir()
+    os.chown(place, 1000, 1000)
+    looking = make(policy=Policy(mounts=[Mount(place, target="/p", mode=mode)]))
+    looking._box.plan()  # type: ignore[union-attr]  # of _Looking
+    place.rename(project / "aside")
+    place.mkdir()
+    with pytest.raises(SandboxLostError) as caught, looking:
+        pass
+    assert caught.value.code == "mounts-changed"
 
 
 def test_another_folder_in_its_place_is_refused_and_named(

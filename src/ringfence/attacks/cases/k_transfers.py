@@ -44,7 +44,7 @@ def _lands(arm: Arm, stream: bytes) -> tuple[str, str]:
                 archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
             archive.extractall(place)  # noqa: S202  # the careless thing, in a folder of this arm
         return text_of(victim), "extracted"
-    landing = Landing(place, "archive", folder=True, caps=Caps(1 << 20, 100), shared=())
+    landing = Landing(place, "archive", folder=True, caps=Caps(1 << 20, 100))
     try:
         landing.feed([stream])
         landing.finish()
@@ -238,12 +238,16 @@ def planted_target(arm: Arm) -> Seen:
     box = arm.sandbox(arm.shared(), whole=True)
     box.files.write("result", arm.canary)
     box.exec(["ln", "-s", victim, f"{arm.directory}/result"]).check()
-    if arm.off:
-        with open(f"{arm.directory}/result", "wb") as file:
-            file.write(box.files.read("result"))
-    else:
-        box.files.download("result", f"{arm.directory}/result")
-    return Seen(text_of(victim) != "as it was", f"the host's file reads {text_of(victim)!r}")
+    what = "written"
+    try:
+        if arm.off:
+            with open(f"{arm.directory}/result", "wb") as file:
+                file.write(box.files.read("result"))
+        else:
+            box.files.download("result", f"{arm.directory}/result")
+    except OSError as error:
+        what = str(error.strerror)
+    return Seen(text_of(victim) != "as it was", what)
 
 
 @attack(
@@ -251,7 +255,7 @@ def planted_target(arm: Arm) -> Seen:
     "a link that a guest planted on the way to a target is not followed",
     WRITE,
     off=OURS,
-    label="files: places",
+    label="files: host paths",
 )
 def planted_way(arm: Arm) -> Seen:
     """The caller names a folder in a shared one; a guest made it a link to a folder that is not shared."""
@@ -274,7 +278,9 @@ def planted_way(arm: Arm) -> Seen:
     return Seen(bool(os.listdir(outside)), "; ".join(met) or "written")
 
 
-@attack("K04-upload", "a link that a guest planted is not what an upload reads", READ, off=OURS, label="files: places")
+@attack(
+    "K04-upload", "a link that a guest planted is not what an upload reads", READ, off=OURS, label="files: host paths"
+)
 def planted_source(arm: Arm) -> Seen:
     canary = arm.host_file()
     os.chmod(arm.directory, 0o755)

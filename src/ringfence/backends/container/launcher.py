@@ -61,7 +61,12 @@ def launch(
     deadline = time.monotonic() + _START_S
     guestd = runtime.folder(state.disk_directory("runtime"))
     shown = hardening.mounts(made, guestd) + egress.mounts()
-    asked = [Bind(mount["Source"], mount["Target"], not mount["ReadOnly"]) for mount in shown]
+    inodes = {(bind.source, bind.target): bind.inode for bind in made.binds}
+    asked = [
+        Bind(where, target, not mount["ReadOnly"], inodes.get((where, target)))
+        for mount in shown
+        for where, target in [(mount["Source"], mount["Target"])]
+    ]
     # gVisor's kernel holds them itself; and what an attack takes away is not to be missed here.
     flags = loosen is None and door.leads_into(oci_runtime or engine.runtime)
     with contextlib.closing(places.Meaning(asked, flags=flags)) as meaning:

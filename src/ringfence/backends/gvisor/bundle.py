@@ -72,7 +72,12 @@ def make(
     if loosen is not None:
         loosen(config)
     asked = [mount for mount in config["mounts"] if mount["type"] == "bind"]
-    binds = tuple(Bind(mount["source"], mount["destination"], "rw" in mount["options"]) for mount in asked)
+    inodes = {(bind.source, bind.target): bind.inode for bind in made.binds}
+    binds = tuple(
+        Bind(where, target, "rw" in mount["options"], inodes.get((where, target)))
+        for mount in asked
+        for where, target in [(mount["source"], mount["destination"])]
+    )
     if mounted:
         config["mounts"], lines = _mounted_first(path, config["mounts"], binds=not shares)
         with open(f"{path}/fstab", "w", encoding="utf-8") as file:

@@ -12,7 +12,7 @@ from ringfence.backends.process.endscan import end_scan, snapshot_before
 from ringfence.backends.process.placeholders import Placeholders, is_placeholder
 from ringfence.backends.process.protected_watch import Watch
 from ringfence.errors import RingfenceError, warn
-from ringfence.plan.process import IMPORTABLE
+from ringfence.plan.process import IMPORTABLE, importable
 from ringfence.results import Denial
 
 TYPE_CHECKING = False
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _QUIET_S = 0.02  # that a guest stands still before what was removed is put back
 
 
-def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> ProcessBox:
-    """A sandbox whose plan shows host paths. `writable`: sources of "rw" mounts, looked through at the end.
+def launch_guarded(pool: Pool, plan: ProcessPlan) -> ProcessBox:
+    """A sandbox whose plan shows host paths. Those of "rw" mounts are looked through at the end.
 
     Raises as Pool.take does, and OSError when a placeholder cannot be made; nothing is left then.
     """
-    guard = Guard(plan, writable)
+    guard = Guard(plan)
     try:
         box = pool.take(plan, stake=guard.stake)
     except BaseException:
@@ -45,12 +45,11 @@ def launch_guarded(pool: Pool, plan: ProcessPlan, writable: tuple[str, ...]) -> 
 class Guard:
     """Holds the protected paths of one sandbox. `outlives`: its guest is behind an engine (placeholders.py)."""
 
-    def __init__(self, plan: ProcessPlan, writable: tuple[str, ...], *, outlives: bool = False) -> None:
-        _keep_imports_out(plan, writable)
-        self._writable = writable
+    def __init__(self, plan: ProcessPlan, *, outlives: bool = False) -> None:
+        _keep_imports_out(plan)
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
         self._protected = {one.path: one for one in plan.protected}
-        self._before: dict[str, Before] = {root: snapshot_before(root) for root in writable}
+        self._before: dict[str, Before] = {root: snapshot_before(root) for root in plan.writable}
         self._placeholders = Placeholders(plan.protected, outlives=outlives)
         self._placeholders.make()
         try:
@@ -142,23 +141,14 @@ class Guard:
 _warned: set[str] = set()
 
 
-def _keep_imports_out(plan: ProcessPlan, writable: tuple[str, ...]) -> None:
+def _keep_imports_out(plan: ProcessPlan) -> None:
     """Ours, from here on. Of the caller's own it can only be told, once for each folder; a command tells it after the
     run."""
-    held = read_only(plan)
-    import_path.shown_writable(writable, held)
-    folders = [folder for folder in import_path.importable(writable, held) if folder not in _warned]
+    import_path.shown_writable(plan.writable, [one.path for one in plan.protected if not one.missing])
+    folders = [folder for folder in importable(plan) if folder not in _warned]
     _warned.update(folders)
     if folders and not spawn.is_command():
-        warn(
-            f"{', '.join(folders)}: {IMPORTABLE}",
-            UserWarning,
-        )
-
-
-def read_only(plan: ProcessPlan) -> tuple[str, ...]:
-    """What is there in a writable mount and cannot be written."""
-    return tuple(one.path for one in plan.protected if not one.missing)
+        warn(f"{', '.join(folders)}: {IMPORTABLE}", UserWarning)
 
 
 def _replaced(path: str, why: str) -> Denial:

@@ -293,8 +293,15 @@ def _preload_failed(answer: dict[str, object]) -> Exception:
     )
 
 
-def explain_refusal(text: str, number: object) -> UnsupportedError:
-    """The kernel refused a step: which one, and what the host's owner can do about it (M9, M14)."""
+def explain_refusal(text: str, number: object) -> UnsupportedError | SandboxLostError:
+    """The kernel refused a step: which one, and what the host's owner can do about it (M9, M14). Or we did, because a
+    mount's source is not what the plan looked at: no other wall is to be tried for that."""
+    if number == errno.ESTALE:
+        return SandboxLostError(
+            f"a mounted folder was changed while the sandbox was built: {text}",
+            code="mounts-changed",
+            fix="end what else writes to the mounted folder, and try again",
+        )
     from ringfence.backends.process.refusals import cause
 
     found = cause(text, number)

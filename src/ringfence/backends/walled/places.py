@@ -1,4 +1,4 @@
-"""What writable mounts and those in them are to show, held by descriptors from before an engine looks for it.
+"""What a policy's mounts and those in them are to show, held by descriptors from before an engine looks for it.
 
 Engines take paths, and a guest of another sandbox on the same folder can change what a path below it leads to. So it is
 compared once the box stands, before its first job: see guest/standing.py.
@@ -33,10 +33,10 @@ class Meaning:
         self._binds = tuple(binds)
         self._before = self._brought() if flags else []
         self.meant: Meant | None = None
-        writable = [bind for bind in binds if bind.writable]
-        if not writable:
+        asked = [bind for bind in binds if bind.writable or bind.inode is not None]  # read-only ones too: L16
+        if not asked:
             return
-        looked_at = {bind.target: bind for bind in binds if any(within(bind.target, one.target) for one in writable)}
+        looked_at = {bind.target: bind for bind in binds if any(within(bind.target, one.target) for one in asked)}
         below = [
             (row[2], row[3])
             for row in standing.rows_of("/proc/self/mountinfo")
@@ -44,7 +44,7 @@ class Meaning:
         ]
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            places = [(bind.target, *self._identity(bind.source), bind.writable) for bind in looked_at.values()]
+            places = [(bind.target, *self._identity(bind), bind.writable) for bind in looked_at.values()]
             undo.pop_all()
         self.meant = {"places": places, "below": below, "flags": flags, "targets": None, "brought": []}
 
@@ -62,13 +62,15 @@ class Meaning:
             if any(within(unescaped(row[4]), bind.source) for bind in self._binds)
         ]
 
-    def _identity(self, source: str) -> tuple[int, int]:
+    def _identity(self, bind: Bind) -> tuple[int, int]:
         try:
-            fd = standing.opened(source)
+            fd = standing.opened(bind.source)
         except OSError as error:
-            raise _changed(f"{source}: {error.strerror or error}") from None
+            raise _changed(f"{bind.source}: {error.strerror or error}") from None
         self._fds.callback(os.close, fd)
         status = os.fstat(fd)
+        if bind.inode not in (None, (status.st_dev, status.st_ino)):
+            raise _changed(f"{bind.source} is not what it was")
         return status.st_dev, status.st_ino
 
     def check(self, pid: int) -> None:
@@ -81,9 +83,9 @@ class Meaning:
             found = standing.wrong(self.meant, f"/proc/{pid}", f"/proc/{pid}/root")
         except OSError as error:
             raise UnsupportedError(
-                f"writable mounts cannot be looked at before the first job: {error.strerror or error}",
+                f"mounts cannot be looked at before the first job: {error.strerror or error}",
                 code="mounts",
-                fix='mode = "copy" or "ro", or backend="process"',
+                fix='backend="process"',
             ) from None
         if found is not None and found == stray:
             raise UnsupportedError(

@@ -29,6 +29,7 @@ class Bind(Struct):
     source: str
     target: str  # absolute, inside
     writable: bool
+    inode: tuple[int, int] | None = None  # device and number, where the plan looked at it
 
 
 @final
@@ -44,13 +45,14 @@ class Skeleton(Struct):
 
 def skeleton(plan: ProcessPlan, backend: str) -> Skeleton:
     """Raises UnsupportedError for a mount that this way cannot keep its promises for."""
-    sources = {f"/{op[2]}": str(op[1]) for op in plan.template if op[0] == "bind" and _is_source(op[2])}
+    sources = {f"/{op[2]}": op for op in plan.template if op[0] == "bind" and _is_source(op[2])}
     making = _Making(backend)
     for op in (*plan.template, *plan.box_ops):
         if op[0] == "bind" and _is_source(op[2]):
             continue
-        if op[0] in ("bind", "overlay"):
-            making.do([op[0], sources.get(str(op[1]), str(op[1])), *op[2:]])
+        kept = sources.get(str(op[1])) if op[0] in ("bind", "overlay") else None
+        if kept is not None:
+            making.do([op[0], kept[1], op[2], {**_options(op), "inode": _options(kept).get("inode")}])
         else:
             making.do(op)
     return making.made()
@@ -58,6 +60,11 @@ def skeleton(plan: ProcessPlan, backend: str) -> Skeleton:
 
 def _is_source(target: object) -> bool:
     return str(target).startswith(".sources/")
+
+
+def _options(op: list[object]) -> dict[str, object]:
+    assert isinstance(op[3], dict)
+    return op[3]
 
 
 class _Making:
@@ -81,9 +88,8 @@ class _Making:
         elif name == "symlink":
             self._links[target] = str(op[1])
         elif name == "bind":
-            options = op[3]
-            assert isinstance(options, dict)
-            self._bind(str(op[1]), target, writable=bool(options.get("rw")))
+            options = _options(op)
+            self._bind(str(op[1]), target, writable=bool(options.get("rw")), inode=options.get("inode"))
         elif name == "hide":
             self._hidden.append(f"/{target}")
         elif name in ("protect", "pin"):
@@ -112,8 +118,9 @@ class _Making:
                 fix='rename it, or backend="process"',
             ) from None
 
-    def _bind(self, source: str, target: str, *, writable: bool) -> None:
-        self._binds.append(Bind(source, f"/{target}", writable))
+    def _bind(self, source: str, target: str, *, writable: bool, inode: object = None) -> None:
+        device_and_number = (inode[0], inode[1]) if isinstance(inode, list) else None
+        self._binds.append(Bind(source, f"/{target}", writable, device_and_number))
         covered = any(f"/{target}".startswith(f"{bind.target}/") for bind in self._binds[:-1])
         if not covered and target.split("/", maxsplit=1)[0] not in _OWN:
             if os.path.isdir(source):

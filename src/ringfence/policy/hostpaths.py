@@ -1,0 +1,257 @@
+"""Opens host paths that a caller names, part by part: a link that a guest could have made is refused, never followed.
+
+What a guest wrote in a shared folder is still there when the next command names a path in it (L15, L16, L17). So each
+folder on the way is held open, and of links only those are followed that nobody but root could have made: see
+`_Way._is_roots`. What was opened is what is used; no path is looked up a second time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC if hasattr(os, "O_PATH") else os.O_RDONLY | os.O_CLOEXEC
+_LINKS = 40  # as the kernel
+_OTHERS_WRITE = 0o022
+# A guest of root's writes files that look like root's own. So root's links are followed only where no mount can ever be
+# writable (plan/mounts.py): in these folders, and in and below those.
+_ROOTS_OWN = frozenset(("/", "/dev", "/proc", "/var"))
+_ROOTS_TREES = ("/usr", "/etc")
+_STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
+
+
+class LinkError(OSError):
+    """A link that a guest could have made lies on the way, or is what was named."""
+
+    def __init__(self, path: str, link: str, target: str) -> None:
+        shown = f"{printable(link)} is a link to {printable(target)}, and a guest could have made it"
+        super().__init__(errno.ELOOP, shown, path)
+        self.link = link
+        self.target = target
+        self.fix = f"name {printable(os.path.realpath(path))} itself, if that is what you mean"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; {self.fix}"
+
+
+def open_parent(path: str) -> tuple[int, str]:
+    """The folder that holds what is at `path`, open, and its name there: no link at this moment, and there or not.
+
+    Raises LinkError, or another OSError.
+    """
+    with _Way(path) as way:
+        return os.dup(way.folder), way.name
+
+
+def open_itself(path: str, flags: int, mode: int = 0o666) -> int:
+    """What is at `path`, opened. Raises LinkError, or another OSError.
+
+    A descriptor of ours by its path, such as /dev/stdout or the /dev/fd/63 of a shell, is that very one, duplicated.
+    """
+    number = descriptor(path)
+    if number is not None:
+        return _duplicate(number, flags, path)
+    with _Way(path) as way:
+        return way.open(flags, mode)
+
+
+def resolve(path: str) -> tuple[str, os.stat_result]:
+    """The path of what is at `path` without any link in it, and what it is. Raises LinkError, or another OSError."""
+    with _Way(path) as way:
+        if not hasattr(os, "O_PATH"):
+            return way.where, os.stat(way.name, dir_fd=way.folder, follow_symlinks=False)
+        fd = way.open(os.O_PATH)
+        try:
+            return way.where, os.fstat(fd)
+        finally:
+            os.close(fd)
+
+
+def without_links(path: str) -> str:
+    """The same, of what need not be there, but for the folder that would hold it. Raises LinkError, or OSError."""
+    with _Way(path) as way:
+        return way.where
+
+
+def descriptor(path: str) -> int | None:
+    """The number of a descriptor of this process that `path` names."""
+    if path in _STREAMS:
+        return _STREAMS[path]
+    for folder in _DESCRIPTORS:
+        number = path.removeprefix(folder)
+        if number != path and number.isascii() and number.isdigit() and len(number) < 8:
+            return int(number)
+    return None
+
+
+def _duplicate(number: int, flags: int, path: str) -> int:
+    import fcntl
+
+    try:
+        has = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
+        if has not in (flags & os.O_ACCMODE, os.O_RDWR):
+            raise OSError(errno.EBADF, "it is open for the other direction")
+        return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def printable(path: str) -> str:
+    """A path that a guest may have named, for people: one line, and nothing that a terminal obeys."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+class _Way:
+    """The way from the root, or from where we are, to what a path names. The folder that was reached is held open.
+
+    For `..` the way is gone again from where it began: what lies above a folder by now may be something else.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._begin_fd = self.folder = -1  # `folder`: what holds it
+        self._top = ""  # path of where it begins
+        self._names: list[str] = []  # of the folders since
+        self._only_root = False  # whether in this folder, and all above it, none but root could have made a link
+        self.name = "."
+        try:
+            self._go(path)
+        except LinkError:
+            self.close()
+            raise
+        except OSError as error:
+            self.close()
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> _Way:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def where(self) -> str:
+        """Its path from the root, without a link."""
+        names = (*self._names, self.name) if self.name != "." else self._names
+        return "/".join((self._top, *names)) or "/"
+
+    def open(self, flags: int, mode: int = 0o666) -> int:
+        try:
+            fd = os.open(self.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.folder)
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # made since it was looked at
+                raise self._refusal(self.name, self._link(self.name) or "") from None
+            raise OSError(error.errno, os.strerror(error.errno or 0), self._path) from None
+        target = _says(fd) if flags & getattr(os, "O_PATH", 0) else None  # such a descriptor may be a link's own
+        if target is not None:
+            os.close(fd)
+            raise self._refusal(self.name, target)
+        return fd
+
+    def close(self) -> None:
+        for fd in (self._begin_fd, self.folder):
+            if fd >= 0:
+                os.close(fd)
+        self._begin_fd = self.folder = -1
+
+    def _go(self, path: str) -> None:
+        if not path:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self._begin("/" if path.startswith("/") else ".")
+        left = _parts(path)[::-1]
+        links = 0
+        while left:
+            part = left.pop()
+            if part == "..":
+                self._back()
+                continue
+            target = self._link(part)
+            if target is not None:
+                if not self._only_root:
+                    raise self._refusal(part, target)
+                links += 1
+                if links > _LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                left += _parts(target)[::-1]
+                if target.startswith("/"):
+                    self._begin("/")
+            elif left:
+                self._enter(part)
+            else:
+                self.name = part
+
+    def _begin(self, where: str) -> None:
+        """A relative path starts in the folder that the kernel holds for us."""
+        self.close()
+        self._top = "" if where == "/" else os.getcwd().rstrip("/")
+        self._begin_fd = os.open(where, _WAY)
+        self._restart(())
+
+    def _restart(self, names: Sequence[str]) -> None:
+        if self.folder >= 0:
+            os.close(self.folder)
+            self.folder = -1
+        self.folder = os.dup(self._begin_fd)
+        self._names = []
+        self._only_root = self._top == "" and self._is_roots()
+        for name in names:
+            self._enter(name)
+
+    def _enter(self, part: str) -> None:
+        below = os.open(part, _WAY | os.O_NOFOLLOW, dir_fd=self.folder)
+        os.close(self.folder)
+        self.folder = below
+        self._names.append(part)
+        self._only_root = self._only_root and self._is_roots()
+
+    def _back(self) -> None:
+        if self._names:
+            self._restart(self._names[:-1])
+        elif self._top:  # above where we are
+            above = os.open("..", _WAY, dir_fd=self._begin_fd)
+            os.close(self._begin_fd)
+            self._begin_fd = above
+            self._top = os.path.dirname(self._top).rstrip("/")
+            self._restart(())
+
+    def _link(self, name: str) -> str | None:
+        """What a link says; None: it is none."""
+        try:
+            return os.readlink(name, dir_fd=self.folder)
+        except OSError:
+            return None
+
+    def _is_roots(self) -> bool:
+        """Whether links in the folder that was just opened can be nobody's but root's."""
+        info = os.fstat(self.folder)
+        if info.st_uid != 0 or info.st_mode & _OTHERS_WRITE:
+            return False
+        here = "/".join((self._top, *self._names)) or "/"
+        return os.geteuid() != 0 or here in _ROOTS_OWN or _is_in(here, _ROOTS_TREES)
+
+    def _refusal(self, name: str, target: str) -> LinkError:
+        return LinkError(self._path, "/".join((self._top, *self._names, name)), target)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _is_in(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+def _says(fd: int) -> str | None:
+    try:
+        return os.readlink("", dir_fd=fd)
+    except OSError:
+        return None  # no link
