@@ -19,7 +19,7 @@ PACKAGE = "ringfence"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("guest",),  # imports nothing of ours, so that it can run in an image that holds nothing of ours
     ("spawn",),  # the first thing a command does
-    ("values", "errors", "results", "events", "rendering", "languages"),
+    ("values", "errors", "results", "events", "rendering", "languages", "import_path"),
     ("policy",),
     ("plan",),
     ("wire",),

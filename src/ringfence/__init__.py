@@ -6,8 +6,7 @@
 Names are imported when they are used: the launch path loads nothing it does not need.
 """
 
-from __future__ import annotations
-
+# Nothing is imported here, __future__ neither: `python -m ringfence` still has the working directory in its path (L12).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import backends as backends

@@ -1,17 +1,18 @@
 """The process of the `ringfence` command: what comes before its line is read, and how it leaves; `python -P -m` too."""
 
-from __future__ import annotations
-
+# Not __future__: `python -m` would take it from the working directory (L12). These three are there already.
 import gc
 import os
 import sys
 
+_INSTALLED = ("site-packages", "dist-packages")
 GUEST_VERBS = ("run", "exec", "shell")  # their exit codes below 125 are the guest's
 
 
 def main() -> int:
     """Run the process's own command line and return its exit code."""
     gc.disable()  # until a guest runs: a start makes much and throws nothing away
+    leave_out_working_folders()
     _fill_closed_descriptors()
     _begin(sys.argv[1:])
     from ringfence.cli import main as run_line
@@ -24,6 +25,30 @@ def main() -> int:
         die_of_interrupts()
     _leave(code)
     return code
+
+
+def leave_out_working_folders() -> None:
+    """From the path of this process, which runs no code but ours: Python's own library comes first, and nothing is
+    taken from where somebody works, which is where the last guest may have written (L12)."""
+    library = os.path.dirname(os.__file__)
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    own = [entry for entry in sys.path if entry == library or os.path.dirname(entry) == library]
+    here = _working_folder()
+    rest = [entry for entry in sys.path if entry not in own and os.path.isabs(entry)]
+    sys.path[:] = own + [
+        entry
+        for entry in rest
+        if entry == ours or os.path.basename(entry) in _INSTALLED or not f"{os.path.realpath(entry)}/".startswith(here)
+    ]
+
+
+def _working_folder() -> str:
+    """With a slash at its end; a NUL where it is none that a guest can have been shown."""
+    try:
+        here = os.getcwd()
+    except OSError:  # somebody removed it
+        here = "/"
+    return "\0" if here == "/" else f"{here}/"
 
 
 def _fill_closed_descriptors() -> None:

@@ -43,6 +43,13 @@ def real_executable() -> str:
     return os.path.realpath(known) if known else ""
 
 
+def own_package() -> str:
+    """The first line of a program for `python -I -c`: this very package, whatever else is installed. The folder that it
+    lies in is asked for nothing more: it may hold what a guest left (L12)."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return f"import __future__, sys; sys.path.insert(0, {folder!r}); import ringfence; del sys.path[0]"
+
+
 def start(executable: str, prefix: list[str]) -> Started:
     """posix_spawn: no copy of the caller's memory, descriptors 0–4 alone. Raises OSError."""
     control, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ringfence.errors import RingfenceError, need_linux
+from ringfence.import_path import callers_own, callers_own_awaited
 from ringfence.tools import CELL_OVER, LOOK_S
 
 if TYPE_CHECKING:
@@ -82,13 +83,13 @@ async def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) ->
     args, kwargs = given
     try:
         if inspect.iscoroutinefunction(tool):
-            return True, await tool(*args, **kwargs)
-        value, error = await _in_thread_of_its_own(lambda: tool(*args, **kwargs))
+            return True, await callers_own_awaited(tool(*args, **kwargs))
+        value, error = await _in_thread_of_its_own(lambda: callers_own(tool, *args, **kwargs))
         if isinstance(error, KeyboardInterrupt):
             raise error
         if error is not None:
             return False, _failed(error)
-        return True, await value if isinstance(value, Awaitable) else value
+        return True, await callers_own_awaited(value) if isinstance(value, Awaitable) else value
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise  # the host's, not the guest's
     except BaseException as error:  # noqa: BLE001  # a tool may raise anything

@@ -71,12 +71,14 @@ def called(
 def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) -> tuple[bool, object]:
     import inspect
 
+    from ringfence.import_path import callers_own
+
     try:
-        value = tool(*given[0], **given[1])
+        value = callers_own(tool, *given[0], **given[1])
         if inspect.iscoroutine(value):
             import asyncio
 
-            value = asyncio.run(value)
+            value = callers_own(asyncio.run, value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more

@@ -106,6 +106,8 @@ class _Weakened(ProcessLauncher):
 class Arm:
     """One arm of one attack. Use as a context manager."""
 
+    backend: str = "process"
+
     def __init__(self, attack: Attack, name: ArmName) -> None:
         self.attack = attack
         self.name = name

@@ -10,6 +10,7 @@ import sys
 import time
 
 import ringfence
+from ringfence.spawn import own_package
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
 
@@ -17,11 +18,11 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
 def host_process(code: str, *, timeout_s: float = 20, path: str | None = None) -> subprocess.CompletedProcess[str]:
     """Python that uses Ringfence, as a process of its own. `path` is its PATH."""
     return subprocess.run(
-        [sys.executable, "-P", "-c", code],
+        [sys.executable, "-I", "-c", f"{own_package()}\n{code}"],
         env={
             "PATH": path or os.environ.get("PATH", "/usr/bin:/bin"),
-            "PYTHONPATH": SOURCE,
             "HOME": os.path.expanduser("~"),
+            **{name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ},
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -43,7 +44,6 @@ def under_terminal(argv: list[str], *, typed: str, timeout_s: float = 8) -> str:
             [sys.executable, "-I", "-c", _ON_TERMINAL, os.ttyname(other), *argv],
             env={
                 "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
-                "PYTHONPATH": SOURCE,
                 "HOME": os.path.expanduser("~"),
             },
             stdin=subprocess.DEVNULL,

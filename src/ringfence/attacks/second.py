@@ -6,14 +6,13 @@ It is asked by id and answers with rows. Should it die, what it owed is run here
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import deque
 
-from ringfence.attacks.hosts import SOURCE
 from ringfence.attacks.report import Row
 from ringfence.attacks.witnesses import remove_folders
+from ringfence.spawn import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,10 +31,9 @@ class Second:
     """Use as a context manager."""
 
     def __init__(self) -> None:
-        path = os.pathsep.join([SOURCE, *filter(None, [os.environ.get("PYTHONPATH")])])
+        ours = f"{own_package()}; sys.path += {sys.path!r}"  # where the packages are that this process has
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from ringfence.attacks.second import serve; serve()"],
-            env={**os.environ, "PYTHONPATH": path},
+            [sys.executable, "-I", "-c", f"{ours}; from ringfence.attacks.second import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 
 from ringfence import early
@@ -324,11 +325,21 @@ def _relay(process: Process, settings: Settings, console: Console) -> tuple[Resu
 
 
 def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Console) -> None:
-    if not console.quiet and has_notes(result):
+    if not console.quiet and (has_notes(result) or _importable()):
         from ringfence.cli.notes import notes
 
-        for line in notes(result, job, settings, tail):
+        for line in [*_importable(), *notes(result, job, settings, tail)]:
             console.say(line)
+
+
+def _importable() -> list[str]:
+    """That Python's own path leads to where this guest could write, if it does."""
+    import_path = sys.modules.get("ringfence.import_path")  # there is one with a writable mount
+    if import_path is None:
+        return []
+    from ringfence.plan.process import IMPORTABLE
+
+    return [f"{folder}: {IMPORTABLE}" for folder in import_path.guests_folders()]
 
 
 def _create(name: str, path: str) -> int:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 
+from ringfence.spawn import launcher, own_package
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -20,7 +21,6 @@ _TRIALS_S = 60.0  # ten trials of at most 5 s, and a slow start
 _WHOLE_S = 45.0
 _CGROUP_S = 15.0
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_SOURCE = os.path.dirname(os.path.dirname(_HERE))
 
 
 @final
@@ -36,7 +36,6 @@ class Answer(Struct):
 def trials() -> dict[str, Answer]:
     """Every trial's answer by name. Empty when the launcher did not start; `launcher` then says why."""
     from ringfence.plan.interpreter import interpreter
-    from ringfence.spawn import launcher
 
     env = {"RINGFENCE_TRIAL_PYTHON": interpreter().executable}
     out, problem = _run([launcher(), f"{_HERE}/trial"], env, _TRIALS_S)
@@ -60,7 +59,7 @@ def cgroup() -> Answer:
 
 def _program(name: str, timeout_s: float) -> Answer:
     """A function of `programs.py` in a fresh interpreter of the caller's kind."""
-    code = f"import sys; sys.path.insert(0, {_SOURCE!r}); from ringfence.doctor.programs import main; main({name!r})"
+    code = f"{own_package()}; from ringfence.doctor.programs import main; main({name!r})"
     out, problem = _run([sys.executable, "-I", "-W", "ignore", "-c", code], dict(os.environ), timeout_s)
     lines = out.splitlines()
     if not lines:

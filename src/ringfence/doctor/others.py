@@ -27,8 +27,9 @@ def vm() -> list[Finding]:
 
 
 def wasm() -> list[Finding]:
-    code = "import wasmtime; print('wasmtime', wasmtime.__version__)"
-    return [_program("wasmtime", [sys.executable, "-P", "-c", code], "pip install wasmtime")]
+    # Python's own library before all else, and no folder that somebody works in (L12).
+    code = f"import sys; sys.path += {sys.path!r}; import wasmtime; print('wasmtime', wasmtime.__version__)"
+    return [_program("wasmtime", [sys.executable, "-I", "-c", code], "pip install wasmtime")]
 
 
 def remote() -> list[Finding]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 
+from ringfence import import_path
 from ringfence.files.answers import refusal
 from ringfence.guest import packing, planting, tarstream, trees
 from ringfence.guest.tarstream import Refused
@@ -32,6 +33,8 @@ class Landing:
     def __init__(self, target: HostPath, source: str, *, folder: bool, caps: packing.Caps) -> None:
         """Opens the folder that will hold it. Raises OSError when the caller's target cannot be used (L17)."""
         self._path = os.fspath(target)
+        if folder:  # whose names are the guest's
+            import_path.shown_writable([os.path.realpath(os.fsdecode(self._path))])
         self._source = source
         self._folder = folder
         self._made = False

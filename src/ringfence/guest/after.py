@@ -43,7 +43,8 @@ def _has_entries(directory: str) -> bool:
 def _sweep(record: str, home: str) -> None:
     """Placeholders on the host: the library's own sweep removes them, in an interpreter of its own."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    text = f"import sys; sys.path.insert(0, {root!r}); from ringfence.backends.process import state; state.sweep()"
+    ours = f"import sys; sys.path.append({root!r}); import ringfence; sys.path.pop()"  # as in __main__ (L12)
+    text = f"{ours}; from ringfence.backends.process import state; state.sweep()"
     env = {"XDG_RUNTIME_DIR": os.path.dirname(os.path.dirname(os.path.dirname(record))), "HOME": home}
     try:
         pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", text], env)

@@ -71,13 +71,15 @@ def _preload(hello: Hello) -> dict[str, object]:
     """Import what guests will want. Thread pools stay off: a fork takes one thread along (M6)."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    sys.path[:] = hello["sys_path"]
     forker.preloaded = bool(hello["preload"])
+    own = sys.path[:]  # for what is imported later, too; guests are given their path with each job
+    sys.path[:] = hello["sys_path"] or own
     for name in hello["preload"]:
         try:
             __import__(name)
         except BaseException as error:  # noqa: BLE001  # the module's own import may raise anything
             return {"error": f"{type(error).__name__}: {error}", "module": name}
+    sys.path[:] = own
     os.environ.clear()
     threads = len(os.listdir("/proc/self/task"))
     return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}

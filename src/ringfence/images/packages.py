@@ -40,7 +40,6 @@ _TELL = "import os, platform, sys; print(*sys.version_info[:2], platform.libc_ve
 # its setup.py would run here. pip starts a program for every build, and none for a wheel.
 _PIP_ALONE = """
 import sys
-sys.path[:] = [each for each in sys.path if each]  # not the folder of wheels, whose names an index chose
 import runpy
 def refuse(event, args):
     if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"):
@@ -125,8 +124,9 @@ def _reader(events: object) -> Callable[[int], bytes]:
 def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
     major, minor, glibc, machine = told
     newest = int(glibc.partition(".")[2].partition(".")[0] or 17)
-    command = [_python_with_pip(), "-c", _PIP_ALONE, "download", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
-    command += ["--dest", wheels]
+    # -I: nothing from the folder of wheels, whose names an index chose, nor from one that a guest can write (L12).
+    command = [_python_with_pip(), "-I", "-c", _PIP_ALONE, "download", "--dest", wheels]
+    command += ["--only-binary=:all:", "--no-cache-dir", "--quiet"]
     command += ["--disable-pip-version-check", "--no-input", "--python-version", f"{major}.{minor}"]
     command += ["--implementation", "cp", "--abi", f"cp{major}{minor}", "--abi", "abi3", "--abi", "none"]
     for level in sorted((one for one in _GLIBC if one <= newest), reverse=True):
@@ -155,7 +155,7 @@ def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
 
 def _python_with_pip() -> str:
     for python in (sys.executable, host_programs.find("python3")):
-        if python and _run([python, "-m", "pip", "--version"], "/").returncode == 0:
+        if python and _run([python, "-I", "-m", "pip", "--version"], "/").returncode == 0:
             return python
     raise UnsupportedError(
         "adding pip packages needs pip on this host",

@@ -10,6 +10,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from ringfence import import_path
 from ringfence.guest import lean
 from ringfence.policy.reach import RESOLVER_PORT, relayed_streams
 
@@ -71,6 +72,7 @@ class Service:
 
     def start(self) -> None:
         """Idempotent. Returns at once."""
+        import_path.guard()  # optional packages may be looked for (L12)
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ringfence-gateway", daemon=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ringfence import import_path
 from ringfence.errors import Missing, UnsupportedError
 
 if TYPE_CHECKING:
@@ -50,9 +51,7 @@ def is_needed(network: Network, secrets: tuple[Secret, ...]) -> bool:
 
 def check_packages() -> None:
     """Raises UnsupportedError when what reads TLS and HTTP is not installed on the host."""
-    from importlib.util import find_spec
-
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    missing = [name for name in _PACKAGES if not import_path.is_installed(name)]
     if missing:
         raise UnsupportedError(
             f"secrets, methods and paths are kept by reading requests, and {', '.join(missing)} is not installed",

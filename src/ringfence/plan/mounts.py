@@ -185,16 +185,24 @@ def _check_source(index: int, mount: Mount, source: str, around: Surroundings) -
             fix="unmount it, or mount a folder that does not contain it",
         )
     if mount.mode == "rw":
-        _check_writable(index, source)
+        _check_writable(index, source, around.interpreter)
         check_settings(source, around.home, key=f"mounts[{index}].mode")
     if not mount.credentials:
         _check_credentials(index, mount, source, around.home)
 
 
-def _check_writable(index: int, source: str) -> None:
+def _check_writable(index: int, source: str, python: Interpreter) -> None:
     key = f"mounts[{index}].mode"
     if any(within(source, path) or within(path, source) for path in _SYSTEM):
         raise PolicyError(f"{source} is part of the host's system and is never writable", key=key, fix='mode = "copy"')
+    # In a larger mount they are held. Of such a one nothing would be left to hold, and we import from it (L12).
+    library = () if any(within(source, os.path.realpath(path)) for path in python.site_packages) else python.stdlib
+    if any(within(source, os.path.realpath(path)) for path in (_own_package(), *library)):
+        raise PolicyError(
+            f"{source} is a part of Ringfence or of Python's own library, and is never writable",
+            key=key,
+            fix='mode = "copy"',
+        )
     name = is_protected_source(source)
     if name is not None:
         raise PolicyError(

@@ -218,12 +218,28 @@ def _memory(facts: HostFacts) -> Control:
     return Control("RLIMIT_DATA", "weaker", "for each process, not for the tree; shared memory is not counted")
 
 
+IMPORTABLE = (
+    "writable, and a folder of sys.path: what your own Python imports from there later may be the guest's; "
+    "Ringfence's own imports leave it out"
+)
+
+
+def importable(plan: ProcessPlan) -> list[str]:
+    """Folders of this process's `sys.path` that the guest could write to (L12)."""
+    if not plan.writable:
+        return []
+    from ringfence import import_path
+
+    return import_path.importable(plan.writable, [one.path for one in plan.protected if not one.missing])
+
+
 def explain_lines(plan: ProcessPlan, policy: Policy) -> tuple[str, ...]:
     """What is shown, what can be reached and which calls pass, for --explain."""
     from ringfence.plan import seccomp
     from ringfence.policy.explain import network_lines
 
     lines = ["shown inside:", *(f"  {line}" for line in plan.shown)] if plan.shown else []
+    lines += [f"  {folder}: {IMPORTABLE}" for folder in importable(plan)]
     if has_network(policy):
         lines += ["network:", *(f"  {line}" for line in network_lines(policy.network))]
     return (*lines, "system calls:", *(f"  {line}" for line in seccomp.describe()))

@@ -27,9 +27,10 @@ from ringfence.attacks.case import (
     cases,
     not_applicable,
 )
-from ringfence.attacks.hosts import SOURCE, host_process
+from ringfence.attacks.hosts import host_process
 from ringfence.attacks.trace import host_pid, inside, pid_told
 from ringfence.attacks.witnesses import descendants, processes_with, status_of, waiting_process
+from ringfence.spawn import own_package
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -97,7 +98,8 @@ def stream_flags(arm: Arm) -> Seen:
     read_end, write_end = os.pipe()
     set_flag = "import fcntl, os; [fcntl.fcntl(n, 4, fcntl.fcntl(n, 3) | os.O_NONBLOCK) for n in (0, 1, 2)]"
     argv = ["python3", "-I", "-c", set_flag]
-    command = argv if arm.bare else [sys.executable, "-P", "-m", "ringfence", "exec", "--", *argv]
+    ours = f"{own_package()}; from ringfence.__main__ import main; sys.exit(main())"
+    command = argv if arm.bare else [sys.executable, "-I", "-c", ours, "exec", "--", *argv]
     try:
         done = subprocess.run(
             command,
@@ -105,7 +107,7 @@ def stream_flags(arm: Arm) -> Seen:
             capture_output=True,
             timeout=20,
             check=False,
-            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONPATH": SOURCE, "HOME": arm.directory},
+            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": arm.directory},
         )
         flags = fcntl.fcntl(read_end, fcntl.F_GETFL)
     finally:
@@ -455,8 +457,8 @@ def _orphans(arm: Arm, code: str, mark: str | None = None) -> Seen:
     """Start a supervisor, wait for its guest, and for a file `mark`; kill the supervisor, and look whether the guest is
     gone."""
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", code],
-        env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONPATH": SOURCE, "HOME": os.path.expanduser("~")},
+        [sys.executable, "-I", "-c", f"{own_package()}\n{code}"],
+        env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": os.path.expanduser("~")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

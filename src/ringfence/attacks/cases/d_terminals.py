@@ -10,6 +10,7 @@ from ringfence.attacks.case import BARE, ESCAPE, READ, NotApplicable, Seen, atta
 from ringfence.attacks.hosts import under_terminal
 from ringfence.attacks.trace import Attempt, answers
 from ringfence.attacks.witnesses import text_of
+from ringfence.spawn import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def terminal_read(arm: Arm) -> Seen:
     """The command line runs on a terminal where the canary is typed."""
     read = "import os; fd = os.open('/dev/tty', os.O_RDWR); print(os.read(fd, 100))"
     argv = ["python3", "-I", "-c", read]
-    command = argv if arm.bare else [sys.executable, "-P", "-m", "ringfence", "exec", "--", *argv]
+    ours = f"{own_package()}; from ringfence.__main__ import main; sys.exit(main())"
+    command = argv if arm.bare else [sys.executable, "-I", "-c", ours, "exec", "--", *argv]
     output = under_terminal(command, typed=f"{arm.canary}\n")
     return Seen(f"b'{arm.canary}" in output, output.replace(arm.canary, "<canary>").strip()[-160:])
 

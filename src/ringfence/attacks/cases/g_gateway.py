@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ringfence import Network, Policy, Rule
+from ringfence import Network, Policy, Rule, import_path
 from ringfence.attacks.arena import LIMITS
 from ringfence.attacks.case import DOS, ESCAPE, LEAK, OURS, NotApplicable, Seen, attack, cases
 from ringfence.attacks.witnesses import replaced
@@ -83,9 +83,7 @@ def _policy(
 
 def _needs_http() -> None:
     """Plain HTTP is passed on only where it can be read."""
-    from importlib.util import find_spec
-
-    if find_spec("h11") is None:
+    if not import_path.is_installed("h11"):
         raise NotApplicable("plain HTTP is refused: the package h11 is not installed")
 
 

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 
-from ringfence import Sandbox
+from ringfence import Sandbox, import_path
 from ringfence._sync import waiting
 from ringfence.attacks.arena import POLICY
 from ringfence.attacks.case import LEAK, OURS, NotApplicable, Seen, attack, cases, not_applicable
 from ringfence.attacks.witnesses import replaced
+from ringfence.spawn import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,11 +81,8 @@ else:
 @attack("H12", "nothing of the supervisor's memory, arguments or environment is in a guest's memory", LEAK, off=OURS)
 def memory_of_the_supervisor(arm: Arm) -> Seen:
     """Off: a plain fork of the supervisor."""
-    import ringfence
-
-    source = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
-    env = {"RINGFENCE_ATTACK_CANARY": arm.canary, "PYTHONPATH": source, "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-    argv = [sys.executable, "-P", "-c", _SUPERVISOR, arm.canary, arm.name]
+    env = {"RINGFENCE_ATTACK_CANARY": arm.canary, "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+    argv = [sys.executable, "-I", "-c", f"{own_package()}\n{_SUPERVISOR}", arm.canary, arm.name]
     done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False)
     said = done.stdout.decode().strip()
     if said not in ("found", "clean"):
@@ -205,15 +203,14 @@ for _ in range(2):
 @attack("H11", "two sandboxes of one zygote have different randomness: random, numpy, OpenSSL", LEAK, off=OURS)
 def randomness(arm: Arm) -> Seen:
     """Off: two plain forks of one process that has imported the same modules."""
-    import importlib.util
-
     preload = ["random", "ssl", "tempfile", "uuid"]
-    if importlib.util.find_spec("numpy") is None:
+    if not import_path.is_installed("numpy"):
         raise NotApplicable("numpy is not installed: nothing else keeps its state over a fork")
     preload.append("numpy.random")
     if arm.off:
         body = _RANDOM.strip().replace("\n", "\n        ")
-        argv = [sys.executable, "-P", "-c", _FORKING % body, ",".join(preload)]
+        program = f"import sys; sys.path += {sys.path!r}\n{_FORKING % body}"
+        argv = [sys.executable, "-I", "-c", program, ",".join(preload)]
         both = subprocess.run(argv, capture_output=True, check=True).stdout.decode().split("--")[:2]
     else:
         both = [_random_of(preload), _random_of(preload)]

@@ -26,9 +26,10 @@ from ringfence.attacks.case import (
     cases,
     not_applicable,
 )
-from ringfence.attacks.hosts import SOURCE, host_process
+from ringfence.attacks.hosts import host_process
 from ringfence.attacks.witnesses import descendants, text_of, waiting_process
 from ringfence.backends.process import cgroup
+from ringfence.spawn import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -270,8 +271,8 @@ def _killed_supervisor(arm: Arm) -> int:
     inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
     code = f"import ringfence\nwith ringfence.Sandbox() as box:\n    box.exec(['python3', '-c', {inner!r}])\n"
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", code],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": SOURCE, "HOME": os.path.expanduser("~")},
+        [sys.executable, "-I", "-c", f"{own_package()}\n{code}"],
+        env={"PATH": "/usr/bin:/bin", "HOME": os.path.expanduser("~")},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

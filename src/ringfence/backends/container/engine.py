@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 
+from ringfence import import_path
 from ringfence.backends import host_programs
 from ringfence.errors import Missing, PolicyError, SandboxLostError, UnsupportedError
 from ringfence.values import Struct, final
@@ -273,6 +274,7 @@ def _controllers(told: Any, rootless: bool) -> tuple[str, ...]:
 
 
 def _package() -> Any:
+    import_path.guard()  # it looks for packages of its own that may be missing (L12)
     try:
         import docker
         import docker.errors

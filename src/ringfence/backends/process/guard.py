@@ -8,11 +8,13 @@ import select
 import threading
 import time
 
+from ringfence import import_path, spawn
 from ringfence.backends.process.endscan import end_scan, snapshot_before
 from ringfence.backends.process.placeholders import Placeholders, is_placeholder
 from ringfence.backends.process.protected_watch import Watch
 from ringfence.backends.process.refusals import mounts_changed
-from ringfence.errors import RingfenceError
+from ringfence.errors import RingfenceError, warn
+from ringfence.plan.process import IMPORTABLE, importable
 from ringfence.results import Denial
 
 TYPE_CHECKING = False
@@ -47,6 +49,7 @@ class Guard:
     """Holds the protected paths of one sandbox. `outlives`: its guest is behind an engine (placeholders.py)."""
 
     def __init__(self, plan: ProcessPlan, *, outlives: bool = False) -> None:
+        _keep_imports_out(plan)
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
         self._protected = {one.path: one for one in plan.protected}
         self._before: dict[str, Before] = {root: snapshot_before(root) for root in plan.writable}
@@ -141,6 +144,19 @@ class Guard:
         self._placeholders.release()
         found = [one for root, before in self._before.items() for one in end_scan(root, before, known=self._held)]
         return tuple(one for one in found if one.code != "mount.protected-name" or not is_placeholder(one.target))
+
+
+_warned: set[str] = set()
+
+
+def _keep_imports_out(plan: ProcessPlan) -> None:
+    """Ours, from here on. Of the caller's own it can only be told, once for each folder; a command tells it after the
+    run."""
+    import_path.shown_writable(plan.writable, [one.path for one in plan.protected if not one.missing])
+    folders = [folder for folder in importable(plan) if folder not in _warned]
+    _warned.update(folders)
+    if folders and not spawn.is_command():
+        warn(f"{', '.join(folders)}: {IMPORTABLE}", UserWarning)
 
 
 def _replaced(path: str, why: str) -> Denial:

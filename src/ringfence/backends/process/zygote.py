@@ -60,7 +60,7 @@ class Zygote:
         self._made_any = False
         self._cut = False  # its end of the control socket is closed: it ends, or has ended
         hello = {
-            "sys_path": interpreter.sys_path,
+            "sys_path": _untouched(interpreter.sys_path) if preload else (),
             "preload": preload,
             "cgroups": tree.owner_directories() if tree is not None else [],
             "record": state.record(),
@@ -269,6 +269,13 @@ class Template:
 
     def abandon(self) -> None:
         self._control.detach()
+
+
+def _untouched(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """What is preloaded is imported with the caller's rights: not from where a guest can write (L12)."""
+    from ringfence import import_path
+
+    return import_path.untouched(folders)
 
 
 def _send(control: socket, data: bytes, fds: list[int]) -> None:

@@ -1,0 +1,242 @@
+"""Ringfence's own imports take nothing from where a guest can write (L12), whatever is called, and however it is found.
+
+The control is `import_path`: a finder before all others. It could be bypassed by an import that another finder, another
+thread or another process of ours answers, or by one that nobody thought of; so every public method is called in a
+program whose folder holds a module under every name that anything of ours, or what it stands on, could ask for. Each
+tells its name, from outside of every mount, when it is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from accounts import OrdinaryUser, let_others_through
+from behaviour import every_method
+from ringfence import Mount, Policy, PolicyError, Sandbox, import_path
+from test_imports import ROOT, all_imports
+
+SCRIPT = Path(every_method.__file__)
+PLANTED = """
+import os, sys
+with open({witness!r}, "a") as file:
+    file.write(f"{{__name__}} {{os.getpid()}}\\n")
+here = os.path.dirname(__file__)
+place = sys.path.index(here)
+del sys.path[place], sys.modules[__name__]
+import importlib
+try:
+    sys.modules[__name__] = importlib.import_module(__name__)
+finally:
+    sys.path.insert(place, here)
+"""
+
+
+def imported_names(folder: Path) -> set[str]:
+    """The first part of all that files below it import, in code or in the text of code."""
+    files = (path for path in folder.rglob("*.py") if not {"test", "tests", "idlelib"} & set(path.parts))
+    texts = (path.read_text(errors="replace") for path in files)
+    return {name for text in texts for name in re.findall(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", text, re.MULTILINE)}
+
+
+@pytest.fixture(scope="session")
+def names() -> str:
+    """Of everything that our source imports, that the standard library does, and that packages which work for us do."""
+    found = {one.imported.split(".")[0] for one in all_imports()} | set(sys.stdlib_module_names) | import_path.HELPERS
+    found |= imported_names(Path(sysconfig.get_path("stdlib")))
+    for package in import_path.HELPERS:
+        found |= imported_names(Path(sysconfig.get_path("purelib"), package))
+    assert {"hashlib", "h11", "msvcrt", "stringprep", "simplejson", "encodings"} < found
+    return "\n".join(sorted(found - {"sitecustomize", "usercustomize"}))  # are held where they exist
+
+
+@pytest.fixture
+def top(tmp_path: Path, names: str) -> Path:
+    let_others_through(tmp_path)
+    project = tmp_path / "project"
+    for folder in (project, tmp_path / "folder"):
+        folder.mkdir()
+    (project / "names.txt").write_text(names)
+    (project / "planted.txt").write_text(PLANTED.format(witness=str(tmp_path / "witness")))
+    for name in ("file", "folder/file"):
+        (tmp_path / name).write_text("words")
+    (tmp_path / "policy.toml").write_text("version = 1\n[limits]\ntimeout_s = 5\n")
+    return tmp_path
+
+
+def planted(top: Path) -> int:
+    return len(list((top / "project").glob("*.py")))
+
+
+def ran(top: Path) -> list[str]:
+    return (top / "witness").read_text().splitlines() if (top / "witness").exists() else []
+
+
+# Where something is missing for it: a cgroup, a server. "sync" or "async" made no difference.
+MAY_FAIL = {"connect: UnsupportedError", "Sandbox.pause: UnsupportedError", "Sandbox.fork: UnsupportedError"}
+
+
+def unexpected(output: str) -> list[str]:
+    return [line for line in output.splitlines() if ": ".join(line.split(": ")[:2]) not in MAY_FAIL]
+
+
+def test_every_public_method_is_called() -> None:
+    """A new method stands in the surface first, and is called there from then on."""
+    tree = ast.parse((ROOT / "tests/surface/ringfence.pyi").read_text())
+    methods = {
+        f"{each.name}.{part.name}"
+        for each in tree.body
+        if isinstance(each, ast.ClassDef) and each.name != "Opening"
+        for part in each.body
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (not part.name.startswith("_") or part.name in ("__iter__", "__next__"))
+    }
+    functions = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert methods | functions == set(every_method.CALLS) | {
+        *(f"Async{name}" for name in every_method.CALLS if f"Async{name}" in methods),
+        *("run_async", "connect_async"),
+    }
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("half", ["sync", "async"])
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_no_method_runs_what_a_guest_left_in_a_folder_of_the_path(top: Path, place: str, half: str) -> None:
+    agent = shutil.copy(SCRIPT, top / "project/agent.py" if place == "first" else top / "agent.py")
+    argv = [sys.executable, "-W", "ignore", agent, str(top), half]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=150, cwd="/")
+    assert (unexpected(done.stdout), done.stderr) == ([], "")
+    assert planted(top) > 500
+    assert ran(top) == []
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("half", ["sync", "async"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test above already runs as an ordinary user")
+def test_nor_does_one_of_an_ordinary_user_whose_python_lacks_packages(
+    top: Path, half: str, ordinary_user: OrdinaryUser
+) -> None:
+    """h11, h2 and their like are not there: the gateway looks for them when the guest makes a request."""
+    agent = shutil.copy(SCRIPT, top / "project/agent.py")
+    for path in (top, *top.rglob("*")):
+        os.chown(path, ordinary_user.uid, ordinary_user.gid)
+    done = ordinary_user.run(Path(agent), str(top), half, timeout_s=150)
+    assert unexpected(done.stdout) == []
+    assert planted(top) > 500
+    assert ran(top) == []
+
+
+# The package lies in the folder itself, as in a checkout; each of our processes is started after the guest has worked.
+LATER = """
+import os, sys, time
+top, here = sys.argv[1:]
+sys.path.insert(0, here)
+import ringfence
+from ringfence import Image, Mount, Policy, Sandbox
+with Sandbox(policy=Policy(mounts=[Mount(here, mode="rw")])) as box:
+    box.exec(["python3", "-c", {plant!r}, here]).check()
+    assert box.exec(["sh", "-c", f"echo 1 >> {{here}}/ringfence/spawn.py"]).exit_code
+    assert Sandbox(image=Image("host", preload=["json"])).start().run("import json; json.dumps(1)").value == "'1'"
+    from ringfence.doctor import asking
+    assert asking.cgroup().facts is not None
+    assert asking.trials()["launcher"].ok
+    assert os.path.exists(here + "/.vscode")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def _sweeps(top: Path, run: subprocess.CompletedProcess[str]) -> None:
+    assert (run.returncode, run.stderr) == (-signal.SIGKILL, "")
+    assert planted(top) > 500
+    deadline = time.monotonic() + 20
+    while (top / "project/.vscode").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not (top / "project/.vscode").exists()  # another process of ours did that
+    assert ran(top) == []
+
+
+@pytest.mark.timeout(90)
+def test_nor_do_processes_of_ours_that_start_later_where_the_package_itself_lies_there(top: Path) -> None:
+    """A zygote, the doctor's programs, and what cleans up after a killed library."""
+    shutil.copytree(ROOT / "src/ringfence", top / "project/ringfence", ignore=shutil.ignore_patterns("__pycache__"))
+    code = LATER.format(plant=every_method.PLANT)
+    argv = [sys.executable, "-I", "-W", "ignore", "-c", code, str(top), str(top / "project")]
+    _sweeps(top, subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd="/"))
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test above already runs as an ordinary user")
+def test_nor_do_those_of_an_ordinary_user(top: Path, ordinary_user: OrdinaryUser) -> None:
+    shutil.copytree(ROOT / "src/ringfence", top / "project/ringfence", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (top, *top.rglob("*")):
+        os.chown(path, ordinary_user.uid, ordinary_user.gid)
+    code = f"import warnings; warnings.simplefilter('ignore')\n{LATER.format(plant=every_method.PLANT)}"
+    _sweeps(top, ordinary_user.run(code, str(top), str(top / "project"), timeout_s=60))
+
+
+def command(*words: str, cwd: Path | str = "/", path: str = "") -> subprocess.CompletedProcess[str]:
+    """The `ringfence` of this environment."""
+    env = {"PATH": "/usr/bin:/bin", "HOME": os.path.expanduser("~"), **({"PYTHONPATH": path} if path else {})}
+    argv = [str(Path(sys.prefix, "bin/ringfence")), *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=50, cwd=cwd, env=env)
+
+
+# What Python itself imports before the first line of the command; the last for setuptools.
+PYTHONS_OWN = {"encodings", "site", "os", "codecs", "io", "abc", "stat", "posixpath", "zipimport", "_distutils_hack"}
+
+
+@pytest.mark.parametrize("path", ["absolute", "relative", "none"])
+def test_the_command_runs_nothing_that_an_earlier_guest_left(top: Path, path: str) -> None:
+    """In its working directory, and in a folder that PYTHONPATH names. The package itself is planted, too."""
+    project = top / "project"
+    for name in (set((project / "names.txt").read_text().split()) | {"ringfence"}) - PYTHONS_OWN:
+        shutil.copy(project / "planted.txt", project / f"{name}.py")
+    setting = {"absolute": str(project), "relative": f".{os.pathsep}../project", "none": ""}[path]
+    for words in (["exec", "--rw", ".", "--", "true"], ["run", "-c", "print(1)"], ["policy", "show"], ["--version"]):
+        done = command(*words, cwd=project, path=setting)
+        assert (words, done.returncode) == (words, 0), done.stderr
+    assert ran(top) == []
+
+
+def test_the_command_says_that_the_guest_could_write_to_a_folder_of_its_path(tmp_path: Path) -> None:
+    """And says nothing where none is: the working directory is no part of its path."""
+    (tmp_path / "lib").mkdir()
+    told = f"ringfence: {tmp_path}/lib: writable, and a folder of sys.path"
+    assert told in command("exec", "--rw", f"{tmp_path}/lib", "--", "true", path=f"{tmp_path}/lib").stderr
+    shown = command("exec", "--explain", "--rw", str(tmp_path), "--", "true", path=f"{tmp_path}/lib").stdout
+    assert f"  {tmp_path}/lib: writable, and a folder of sys.path" in shown
+    assert "sys.path" not in command("exec", "--rw", ".", "--", "true", cwd=tmp_path).stderr
+
+
+def test_the_library_says_so_when_it_plans_and_once_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = Policy(mounts=[Mount(tmp_path, mode="rw")])
+    box = Sandbox(policy=policy)
+    assert f"  {tmp_path}: writable, and a folder of sys.path" in box.plan().explain()
+    with pytest.warns(UserWarning, match=rf"{tmp_path}: writable, and a folder of sys\.path"):
+        box.start()
+    box.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Sandbox(policy=policy).start().close()
+    assert "sys.path" not in Sandbox(policy=policy.replace(mounts=[Mount(tmp_path)])).plan().explain()
+
+
+@pytest.mark.parametrize("place", ["package", "below the package"])
+def test_our_own_package_is_never_writable(place: str) -> None:
+    source = ROOT / "src/ringfence" / ("guest" if place != "package" else "")
+    with pytest.raises(PolicyError, match="is a part of Ringfence or of Python's own library, and is never writable"):
+        Sandbox(policy=Policy(mounts=[Mount(source, mode="rw")])).plan()
