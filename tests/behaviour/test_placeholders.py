@@ -170,6 +170,67 @@ def test_two_sandboxes_on_one_folder_both_go_on_when_a_name_is_removed(project: 
     assert list(project.iterdir()) == []
 
 
+@needs_freezer
+def test_a_folder_that_is_mounted_twice_is_protected_again_in_both_places(project: Path) -> None:
+    """It was in one of them: the guest wrote by the other, and nobody was told."""
+    mounts = [Mount(project, target=target, mode="rw") for target in ("/a", "/b")]
+    with Sandbox(policy=Policy(mounts=mounts)) as box:
+        (project / ".envrc").unlink()
+        time.sleep(0.2)
+        for target in ("/a", "/b"):
+            assert box.exec(["sh", "-c", f"echo x > {target}/.envrc"]).stderr.rstrip().endswith("Read-only file system")
+    assert list(project.iterdir()) == []
+
+
+@needs_freezer
+def test_a_pause_while_a_name_is_put_back_is_not_undone(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfence.backends.process.guard._QUIET_S", 0.3)
+    spin = f"while :; do date +%s%N > {project}/tick; sleep 0.01; done"
+    with Sandbox(policy=policy(project)) as box, box.spawn(["sh", "-c", spin]):
+        time.sleep(0.2)
+        (project / ".envrc").unlink()
+        time.sleep(0.1)
+        box.pause()
+        time.sleep(0.4)
+        before = (project / "tick").read_text()
+        time.sleep(0.2)
+        after = (project / "tick").read_text()
+        box.resume()
+        assert (before, box.denials()[0].code) == (after, "mount.protected-removed")
+
+
+@needs_freezer
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_file_of_the_guests_with_the_placeholders_number_is_not_protected_for_it(project: Path) -> None:
+    """The mount's folder lies in the guest's own /tmp: it moved that, and put one of the same number in its place."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=777", "none", project], check=True)
+    guest = """
+import os
+def number(path):
+    fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        return os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
+wanted = number("/tmp/x/p/new") + 1
+os.unlink("/tmp/x/p/new")
+os.rename("/tmp/x", "/tmp/y")
+os.makedirs("/tmp/x/p")
+while number("/tmp/x/p/.envrc") < wanted:
+    os.unlink("/tmp/x/p/.envrc")
+"""
+    try:
+        with Sandbox(policy=Policy(mounts=[Mount(project, target="/tmp/x/p", mode="rw")])) as box:
+            assert box.exec(["python3", "-c", guest]).status == "ok"
+            (project / ".envrc").unlink()
+            time.sleep(0.3)
+            with pytest.raises(SandboxLostError, match="a protected path was replaced on the host"):
+                box.exec(["sh", "-c", "echo evil > /tmp/y/p/.envrc"])
+        assert list(project.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", project], check=True)
+
+
 def test_a_mount_that_was_exchanged_since_the_plan_is_a_lost_sandbox_and_no_raw_error(project: Path) -> None:
     box = Sandbox(policy=policy(project))
     box.plan()

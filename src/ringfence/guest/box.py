@@ -252,11 +252,13 @@ def _look_like(path: str, other: str) -> None:
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
-def protect_again(target: str, inode: int) -> None:
-    """Show `target` read-only once more, in a sandbox that stands still. OSError when another file is there."""
+def protect_again(target: str, device: int, inode: int) -> None:
+    """Show `target` read-only once more, in a sandbox that stands still. OSError when another file is there: what the
+    mount lies in may be the guest's, which can move it and put its own there, of the same number (L02)."""
     flags = os.O_PATH | os.O_NOFOLLOW
     fd = k.openat2(k.AT_FDCWD, target, flags, 0, k.RESOLVE_NO_SYMLINKS | k.RESOLVE_NO_MAGICLINKS)
-    if os.fstat(fd).st_ino != inode:
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino) != (device, inode):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), target)
     tree = k.open_tree_clone("", at=fd)
     k.mount_setattr(tree, "", k.AT_EMPTY_PATH | k.AT_RECURSIVE, add=_RO)

@@ -361,14 +361,14 @@ class Forker:
         answer = lean.dumps({"box": making.number, "spawner": True})
         lean.send_fds(self._monitor, answer, self._spawner_parts(making))
 
-    def _protect_again(self, making: Making | None, paths: list[tuple[str, int]], fds: list[int]) -> None:
+    def _protect_again(self, making: Making | None, paths: list[tuple[str, int, int]], fds: list[int]) -> None:
         """By a process that has run nothing of a guest's and ends. It says "done" or why not, by the descriptor."""
         pid = os.fork() if making is not None and fds else 0
         if pid == 0 and making is not None and fds:
             try:
                 _enter_mounts(making)
-                for target, inode in paths:
-                    box.protect_again(target, inode)
+                for target, device, inode in paths:
+                    box.protect_again(target, device, inode)
                 os.write(fds[0], b"done")
             except OSError as error:
                 os.write(fds[0], str(error).encode()[:200])

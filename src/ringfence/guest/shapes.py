@@ -110,7 +110,7 @@ class Given(TypedDict):
     """A descriptor for a sandbox that exists: a memory image, or where to write what became of `protect`."""
 
     box: int
-    protect: list[tuple[str, int]] | None  # paths inside that are to be read-only again, and their inodes
+    protect: list[tuple[str, int, int]] | None  # paths inside that are to be read-only again, their devices and inodes
 
 
 class Order(TypedDict):
@@ -127,7 +127,7 @@ class Order(TypedDict):
     disk: bool  # a mount, the sandbox's disk
     listeners: bool  # the channel that the sandbox's listeners go by
     into: bool  # the directory of a cgroup v2, to be born in
-    protect: list[tuple[str, int]]  # of op "protect", as in Given
+    protect: list[tuple[str, int, int]]  # of op "protect", as in Given
 
 
 class Work(TypedDict, total=False):

@@ -292,6 +292,26 @@ def test_two_ways_to_one_folder_are_one_ledger(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"sub"}
 
 
+def test_a_folder_that_is_mounted_twice_has_each_placeholder_once(tmp_path: Path, ledgers: Path) -> None:
+    """The second was taken for somebody else's file, and none was ever removed."""
+    placeholders = Placeholders((*protected(tmp_path), *protected(tmp_path)))
+    placeholders.make()
+    assert set(os.listdir(tmp_path)) >= {".mcp.json", ".vscode"}
+    placeholders.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_stake_that_does_not_fit_on_the_disk_is_an_error_and_leaves_nothing(
+    tmp_path: Path, ledgers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half of one names no folder: after a SIGKILL nothing would be swept."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:30], offset))
+    with pytest.raises(OSError, match="No space left"):
+        Placeholders(protected(tmp_path)).make()
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_ledger_that_a_power_cut_left_empty_stops_nobody(tmp_path: Path, ledgers: Path) -> None:
     made(tmp_path).release()
     folder = os.stat(tmp_path)

@@ -69,6 +69,7 @@ class ProcessBox:
         self._gone = False
         self.is_unprotected = False
         self._was_paused = False
+        self._still = _thread.allocate_lock()  # while a path is put back: a pause in that time would be undone
         self._findings: tuple[Denial, ...] = ()
         self.on_destroyed: list[Callable[[], None]] = []
         self.outlet_channel: socket | None = None  # with a network: what PID 1 sends the listeners by
@@ -187,7 +188,8 @@ class ProcessBox:
     def freeze(self) -> bool:
         """Whether everything inside stands still. False also where there is no freezer."""
         try:
-            return self.can_freeze and self._group is not None and self._group.freeze()
+            with self._still:
+                return self.can_freeze and self._group is not None and self._group.freeze()
         except FileNotFoundError:  # it has ended meanwhile
             return False
 
@@ -196,25 +198,32 @@ class ProcessBox:
         return self._group is not None and self._group.can_freeze
 
     def thaw(self) -> None:
-        """guestd does it: it stands outside."""
+        """guestd does it, when this returns: it stands outside."""
+        with self._still:
+            pass  # a guest that goes on while a protected path is put back has to be stopped
 
     def hold_still(self) -> bool:
         """Whether everything inside stands still now, until `let_go_on`. One that a caller has paused stays so."""
+        self._still.acquire()
         group = self._group
         if group is None or not group.can_freeze:
             return False
-        self._was_paused = group.is_frozen()
         try:
+            self._was_paused = group.is_frozen()
             return group.freeze(_STAND_STILL_S)
         except FileNotFoundError:  # it has ended meanwhile
             return False
 
     def let_go_on(self) -> None:
-        if self._group is not None and self._group.can_freeze and not self._was_paused:
-            self._group.thaw()
+        """After `hold_still`, whatever that said or raised."""
+        try:
+            if self._group is not None and self._group.can_freeze and not self._was_paused:
+                self._group.thaw()
+        finally:
+            self._still.release()
 
-    def protect_again(self, paths: list[tuple[str, int]]) -> str:
-        """Make paths inside, by path and inode, read-only once more. Returns "", or why that could not be.
+    def protect_again(self, paths: list[tuple[str, int, int]]) -> str:
+        """Make paths inside, by path, device and inode, read-only once more. Returns "", or why that could not be.
 
         To be called while everything inside stands still; a caller who let it go on meanwhile is found out.
         """
@@ -225,7 +234,7 @@ class ProcessBox:
         stands = self._group is not None and self._group.is_frozen()
         return said if said or stands else "the guest was let go on meanwhile"
 
-    def _ask_for_protection(self, paths: list[tuple[str, int]]) -> str:
+    def _ask_for_protection(self, paths: list[tuple[str, int, int]]) -> str:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         try:
             self.template.protect_again(self._number, paths, theirs)

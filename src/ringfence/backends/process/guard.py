@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ringfence.backends.process.pool import Pool
     from ringfence.backends.walled.box import WalledBox
     from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.protected import Protected
 
 
 _QUIET_S = 0.02  # that a guest stands still before what was removed is put back
@@ -51,7 +52,9 @@ class Guard:
     def __init__(self, plan: ProcessPlan, *, outlives: bool = False) -> None:
         _keep_imports_out(plan)
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
-        self._protected = {one.path: one for one in plan.protected}
+        self._protected: dict[str, list[Protected]] = {}  # one folder may be mounted in several places
+        for one in plan.protected:
+            self._protected.setdefault(one.path, []).append(one)
         self._before: dict[str, Before] = {root: snapshot_before(root) for root in plan.writable}
         self._placeholders = Placeholders(plan.protected, outlives=outlives)
         try:
@@ -83,8 +86,8 @@ class Guard:
         """A path that the host removed is put back; for one that it replaced the sandbox is stopped at once (A33)."""
         try:
             while lost := self._first_lost():
-                stands = box.hold_still()
                 try:
+                    stands = box.hold_still()
                     why = self._put_back(box, lost) if stands else "its guest cannot be made to stand still here"
                     if why:
                         box.stop_unprotected(tuple(_replaced(path, why) for path in lost))  # before it goes on
@@ -108,16 +111,18 @@ class Guard:
             return "what is there now may be open in the guest"
         time.sleep(_QUIET_S)  # a program that removes several, and other sandboxes, which have to stand still too
         lost += [path for path in self._watch.check() if path not in lost]
-        again = [self._protected[path] for path in lost if path in self._protected]
-        if len(again) < len(lost) or any(one.content is None or one.hidden for one in again):
+        again = [one for path in lost for one in self._protected.get(path, ())]
+        if any(path not in self._protected for path in lost) or any(one.content is None or one.hidden for one in again):
             return "it is a folder above a protected path, or a hidden path"
         try:
             self._placeholders.make_again(again)
-            why = box.protect_again([(one.target, os.lstat(one.path).st_ino) for one in again])
+            found = {path: os.lstat(path) for path in lost}
+            inodes = {path: (info.st_dev, info.st_ino) for path, info in found.items()}
+            why = box.protect_again([(one.target, *inodes[one.path]) for one in again])
         except (OSError, RingfenceError) as error:
             return str(error)
         if not why:
-            self._watch.expect(lost)
+            self._watch.expect(inodes)
         return why
 
     def _first_lost(self) -> list[str]:

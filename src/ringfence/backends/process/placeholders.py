@@ -103,6 +103,7 @@ class Placeholders:
             if path not in self._held:
                 self._held[path] = open_itself(path, _FOLDER)
             ledger = _Ledger(place, path, self._held[path])
+            wanted = list({one.path: one for one in wanted}.values())  # a folder that is mounted twice names each twice
             missing = [one for one in wanted if not ledger.join(os.path.basename(one.path), stake)]
             for one in missing:
                 ledger.note(one, stake)
@@ -373,8 +374,13 @@ class _Stake:
         self._says: dict[str, object] = {"folders": [], "outlives": outlives}
         self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         _locks.add(self.fd)
-        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._write()
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write()
+        except BaseException:
+            self.close()
+            self.remove()
+            raise
 
     def add(self, ledger: _Ledger) -> None:
         folders = self._says["folders"]
@@ -385,7 +391,9 @@ class _Stake:
 
     def _write(self) -> None:
         """In place: the lock is the file's. Longer each time, so that one half written is never longer than a whole."""
-        os.pwrite(self.fd, lean.dumps(self._says), 0)
+        text = lean.dumps(self._says)
+        if os.pwrite(self.fd, text, 0) != len(text):  # half of it would be nobody's stake, and nothing would be swept
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def remove(self) -> None:
         os.unlink(self._path)

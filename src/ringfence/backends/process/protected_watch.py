@@ -45,25 +45,32 @@ class Watch:
         By what happened to the name, not by the inode that has it now: a file system gives the number of a file that
         was removed to the next one that is made, which may be the guest's.
         """
-        if self._drain():  # some events are not told: whatever changed since the start, as far as that can be seen
-            self._touched |= dict.fromkeys(path for path, inode in self._expected.items() if _inode(path) != inode)
+        self._take_in()
         touched, self._touched = self._touched, {}
         for path in touched:
             del self._expected[path]
         return list(touched)
 
-    def expect(self, paths: list[str]) -> None:
-        """They are protected again, as they are now, and what was told of them until now was our own doing."""
-        for path in paths:
-            self._expected[path] = _inode(path)
-        self._drain()
-        for path in paths:
+    def expect(self, inodes: dict[str, tuple[int, int]]) -> None:
+        """They are protected again, as these inodes, and what was told of them until now was our own doing.
+
+        Not of one that is another or gone by now: somebody removed it in the meantime, and the next check tells it.
+        """
+        self._expected |= inodes
+        self._take_in()
+        for path, inode in inodes.items():
             self._touched.pop(path, None)
+            if _inode(path) != inode:
+                self._touched[path] = None
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _take_in(self) -> None:
+        if self._drain():  # some events are not told: whatever changed since the start, as far as that can be seen
+            self._touched |= dict.fromkeys(path for path, inode in self._expected.items() if _inode(path) != inode)
 
     def _drain(self) -> bool:
         """Take in what happened. Whether there is more than the events tell."""

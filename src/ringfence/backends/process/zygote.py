@@ -249,7 +249,7 @@ class Template:
         with self._lock:
             _send(self._control, lean.dumps({"box": number, "protect": None}), [fd])
 
-    def protect_again(self, number: int, paths: list[tuple[str, int]], fd: int) -> None:
+    def protect_again(self, number: int, paths: list[tuple[str, int, int]], fd: int) -> None:
         """Have paths inside one of its sandboxes made read-only once more. What became of it is written to `fd`."""
         with self._lock:
             _send(self._control, lean.dumps({"box": number, "protect": paths}), [fd])

@@ -230,7 +230,7 @@ class WalledBox:
     def let_go_on(self) -> None:
         """Nothing was held."""
 
-    def protect_again(self, paths: list[tuple[str, int]]) -> str:
+    def protect_again(self, paths: list[tuple[str, int, int]]) -> str:
         return f"{self.backend} makes its mounts when it starts: {paths[0][0]} is not made again"
 
     def findings(self) -> tuple[Denial, ...]:
