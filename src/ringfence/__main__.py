@@ -40,6 +40,15 @@ def leave_out_working_folders() -> None:
         for entry in rest
         if entry == ours or os.path.basename(entry) in _INSTALLED or not f"{os.path.realpath(entry)}/".startswith(here)
     ]
+    named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry in sys.path]
+    asked = [entry for entry in named if entry != ours and os.path.basename(entry) not in _INSTALLED]
+    if asked and not sys.flags.ignore_environment:
+        left = sys.path[:]
+        sys.path[:] = [entry for entry in left if entry not in asked]  # while it is found out, too
+        from ringfence.backends.host_programs import untouched
+
+        used = untouched(asked)
+        sys.path[:] = [entry for entry in left if entry not in asked or entry in used]
 
 
 def _working_folder() -> str:

@@ -278,3 +278,20 @@ def test_where_the_hosts_root_is_no_user_of_this_namespace_its_programs_are_stil
     done = ordinary_user.run(code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) in ("/usr/bin/true", "/bin/true")
+
+
+def test_a_pip_is_looked_for_without_what_its_settings_have_it_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python = …` in `pip.conf`, which a guest with the home could write, is started by every pip that runs."""
+    from ringfence.images import packages
+
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho ran > {tmp_path}/witness\n")
+    program.chmod(0o755)
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").write_text(f"[global]\npython = {program}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert packages._python_with_pip()
+    assert not (tmp_path / "witness").exists()

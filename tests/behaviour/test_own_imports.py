@@ -240,3 +240,55 @@ def test_our_own_package_is_never_writable(place: str) -> None:
     source = ROOT / "src/ringfence" / ("guest" if place != "package" else "")
     with pytest.raises(PolicyError, match="is a part of Ringfence or of Python's own library, and is never writable"):
         Sandbox(policy=Policy(mounts=[Mount(source, mode="rw")])).plan()
+
+
+@pytest.mark.parametrize("place", ["bin", "site-packages", "a helper"])
+def test_no_folder_of_our_python_that_its_next_start_runs_is_writable(place: str) -> None:
+    """`bin` holds the command itself; `site-packages` runs every `.pth` in it."""
+    packages = Path(sysconfig.get_path("purelib"))
+    source = {"bin": Path(sys.prefix, "bin"), "site-packages": packages, "a helper": packages / "h11"}[place]
+    with pytest.raises(PolicyError, match="belongs to the Python that runs Ringfence"):
+        Sandbox(policy=Policy(mounts=[Mount(source, mode="rw")])).plan()
+
+
+def test_another_installed_package_may_be_worked_on() -> None:
+    Sandbox(policy=Policy(mounts=[Mount(Path(sysconfig.get_path("purelib"), "pytest"), mode="rw")])).plan()
+
+
+@pytest.mark.parametrize("mounted", [".", "docker"])
+def test_the_next_command_elsewhere_takes_nothing_of_a_folder_of_pythonpath_that_a_guest_wrote(
+    tmp_path: Path, mounted: str
+) -> None:
+    """The container backend asks for `docker` there, and the doctor for `wasmtime`."""
+    let_others_through(tmp_path)
+    (tmp_path / "project/docker").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    path = str(tmp_path / "project")
+    code = "import os, sys; sys.argv = ['ringfence', '--version']; sys.path.insert(0, os.environ['PYTHONPATH'])"
+    code += "; from ringfence.__main__ import leave_out_working_folders as leave; leave(); print(sys.path)"
+
+    def used() -> bool:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            cwd=tmp_path / "elsewhere",
+            env={"PATH": "/usr/bin:/bin", "HOME": os.path.expanduser("~"), "PYTHONPATH": path},
+            check=True,
+        )
+        return path in ast.literal_eval(done.stdout)
+
+    assert used()
+    assert command("exec", "--rw", mounted, "--", "true", cwd=tmp_path / "project").returncode == 0
+    assert not used()
+
+
+def test_a_startup_file_in_a_folder_of_pythonpath_below_the_working_folder_is_held(tmp_path: Path) -> None:
+    """The command leaves that folder out for itself, and the next Python starts with it all the same."""
+    (tmp_path / "src").mkdir()
+    startup = tmp_path / "src/sitecustomize.py"
+    startup.write_text("")
+    write = "echo evil >> src/sitecustomize.py"
+    command("exec", "--rw", ".", "--", "sh", "-c", write, cwd=tmp_path, path=f"{tmp_path}/src")
+    assert startup.read_text() == ""

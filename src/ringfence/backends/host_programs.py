@@ -235,6 +235,17 @@ def note_writable(sources: Iterable[str]) -> None:
     _known.update(new)
 
 
+def untouched(folders: Iterable[str]) -> list[str]:
+    """Those that no guest of this user was shown writable, nor anything around or in them, as far as it is noted."""
+    noted = _noted()
+    return [folder for folder in folders if not any(_meet(folder, one) for one in noted)]
+
+
+def _meet(folder: str, other: str) -> bool:
+    names = (os.path.abspath(folder), os.path.realpath(folder))
+    return any(_is_below(name, other) or _is_below(other, name) for name in names)
+
+
 def _note() -> str:
     from ringfence.backends.process import state
 

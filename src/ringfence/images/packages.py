@@ -155,7 +155,8 @@ def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
 
 def _python_with_pip() -> str:
     for python in (sys.executable, host_programs.find("python3")):
-        if python and _run([python, "-I", "-m", "pip", "--version"], "/").returncode == 0:
+        # Imported, and not run: a pip that runs does first what its settings say, "python = …" among it (L18).
+        if python and _run([python, "-I", "-c", "import pip"], "/").returncode == 0:
             return python
     raise UnsupportedError(
         "adding pip packages needs pip on this host",

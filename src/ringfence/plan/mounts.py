@@ -203,6 +203,13 @@ def _check_writable(index: int, source: str, python: Interpreter) -> None:
             key=key,
             fix='mode = "copy"',
         )
+    if _is_run_at_next_start(source, python):
+        raise PolicyError(
+            f"{source} belongs to the Python that runs Ringfence, which takes programs or modules from there at its "
+            "next start, and is never writable",
+            key=key,
+            fix='mode = "copy"',
+        )
     name = is_protected_source(source)
     if name is not None:
         raise PolicyError(
@@ -210,6 +217,19 @@ def _check_writable(index: int, source: str, python: Interpreter) -> None:
             key=key,
             fix='mode = "copy"',
         )
+
+
+def _is_run_at_next_start(source: str, python: Interpreter) -> bool:
+    """A folder of this Python's programs, `ringfence` among them; its packages as a whole, where it runs `.pth` files;
+    and those packages that work for us (L18). Any other installed package may be worked on."""
+    if any(within(source, os.path.realpath(path)) for path in python.programs):
+        return True
+    for path in map(os.path.realpath, python.site_packages):
+        if within(source, path):
+            from ringfence.import_path import HELPERS
+
+            return source == path or os.path.relpath(source, path).split("/")[0].partition(".")[0] in HELPERS
+    return False
 
 
 def _check_credentials(index: int, mount: Mount, source: str, home: str) -> None:

@@ -136,7 +136,9 @@ def protection(
 def startup_files() -> list[str]:
     """What the Python that runs this would run at its next start, in folders that are not its own: those are held."""
     own = (f"{sys.prefix}/", f"{sys.base_prefix}/")
-    added = [folder for folder in sys.path if os.path.isabs(folder) and not folder.startswith(own)]
+    # A command has left out of `sys.path` what the next one starts with all the same (L12).
+    named = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    added = [folder for folder in (*sys.path, *named) if os.path.isabs(folder) and not folder.startswith(own)]
     places = [f"{folder}/{name}" for folder in added for name in STARTUP]
     return [path for path in places if os.path.lexists(path)]
 
