@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from ringfence import UnsupportedError, import_path
+from ringfence import Mount, Policy, Sandbox, UnsupportedError, import_path
 from ringfence.files.landing import Landing
 from ringfence.guest.packing import Caps
 from ringfence.network import trust
@@ -238,6 +238,14 @@ def test_the_finder_stands_first_again_after_another_came(mount: Path) -> None:
     import_path.shown_writable([str(mount)])
     assert [finder is import_path._finder for finder in sys.meta_path[:2]] == [True, False]
     assert sum(finder is import_path._finder for finder in sys.meta_path) == 1
+
+
+def test_a_finder_that_came_since_the_start_does_not_stand_first_in_the_next_call(mount: Path) -> None:
+    """A caller's, which asks the path itself: the next call of ours found a guest's module by it."""
+    with Sandbox(policy=Policy(mounts=[Mount(mount, mode="rw")])) as box:
+        sys.meta_path.insert(0, sys.meta_path[-1])
+        list(box.files.list("/"))
+        assert sys.meta_path[0] is import_path._finder
 
 
 def test_it_is_told_which_folders_of_the_path_a_mount_opens(mount: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ _LOSSES = {
     "protocol": "it broke the wire's format",
     "init-lost": f"its PID 1 is gone, {_KILLED}",
     "tree-stuck": "a process would not die",
-    "protected": "a protected path was replaced on the host",
+    "protected": "a protected path was replaced or removed from outside",
 }
 
 

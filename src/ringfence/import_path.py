@@ -58,6 +58,12 @@ def guard() -> None:
         sys.meta_path[:] = [_finder, *(finder for finder in sys.meta_path if finder is not _finder)]
 
 
+def keep_first() -> None:
+    """At every call of ours: a finder that the caller put before this one since would find what a guest left."""
+    if _written:
+        guard()
+
+
 def guest_can_write(path: str) -> bool:
     """Whether `path`, or a link on the way to it, lies where a guest can write, or could."""
     left, at, links = path.split("/")[::-1], "/", 0

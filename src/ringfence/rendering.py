@@ -37,7 +37,7 @@ _CAUSES = {
     "cpu-time": "used up its CPU time",
     "caller": "was killed by the caller",
     "interrupted": "was interrupted",
-    "protection-lost": "was stopped by Ringfence: a protected path was replaced on the host",
+    "protection-lost": "was stopped by Ringfence: a protected path was replaced or removed from outside",
     "guest-lost": "took its own supervisor down; nothing it said is believed",
 }
 

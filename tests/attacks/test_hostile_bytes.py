@@ -35,6 +35,7 @@ class FakeBox:
         self.enforcement = Enforcement(**dict.fromkeys(Enforcement.__fields__, CONTROL))
         self.env = {"PATH": "/usr/bin"}
         self.outlet = None
+        self.is_unprotected = False
         self.python = {"sys_path": [], "executable": "python3", "fresh": False}
         self.killed = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import subprocess
@@ -50,6 +51,16 @@ def test_the_callers_own_is_taken_where_the_system_has_none(tmp_path: Path) -> N
     assert host_programs.look_up(NAME) == host_programs.LookedUp(mine, ())
 
 
+def test_a_group_that_nobody_else_is_in_may_write(tmp_path: Path) -> None:
+    """A user's own, under the umask 002 that goes with it; Debian's `staff`, whose /usr/local is."""
+    mine = place(tmp_path / "mine")
+    for path in (tmp_path / "mine", Path(mine)):
+        path.chmod(0o775)
+        if os.geteuid() == 0:
+            os.chown(path, -1, grp.getgrnam("staff").gr_gid)
+    assert host_programs.find(NAME) == mine
+
+
 def test_the_systems_own_comes_first_whatever_path_says(tmp_path: Path) -> None:
     system = place(tmp_path / "system")
     place(tmp_path / "mine")
@@ -62,15 +73,23 @@ def open_folder(top: Path) -> str:
     return mine
 
 
+def give_to_a_group(path: str | Path) -> None:
+    """One that nobody knows: anybody may be in it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to a group that it is not in")
+    os.chown(path, -1, 54321)
+    os.chmod(path, 0o775)
+
+
 def of_a_group(top: Path) -> str:
     mine = place(top / "mine")
-    os.chmod(mine, 0o775)
+    give_to_a_group(mine)
     return mine
 
 
 def above_it(top: Path) -> str:
     mine = place(top / "above" / "mine")
-    (top / "above").chmod(0o775)
+    give_to_a_group(top / "above")
     return mine
 
 

@@ -224,7 +224,7 @@ while number("/tmp/x/p/.envrc") < wanted:
             assert box.exec(["python3", "-c", guest]).status == "ok"
             (project / ".envrc").unlink()
             time.sleep(0.3)
-            with pytest.raises(SandboxLostError, match="a protected path was replaced on the host"):
+            with pytest.raises(SandboxLostError, match="a protected path was replaced or removed from outside"):
                 box.exec(["sh", "-c", "echo evil > /tmp/y/p/.envrc"])
         assert list(project.iterdir()) == []
     finally:
@@ -241,6 +241,30 @@ def test_a_mount_that_was_exchanged_since_the_plan_is_a_lost_sandbox_and_no_raw_
     assert list(Path(f"{project}.moved").iterdir()) == []
 
 
+@needs_freezer
+def test_the_guest_of_a_mount_around_another_ends_its_sandbox_at_most(project: Path) -> None:
+    """It may remove placeholders that lie below the top of its own mount. Nothing is written by the one inside."""
+    inner = project / "inner"
+    inner.mkdir()
+    inner.chmod(0o777)
+    unlink = f"""
+import os, time
+for _ in range(200):
+    try: os.unlink({str(inner / ".envrc")!r})
+    except OSError: pass
+    time.sleep(0.005)
+"""
+    with Sandbox(policy=policy(inner)) as one, Sandbox(policy=policy(project)) as around:
+        with one.spawn(["python3", "-c", SPIN, str(inner), "1"]) as process:
+            next(iter(process))
+            around.exec(["python3", "-c", unlink])
+            result = process.wait()
+        if result.reason == "protection-lost":
+            assert "by another sandbox that may write there" in result.denials[0].message
+    assert result.reason in ("done", "protection-lost")
+    assert result.reason == "protection-lost" or list(inner.iterdir()) == []
+
+
 def test_a_protected_file_that_the_host_replaces_stops_the_sandbox_and_says_so(project: Path) -> None:
     """A33. It was told as "the guest took its own supervisor down", which no guest had done."""
     git(project, "init", "-q")
@@ -251,8 +275,8 @@ def test_a_protected_file_that_the_host_replaces_stops_the_sandbox_and_says_so(p
         assert (result.status, result.reason) == ("killed", "protection-lost")
         (denial,) = result.denials
         assert (denial.code, denial.target) == ("mount.protected-replaced", f"{project}/.git/config")
-        assert "a protected path was replaced on the host" in result.render()
-        with pytest.raises(SandboxLostError, match="is lost: a protected path was replaced on the host"):
+        assert "a protected path was replaced or removed from outside" in result.render()
+        with pytest.raises(SandboxLostError, match="is lost: a protected path was replaced or removed from outside"):
             box.exec(["true"])
 
 

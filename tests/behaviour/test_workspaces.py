@@ -14,6 +14,7 @@ from accounts import OrdinaryUser
 from behaviour import host
 from behaviour.host import Host
 from ringfence import DiskUsage, Limits, Mount, Policy, PolicyError, Sandbox, UnsupportedError
+from ringfence.backends import host_programs
 from ringfence.backends.process import disk
 from ringfence.launching import ProcessLauncher
 
@@ -177,7 +178,7 @@ boxes[0].exec(["sleep", "60"])
 
 @needs_root
 def test_without_mkfs_it_says_which_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "_PLACES", "/nonexistent")
+    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", ("/nonexistent",))
     with pytest.raises(UnsupportedError, match=r"mkfs.ext4") as raised:
         Sandbox(workspace="disk").start()
     assert raised.value.fix == "install the package e2fsprogs"

@@ -139,6 +139,7 @@ def _asked(method: str, *headers: tuple[bytes, bytes], has_body: bool = False) -
 
 
 ANOTHER_PATH = """
+X-Copy-From X-Object-Manifest X-Symlink-Target
 X-Original-URL x-rewrite-url X_Original_Url X-Original-URI X-ORIGINAL-PATH x-originalurl X.Original.Url
 X-Forwarded-Uri X_Forwarded_Uri X-Forwarded-Url X-Forwarded-Path X-Forwarded-Prefix x-forwarded-basepath
 X-Envoy-Original-Path X-Envoy-Original-Url X-Replaced-Path X-Ms-Original-Url X-Waws-Unencoded-Url
@@ -160,7 +161,8 @@ X-Amz-Security-Token X-Amz-Target X-Amz-Content-Sha256 X-Amz-Date X-Goog-Request
 Cf-R2-Jurisdiction X-Stainless-Lang Anthropic-Version OpenAI-Organization Git-Protocol Npm-Command
 Docker-Content-Digest Traceparent Idempotency-Key If-None-Match Range Prefer X-GitHub-Api-Version X-Ms-Version
 Sec-Fetch-Mode Upgrade-Insecure-Requests Security Verbose X-Verbose Curled X-Emphatic-Pathology Originals Routers
-Access-Control-Request-Method Depth Overwrite
+Access-Control-Request-Method Depth Overwrite X-Stainless-Helper-Method Mcp-Method Google-Cloud-Resource-Prefix
+X-Goog-Spanner-Route-To-Leader
 """
 
 

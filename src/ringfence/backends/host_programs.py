@@ -136,7 +136,9 @@ def _of_a_project(folder: str, program: str) -> str | None:
         here = os.getcwd()
     except OSError:
         return None
-    if here != "/" and any(_is_below(one, here) for one in (folder, real, os.path.realpath(program))):
+    if here not in ("/", os.path.expanduser("~")) and any(
+        _is_below(one, here) for one in (folder, real, os.path.realpath(program))
+    ):
         return f"it is below the working directory, {here}"
     return None
 
@@ -155,13 +157,31 @@ def _reason(program: str, noted: dict[str, None]) -> str | None:
                 return f"{path} belongs to user {found.st_uid}"
             # In a sticky folder nobody removes what another owns, and the owner of each next step is looked at.
             sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-            if found.st_mode & 0o022 and not sticky and not stat.S_ISLNK(found.st_mode):
+            open_to = 0o022 if not _has_no_others(found) else 0o002
+            if found.st_mode & open_to and not sticky and not stat.S_ISLNK(found.st_mode):
                 return f"{path} can be written by others"
             if (found.st_dev, found.st_ino) in _writable or path in noted:
                 return f"guests could write to {path}, which was mounted rw"
     except OSError as error:
         return str(error.strerror)
     return None
+
+
+def _has_no_others(found: os.stat_result) -> bool:
+    """Whether root and the caller are all there is of the group: a user's own, as most systems give one to each, or one
+    that nobody is in, as Debian's `staff`. One that cannot be looked up may have anybody."""
+    if not found.st_mode & 0o020:
+        return True
+    import grp
+    import pwd
+
+    try:
+        mine = {"root", pwd.getpwuid(os.geteuid()).pw_name}
+        group = grp.getgrgid(found.st_gid)
+        others = [one.pw_name for one in pwd.getpwall() if one.pw_gid == found.st_gid]
+    except KeyError:
+        return False
+    return mine.issuperset((*group.gr_mem, *others))
 
 
 def _trusted_owners() -> frozenset[int]:

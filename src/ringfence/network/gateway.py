@@ -238,6 +238,7 @@ class Service:
         self._last = self._loop.create_task(see())  # held, or it might be collected
 
     def _accept(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
+        import_path.keep_first()  # whatever the caller has done since (L12)
         for _ in range(_ACCEPTS):
             if not self._has_its_turn(registration):
                 self._pause(registration, listener, serve)

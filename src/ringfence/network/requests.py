@@ -26,6 +26,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAMES_A_PATH = re.compile(
     rb"""(?:ur[li]|path|prefix|route|rewrite|path[^a-z]?info|script[^a-z]?name|request[^a-z]?target)s?(?![a-z])
     | (?:copy|rename|move)[^a-z]?source(?![a-z])  # of object stores: what is read is not what the path names
+    | \A x[^a-z]?(?:copy[^a-z]?from|object[^a-z]?manifest|symlink[^a-z]?target) # of Swift, the same
     | \A destination \Z                          # of WebDAV
     | (?<![a-z])(?:accel|sendfile)(?![a-z])       # of Rack: which files a path stands for
     """,
@@ -33,7 +34,14 @@ _NAMES_A_PATH = re.compile(
 )
 # The same for the method.
 _NAMES_A_METHOD = re.compile(rb"(?:method|verb|method[^a-z]?override)s?(?![a-z])")
-_OF_ANOTHER_REQUEST = b"access-control-request-method"  # which a browser asks about
+# Of clients that many use, and no server takes for a path or a method: what a browser asks about, which function of
+# an SDK was called, the method of a JSON-RPC message that is in the body all the same, where a database lies.
+_HARMLESS = frozenset(
+    (
+        *(b"access-control-request-method", b"x-stainless-helper-method", b"mcp-method"),
+        *(b"google-cloud-resource-prefix", b"x-goog-spanner-route-to-leader"),
+    )
+)
 _HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authorization proxy-authenticate te upgrade http2-settings".split()
 )
@@ -218,7 +226,7 @@ def _check_method(target: Target, asked: Asked) -> None:
 def _first_named(pattern: re.Pattern[bytes], asked: Asked) -> str | None:
     """Whatever stands between its words: to CGI all but letters and digits is one character."""
     for name, _ in asked.headers:
-        if pattern.search(name.lower()) and name.lower() != _OF_ANOTHER_REQUEST:
+        if pattern.search(name.lower()) and name.lower() not in _HARMLESS:
             return _shown(name.decode("ascii", "replace"))
     return None
 

@@ -24,6 +24,23 @@ def test_a_name_holds_pid_start_time_and_pid_namespace() -> None:
     assert owners.parse(owners.name()) == (os.getpid(), owners.start_time(os.getpid()), owners.pid_namespace())
 
 
+def test_without_a_proc_of_its_own_nobody_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pid namespace of its own and without its /proc a process took itself for the host's, and all others there
+    for gone: their groups were swept."""
+    gone = f"{2**22 - 1}-1-{owners.pid_namespace()}"
+    assert owners.is_dead(gone)
+    real = os.stat
+
+    def blind(path: object, **how: object) -> os.stat_result:
+        if path == "/proc/self/ns/pid":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return real(path, **how)  # type: ignore[arg-type]  # as it was called
+
+    monkeypatch.setattr(os, "stat", blind)
+    assert not owners.is_dead(gone)
+    assert not owners.is_dead(f"{2**22 - 1}-1-0")
+
+
 def test_without_a_free_descriptor_there_is_no_name_rather_than_a_dead_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

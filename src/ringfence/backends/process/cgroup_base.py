@@ -183,6 +183,15 @@ def write(path: str, text: str) -> None:
         os.close(fd)
 
 
+def write_if_there(path: str, text: str) -> None:
+    """The same, of a group that another may be removing: the command that ends, its zygote, a sweep."""
+    try:
+        write(path, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+
+
 def read(path: str) -> str | None:
     """A kernel file's text; None when it, or the group, is not there."""
     try:

@@ -217,8 +217,8 @@ class Group(base.Group):
         return self._tree.has_freezer
 
     def thaw(self) -> None:
-        if self._tree.has_freezer and os.path.isdir(self._at["freezer"]):
-            base.write(f"{self._at['freezer']}/freezer.state", "THAWED")
+        if self._tree.has_freezer:
+            base.write_if_there(f"{self._at['freezer']}/freezer.state", "THAWED")
 
     def freezer_fd(self) -> int | None:
         if not self._tree.has_freezer:
@@ -243,6 +243,8 @@ class Group(base.Group):
         try:
             self.freeze(timeout_s=0.2)
             self._signal_all()
+        except FileNotFoundError:
+            return  # another, who removes it too, was faster
         finally:
             self.thaw()
 

@@ -284,8 +284,7 @@ class Group(base.Group):
         return True
 
     def thaw(self) -> None:
-        if os.path.isdir(self.directory):
-            base.write(f"{self.directory}/cgroup.freeze", "0")
+        base.write_if_there(f"{self.directory}/cgroup.freeze", "0")
 
     def freezer_fd(self) -> int | None:
         return os.open(f"{self.directory}/cgroup.freeze", os.O_RDWR | os.O_CLOEXEC)

@@ -166,12 +166,13 @@ def _keep_imports_out(plan: ProcessPlan) -> None:
 
 def _replaced(path: str, why: str) -> Denial:
     message = (
-        f"{path} was replaced or removed on the host while the sandbox ran, and its protection with it; "
+        f"{path} was replaced or removed from outside while the sandbox ran (by a program on the host, or by another "
+        "sandbox that may write there), and its protection with it; "
         f"it could not be put back ({why}), so the sandbox was stopped"
     )
     return Denial("mount", path, "mount.protected-replaced", message, allow=None)
 
 
 def _removed(path: str) -> Denial:
-    message = f"{path} was removed on the host while the sandbox ran; it is protected again, and the sandbox goes on"
+    message = f"{path} was removed from outside while the sandbox ran; it is protected again, and the sandbox goes on"
     return Denial("mount", path, "mount.protected-removed", message, allow=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-_INITIAL_PID_NAMESPACE = 4026531836
+_UNKNOWN = 0  # pid namespace
 
 
 def start_time(pid: int) -> int | None:
@@ -52,11 +52,12 @@ _offsets: list[int] = []  # one: it does not change
 
 
 def pid_namespace() -> int:
-    """The inode number that names the pid namespace of this process."""
+    """The inode number that names the pid namespace of this process; 0 where that cannot be found out, as without a
+    /proc of its own: taken for another's, all who live there would look dead."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        return _INITIAL_PID_NAMESPACE
+        return _UNKNOWN
 
 
 def name() -> str:
@@ -89,7 +90,7 @@ def is_dead(text: str) -> bool:
     where /proc hides those (hidepid).
     """
     found = parse(text)
-    if found is None or found[2] != pid_namespace():
+    if found is None or found[2] != pid_namespace() or found[2] == _UNKNOWN:
         return False
     pid, started = found[0], start_time(found[0])
     if started is not None:
