@@ -212,10 +212,12 @@ def test_the_command_runs_nothing_that_an_earlier_guest_left(top: Path, path: st
 def test_the_command_says_that_the_guest_could_write_to_a_folder_of_its_path(tmp_path: Path) -> None:
     """And says nothing where none is: the working directory is no part of its path."""
     (tmp_path / "lib").mkdir()
-    told = f"ringfence: {tmp_path}/lib: writable, and a folder of sys.path"
-    assert told in command("exec", "--rw", f"{tmp_path}/lib", "--", "true", path=f"{tmp_path}/lib").stderr
     shown = command("exec", "--explain", "--rw", str(tmp_path), "--", "true", path=f"{tmp_path}/lib").stdout
     assert f"  {tmp_path}/lib: writable, and a folder of sys.path" in shown
+    told = f"ringfence: {tmp_path}/lib: writable, and a folder of sys.path"
+    assert told in command("exec", "--rw", f"{tmp_path}/lib", "--", "true", path=f"{tmp_path}/lib").stderr
+    # Once a guest was given it, it is no folder of the command's path any more, and there is nothing to say.
+    assert "sys.path" not in command("exec", "--rw", f"{tmp_path}/lib", "--", "true", path=f"{tmp_path}/lib").stderr
     assert "sys.path" not in command("exec", "--rw", ".", "--", "true", cwd=tmp_path).stderr
 
 

@@ -25,13 +25,13 @@ REUSED: dict[str, frozenset[str]] = {
         "H02-cmdline H02-machine H03 H04 H05 H06 H11 H12 I01 I02 I03 I04 I05 I07 I07-agent J01 J02 J02-early "
         "J02-parent J03 J04 J05 J05-stop J06 J17-prlimit J17-signals J18 K01-deep K01-inside K01-sparse K02 "
         "K02-backslash K03 K04-download K04-upload K04-way K06 K07 K07-digest L01 L01-report L02 L03 L04 L05 "
-        "L07 L09 L12 L12-optional L12-report L15 L15-export L15-report L16 L17 L18 L19 O21 "
+        "L07 L09 L12 L12-optional L13 L12-report L15 L15-export L15-report L16 L17 L18 L19 O21 "
     ),
     "gvisor": _ids(
         "O23 O24 "
         "A01 A02 A03 A05 A06 A12 A14 A15 A24 A25 A26 A27 A28 A31 A32 A33 B04 B08 B10 D02 D04 D06 D10 D11 "
         "D15 D17 F09 F12 F14 F16 F17 F18 F19 F32 G01 G01-udp G02 G03 G05 G08 G09 H01 H02-machine "
-        "H03 H04 H06 H11 H12 J01 J02 J02-early J03 J04 J06 J18 L12 L12-optional L12-report L15 L15-export "
+        "H03 H04 H06 H11 H12 J01 J02 J02-early J03 J04 J06 J18 L12 L12-optional L12-report L13 L15 L15-export "
         "L15-report L16 L17 L18 L19 O21 "
     ),
 }
