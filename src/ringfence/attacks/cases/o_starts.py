@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence.attacks.case import OURS, SPOOF, Seen, attack, cases
+from ringfence.attacks.case import DOS, OURS, SPOOF, Seen, attack, cases
 from ringfence.attacks.hosts import host_process
 
 TYPE_CHECKING = False
@@ -51,6 +51,52 @@ def another_wall(arm: Arm) -> Seen:
         raise AssertionError(done.stderr[-300:])
     said = done.stdout.split()
     return Seen(said != ["process"], f"the next sandbox: {' '.join(said)}")
+
+
+# Every process of ours is killed between two runs of one caller.
+_KILLED = """
+import os, signal
+import ringfence
+from ringfence.backends.process import pool, zygote
+{careless}
+def ours(parent):
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{{name}}/stat") as file:
+                row = file.read()
+        except OSError:
+            continue
+        if int(row.rpartition(")")[2].split()[1]) == parent and "(rf-" in row:
+            found += [int(name), *ours(int(name))]
+    return found
+ringfence.run("1").check()
+killed = ours(os.getpid())
+assert killed
+for pid in killed:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+try:
+    print(ringfence.run("print(6 * 7)").stdout.strip())
+except (ringfence.RingfenceError, OSError) as error:
+    print(type(error).__name__, getattr(error, "code", error))
+"""
+_TRUSTING = "pool._may_pass = lambda error: False; zygote.Zygote.alive = property(lambda one: True)"
+
+
+@attack("O28", "a killed process of ours does not cost the next call", DOS, off=OURS, label="a dead helper is replaced")
+def killed_helpers(arm: Arm) -> Seen:
+    """Who can have the kernel kill a helper of ours, by filling the host's memory, would end the caller's work with it,
+    or have it told as something else. Off: the host takes a helper for alive, and tries once. Seen by the host's own
+    next call, of which nothing had run.
+    """
+    done = host_process(_KILLED.format(careless=_TRUSTING if arm.off else ""), timeout_s=60)
+    if done.returncode != 0:
+        raise AssertionError(done.stderr[-300:])
+    said = done.stdout.strip()
+    return Seen(said != "42", f"the next call: {said}")
 
 
 CASES = cases(globals())
