@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.measuring import TIMES, Row, Series, alternate, compared, seconds
 from ringfence import Limits, Network, Policy, Rule, Sandbox, Secret, UnsupportedError
-from ringfence.network import streams
-from ringfence.network.gateway import service
+from ringfence.gateway import stream
+from ringfence.gateway.service import service
 
 NAME = "bench.test"
 _PEERS = Path(__file__).resolve().parent / "peers"
@@ -215,16 +215,16 @@ def _certificate(folder: Path) -> Path:
 @contextlib.contextmanager
 def _trusting(roots: Path) -> Iterator[None]:
     """The gateway takes the peer's certificate. No setting of an installed package does this."""
-    before = streams.trusted_roots
+    before = stream.trusted_roots
 
     def load(context: ssl.SSLContext) -> None:
         context.load_verify_locations(roots)
 
-    streams.trusted_roots = load
+    stream.trusted_roots = load
     try:
         yield
     finally:
-        streams.trusted_roots = before
+        stream.trusted_roots = before
 
 
 def _mitmproxy(port: int, roots: Path, count: int, folder: Path, bare: _Client) -> str:

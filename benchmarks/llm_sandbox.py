@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.measuring import Row, alternate, milliseconds
 from ringfence import Sandbox, images
-from ringfence.backends.container import engine as engines
-from ringfence.images.recipe import Recipe
+from ringfence.backends.container import api as engines
+from ringfence.images.builder import Recipe
 
 _NAME = "beside LLM Sandbox (theirs / ours), fresh"
 _BAR = 1.5

@@ -6,7 +6,7 @@ import time
 
 from ringfence.backends.process import pool
 from ringfence.backends.process.pool import Pool
-from ringfence.plan.interpreter import interpreter
+from ringfence.plan.rootfs.interpreter import interpreter
 
 
 def of(preload: tuple[str, ...] = ()) -> Pool:

@@ -13,7 +13,7 @@ import ringfence
 from benchmarks import spares
 from benchmarks.measuring import Row, alternate, compared, output_of, seconds
 from ringfence import Image, Limits, Policy
-from ringfence.plan.interpreter import interpreter
+from ringfence.plan.rootfs.interpreter import interpreter
 
 CODE = "print('hi')"
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ import ringfence
 from benchmarks import spares
 from benchmarks.measuring import TIMES, Row, Series, alternate, output_of, seconds
 from benchmarks.starting import CODE
-from ringfence.plan.interpreter import interpreter
+from ringfence.plan.rootfs.interpreter import interpreter
 
 THREADS = 4
 BAR = 1.8

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.measuring import Row, alternate, compared, output_of, seconds
 from ringfence import Sandbox, SandboxManager
-from ringfence.backends.container import engine as engines
+from ringfence.backends.container import api as engines
 from ringfence.backends.gvisor import runsc
 
 _FLAGS = (

@@ -145,8 +145,8 @@ def stock() -> Stock:
     pool = sys.modules.get("ringfence.backends.process.pool")
     if pool is None:
         return Stock(0, 0, 0, frozenset())
-    held = [fd for fd, _ in sys.modules["ringfence.backends.process.canary"]._opened]
-    record = sys.modules.get("ringfence.backends.process.record")
+    held = [fd for fd, _ in sys.modules["ringfence.backends.process.pool"]._opened]
+    record = sys.modules.get("ringfence.host.state")
     held += [owner._fd for owner in record._owners.values()] if record is not None else []
     zygotes = templates = spares = 0
     for one in list(pool._pools.values()):
@@ -169,14 +169,14 @@ def stock() -> Stock:
 
 def _of_the_gateway() -> list[int]:
     """Its event loop, which stays as long as the process."""
-    gateway = sys.modules.get("ringfence.network.gateway")
+    gateway = sys.modules.get("ringfence.gateway.service")
     loops = [one._loop for one in gateway._services.values()] if gateway is not None else []
     return [part.fileno() for loop in loops if loop is not None for part in (loop._selector, loop._ssock, loop._csock)]
 
 
 def _of_the_engines() -> list[int]:
     """Connections that a client of an engine keeps for its next requests."""
-    module = sys.modules.get("ringfence.backends.container.engine")
+    module = sys.modules.get("ringfence.backends.container.api")
     clients = [found.api for found in module._found.values()] if module is not None else []
     adapters = [adapter for api in clients for adapter in api.adapters.values() if hasattr(adapter, "pools")]
     pools = [adapter.pools[key] for adapter in adapters for key in adapter.pools.keys()]  # noqa: SIM118  # no mapping

@@ -25,8 +25,8 @@ from ringfence import (
     SandboxLostError,
     Stdout,
 )
+from ringfence._async.compat import blocking
 from ringfence._async.connection import AsyncConnection
-from ringfence._async.waiting import blocking
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import Gap, PolicyError, Prompt, Stdout
-from ringfence.eventlog import EventLog
+from ringfence.core.eventlog import EventLog
 from ringfence.wire.frames import LINE, STDERR, STDOUT
 
 

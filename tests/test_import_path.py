@@ -24,10 +24,11 @@ from typing import Any
 
 import pytest
 
-from ringfence import Mount, Policy, Sandbox, UnsupportedError, import_path
-from ringfence.files.landing import Landing
-from ringfence.guest.packing import Caps
-from ringfence.network import trust
+from ringfence import Mount, Policy, Sandbox, UnsupportedError
+from ringfence.gateway.secrets import ca
+from ringfence.host import import_path
+from ringfence.shared.tree_pack import Caps
+from ringfence.transfer.download import Landing
 from test_imports import all_imports
 
 GUESTS = "mark = 'guest'\n"
@@ -224,12 +225,12 @@ def test_a_thread_of_the_standard_librarys_own_finds_no_guests_module_for_its_na
 
 
 def test_a_package_that_only_a_guest_has_counts_as_missing(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_PACKAGES", ("rf_left",))
+    monkeypatch.setattr(ca, "_PACKAGES", ("rf_left",))
     sys.path.insert(0, str(mount))
-    trust.check_packages()
+    ca.check_packages()
     import_path.shown_writable([str(mount)])
     with pytest.raises(UnsupportedError, match="rf_left is not installed"):
-        trust.check_packages()
+        ca.check_packages()
 
 
 def test_the_finder_stands_first_again_after_another_came(mount: Path) -> None:

@@ -11,23 +11,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import backends as backends
     from ringfence._async.environment import AsyncEnvironment
-    from ringfence._async.exposing import AsyncAddress
     from ringfence._async.files import AsyncFiles, AsyncWatch
     from ringfence._async.gateway import AsyncGateway
     from ringfence._async.later import connect_async
     from ringfence._async.manager import AsyncSandboxManager
-    from ringfence._async.once import run_async
+    from ringfence._async.ports import AsyncAddress
     from ringfence._async.process import AsyncProcess, AsyncPty
+    from ringfence._async.run import run_async
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence._async.session import AsyncSession
     from ringfence._sync.environment import Environment
-    from ringfence._sync.exposing import Address
     from ringfence._sync.files import Files, Watch
     from ringfence._sync.gateway import Gateway
     from ringfence._sync.later import connect
     from ringfence._sync.manager import SandboxManager
-    from ringfence._sync.once import run
+    from ringfence._sync.ports import Address
     from ringfence._sync.process import Process, Pty
+    from ringfence._sync.run import run
     from ringfence._sync.sandbox import Sandbox
     from ringfence._sync.session import Session
     from ringfence.errors import (
@@ -68,28 +68,28 @@ if TYPE_CHECKING:
     from ringfence.plan.model import Plan
     from ringfence.policy import Image, Limits, Mount, Network, Policy, Quota, Rule, Secret
     from ringfence.results import Control, Denial, Enforcement, GuestException, Output, Result, Usage
-    from ringfence.snapshots import Snapshot
+    from ringfence.snapshots.model import Snapshot
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "_async.exposing": "AsyncAddress",
+    "_async.ports": "AsyncAddress",
     "_async.files": "AsyncFiles AsyncWatch",
     "_async.gateway": "AsyncGateway",
     "_async.environment": "AsyncEnvironment",
     "_async.later": "connect_async",
     "_async.manager": "AsyncSandboxManager",
-    "_async.once": "run_async",
+    "_async.run": "run_async",
     "_async.process": "AsyncProcess AsyncPty",
     "_async.sandbox": "AsyncSandbox",
     "_async.session": "AsyncSession",
-    "_sync.exposing": "Address",
+    "_sync.ports": "Address",
     "_sync.files": "Files Watch",
     "_sync.gateway": "Gateway",
     "_sync.environment": "Environment",
     "_sync.later": "connect",
     "_sync.manager": "SandboxManager",
-    "_sync.once": "run",
+    "_sync.run": "run",
     "_sync.process": "Process Pty",
     "_sync.sandbox": "Sandbox",
     "_sync.session": "Session",
@@ -99,11 +99,10 @@ _HOMES = {
     "Request SandboxInfo Stderr Stdout",
     "plan.model": "Plan",
     "policy.image": "Image",
-    "policy.model": "Limits Mount Network Policy Rule",
-    "policy.quota": "Quota",
+    "policy.model": "Limits Mount Network Policy Quota Rule",
     "policy.secrets": "Secret",
     "results": "Control Denial Enforcement GuestException Output Result Usage",
-    "snapshots": "Snapshot",
+    "snapshots.model": "Snapshot",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -45,7 +45,7 @@ def leave_out_working_folders() -> None:
     if asked and not sys.flags.ignore_environment:
         left = sys.path[:]
         sys.path[:] = [entry for entry in left if entry not in asked]  # while it is found out, too
-        from ringfence.backends.host_programs import untouched
+        from ringfence.host.programs import untouched
 
         used = untouched(asked)
         sys.path[:] = [entry for entry in left if entry not in asked or entry in used]
@@ -78,7 +78,7 @@ def _begin(words: list[str]) -> None:
         or {"--help", "-h", "--explain"} & set(words[1:])
     ):
         return
-    from ringfence.spawn import begin
+    from ringfence.host.zygote_start import begin
 
     has_options = words[1:] and words[1] != "--" and words[1].startswith("-")
     begin(program=words[0] == "exec" and not has_options)
@@ -86,14 +86,14 @@ def _begin(words: list[str]) -> None:
 
 def _leave(code: int) -> None:
     """At once, when a zygote is there to remove what is left: the interpreter's own end would take as long again."""
-    spawn = sys.modules.get("ringfence.spawn")
+    spawn = sys.modules.get("ringfence.host.zygote_start")
     if spawn is None or not spawn.is_command():
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    if "ringfence.backends.process.record" in sys.modules:
-        sys.modules["ringfence.backends.process.record"].close()
+    if "ringfence.host.state" in sys.modules:
+        sys.modules["ringfence.host.state"].close()
     os._exit(code)
 
 

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.backends.base import Box, Launcher
+    from ringfence.backends.contract import Box, Launcher
     from ringfence.launching import ProcessLauncher
     from ringfence.policy.model import Policy
     from ringfence.values import BackendName
@@ -55,14 +55,14 @@ def refusal(process: ProcessLauncher) -> UnsupportedError | None:
 
 def _is_doubtful() -> bool:
     """What is known to forbid namespaces, to root or to this user."""
-    from ringfence.backends.process import refusals
+    from ringfence.host import kernel_refusals
 
     if os.geteuid() == 0:
-        return not refusals.has_capability(_SYS_ADMIN)
+        return not kernel_refusals.has_capability(_SYS_ADMIN)
     switches = ("user.max_user_namespaces", "kernel.unprivileged_userns_clone")
-    off = any(refusals.sysctl(name) == "0" for name in switches)
-    confined = refusals.apparmor_restricts() or refusals.apparmor_profile() is not None
-    return off or confined or refusals.is_filtered() or refusals.container() is not None
+    off = any(kernel_refusals.sysctl(name) == "0" for name in switches)
+    confined = kernel_refusals.apparmor_restricts() or kernel_refusals.apparmor_profile() is not None
+    return off or confined or kernel_refusals.is_filtered() or kernel_refusals.container() is not None
 
 
 class Others:

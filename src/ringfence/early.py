@@ -5,8 +5,8 @@ Only where nothing can refuse the call later: no policy that is refused starts a
 
 from __future__ import annotations
 
-from ringfence import spawn
 from ringfence.errors import need_linux
+from ringfence.host import zygote_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def begin(backend: object, image: object, policy: Policy, meanwhile: Callable[[], object] | None = None) -> None:
     """Start its zygote. `meanwhile` is called once all is asked of it, and it has yet to answer."""
     need_linux()
-    if _is_sure(backend, image, policy) and spawn.begin_first() and meanwhile is not None:
-        spawn.meanwhile.append(meanwhile)
+    if _is_sure(backend, image, policy) and zygote_start.begin_first() and meanwhile is not None:
+        zygote_start.meanwhile.append(meanwhile)
 
 
 def ask(backend: object, image: object, policy: Policy) -> None:
@@ -27,7 +27,7 @@ def ask(backend: object, image: object, policy: Policy) -> None:
 
     Failing is no error here: the launcher tries again and says why.
     """
-    if not spawn.is_command() or not _is_sure(backend, image, policy):
+    if not zygote_start.is_command() or not _is_sure(backend, image, policy):
         return
     from ringfence import launching
     from ringfence.errors import RingfenceError
@@ -40,7 +40,7 @@ def ask(backend: object, image: object, policy: Policy) -> None:
 
 def end_unneeded() -> None:
     """What `begin` began, when no sandbox came about."""
-    spawn.end_unneeded()
+    zygote_start.end_unneeded()
 
 
 def _is_sure(backend: object, image: object, policy: Policy) -> bool:

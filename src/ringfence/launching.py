@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfence.backends import Backend
-    from ringfence.backends.base import Box, Launcher, Outlet
+    from ringfence.backends.contract import Box, Launcher, Outlet
     from ringfence.backends.process.box import ProcessBox
     from ringfence.backends.process.pool import Pool
     from ringfence.choosing import Others
-    from ringfence.files.usedimages import Used
-    from ringfence.plan.imageview import Root
-    from ringfence.plan.interpreter import Interpreter
+    from ringfence.images.store import Used
     from ringfence.plan.model import ProcessPlan
-    from ringfence.plan.view import View
+    from ringfence.plan.rootfs.host_view import View
+    from ringfence.plan.rootfs.image_view import Root
+    from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
     from ringfence.values import BackendName, Workspace
@@ -47,7 +47,7 @@ _last: list[tuple[tuple[object, ...], ProcessPlan]] = []  # the last that was fo
 
 def is_command() -> bool:
     """Whether this process is a command of ours that makes one sandbox for one thing."""
-    spawn = sys.modules.get("ringfence.spawn")
+    spawn = sys.modules.get("ringfence.host.zygote_start")
     return spawn is not None and bool(spawn.is_command())
 
 
@@ -77,7 +77,7 @@ class ProcessLauncher:
 
     def plan(self) -> Plan:
         made = self.process_plan()
-        from ringfence.plan.process import explain_lines
+        from ringfence.plan.build import explain_lines
 
         return make_plan("process", made.enforcement, self._rejected, explain_lines(made, self.policy))
 
@@ -107,7 +107,7 @@ class ProcessLauncher:
             _warn_if_weaker(made)
         if made.box["outlets"] is None:
             return self._launch(made)
-        from ringfence.network.gateway import service
+        from ringfence.gateway.service import service
 
         gateway = service()
         gateway.start()  # its thread imports what it needs while the sandbox is built
@@ -127,16 +127,16 @@ class ProcessLauncher:
         return self._launch_plan(made)
 
     def _launch_in_folder(self, made: ProcessPlan) -> ProcessBox:
-        from ringfence.backends.process import disk
-        from ringfence.plan.disk import with_folder
+        from ringfence.host import loop_disk
+        from ringfence.plan.build import with_folder
 
-        path = disk.make_folder()
+        path = loop_disk.make_folder()
         try:
             box = self._launch_plan(with_folder(made, path))
         except BaseException:
-            disk.remove_folder(path)
+            loop_disk.remove_folder(path)
             raise
-        box.on_destroyed.append(lambda: disk.remove_folder(path))
+        box.on_destroyed.append(lambda: loop_disk.remove_folder(path))
         return box
 
     def _launch_plan(self, made: ProcessPlan) -> ProcessBox:
@@ -146,8 +146,8 @@ class ProcessLauncher:
 
     def _launch_with_mounts(self, made: ProcessPlan) -> ProcessBox:
         """What the host's folders hold may change between the plan and the start: then both are made again."""
-        from ringfence.backends.host_programs import note_writable
-        from ringfence.backends.process.guard import launch_guarded
+        from ringfence.host.mount_guard import launch_guarded
+        from ringfence.host.programs import note_writable
 
         note_writable(made.writable)
         for attempt in range(_ATTEMPTS):
@@ -254,7 +254,7 @@ def prepare(
     if workspace not in ("auto", "memory", "disk"):
         raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
     if policy.network.allow or policy.network.rules:
-        from ringfence.network.asked import check_network
+        from ringfence.gateway.rules import check_network
 
         check_network(policy)
     if name == "auto" and policy.isolation == "own-kernel":
@@ -336,7 +336,7 @@ def _image(image: str | Image) -> Image:
 def _used(image: Image) -> Used | None:
     if image.name == "host":
         return None
-    from ringfence.files.usedimages import use
+    from ringfence.images.store import use
 
     if image.preload:
         raise UnsupportedError(
@@ -365,8 +365,8 @@ def process_plan(
         if used is None:
             _last[:] = [(key, found)]
         return found
-    from ringfence.plan.facts import host_facts
-    from ringfence.plan.process import plan_process
+    from ringfence.plan.build import plan_process
+    from ringfence.plan.host_facts import host_facts
 
     by = _pool(image).held_by
     facts = host_facts(memory_by=by.memory, cpu_by=by.cpu, cpu_time_by=by.cpu_time, pids_by=by.processes)
@@ -379,7 +379,7 @@ def process_plan(
     env = image.env if used is None else {**used.info.env, **image.env}
     made = plan_process(policy, facts, seen, image_env=env, fresh=fresh, root=root)
     if on_disk:
-        from ringfence.plan.disk import on_disk as with_disk
+        from ringfence.plan.build import on_disk as with_disk
 
         made = with_disk(made, policy.limits)
     if made.shared:
@@ -418,16 +418,16 @@ _views: dict[tuple[int, Root | None], View] = {}  # of policies that name no hos
 
 
 def _view(policy: Policy, root: Root | None) -> View:
-    from ringfence.plan.interpreter import home_directory
-    from ringfence.plan.process import through_sources
+    from ringfence.plan.build import through_sources
+    from ringfence.plan.rootfs.interpreter import home_directory
 
     state, stored = _own_directories(policy)
     of = {"state": state, "stored": stored}
     if root is None:
-        from ringfence.plan.view import view
+        from ringfence.plan.rootfs.host_view import view
 
         return through_sources(view(policy, interpreter(), uid=os.geteuid(), home=home_directory(), **of))
-    from ringfence.plan.imageview import image_view
+    from ringfence.plan.rootfs.image_view import image_view
 
     seen = image_view(policy, root, interpreter(), uid=os.geteuid(), home=home_directory(), **of)
     return through_sources(seen)
@@ -435,7 +435,7 @@ def _view(policy: Policy, root: Root | None) -> View:
 
 def release_image(digest: str) -> bool:
     """Drop what is kept ready for sandboxes of an image. False while one of them is there."""
-    from ringfence.files.usedimages import release
+    from ringfence.images.store import release
 
     mine = [(key, seen) for key, seen in _views.items() if key[1] is not None and f"/{digest}/" in key[1].tree]
     for key, made in list(_plans.items()):
@@ -458,8 +458,8 @@ def _own_directories(policy: Policy) -> tuple[tuple[str, ...], tuple[str, ...]]:
     and by where links lead."""
     if not policy.mounts:
         return (), ()
-    from ringfence.backends.process.state import disk_root, state_dir
-    from ringfence.files.imagestore import PROTECTED, default_directory
+    from ringfence.host.state import disk_root, state_dir
+    from ringfence.images.store import PROTECTED, default_directory
 
     stored = disk_root()  # guestd for containers, snapshots with names (L19)
     workspaces = f"{stored}/workspaces"  # a guest that could write there would write in others' sandboxes
@@ -479,7 +479,7 @@ _interpreters: list[Interpreter] = []  # of this process: it does not change
 
 def interpreter() -> Interpreter:
     if not _interpreters:
-        from ringfence.plan.interpreter import interpreter as found
+        from ringfence.plan.rootfs.interpreter import interpreter as found
 
         _interpreters.append(found())
     return _interpreters[0]

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ringfence.backends.base import Box, Outlet
-    from ringfence.backends.container.engine import Engine
-    from ringfence.backends.walled.box import WalledBox
-    from ringfence.files.usedimages import Used
+    from ringfence.backends.container.api import Engine
+    from ringfence.backends.contract import Box, Outlet
+    from ringfence.backends.engine.box import WalledBox
+    from ringfence.images.store import Used
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
@@ -45,8 +45,8 @@ class WalledLauncher:
         return self._made
 
     def plan(self) -> Plan:
-        from ringfence.backends.walled.skeleton import skeleton
-        from ringfence.plan.process import explain_lines
+        from ringfence.backends.engine.rootfs import skeleton
+        from ringfence.plan.build import explain_lines
 
         made = self._plan()
         skeleton(made, self.name)
@@ -56,7 +56,7 @@ class WalledLauncher:
         """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
         made = self._plan()
         if made.box["outlets"] is not None:
-            from ringfence.network.gateway import service
+            from ringfence.gateway.service import service
 
             service().start()  # its thread imports what it needs while the sandbox is built
         box = self._guarded(made) if self.policy.mounts else self._launch(made, self._checked(made))
@@ -67,8 +67,8 @@ class WalledLauncher:
 
     def _guarded(self, made: ProcessPlan) -> WalledBox:
         """Placeholders stand for protected paths that are not there, from before the start until after the end."""
-        from ringfence.backends.host_programs import note_writable
-        from ringfence.backends.process.guard import Guard
+        from ringfence.host.mount_guard import Guard
+        from ringfence.host.programs import note_writable
 
         note_writable(made.writable)
         enforcement = self._checked(made)
@@ -83,7 +83,7 @@ class WalledLauncher:
 
     def _let_out(self, box: WalledBox) -> None:
         """guestd listens inside already; no guest code exists."""
-        from ringfence.network.gateway import service
+        from ringfence.gateway.service import service
 
         network, secrets = self.policy.network, self.policy.secrets
         try:
@@ -189,9 +189,9 @@ class ContainerLauncher(WalledLauncher):
     runtime: str | None = None
 
     def _enforcement(self, made: ProcessPlan) -> Enforcement:
-        from ringfence.backends.container.door import has_own_kernel as is_kernel
-        from ringfence.backends.container.door import leads_into
-        from ringfence.backends.container.engine import check_runtime, find
+        from ringfence.backends.container.api import check_runtime, find
+        from ringfence.backends.container.channel import has_own_kernel as is_kernel
+        from ringfence.backends.container.channel import leads_into
 
         found = find(self.engine, self.socket)
         check_runtime(found, self.runtime)
@@ -229,7 +229,7 @@ class ContainerLauncher(WalledLauncher):
             )
 
     def _held_by_engine(self, by: str, found: Engine, made: ProcessPlan) -> Enforcement:
-        from ringfence.backends.container.disks import counts_files
+        from ringfence.backends.container.tmpfs import counts_files
 
         return replace(
             made.enforcement,
@@ -253,7 +253,7 @@ class ContainerLauncher(WalledLauncher):
         )
 
     def _launch(self, made: ProcessPlan, enforcement: Enforcement) -> WalledBox:
-        from ringfence.backends.container.engine import find, was_killed
+        from ringfence.backends.container.api import find, was_killed
         from ringfence.backends.container.launcher import launch
 
         for last in (False, True):
@@ -276,9 +276,9 @@ class ContainerLauncher(WalledLauncher):
 
 def has_own_kernel(backend: object) -> bool:
     """Whether containers of this backend have one, by the runtime that is named for them."""
-    from ringfence.backends.container import door
+    from ringfence.backends.container import channel
 
-    return door.has_own_kernel(getattr(backend, "runtime", None) or "")
+    return channel.has_own_kernel(getattr(backend, "runtime", None) or "")
 
 
 def _as_gvisor_holds(held: Enforcement, by: str, *, own_kernel: bool) -> Enforcement:

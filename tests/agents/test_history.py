@@ -8,8 +8,8 @@ import pytest
 
 import ringfence
 from ringfence import HostSummary, PolicyError, Usage
-from ringfence.agents.history import MOST, History, add_usage, cut
-from ringfence.agents.requests import merged
+from ringfence.manager.history import MOST, History, add_usage, cut
+from ringfence.manager.quota import merged
 from ringfence.values import replace
 
 

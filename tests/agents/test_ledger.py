@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringfence import Limits, Network, Policy, Quota, QuotaError
-from ringfence.agents.ledger import Ledger, Share, share_of
+from ringfence.manager.quota import Ledger, Share, share_of
 
 POLICY = Policy(limits=Limits(cpus=2, memory="1G", disk="100M"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringfence import PolicyError
-from ringfence.agents.names import agent_of, check_agent, folder_of
+from ringfence.manager.state import agent_of, check_agent, folder_of
 
 GOOD = ["a", "agent-7", "team.agent_1", ".", "..", "...", "-", "_", "0", "a" * 64]
 BAD: list[Any] = ["", "A", "ä", "a/b", "../x", "a b", "a\n", "a\0", "a" * 65, "~", "a:b", "%2e", "\u202ea"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence.agents.shelf import Shelf
+from ringfence.manager.owner import Shelf
 
 
 def test_one_that_is_taken_while_others_are_looked_at_does_not_come_back() -> None:

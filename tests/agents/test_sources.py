@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Mount, Policy, PolicyError
-from ringfence.agents.sources import Sources
+from ringfence.manager.owner import Sources
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Mount, Policy, PolicyError, SandboxError
-from ringfence.agents.state import StateDirectory
+from ringfence.manager.state import StateDirectory
 
 
 def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:

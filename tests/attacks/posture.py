@@ -172,7 +172,7 @@ def inner_status(said: dict[str, object]) -> dict[str, object]:
 
 def _of_the_interpreter() -> set[str]:
     """First folders of where the caller's Python lies, which may be anywhere."""
-    from ringfence.plan.interpreter import interpreter
+    from ringfence.plan.rootfs.interpreter import interpreter
 
     return {root.split("/")[1] for root in interpreter().roots} - {
         "usr",

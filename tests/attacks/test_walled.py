@@ -13,7 +13,7 @@ from backends_declared import missing
 from ringfence.attacks.case import Attack
 from ringfence.attacks.report import Row
 from ringfence.attacks.walled import in_every_run, run_one, score, unnoticed
-from ringfence.backends.container import engine as clients
+from ringfence.backends.container import api as clients
 
 # Why a control of a wall cannot be seen to work in some place. Anything else that no attack notices fails.
 UNSEEN = {

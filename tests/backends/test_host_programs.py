@@ -13,8 +13,8 @@ import pytest
 
 from accounts import OrdinaryUser
 from ringfence import Mount, Policy, Sandbox
-from ringfence.backends import host_programs
 from ringfence.doctor import examine
+from ringfence.host import programs
 
 NAME = "rf-test-program"
 
@@ -22,11 +22,11 @@ NAME = "rf-test-program"
 @pytest.fixture(autouse=True)
 def own_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder above all others, in which no other test's mounts are noted; and outside the working directory."""
-    monkeypatch.setattr(host_programs, "_writable", set())
-    monkeypatch.setattr(host_programs, "_known", set())
-    monkeypatch.setattr(host_programs, "_note", lambda: str(tmp_path / "note"))
-    monkeypatch.setattr(host_programs, "_noted", lambda: host_programs._read_note(str(tmp_path / "note")))
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", (str(tmp_path / "system"),))
+    monkeypatch.setattr(programs, "_writable", set())
+    monkeypatch.setattr(programs, "_known", set())
+    monkeypatch.setattr(programs, "_note", lambda: str(tmp_path / "note"))
+    monkeypatch.setattr(programs, "_noted", lambda: programs._read_note(str(tmp_path / "note")))
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path / "system"),))
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     return tmp_path
 
@@ -48,7 +48,7 @@ def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_callers_own_is_taken_where_the_system_has_none(tmp_path: Path) -> None:
     mine = place(tmp_path / "mine")
-    assert host_programs.look_up(NAME) == host_programs.LookedUp(mine, ())
+    assert programs.look_up(NAME) == programs.LookedUp(mine, ())
 
 
 def test_a_group_that_nobody_else_is_in_may_write(tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_a_group_that_nobody_else_is_in_may_write(tmp_path: Path) -> None:
         path.chmod(0o775)
         if os.geteuid() == 0:
             os.chown(path, -1, grp.getgrnam("staff").gr_gid)
-    assert host_programs.find(NAME) == mine
+    assert programs.find(NAME) == mine
 
 
 def test_the_systems_own_comes_first_whatever_path_says(tmp_path: Path) -> None:
     system = place(tmp_path / "system")
     place(tmp_path / "mine")
-    assert host_programs.find(NAME) == system
+    assert programs.find(NAME) == system
 
 
 def open_folder(top: Path) -> str:
@@ -168,7 +168,7 @@ def test_one_that_others_may_have_put_there_is_passed_over_and_the_reason_said(
     monkeypatch.chdir("/")
     monkeypatch.setenv("VIRTUAL_ENV", "")
     program = prepare(tmp_path)
-    found = host_programs.look_up(NAME)
+    found = programs.look_up(NAME)
     assert (found.path, [each.path for each in found.passed_over]) == (None, [program])
     assert why in found.passed_over[0].why
     assert found.remark.startswith(f" ({program} was passed over: ")
@@ -176,32 +176,32 @@ def test_one_that_others_may_have_put_there_is_passed_over_and_the_reason_said(
 
 def test_what_is_named_absolutely_is_run_out_of_a_project_and_not_where_others_can_write(tmp_path: Path) -> None:
     mine = in_a_virtual_environment(tmp_path)
-    assert (host_programs.find(NAME), host_programs.find(mine)) == (None, mine)
+    assert (programs.find(NAME), programs.find(mine)) == (None, mine)
     os.chmod(mine, 0o757)
-    assert host_programs.find(mine) is None
+    assert programs.find(mine) is None
 
 
 def test_a_sticky_folder_is_no_reason_where_all_in_it_is_the_callers(tmp_path: Path) -> None:
     mine = place(tmp_path / "sticky" / "mine")
     (tmp_path / "sticky").chmod(0o1777)
-    assert host_programs.find(NAME) == mine
+    assert programs.find(NAME) == mine
 
 
 def test_what_a_mount_of_this_process_shows_writable_is_passed_over_by_any_of_its_names(tmp_path: Path) -> None:
     mine = place(tmp_path / "proj" / "tools")
-    assert host_programs.find(NAME) == mine
-    host_programs.note_writable([str(tmp_path / "proj")])
-    assert "guests could write to" in host_programs.look_up(NAME).remark
+    assert programs.find(NAME) == mine
+    programs.note_writable([str(tmp_path / "proj")])
+    assert "guests could write to" in programs.look_up(NAME).remark
     (tmp_path / "proj").rename(tmp_path / "renamed")
     os.environ["PATH"] = str(tmp_path / "renamed" / "tools")
-    assert "guests could write to" in host_programs.look_up(NAME).remark
+    assert "guests could write to" in programs.look_up(NAME).remark
 
 
 def test_a_system_folder_that_a_guest_could_write_is_no_longer_one(tmp_path: Path) -> None:
     place(tmp_path / "system")
     other = place(tmp_path / "mine")
-    host_programs.note_writable([str(tmp_path / "system")])
-    found = host_programs.look_up(NAME)
+    programs.note_writable([str(tmp_path / "system")])
+    found = programs.look_up(NAME)
     assert (found.path, len(found.passed_over)) == (other, 1)
 
 
@@ -209,16 +209,16 @@ def test_the_note_of_folders_stays_small_and_keeps_those_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kept").mkdir()
-    host_programs.note_writable([str(tmp_path / "kept")])
-    monkeypatch.setattr(host_programs, "_MOST_NOTED", 2000)
+    programs.note_writable([str(tmp_path / "kept")])
+    monkeypatch.setattr(programs, "_MOST_NOTED", 2000)
     for number in range(60):
         gone = tmp_path / f"gone-{number}"
         gone.mkdir()
-        host_programs.note_writable([str(gone)])
+        programs.note_writable([str(gone)])
         gone.rmdir()
     note = tmp_path / "note"
     assert note.stat().st_size < 3000
-    assert str(tmp_path / "kept") in host_programs._read_note(str(note))
+    assert str(tmp_path / "kept") in programs._read_note(str(note))
 
 
 def test_a_later_process_knows_what_guests_of_an_earlier_one_could_write(tmp_path: Path, own_note: Path) -> None:
@@ -226,8 +226,8 @@ def test_a_later_process_knows_what_guests_of_an_earlier_one_could_write(tmp_pat
     with Sandbox(policy=Policy(mounts=[Mount(str(tmp_path / "proj"), mode="rw")])) as box:
         box.exec(["true"])
     place(tmp_path / "proj" / "bin")
-    host_programs._writable.clear()
-    assert "guests could write to" in host_programs.look_up(NAME).remark
+    programs._writable.clear()
+    assert "guests could write to" in programs.look_up(NAME).remark
 
 
 def test_the_environment_of_a_program_has_no_folder_of_the_callers_path(
@@ -238,10 +238,10 @@ def test_the_environment_of_a_program_has_no_folder_of_the_callers_path(
     monkeypatch.setenv("https_proxy", "http://proxy.example.org")
     monkeypatch.setenv("PIP_INDEX_URL", "http://index.example.org")
     mine = place(tmp_path / "mine")
-    system = host_programs.SYSTEM_FOLDERS[0]
-    found = host_programs.environment(mine, "PIP_*")
+    system = programs.SYSTEM_FOLDERS[0]
+    found = programs.environment(mine, "PIP_*")
     assert found["PATH"] == f"{tmp_path / 'mine'}:{system}"
-    assert host_programs.environment(f"{system}/x")["PATH"] == system
+    assert programs.environment(f"{system}/x")["PATH"] == system
     assert (found["https_proxy"], found["PIP_INDEX_URL"]) == ("http://proxy.example.org", "http://index.example.org")
     assert {"PYTHONPATH", "LD_PRELOAD", "NODE_OPTIONS", "GIT_DIR", "SOME_TOKEN"} & set(found) == set()
 
@@ -252,7 +252,7 @@ def test_doctor_says_which_program_is_never_run_and_why(tmp_path: Path, monkeypa
     planted.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     planted.chmod(0o755)
     monkeypatch.setenv("PATH", str(planted.parent))
-    host_programs.note_writable([str(planted.parent)])
+    programs.note_writable([str(planted.parent)])
     (report,) = examine(backends=["gvisor"]).backends
     said = [detail for what, _, detail, _ in report.lines if what == "passed over"]
     assert said == [f"{planted}: guests could write to {planted.parent}, which was mounted rw"]
@@ -262,7 +262,7 @@ def test_doctor_says_which_program_is_never_run_and_why(tmp_path: Path, monkeypa
 
 _AS_USER = """
 import json, os, sys
-from ringfence.backends import host_programs
+from ringfence.host import programs as host_programs
 os.chdir("/")
 top = os.environ["HOME"] = os.path.expanduser("~/rf-host-programs")
 os.makedirs(top + "/mine", exist_ok=True)
@@ -286,7 +286,9 @@ def test_an_ordinary_users_own_program_is_taken_until_a_guest_could_write_it(ord
     assert "guests could write to" in remark
 
 
-_OUTSIDE = "import json; from ringfence.backends import host_programs; print(json.dumps(host_programs.find('true')))"
+_OUTSIDE = (
+    "import json; from ringfence.host import programs as host_programs; print(json.dumps(host_programs.find('true')))"
+)
 
 
 def test_where_the_hosts_root_is_no_user_of_this_namespace_its_programs_are_still_taken(

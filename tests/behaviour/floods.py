@@ -38,7 +38,7 @@ from ringfence import (
     SandboxManager,
     Snapshot,
 )
-from ringfence.guest.trees import remove_tree
+from ringfence.shared.tree_walk import remove_tree
 from ringfence.values import replace
 
 MOST = 256 << 20

@@ -115,5 +115,5 @@ def wait_until_gone(what: Belongings, within_s: float = 3.0) -> list[str]:
 
 def sweep() -> None:
     """As the next program that uses the library does it."""
-    code = "from ringfence.backends.process import state; state.sweep()"
+    code = "from ringfence.host import state; state.sweep()"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": SOURCE}, check=True, timeout=30)

@@ -12,7 +12,8 @@ import pytest
 import leftovers
 import ringfence
 from ringfence import ImageError, Limits, Mount, Policy, PolicyError, Sandbox
-from ringfence.backends.process import pool, templates
+from ringfence.backends.process import pool
+from ringfence.backends.process import pool as templates
 
 pytestmark = pytest.mark.everywhere
 

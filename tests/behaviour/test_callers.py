@@ -14,7 +14,7 @@ import pytest
 
 import leftovers
 from behaviour.host import SOURCE, Host, belongings, wait_until_gone
-from ringfence.guest import fence
+from ringfence.guest.launch import fence
 
 pytestmark = pytest.mark.everywhere
 

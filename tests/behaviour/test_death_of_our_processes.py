@@ -23,12 +23,13 @@ import leftovers
 import ringfence
 from accounts import OrdinaryUser
 from behaviour import host
-from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError, UnsupportedError, endings
+from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError, UnsupportedError
 from ringfence._sync.process import Process
 from ringfence.backends.process import pool
 from ringfence.backends.process.zygote import Template, Zygote, explain_refusal
-from ringfence.guest.guestd import Guestd
-from ringfence.guest.monitor import Monitor
+from ringfence.core import endings
+from ringfence.guest.guestd.daemon import Guestd
+from ringfence.guest.launch.monitor import Monitor
 
 
 @pytest.fixture(autouse=True)
@@ -391,7 +392,9 @@ def test_a_spawner_that_a_guest_stopped_is_replaced_at_once() -> None:
 
 _STRAYS = """
 import os, time
-from ringfence.guest import inside, lean, monitor
+from ringfence.guest.guestd import supervisor as inside
+from ringfence.guest.launch import monitor
+from ringfence.shared import fast_stdlib as lean
 class Starting:
     '''A sandbox whose spawner owes an answer.'''
     expects_children = True

@@ -133,7 +133,7 @@ input()
 def test_an_interpreter_that_ends_while_spares_are_built_leaves_nothing(delay_ms: int) -> None:
     code = f"""
 import ringfence, time
-from ringfence.backends.process import owners
+from ringfence.host import process_id as owners
 for n in range(3): ringfence.run("1", policy=ringfence.Policy(limits=ringfence.Limits(processes=20 + n)))
 time.sleep({delay_ms / 1000})
 print(owners.name())

@@ -13,7 +13,7 @@ import pytest
 
 from ringfence import AsyncSandbox, Limits, Policy, Sandbox
 from ringfence.testing.checks.reaching import SERVER
-from ringfence.wire.switchboard import WINDOW
+from ringfence.wire.inbox import WINDOW
 
 pytestmark = pytest.mark.everywhere
 

@@ -15,8 +15,8 @@ import pytest
 
 from backends_declared import OURS
 from ringfence import AsyncSandbox, FileEvent, Limits, Policy, Sandbox, SandboxError
-from ringfence.files.landing import Landing
-from ringfence.files.leaving import Leaving
+from ringfence.transfer.download import Landing
+from ringfence.transfer.upload import Leaving
 
 pytestmark = pytest.mark.everywhere
 
@@ -151,10 +151,10 @@ def test_a_tree_deeper_than_paths_go_comes_out_and_goes_in(tmp_path: Path) -> No
         os.close(directory)
         box.files.upload(tmp_path / "out", "again")
         assert len(list(box.files.list("again", recursive=True))) == 1201
-    from ringfence.guest import trees
+    from ringfence.shared import tree_walk
 
     top = os.open(tmp_path, os.O_RDONLY)
-    trees.remove_tree(top, "out")
+    tree_walk.remove_tree(top, "out")
     os.close(top)
 
 

@@ -24,11 +24,11 @@ from ringfence import (
     SnapshotError,
     UnsupportedError,
 )
-from ringfence.backends.process.copying import image
-from ringfence.backends.process.copying.image import MemoryImage
-from ringfence.network.registration import Registration
-from ringfence.network.targets import Target
-from ringfence.snapshots import sessions_of
+from ringfence.backends.process.memory import capture as image
+from ringfence.backends.process.memory.capture import MemoryImage
+from ringfence.gateway.registration import Registration
+from ringfence.gateway.types import Target
+from ringfence.snapshots.model import sessions_of
 
 ROOM = Policy(limits=Limits(memory="512M"))
 

@@ -12,8 +12,8 @@ import ringfence
 from accounts import OrdinaryUser
 from ringfence import Limits, Policy, PolicyError, Result, Sandbox
 from ringfence.backends import Backend
-from ringfence.images.presets import preset
-from ringfence.languages import TABLE
+from ringfence.core.languages import TABLE
+from ringfence.images.builder import recipe_of_preset
 
 pytestmark = pytest.mark.everywhere
 
@@ -122,7 +122,7 @@ def test_the_presets_that_are_named_have_the_tools() -> None:
     for language in TABLE.values():
         assert language.package
         if language.image:
-            assert language.package in preset(language.image).apt, language.name
+            assert language.package in recipe_of_preset(language.image).apt, language.name
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_sandbox_that_is_closed_while_it_starts_does_not_start() -> None:
     assert asyncio.run(work()) == ["SandboxClosedError"] * 3
 
 
-@pytest.mark.parametrize("moment", ["ringfence._sync.link.Link.__init__", "ringfence.guest.lean.signal_pidfd"])
+@pytest.mark.parametrize("moment", ["ringfence._sync.link.Link.__init__", "ringfence.shared.fast_stdlib.signal_pidfd"])
 def test_an_interrupt_right_after_the_start_or_before_the_end_leaves_no_sandbox(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

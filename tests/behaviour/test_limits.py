@@ -12,8 +12,9 @@ import pytest
 
 import ringfence
 import weaker
-from ringfence import Limits, Policy, Result, Sandbox, calls, launching
-from ringfence.wire.switchboard import Switchboard
+from ringfence import Limits, Policy, Result, Sandbox, launching
+from ringfence.core import arguments
+from ringfence.wire.inbox import Switchboard
 
 pytestmark = pytest.mark.everywhere
 
@@ -105,9 +106,9 @@ def test_cpu_time_in_a_result_is_the_calls_and_not_the_sandboxs() -> None:
 
 def test_who_ignores_sigxcpu_is_told_as_out_of_cpu_time() -> None:
     """Without a cgroup RLIMIT_CPU holds it, and its hard limit kills with a signal that says nothing."""
-    call = calls.Call({"kind": "exec"}, ("x",), 30.0, 1.0)
+    call = arguments.Call({"kind": "exec"}, ("x",), 30.0, 1.0)
     end = {"ev": "exit", "why": None, "code": None, "signal": signal.SIGKILL}
-    told = [calls._verdict(call, {**end, "cpu_s": spent}, oom=False, raised=False) for spent in (2.6, 0.4)]
+    told = [arguments._verdict(call, {**end, "cpu_s": spent}, oom=False, raised=False) for spent in (2.6, 0.4)]
     assert told == [("limit", "cpu-time"), ("error", "signal")]
 
 

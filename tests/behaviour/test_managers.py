@@ -34,7 +34,7 @@ from ringfence import (
     Secret,
     SnapshotError,
 )
-from ringfence._sync.owned import OwnedSandbox
+from ringfence._sync.environment import OwnedSandbox
 
 pytestmark = pytest.mark.everywhere
 

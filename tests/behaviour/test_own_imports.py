@@ -24,7 +24,8 @@ import pytest
 
 from accounts import OrdinaryUser, let_others_through
 from behaviour import every_method
-from ringfence import Mount, Policy, PolicyError, Sandbox, import_path
+from ringfence import Mount, Policy, PolicyError, Sandbox
+from ringfence.host import import_path
 from test_imports import ROOT, all_imports
 
 SCRIPT = Path(every_method.__file__)
@@ -148,7 +149,7 @@ with Sandbox(policy=Policy(mounts=[Mount(here, mode="rw")])) as box:
     box.exec(["python3", "-c", {plant!r}, here]).check()
     assert box.exec(["sh", "-c", f"echo 1 >> {{here}}/ringfence/spawn.py"]).exit_code
     assert Sandbox(image=Image("host", preload=["json"])).start().run("import json; json.dumps(1)").value == "'1'"
-    from ringfence.doctor import asking
+    from ringfence.doctor import programs as asking
     assert asking.cgroup().facts is not None
     assert asking.trials()["launcher"].ok
     assert os.path.exists(here + "/.vscode")

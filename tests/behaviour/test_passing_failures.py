@@ -18,11 +18,11 @@ import ringfence
 from backends.container import equipped
 from behaviour import host
 from ringfence import Mount, Policy, Sandbox, SandboxError, StartTimeoutError, UnsupportedError, choosing, launching
-from ringfence.backends import host_programs
-from ringfence.backends.container import engine
+from ringfence.backends.container import api
 from ringfence.backends.process import pool
 from ringfence.backends.process.zygote import Template, explain_refusal
 from ringfence.errors import SandboxLostError
+from ringfence.host import programs
 from ringfence.policy.image import Image
 
 PASSING = [
@@ -77,7 +77,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append("an engine")
         raise UnsupportedError("no engine here")
 
-    monkeypatch.setattr(engine, "find", find)
+    monkeypatch.setattr(api, "find", find)
     return asked
 
 
@@ -193,10 +193,10 @@ exit 3
 
 @pytest.fixture
 def own_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(engine, "_found", {})
-    monkeypatch.setattr(engine, "_service", [])
-    monkeypatch.setattr(engine, "_failures", [])
-    monkeypatch.setattr(engine, "_candidates", lambda *_: [])
+    monkeypatch.setattr(api, "_found", {})
+    monkeypatch.setattr(api, "_service", [])
+    monkeypatch.setattr(api, "_failures", [])
+    monkeypatch.setattr(api, "_candidates", lambda *_: [])
     monkeypatch.delenv("DOCKER_HOST", raising=False)
 
 
@@ -207,10 +207,10 @@ def test_a_service_that_does_not_start_is_not_started_by_each_sandbox(
     podman = tmp_path / "podman"
     podman.write_text(_FAILING.format(folder=tmp_path))
     podman.chmod(0o755)
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", (str(tmp_path), *host_programs.SYSTEM_FOLDERS))
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path), *programs.SYSTEM_FOLDERS))
     for name in (None, "podman", None):
         with pytest.raises(UnsupportedError, match="a service of Podman's: it ended with status 3"):
-            engine.find(name)
+            api.find(name)
     assert (tmp_path / "starts").read_text() == "started\n"
 
 
@@ -220,16 +220,16 @@ def test_without_the_package_nothing_is_started(tmp_path: Path, monkeypatch: pyt
     podman = tmp_path / "podman"
     podman.write_text(_FAILING.format(folder=tmp_path))
     podman.chmod(0o755)
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", (str(tmp_path), *host_programs.SYSTEM_FOLDERS))
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path), *programs.SYSTEM_FOLDERS))
     monkeypatch.setitem(sys.modules, "docker", None)  # as where it is not installed
     with pytest.raises(UnsupportedError) as raised:
-        engine.find()
+        api.find()
     assert (raised.value.code, (tmp_path / "starts").exists()) == ("extra-missing", False)
 
 
 _SERVICE = """
 import os, sys, threading, time
-from ringfence.backends.container import engine
+from ringfence.backends.container import api as engine
 engine._candidates = lambda *_: []
 found = []
 ask = lambda name: found.append(engine.find(name))
@@ -246,7 +246,7 @@ time.sleep(30)
 def test_one_service_serves_the_process_and_ends_with_it_however_that_ended() -> None:
     """It was started by a thread that is gone, and a fork of its owner lives on."""
     equipped.skip_unless_root()
-    if host_programs.find("podman") is None:
+    if programs.find("podman") is None:
         pytest.skip("podman is not installed")
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _SERVICE],
@@ -274,7 +274,7 @@ import json, os, warnings
 warnings.simplefilter("ignore")
 from ringfence import Sandbox
 from ringfence.backends import Container
-from ringfence.backends.container import engine
+from ringfence.backends.container import api as engine
 engine._candidates = lambda *_: []
 def ran():
     with Sandbox(backend="container") as box:
@@ -293,7 +293,7 @@ print(json.dumps([first, second, [lost.status, lost.reason], ran()]))
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root it takes a range of uids; tests of rootless Podman do")
 def test_a_service_of_ours_that_was_killed_is_replaced_without_a_word(tmp_path: Path) -> None:
     equipped.skip_unless_root()
-    if host_programs.find("podman") is None:
+    if programs.find("podman") is None:
         pytest.skip("podman is not installed")
     runtime = "crun" if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else "runc"
     (tmp_path / "c.conf").write_text(f'[engine]\nruntime = "{runtime}"\ncgroup_manager = "cgroupfs"\n')

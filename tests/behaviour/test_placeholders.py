@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ringfence import Limits, Mount, Policy, Result, Sandbox, SandboxLostError, SandboxManager
-from ringfence.backends.process import cgroup
-from ringfence.backends.process.placeholders import is_placeholder
-from ringfence.plan.protected import HELD_DIRECTORIES, HELD_FILES
+from ringfence.host.cgroups import find
+from ringfence.host.placeholders import is_placeholder
+from ringfence.plan.rootfs.protected import HELD_DIRECTORIES, HELD_FILES
 
 ALL = {*HELD_FILES, *HELD_DIRECTORIES}
 # Names that a guest may not make, tried for as long as it runs.
@@ -62,7 +62,7 @@ def git(folder: Path, *words: str) -> None:
 
 
 def can_stand_still() -> bool:
-    tree = cgroup.find()
+    tree = find.find()
     return tree is not None and tree.has_freezer
 
 
@@ -184,7 +184,7 @@ def test_a_folder_that_is_mounted_twice_is_protected_again_in_both_places(projec
 
 @needs_freezer
 def test_a_pause_while_a_name_is_put_back_is_not_undone(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfence.backends.process.guard._QUIET_S", 0.3)
+    monkeypatch.setattr("ringfence.host.mount_guard._QUIET_S", 0.3)
     spin = f"while :; do date +%s%N > {project}/tick; sleep 0.01; done"
     with Sandbox(policy=policy(project)) as box, box.spawn(["sh", "-c", spin]):
         time.sleep(0.2)

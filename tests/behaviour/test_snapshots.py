@@ -30,9 +30,9 @@ from ringfence import (
     SnapshotError,
     UnsupportedError,
 )
-from ringfence._sync.trees import Trees
-from ringfence.backends.process.state import disk_root
-from ringfence.files.store import own_store
+from ringfence._sync.snapshots import Trees
+from ringfence.host.state import disk_root
+from ringfence.snapshots.content import own_store
 
 pytestmark = pytest.mark.everywhere
 

@@ -12,7 +12,7 @@ import pytest
 
 import ringfence
 from ringfence import AsyncSandbox, Sandbox
-from ringfence import tools as module
+from ringfence.core import tools as module
 from ringfence.wire import line
 
 if TYPE_CHECKING:

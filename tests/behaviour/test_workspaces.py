@@ -14,8 +14,7 @@ from accounts import OrdinaryUser
 from behaviour import host
 from behaviour.host import Host
 from ringfence import DiskUsage, Limits, Mount, Policy, PolicyError, Sandbox, UnsupportedError
-from ringfence.backends import host_programs
-from ringfence.backends.process import disk
+from ringfence.host import loop_disk, programs
 from ringfence.launching import ProcessLauncher
 
 MIB = 1 << 20
@@ -75,7 +74,7 @@ def test_exactly_so_many_files_fit(make: str) -> None:
 @needs_root
 @pytest.mark.parametrize(("size", "files"), [(4096, 1), (MIB, 50), (300 * MIB, 12_345), (3 << 30, 1_000)])
 def test_an_image_of_any_size_is_exact(size: int, files: int) -> None:
-    mount = disk.make_image(size, files, 2_000_000)
+    mount = loop_disk.make_image(size, files, 2_000_000)
     try:
         found = os.statvfs(mount)
         assert (found.f_bavail * found.f_frsize, found.f_favail) == (size, files)
@@ -178,7 +177,7 @@ boxes[0].exec(["sleep", "60"])
 
 @needs_root
 def test_without_mkfs_it_says_which_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", ("/nonexistent",))
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ("/nonexistent",))
     with pytest.raises(UnsupportedError, match=r"mkfs.ext4") as raised:
         Sandbox(workspace="disk").start()
     assert raised.value.fix == "install the package e2fsprogs"
@@ -202,9 +201,9 @@ def test_a_host_that_does_not_let_us_set_the_size_is_refused_in_words(monkeypatc
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system", "/sys/fs/ext4/loop0/reserved_clusters")
 
-    monkeypatch.setattr(disk, "_fit", read_only)
+    monkeypatch.setattr(loop_disk, "_fit", read_only)
     with pytest.raises(UnsupportedError, match=r"could not be made: .*Read-only file system"):
-        disk.make_image(MIB, 50, 0)
+        loop_disk.make_image(MIB, 50, 0)
 
 
 @needs_root
@@ -298,7 +297,7 @@ sys.stdout.flush()
     deadline = time.monotonic() + 5
     while list(place.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    told(ordinary_user, "from ringfence.backends.process import state; state.sweep()")
+    told(ordinary_user, "from ringfence.host import state; state.sweep()")
     assert list(place.iterdir()) == []
     deadline = time.monotonic() + 3
     while (left := leftovers.orphans() - others) and time.monotonic() < deadline:

@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 
-from ringfence.guest import kernel as k
+from ringfence.shared import syscalls as k
 
 _UNSHARE, _CLONE, _MOUNT = 272, 56, 165
 _EPERM, _EACCES = 1, 13

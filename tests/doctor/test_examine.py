@@ -14,10 +14,12 @@ import pytest
 import engines
 import leftovers
 from ringfence import launching
-from ringfence.backends.container import engine as clients
-from ringfence.backends.process import refusals
-from ringfence.doctor import BackendReport, Finding, Report, asking, escapes, examine, examining, fixes, process
+from ringfence.backends.container import api as clients
+from ringfence.doctor import BackendReport, Finding, Report, examine, fixes, process, programs
+from ringfence.doctor import engines as escapes
+from ringfence.doctor import examine as examining
 from ringfence.errors import PolicyError
+from ringfence.host import kernel_refusals
 from ringfence.policy import Policy
 from ringfence.values import frozen_map
 
@@ -140,7 +142,7 @@ hang = attempt(lambda: time.sleep(60), timeout_s=0.2)
 crash = attempt(lambda: os.kill(os.getpid(), signal.SIGSEGV))
 print(json.dumps([hang, crash]))
 """
-    env = {**os.environ, "PYTHONPATH": str(Path(asking.__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(programs.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, env=env)
     assert json.loads(done.stdout) == [
         {"ok": False, "detail": "no answer in 0.2 s", "errno": None},
@@ -149,8 +151,8 @@ print(json.dumps([hang, crash]))
 
 
 def test_a_whole_run_that_hangs_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_WHOLE_S", 0.01)
-    assert asking.whole() == asking.Answer(False, "no answer in 0.01 s")
+    monkeypatch.setattr(programs, "_WHOLE_S", 0.01)
+    assert programs.whole() == programs.Answer(False, "no answer in 0.01 s")
 
 
 def test_json_and_script_come_from_the_same_findings() -> None:
@@ -233,8 +235,8 @@ def test_a_user_without_every_controller_is_told_how_to_get_them(
     mode: str, ok: bool, lacks: list[str], engine: str | None, fix: str, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(refusals, "container", lambda: engine)
-    found = process._cgroup(asking.Answer(ok, mode, None, {"mode": mode, "lacks": lacks}))
+    monkeypatch.setattr(kernel_refusals, "container", lambda: engine)
+    found = process._cgroup(programs.Answer(ok, mode, None, {"mode": mode, "lacks": lacks}))
     assert (found.state, str(found.fix).startswith(fix), script in str(found.script)) == ("weaker", True, True)
 
 
@@ -253,19 +255,19 @@ def test_a_user_without_every_controller_is_told_how_to_get_them(
     ],
 )
 def test_a_refused_step_has_a_cause(text: str, number: int | None, code: str) -> None:
-    assert refusals.cause(text, number).code == code
+    assert kernel_refusals.cause(text, number).code == code
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman", "kubernetes"])
 def test_a_container_gets_the_flags_of_its_own_engine(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "container", lambda: engine)
-    fix = refusals.container_fix()
+    monkeypatch.setattr(kernel_refusals, "container", lambda: engine)
+    fix = kernel_refusals.container_fix()
     unmask = {"docker": "systempaths=unconfined", "podman": "unmask=ALL", "kubernetes": "procMount: Unmasked"}[engine]
-    assert (unmask in fix, unmask in refusals.proc_fix(), "seccomp" in fix) == (True, True, True)
+    assert (unmask in fix, unmask in kernel_refusals.proc_fix(), "seccomp" in fix) == (True, True, True)
 
 
 def test_a_folder_that_cannot_be_entered_is_not_taken_for_a_refused_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     refused = "[Errno 13] Permission denied [mount bind {} on /]"
-    assert refusals.cause(refused.format("/home/other"), 13).code == "mount-source"
-    assert refusals.cause(refused.format(""), 13).code == "userns-restricted"
+    assert kernel_refusals.cause(refused.format("/home/other"), 13).code == "mount-source"
+    assert kernel_refusals.cause(refused.format(""), 13).code == "userns-restricted"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.backends.process import refusals
+from ringfence.host import kernel_refusals
 
 SITUATIONS = Path(__file__).with_name("situations.py").read_text()
 PROBE = """
@@ -77,7 +77,7 @@ REFUSALS = [
         "user namespaces",
         "userns-restricted",
         "a filter around this process (a container's, mostly) refuses it",
-        refusals.container_fix(),
+        kernel_refusals.container_fix(),
         id="a container engine's filter",
     ),
     pytest.param(
@@ -85,7 +85,7 @@ REFUSALS = [
         "fresh /proc",
         "proc-masked",
         "parts of this container's /proc are covered, so the kernel refuses a fresh one inside the sandbox",
-        refusals.proc_fix(),
+        kernel_refusals.proc_fix(),
         id="a covered proc",
     ),
 ]
@@ -146,7 +146,7 @@ def test_a_host_without_landlock_still_works_and_says_what_is_weaker(ordinary_us
 
 def test_a_launcher_that_cannot_be_executed_is_the_first_thing_missing(ordinary_user: OrdinaryUser) -> None:
     code = """
-import ringfence.spawn as spawn
+import ringfence.host.zygote_start as spawn
 spawn.launcher = lambda: "/dev/null"
 from ringfence.doctor import examine
 print(*examine(backends=["process"]).backends[0].lines[2])
@@ -161,7 +161,7 @@ print(*examine(backends=["process"]).backends[0].lines[2])
 def test_where_user_namespaces_are_refused_the_look_for_mapped_uids_leaves_no_process(
     ordinary_user: OrdinaryUser,
 ) -> None:
-    code = "from ringfence.files.imagelocks import run_as_root\nprint(run_as_root(['true'], 20))"
+    code = "from ringfence.images.store import run_as_root\nprint(run_as_root(['true'], 20))"
     done = ordinary_user.run(SITUATIONS, "no_user_namespaces", code)
     assert (done.returncode, "unshare failed" in done.stdout, unshare_processes(ordinary_user)) == (0, True, [])
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import Policy, Snapshot, SnapshotError
-from ringfence.files import exporting
-from ringfence.files.manifest import Entry, Manifest, hasher
-from ringfence.files.store import Holder, Store, Writer, own_store
-from ringfence.policy.hostpaths import LinkError
-from ringfence.snapshots import make
+from ringfence.policy.host_paths import LinkError
+from ringfence.snapshots import file
+from ringfence.snapshots.content import Holder, Store, Writer, own_store
+from ringfence.snapshots.manifest import Entry, Manifest, hasher
+from ringfence.snapshots.model import make
 
 
 def snapshot(store: Store | None = None, **files: bytes) -> Snapshot:
@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_gets_back_what_a_load_wrote_to_it(tmp_path: Path, m
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(OSError, match="No space left"):
-        exporting.load(str(tmp_path / "snap"), store)
+        file.load(str(tmp_path / "snap"), store)
     assert sizes[-1] > 0
     assert (store._fd, store._writing) == (-1, 0), "the file and all of its room are gone"
 
@@ -137,7 +137,7 @@ def test_a_file_altered_by_somebody_who_makes_its_digest_right_again_is_still_ch
     """The digest has no key: whoever alters the file can write another. Then every part is judged by itself."""
     import tempfile
 
-    from ringfence.files.manifest import hasher
+    from ringfence.snapshots.manifest import hasher
 
     made = snapshot(a=b"one\n" * 30, b=b"two")
     with tempfile.TemporaryDirectory() as folder:
@@ -220,10 +220,10 @@ def test_a_store_whose_descriptor_the_caller_closed_never_writes_to_another_file
 @pytest.mark.parametrize("field", ["bound", "policy_digest"])
 def test_half_a_character_in_the_header_is_refused_in_our_words(whole: Path, field: str) -> None:
     data = whole.read_bytes()[: -len(hasher().digest())]
-    start = len(exporting.MAGIC) + 8
+    start = len(file.MAGIC) + 8
     size = int.from_bytes(data[start - 8 : start], "big")
     header = json.dumps({**json.loads(data[start : start + size]), field: "\ud800"}).encode()
-    altered = exporting.MAGIC + len(header).to_bytes(8, "big") + header + data[start + size :]
+    altered = file.MAGIC + len(header).to_bytes(8, "big") + header + data[start + size :]
     digest = hasher()
     digest.update(altered)
     whole.write_bytes(altered + digest.digest())

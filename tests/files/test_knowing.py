@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.guest.knowing import SIZE, UNKNOWN, Known, Memory, cut, pack
+from ringfence.shared.stamps import SIZE, UNKNOWN, Known, Memory, cut, pack
 
 names = st.sampled_from(["a", "b", "\udcff", "é", "\U0001f600", "\ue000", *(f"n{number}" for number in range(70))])
 stamps = st.binary(min_size=16, max_size=16)

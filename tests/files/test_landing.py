@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.files.landing import Landing
-from ringfence.guest import tarstream
-from ringfence.guest.packing import Caps
-from ringfence.policy import hostpaths
+from ringfence.policy import host_paths
+from ringfence.shared import tar as tarstream
+from ringfence.shared.tree_pack import Caps
+from ringfence.transfer.download import Landing
 
 
 def tar(*members: tuple[str, bytes, str], size: int = 1) -> bytes:
@@ -258,7 +258,7 @@ def test_a_target_that_is_a_link_or_lies_behind_one_is_refused(tmp_path: Path) -
     (tmp_path / "file").symlink_to(tmp_path / "outside/file")
     for target in ("place", "place/in", "file"):
         for folder in (True, False):
-            with pytest.raises(hostpaths.LinkError, match="is a link to"):
+            with pytest.raises(host_paths.LinkError, match="is a link to"):
                 land(tmp_path / target, tar(FIRST), folder=folder)
     assert (os.listdir(tmp_path / "outside"), sorted(os.listdir(tmp_path))) == ([], ["file", "outside", "place"])
 

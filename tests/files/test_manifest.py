@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import Limits, SnapshotError
-from ringfence.files.manifest import Caps, Entry, Manifest, caps_of, entry
+from ringfence.snapshots.manifest import Caps, Entry, Manifest, caps_of, entry
 
 DIGEST = "ab" * 32
 OTHER = "cd" * 32

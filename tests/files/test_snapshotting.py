@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import SnapshotError
-from ringfence.files.lineage import Lineage, Look
-from ringfence.files.manifest import Caps, Entry, Manifest, hasher
-from ringfence.files.snapshotting import Taking, orders
-from ringfence.files.store import Holder, Store, Writer
-from ringfence.guest import keeping
-from ringfence.guest.keeping import AGAIN, DATA, DONE, END, ENTRY, GONE, HEADER
-from ringfence.guest.knowing import Known
+from ringfence.guest.files import snapshot_scan
+from ringfence.guest.files.snapshot_scan import AGAIN, DATA, DONE, END, ENTRY, GONE, HEADER
+from ringfence.shared.stamps import Known
+from ringfence.snapshots.content import Holder, Store, Writer
+from ringfence.snapshots.manifest import Caps, Entry, Manifest, hasher
+from ringfence.snapshots.take import Lineage, Look, Taking, orders
 
 STAMP = "5a" * 16
 CAPS = Caps(1 << 20, 10)
@@ -274,12 +273,12 @@ def test_a_file_that_is_replaced_while_it_is_read_is_one_state_and_a_written_one
         (tmp_path / "new").write_bytes(b"new")
         (tmp_path / "new").replace(path)
         assert os.fstat(file.fileno()).st_ctime_ns != before.st_ctime_ns
-        assert keeping._is_same(before, os.fstat(file.fileno()))
+        assert snapshot_scan._is_same(before, os.fstat(file.fileno()))
     with path.open("r+b") as file:
         before = os.fstat(file.fileno())
         time.sleep(0.02)
         file.write(b"neu")
         file.flush()
-        assert not keeping._is_same(before, os.fstat(file.fileno()))
+        assert not snapshot_scan._is_same(before, os.fstat(file.fileno()))
         path.unlink()
-        assert not keeping._is_same(before, os.fstat(file.fileno()))
+        assert not snapshot_scan._is_same(before, os.fstat(file.fileno()))

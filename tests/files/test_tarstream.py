@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.files.tarstream import Caps, TarError, TarStream, parts
-from ringfence.guest.tarstream import BLOCK
+from ringfence.images.tar_reader import Caps, TarError, TarStream, parts
+from ringfence.shared.tar import BLOCK
 
 
 def header(name: str, *, kind: bytes = b"0", size: int = 0, **fields: object) -> bytes:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.guest import packing, planting, trees
-from ringfence.guest.tarstream import Refused
+from ringfence.shared import tree_pack, tree_unpack, tree_walk
+from ringfence.shared.tar import Refused
 
 DEPTH, WIDE = 600, 1500
 _OPEN = os.O_RDONLY | os.O_DIRECTORY
@@ -42,11 +42,11 @@ def peak(work: Callable[[], object]) -> int:
 
 def test_a_walk_holds_each_folder_by_its_name(tmp_path: Path) -> None:
     top = deep_and_wide(tmp_path)
-    assert peak(lambda: [found.name for found in packing.walk(top)]) < 2 << 20  # as paths: 7 MiB
-    names = [found.path for found in packing.walk(top)]
+    assert peak(lambda: [found.name for found in tree_pack.walk(top)]) < 2 << 20  # as paths: 7 MiB
+    names = [found.path for found in tree_pack.walk(top)]
     assert (len(names), names[:2], names[-1]) == (DEPTH + WIDE, [b"d", b"d/d"], b"d/" * DEPTH + b"%05d" % (WIDE - 1))
     os.close(top)
-    trees.remove_tree(os.open(tmp_path.parent, _OPEN), tmp_path.name)
+    tree_walk.remove_tree(os.open(tmp_path.parent, _OPEN), tmp_path.name)
 
 
 def test_what_is_merged_is_held_by_its_name(tmp_path: Path) -> None:
@@ -54,27 +54,27 @@ def test_what_is_merged_is_held_by_its_name(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         os.close(deep_and_wide(tmp_path / name))
     stage, target = (os.open(tmp_path / name, _OPEN) for name in ("stage", "target"))
-    assert peak(lambda: planting.merge(stage, target)) < 2 << 20
+    assert peak(lambda: tree_unpack.merge(stage, target)) < 2 << 20
     for fd in (stage, target):
         os.close(fd)
-    trees.remove_tree(os.open(tmp_path.parent, _OPEN), tmp_path.name)
+    tree_walk.remove_tree(os.open(tmp_path.parent, _OPEN), tmp_path.name)
 
 
 def test_more_names_in_a_folder_than_anybody_keeps_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_MOST_IN_FOLDER", 10 * (packing._BESIDE + 5))
+    monkeypatch.setattr(tree_pack, "_MOST_IN_FOLDER", 10 * (tree_pack._BESIDE + 5))
     top = os.open(tmp_path, _OPEN)
     for number in range(10):
         (tmp_path / f"{number:05}").touch()
-    assert len(list(packing.walk(top))) == 10
+    assert len(list(tree_pack.walk(top))) == 10
     (tmp_path / "more").touch()
     with pytest.raises(Refused) as caught:
-        list(packing.walk(top))
+        list(tree_pack.walk(top))
     assert caught.value.why == "files"
     os.close(top)
 
 
 def test_a_tree_of_many_names_is_removed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "_NAMES", 7)
+    monkeypatch.setattr(tree_walk, "_NAMES", 7)
     top = tmp_path / "top"
     top.mkdir()
     for number in range(40):
@@ -82,6 +82,6 @@ def test_a_tree_of_many_names_is_removed_in_pieces(tmp_path: Path, monkeypatch: 
         (top / f"folder-{number}").mkdir()
         (top / f"folder-{number}" / "inner").touch()
     fd = os.open(tmp_path, _OPEN)
-    trees.remove_tree(fd, "top")
+    tree_walk.remove_tree(fd, "top")
     os.close(fd)
     assert list(tmp_path.iterdir()) == []

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfence.guest import zipstream
-from ringfence.guest.packing import Caps
-from ringfence.guest.tarstream import Refused
+from ringfence.guest.files import zip_stream
+from ringfence.shared.tar import Refused
+from ringfence.shared.tree_pack import Caps
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -42,7 +42,7 @@ def fd() -> Iterator[int]:
 def read(fd: int, data: bytes, most: int = 100) -> dict[str, bytes]:
     os.ftruncate(fd, 0)
     os.pwrite(fd, data, 0)
-    return {member.name.decode("latin-1"): b"".join(content) for member, content in zipstream.members(fd, most)}
+    return {member.name.decode("latin-1"): b"".join(content) for member, content in zip_stream.members(fd, most)}
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -100,7 +100,7 @@ def test_an_entry_has_the_time_that_the_archive_says(fd: int, date: int, clock: 
     data = made()
     at = data.index(b"PK\1\2") + 12
     os.pwrite(fd, data[:at] + struct.pack("<HH", clock, date) + data[at + 4 :], 0)
-    member, _ = next(zipstream.members(fd, 100))
+    member, _ = next(zip_stream.members(fd, 100))
     assert datetime.fromtimestamp(member.mtime, UTC).isoformat() == f"{told}+00:00"
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_shrinks_while_it_is_packed_is_no_whole_file(fd: int) -> Non
 
     os.pwrite(fd, b"x" * 1000, 0)
     with pytest.raises(Refused, match="changed"):
-        zipstream.write_file(fd, b"f", Shrinking(), Caps(None, None))
+        zip_stream.write_file(fd, b"f", Shrinking(), Caps(None, None))
 
 
 def test_entries_that_share_their_bytes_are_refused(fd: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import images
-from ringfence.files.imagestore import Store
+from ringfence.images.store import Store
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "images"
 PACKAGES = ["python3"]
@@ -38,7 +38,7 @@ def debian_archive() -> Path:
         pytest.skip("mmdebstrap is missing: make system")
     CACHE.mkdir(parents=True, exist_ok=True)
     program = (
-        "import sys; from ringfence import images; from ringfence.images.recipe import Recipe\n"
+        "import sys; from ringfence import images; from ringfence.images.builder import Recipe\n"
         f"images.build('debian', Recipe(apt={PACKAGES!r}, env={{'GREETING': 'hello'}}))\n"
         "images.export('debian', sys.argv[1])"
     )

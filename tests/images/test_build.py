@@ -22,12 +22,11 @@ import ringfence
 from accounts import OrdinaryUser
 from images.packing import ROOT, E, tar
 from ringfence import images
-from ringfence.backends import host_programs
 from ringfence.errors import ImageError
-from ringfence.files.imagestore import Store
+from ringfence.host import programs
 from ringfence.images import debian as bootstrapping
-from ringfence.images.building import _key
-from ringfence.images.recipe import Recipe, RecipeFile
+from ringfence.images.builder import Recipe, RecipeFile, _key
+from ringfence.images.store import Store
 from ringfence.policy.image import Image
 
 pytestmark = [
@@ -190,7 +189,7 @@ def test_a_debian_package_that_does_not_exist_is_said_and_nothing_is_kept(store:
 
 _BUILD = """
 from ringfence import images
-from ringfence.images.recipe import Recipe
+from ringfence.images.builder import Recipe
 images.build("mine", Recipe(), progress=lambda message: print(message, flush=True))
 """
 
@@ -255,7 +254,7 @@ def test_a_root_that_is_refused_while_it_comes_is_refused_with_its_own_reason(
     (tmp_path / "mmdebstrap").write_text(_OVERFLOWING)
     (tmp_path / "mmdebstrap").chmod(0o755)
     (tmp_path / "mmdebstrap.tar").write_bytes(tar([*ROOT, E("../out", b"x" * 5000)])[:-1024])
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", (str(tmp_path), *host_programs.SYSTEM_FOLDERS))
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path), *programs.SYSTEM_FOLDERS))
     monkeypatch.setattr(bootstrapping, "check_host", lambda: None)
     with pytest.raises(ImageError, match=r"leads out by '\.\.'") as caught:
         images.build("mine", Recipe())
@@ -275,10 +274,10 @@ _BUILD_AS_USER = """
 import os, sys
 os.environ.update(XDG_DATA_HOME=sys.argv[1] + "/data")
 from ringfence import images
-from ringfence.backends import host_programs
+from ringfence.host import programs as host_programs
 host_programs.SYSTEM_FOLDERS = (sys.argv[1], *host_programs.SYSTEM_FOLDERS)
-from ringfence.files.imagestore import Store
-from ringfence.images.recipe import Recipe
+from ringfence.images.store import Store
+from ringfence.images.builder import Recipe
 print(Store().sweep() if "sweep" in sys.argv else "", flush=True)
 info = images.build("mine", Recipe(apt=("true",)), progress=lambda message: print(message, flush=True))
 print(open(Store().root(info.digest) + "/bin/map").read().split(), os.listdir(Store().directory + "/work"))

@@ -19,12 +19,12 @@ import pytest
 import engines
 from images.packing import ROOT, E, as_json, config, device, directory, docker, hardlink, oci, sha, symlink, tar
 from ringfence import images
-from ringfence.backends import host_programs
 from ringfence.errors import ImageError, PolicyError
-from ringfence.files.imagestore import Store
-from ringfence.files.tarstream import Caps
-from ringfence.images import making
-from ringfence.policy.hostpaths import LinkError
+from ringfence.host import programs
+from ringfence.images import make
+from ringfence.images.store import Store
+from ringfence.images.tar_reader import Caps
+from ringfence.policy.host_paths import LinkError
 
 OUTFIT = {"dev", "proc", "sys", "tmp", "workspace", "run", "var", "home", "root", "mnt", "opt", "srv", "usr"}
 
@@ -324,7 +324,7 @@ def test_an_engine_that_is_not_there_or_a_name_that_is_an_option_is_refused(
 ) -> None:
     with pytest.raises(ImageError, match="is no name of an image"):
         images.import_image("one", "docker:--help")
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ImageError, match="there is no podman that may be used"):
         images.import_image("one", "podman:debian")
@@ -350,7 +350,7 @@ def test_an_image_of_an_engine_is_what_its_save_writes(
     program = tmp_path / "bin" / "docker"
     program.write_text(ENGINE)
     program.chmod(0o755)
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", (f"{tmp_path}/bin", *host_programs.SYSTEM_FOLDERS))
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (f"{tmp_path}/bin", *programs.SYSTEM_FOLDERS))
     monkeypatch.setenv("DOCKER_ARCHIVE", str(write(tmp_path, docker([tar(ROOT)]))))
     assert images.import_image("one", "docker:x:latest").source == "docker-archive"
     with pytest.raises(ImageError, match="docker has no image 'gone'"):
@@ -423,11 +423,11 @@ def test_a_folder_with_more_than_an_image_may_hold_is_refused(
     for name in ("a", "b", "c"):
         (tmp_path / "root" / "bin" / name).write_bytes(b"x" * 1000)
     for caps, why in ((Caps(entries=3), "more than 3 files"), (Caps(size=2999), "no space left|larger than 2,999")):
-        monkeypatch.setattr(making, "caps_for", lambda _, caps=caps: caps)
+        monkeypatch.setattr(make, "caps_for", lambda _, caps=caps: caps)
         with pytest.raises(ImageError, match=why):
             images.import_image("one", tmp_path / "root")
         assert nothing_kept(store)
-    monkeypatch.setattr(making, "caps_for", lambda _: Caps(entries=100, size=9000))
+    monkeypatch.setattr(make, "caps_for", lambda _: Caps(entries=100, size=9000))
     images.import_image("one", tmp_path / "root")
 
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from images.packing import E, device, directory, hardlink, symlink, tar
-from ringfence.files.layers import Tree, scan, tree_digest
-from ringfence.files.tarstream import Caps, Entry, TarError, TarStream
+from ringfence.images.tar_reader import Caps, Entry, TarError, TarStream
+from ringfence.images.tree import Tree, scan, tree_digest
 
 
 def apply(root: Path, *layers: list[E], whiteouts: bool = True, caps: Caps | None = None) -> Tree:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import ImageError
-from ringfence.files.layers import Tree
 from ringfence.images.packages import add_npm
+from ringfence.images.tree import Tree
 
 
 @pytest.fixture

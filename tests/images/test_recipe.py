@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ringfence import images
-from ringfence.backends import host_programs
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
-from ringfence.files.imagestore import Store
-from ringfence.images import debian, presets
-from ringfence.images.recipe import Recipe, RecipeFile, load, loads
+from ringfence.host import programs
+from ringfence.images import builder, debian
+from ringfence.images.builder import Recipe, RecipeFile, load, loads
+from ringfence.images.store import Store
 
 WHOLE = """
 base = "debian:stable"
@@ -78,9 +78,9 @@ def test_a_mistake_is_said_with_its_line(
         assert caught.value.fix == fix
 
 
-@pytest.mark.parametrize("name", presets.NAMES)
+@pytest.mark.parametrize("name", builder.NAMES)
 def test_a_preset_is_a_recipe(name: str) -> None:
-    recipe = presets.preset(name)
+    recipe = builder.recipe_of_preset(name)
     assert {"git", "curl", "ripgrep"} <= set(recipe.apt)
     assert ("python3" in recipe.apt) == (name != "node")
     assert ({"numpy", "pandas", "matplotlib", "requests"} <= set(recipe.pip)) == (name in ("data", "polyglot"))
@@ -102,7 +102,7 @@ def test_bad_arguments_of_build_start_nothing(store: Store, tmp_path: Path) -> N
 
 
 def test_without_mmdebstrap_building_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UnsupportedError, match="needs mmdebstrap") as caught:
         images.build("x", preset="python")

@@ -16,7 +16,7 @@ from accounts import OrdinaryUser
 from images.packing import E, directory, symlink, tar
 from ringfence import Limits, Mount, Policy, Sandbox, images
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
-from ringfence.files.imagestore import Store
+from ringfence.images.store import Store
 from ringfence.policy.image import Image
 
 pytestmark = pytest.mark.timeout(300)  # the first run on a machine builds the image

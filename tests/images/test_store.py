@@ -16,8 +16,7 @@ import pytest
 from images.packing import ROOT, E, docker, tar
 from ringfence import images
 from ringfence.errors import ImageError, PolicyError
-from ringfence.files.imagelocks import lock
-from ringfence.files.imagestore import ImageInfo, Store, default_directory
+from ringfence.images.store import ImageInfo, Store, default_directory, lock
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -190,7 +189,7 @@ _SLOW = """
 import os, sys, time
 from ringfence import images
 def say(message): print(message, flush=True)
-from ringfence.files.layers import Tree
+from ringfence.images.tree import Tree
 whole = Tree._add_file
 def slow(self, *rest):
     whole(self, *rest)
@@ -280,7 +279,7 @@ mount -t tmpfs -o size=1500k tmpfs "$1" && XDG_DATA_HOME="$1" exec "$2" -c '
 import os, sys
 from ringfence import images
 from ringfence.errors import ImageError
-from ringfence.images import making
+from ringfence.images import make as making
 making._RESERVE = -(1 << 40)  # past the first check: the disk is full in the middle
 try:
     images.import_image("one", sys.argv[1])
@@ -314,7 +313,7 @@ def test_a_full_disk_in_the_middle_of_an_import_is_said_and_nothing_stays(tmp_pa
 def test_a_bomb_is_refused_before_it_fills_the_disk(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringfence.images.making.free_space", lambda _: (256 << 20) + 100_000)
+    monkeypatch.setattr("ringfence.images.make.free_space", lambda _: (256 << 20) + 100_000)
     with pytest.raises(ImageError, match="no space left") as caught:
         images.import_image("one", archive(tmp_path, E("zeros", bytes(200_000))))
     assert caught.value.code == "disk-full"
@@ -326,7 +325,7 @@ mount -t tmpfs -o size=64m,nr_inodes=0 tmpfs "$1" && XDG_DATA_HOME="$1" exec "$2
 import os, sys
 from ringfence import images
 from ringfence.errors import ImageError
-from ringfence.images import making
+from ringfence.images import make as making
 making._RESERVE = 32 << 20
 lowest, remove = [], making.Making.__exit__
 def leaving(self, *how):

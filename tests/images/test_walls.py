@@ -12,8 +12,8 @@ from backends_declared import DECLARED, missing
 from images import packing
 from images.packing import E, directory, symlink
 from ringfence import Mount, Policy, Sandbox, UnsupportedError, images
-from ringfence.backends.walled import runtime
-from ringfence.files.imagestore import Store
+from ringfence.backends.engine import guestd_bundle
+from ringfence.images.store import Store
 
 TOOL = r"""
 #include <stdio.h>
@@ -127,7 +127,7 @@ def test_a_loader_that_cannot_be_kept_from_the_list_is_refused(tmp_path: Path, p
     loader = tmp_path / "ld.so"
     loader.write_bytes(program)
     with pytest.raises(UnsupportedError, match="cannot be kept from an image"):
-        runtime._take_preload_away(str(loader))
+        guestd_bundle._take_preload_away(str(loader))
     assert loader.read_bytes() == program
 
 

@@ -9,7 +9,7 @@ import threading
 
 import ringfence
 from ringfence import Network, Policy, Rule, Sandbox
-from ringfence.network.gateway import service
+from ringfence.gateway.service import service
 
 
 class Hello(http.server.BaseHTTPRequestHandler):

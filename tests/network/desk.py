@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from network.servers import Loop, Server
-from ringfence.network import streams
-from ringfence.network.authority import Authority
-from ringfence.network.intercept import fixed, intercept, serve_plain
-from ringfence.network.swapping import Vault
-from ringfence.network.targets import Client, Entry, OverBudget, Refusal, Target
+from ringfence.gateway import stream
+from ringfence.gateway.http.intercept import fixed, intercept, serve_plain
+from ringfence.gateway.secrets.ca import Authority
+from ringfence.gateway.secrets.vault import Vault
+from ringfence.gateway.types import Client, Entry, OverBudget, Refusal, Target
 from ringfence.policy.model import Network, Rule
 from ringfence.policy.secrets import Secret
 
@@ -116,16 +116,16 @@ def open_desk(loop: Loop, desk: Desk, *, tls: bool = True) -> Iterator[Desk]:
 @contextmanager
 def trusting(roots: Path) -> Iterator[None]:
     """The gateway trusts the test's roots and no others. No setting of an installed package does this."""
-    before = streams.trusted_roots
+    before = stream.trusted_roots
 
     def load(context: ssl.SSLContext) -> None:
         context.load_verify_locations(roots)
 
-    streams.trusted_roots = load
+    stream.trusted_roots = load
     try:
         yield
     finally:
-        streams.trusted_roots = before
+        stream.trusted_roots = before
 
 
 def wait_until(holds: Callable[[], object], timeout_s: float = 5.0) -> None:

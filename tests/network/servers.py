@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ringfence.network.authority import _usage
+from ringfence.gateway.secrets.ca import _usage
 
 Headers = list[tuple[bytes, bytes]]
 

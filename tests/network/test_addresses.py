@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.network.addresses import fault
-from ringfence.network.dialling import listed
+from ringfence.gateway.dial import fault, listed
 
 EVERYTHING = ("0.0.0.0/0", "::/0")
 

@@ -15,10 +15,10 @@ from network.test_gateway import until
 from network.test_quick import ASK
 from network.world import World, listening
 from ringfence import Rule, Sandbox
-from ringfence.network import budgets
-from ringfence.network.budgets import Bucket, Counted, Totals
-from ringfence.network.gateway import service
-from ringfence.network.targets import OverBudget, Refusal, Target
+from ringfence.gateway import budget
+from ringfence.gateway.budget import Bucket, Counted, Totals
+from ringfence.gateway.service import service
+from ringfence.gateway.types import OverBudget, Refusal, Target
 
 HOLD = """
 import socket, sys
@@ -138,8 +138,8 @@ def test_bytes_of_all_sandboxes_together_have_a_most(
 
 
 def test_a_target_whose_rate_is_used_up_is_waited_for(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "TARGET_RATE", 10.0)
-    monkeypatch.setattr(budgets, "TARGET_BURST", 1.0)
+    monkeypatch.setattr(budget, "TARGET_RATE", 10.0)
+    monkeypatch.setattr(budget, "TARGET_BURST", 1.0)
     with internet.http("rate.test") as server, internet.sandbox(internet.policy(f"rate.test:{server.port}")) as box:
         get = "GET / HTTP/1.1\r\nHost: rate.test\r\nConnection: close\r\n\r\n"
         began = time.monotonic()
@@ -156,7 +156,7 @@ def test_a_day_later_bytes_count_from_nothing(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(OverBudget, match="10 bytes a day"):
         totals.count_down(1)
     later = time.monotonic() + 86_401
-    monkeypatch.setattr(budgets, "time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: later))
     totals.count_down(10)
 
 
@@ -175,7 +175,7 @@ def test_a_closed_connection_counts_no_more_however_often_it_is_closed() -> None
 
 def test_a_bucket_gives_its_burst_then_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
-    monkeypatch.setattr(budgets, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now))
     bucket = Bucket(10.0, 3.0)
     assert [bucket.take() for _ in range(5)] == [True, True, True, False, False]
     now += 0.25

@@ -137,7 +137,7 @@ def test_npm_installs_from_a_registry(internet: World, tmp_path: Path) -> None:
 AS_USER = """
 import socket, sys, threading
 from ringfence import Network, Policy, Rule, Sandbox
-from ringfence.network.gateway import service
+from ringfence.gateway.service import service
 listener = socket.create_server(("127.0.0.1", 0)); port = listener.getsockname()[1]
 def serve():
     while True:

@@ -16,8 +16,8 @@ from network.test_gateway import until
 from network.world import World, codes, curl, listening
 from ringfence import Rule
 from ringfence.cli import main
-from ringfence.network import dialling, logbook, proxy, serving, splicing
-from ringfence.network.gateway import service
+from ringfence.gateway import accept, dial, log, proxy, splice
+from ringfence.gateway.service import service
 
 DRIP = """
 import socket, time
@@ -32,7 +32,7 @@ def drip(address, data):
 
 
 def test_a_hello_that_drips_is_given_up(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HELLO_S", 0.5)
+    monkeypatch.setattr(accept, "HELLO_S", 0.5)
     monkeypatch.setattr(proxy, "_FIRST_S", 0.5)
     code = (
         DRIP
@@ -63,8 +63,8 @@ print(sock.recv(100))
 
 
 def test_a_connection_without_a_byte_is_cut(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splicing, "IDLE_S", 0.6)
-    monkeypatch.setattr(splicing, "HALF_OPEN_S", 0.3)
+    monkeypatch.setattr(splice, "IDLE_S", 0.6)
+    monkeypatch.setattr(splice, "HALF_OPEN_S", 0.3)
     internet.names["idle.test"] = ["127.0.0.1"]
     code = """
 import socket, time
@@ -129,7 +129,7 @@ def test_a_net_log_that_does_not_hold_everything_says_so(
 ) -> None:
     """A guest that looks names up without end would have its earlier connections forgotten unseen."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(logbook, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(log, "MOST_ENTRIES", 3)
     asks = "for n in 1 2 3 4 5; do getent ahostsv4 no$n.test; done; true"
     assert main(["exec", "-q", "--net-log", "n.jsonl", "--allow-net", "web.test", "--", "sh", "-c", asks]) == 0
     lines = Path("n.jsonl").read_text().splitlines()
@@ -150,7 +150,7 @@ def test_a_policy_that_permits_and_denies_a_host_says_so(internet: World) -> Non
 def test_a_resolver_that_hangs_holds_up_its_own_connection_alone(
     internet: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialling, "RESOLVE_S", 0.3)
+    monkeypatch.setattr(dial, "RESOLVE_S", 0.3)
     ended = threading.Event()
     hung: SimpleQueue[str] = SimpleQueue()
     look = internet.lookup
@@ -167,13 +167,13 @@ def test_a_resolver_that_hangs_holds_up_its_own_connection_alone(
         with internet.sandbox(policy) as box, internet.sandbox(policy) as other:
             slow, fine = f"http://slow.test:{server.port}/", f"http://web.test:{server.port}/"
             assert curl(box, slow).stdout.endswith("502")
-            monkeypatch.setattr(dialling, "RESOLVE_S", 10.0)
+            monkeypatch.setattr(dial, "RESOLVE_S", 10.0)
             assert curl(box, fine).stdout.endswith("200")
             assert [line.code for line in box.network.log()] == ["net.unresolved", "net.allowed"]
-            monkeypatch.setattr(dialling, "RESOLVE_S", 0.3)
+            monkeypatch.setattr(dial, "RESOLVE_S", 0.3)
             many = box.exec(["sh", "-c", f"for n in $(seq 12); do curl -s -o /dev/null {slow} & done; wait"])
             assert many.exit_code == 0
-            monkeypatch.setattr(dialling, "RESOLVE_S", 10.0)
+            monkeypatch.setattr(dial, "RESOLVE_S", 10.0)
             assert internet.lookups == ["web.test"]
             until(lambda: hung.qsize() == 8)  # of one sandbox, however many it asks for
             assert curl(other, fine).stdout.endswith("200")
@@ -185,7 +185,7 @@ def test_a_server_that_never_answers_the_connection_is_given_up(
     internet: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its queue is full, so the kernel does not answer."""
-    monkeypatch.setattr(dialling, "CONNECT_S", 0.5)
+    monkeypatch.setattr(dial, "CONNECT_S", 0.5)
     internet.names["full.test"] = ["127.0.0.1"]
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         port = listener.getsockname()[1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringfence.network import dns
+from ringfence.gateway import dns
 
 A, AAAA, TXT, SVCB, HTTPS, ANY = 1, 28, 16, 64, 65, 255
 

@@ -17,8 +17,8 @@ import ringfence
 from network.world import World, codes, curl, listening
 from ringfence import Network, Policy, PolicyError, Rule, Sandbox, UnsupportedError
 from ringfence.events import Denied, HostSummary
-from ringfence.network.gateway import service
-from ringfence.network.quick import Quick
+from ringfence.gateway.quick import Quick
+from ringfence.gateway.service import service
 
 DIRECT = ("--noproxy", "*")
 
@@ -569,7 +569,7 @@ def _sleeper() -> int:
 
 
 def test_without_the_parser_nothing_passes_and_it_is_told_why(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ringfence.network.intercept", None)
+    monkeypatch.setitem(sys.modules, "ringfence.gateway.http.intercept", None)
     monkeypatch.setattr(Quick, "begin", lambda self: self._hand_over())
     with internet.http("web.test") as server, internet.sandbox(internet.policy(f"web.test:{server.port}")) as box:
         refused = curl(box, "http://other.test/")

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from network import hellos
-from ringfence.network import hello
-from ringfence.network.hello import BadHello, Hello
-from ringfence.network.serving import _check_hello
-from ringfence.network.targets import Client, Refusal, Target
+from ringfence.gateway import tls_hello
+from ringfence.gateway.accept import _check_hello
+from ringfence.gateway.tls_hello import BadHello, Hello
+from ringfence.gateway.types import Client, Refusal, Target
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -26,22 +26,22 @@ REAL = hellos.real("a.test")
 
 
 def test_a_real_hello_names_its_server() -> None:
-    assert hello.parse(REAL) == Hello("a.test", encrypted=False)
-    assert hello.parse(hellos.real(None)) == Hello(None, encrypted=False)
+    assert tls_hello.parse(REAL) == Hello("a.test", encrypted=False)
+    assert tls_hello.parse(hellos.real(None)) == Hello(None, encrypted=False)
 
 
 @given(st.integers(1, 300), st.integers(0, 3000))
 def test_a_hello_cut_into_records_and_segments_is_the_same(size: int, cut: int) -> None:
     whole = hellos.records(hellos.message_of(REAL), size)
-    assert hello.parse(whole) == Hello("a.test", encrypted=False)
+    assert tls_hello.parse(whole) == Hello("a.test", encrypted=False)
     if cut < len(whole):
-        assert hello.parse(whole[:cut]) is None
+        assert tls_hello.parse(whole[:cut]) is None
 
 
 @given(st.lists(st.integers(1, 50), max_size=5), st.integers(1, 300))
 def test_a_hello_that_comes_in_pieces_is_the_same_as_a_whole_one(cuts: list[int], size: int) -> None:
     rest = hellos.records(hellos.message_of(REAL), size) + b"early data"
-    gathering = hello.Gathering()
+    gathering = tls_hello.Gathering()
     for cut in cuts:
         piece, rest = rest[:cut], rest[cut:]
         assert gathering.feed(piece) is None
@@ -51,7 +51,7 @@ def test_a_hello_that_comes_in_pieces_is_the_same_as_a_whole_one(cuts: list[int]
 def test_what_follows_a_hello_in_its_record_is_refused_even_before_it_has_come() -> None:
     message = hellos.message_of(REAL)
     with pytest.raises(BadHello, match="follows"):
-        hello.parse(b"\x16\x03\x01" + struct.pack("!H", len(message) + 1) + message)
+        tls_hello.parse(b"\x16\x03\x01" + struct.pack("!H", len(message) + 1) + message)
 
 
 def _lines_run(size: int) -> int:
@@ -61,7 +61,7 @@ def _lines_run(size: int) -> int:
     def trace(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         nonlocal count
         del argument
-        if frame.f_code.co_filename != hello.__file__:
+        if frame.f_code.co_filename != tls_hello.__file__:
             return None
         count += event == "line"
         return trace
@@ -98,7 +98,7 @@ def test_a_hello_of_small_records_in_small_pieces_costs_what_it_is_long() -> Non
 @pytest.mark.parametrize("kind", [0xFE0D, 0xFFCE, 0xFF02])
 def test_an_encrypted_hello_is_seen(kind: int) -> None:
     data = hellos.made(hellos.server_name(b"a.test"), struct.pack("!H", kind) + hellos.vector(2, b"x"))
-    assert hello.parse(data) == Hello("a.test", encrypted=True)
+    assert tls_hello.parse(data) == Hello("a.test", encrypted=True)
 
 
 @pytest.mark.parametrize(
@@ -121,20 +121,20 @@ def test_an_encrypted_hello_is_seen(kind: int) -> None:
 )
 def test_what_is_not_one_hello_with_one_name_is_refused(data: bytes) -> None:
     with pytest.raises(BadHello):
-        hello.parse(data)
+        tls_hello.parse(data)
 
 
 def test_a_hello_that_never_ends_is_refused() -> None:
     piece = b"\x16\x03\x01\x00\x01"
     with pytest.raises(BadHello):
-        hello.parse((piece + b"\x01") + (piece + b"\x00") * 20_000)
+        tls_hello.parse((piece + b"\x01") + (piece + b"\x00") * 20_000)
 
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     for start in (b"", b"\x16\x03\x01", b"\x16\x03\x01\x00\x50\x01\x00\x00\x4c\x03\x03"):
         try:
-            hello.parse(start + data)
+            tls_hello.parse(start + data)
         except BadHello:
             continue
 
@@ -144,7 +144,7 @@ def test_a_changed_byte_never_hides_the_name(at: int, value: int) -> None:
     """What is accepted has the name somewhere in its bytes, as a server would read it."""
     changed = REAL[:at] + bytes([value]) + REAL[at + 1 :]
     try:
-        found = hello.parse(changed)
+        found = tls_hello.parse(changed)
     except BadHello:
         return
     if found is not None and found.server_name is not None:

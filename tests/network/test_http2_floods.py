@@ -23,8 +23,8 @@ import pytest
 
 from network.desk import HOST, Desk, open_desk, trusting, wait_until
 from network.servers import Answer, Loop, Roots, Seen, Server, serving
-from ringfence.network import flows
-from ringfence.network.targets import Entry, OverBudget, Refusal
+from ringfence.gateway.http import http2
+from ringfence.gateway.types import Entry, OverBudget, Refusal
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
 
@@ -223,17 +223,17 @@ def test_a_guest_with_room_for_a_large_header_table_does_not_fill_the_hosts_memo
     loop: Loop, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What we have written stands in a table of ours as well, and each header is looked for in all of it."""
-    sides: list[flows.Side] = []
-    begin = flows.Side.begin
+    sides: list[http2.Side] = []
+    begin = http2.Side.begin
 
-    def watched(side: flows.Side, most_streams: int) -> None:
+    def watched(side: http2.Side, most_streams: int) -> None:
         sides.append(side)
         begin(side, most_streams)
 
     def answer(seen: Seen) -> Answer:
         return Answer(headers=[(f"x-{number}".encode(), seen.target.encode() * 10) for number in range(20)])
 
-    monkeypatch.setattr(flows.Side, "begin", watched)
+    monkeypatch.setattr(http2.Side, "begin", watched)
     server.handler = answer
     with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as one:
         one.http.decoder.max_allowed_table_size = 1 << 31

@@ -16,7 +16,7 @@ import pytest
 
 from network.desk import HOST, Desk, open_desk, trusting, wait_until
 from network.servers import Answer, Loop, Roots, Seen, Server, serving
-from ringfence.network import http1
+from ringfence.gateway.http import http1
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
 

@@ -9,7 +9,7 @@ import pytest
 
 from network.world import World, listening
 from ringfence import Network, Rule, Sandbox, SandboxClosedError
-from ringfence.network.gateway import service
+from ringfence.gateway.service import service
 
 
 def test_a_connection_to_an_address_that_is_private_again_is_cut_and_others_stay(internet: World) -> None:

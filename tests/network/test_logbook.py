@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ringfence.events import HostSummary
-from ringfence.network import logbook
-from ringfence.network.logbook import Logbook
-from ringfence.network.names import MOST_NAMES, Names
-from ringfence.network.targets import Refusal
+from ringfence.gateway import log
+from ringfence.gateway.log import Logbook
+from ringfence.gateway.registration import MOST_NAMES, Names
+from ringfence.gateway.types import Refusal
 
 
 def deny(book: Logbook, host: str, code: str = "net.not-allowed") -> None:
@@ -55,11 +55,11 @@ def test_a_guest_cannot_fill_the_summary_with_methods_that_it_makes_up() -> None
 
 def test_a_guest_cannot_fill_the_host_with_names() -> None:
     book = Logbook()
-    for number in range(logbook.MOST_ENTRIES + 50):
+    for number in range(log.MOST_ENTRIES + 50):
         deny(book, f"h{number}.test")
-    assert len(book.log(0)) == logbook.MOST_ENTRIES
-    assert len(book.summary()) == logbook.MOST_HOSTS + 1
-    assert len(book.log(logbook.MOST_ENTRIES + 40)) == 10
+    assert len(book.log(0)) == log.MOST_ENTRIES
+    assert len(book.summary()) == log.MOST_HOSTS + 1
+    assert len(book.log(log.MOST_ENTRIES + 40)) == 10
     names = Names()
     given = [names.address_of(f"h{number}.test") for number in range(MOST_NAMES + 1)]
     assert (given[0], given[255], given[-1]) == ("127.77.0.1", "127.77.1.0", None)
@@ -70,7 +70,7 @@ def test_a_guest_cannot_fill_the_host_with_names() -> None:
 
 def test_a_flood_of_denials_pushes_no_other_one_out_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guest would hide what it tried: 10,000 look-ups take it five seconds."""
-    monkeypatch.setattr(logbook, "MOST_DENIALS", 3)
+    monkeypatch.setattr(log, "MOST_DENIALS", 3)
     book, refusal = Logbook(), Refusal("net.not-allowed", "no")
 
     def deny(*hosts: str) -> list[tuple[str, int]]:

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
-from ringfence.network.paths import permitted
-from ringfence.network.rules import Rules
+from ringfence.gateway.http.request import permitted
+from ringfence.gateway.rules import Rules
 from ringfence.policy import Network, Policy, Rule
 
 PORTS = [443, 8443]

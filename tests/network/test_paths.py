@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
-from ringfence.network.paths import canonical_path, permitted, readings, split_target
+from ringfence.gateway.http.request import canonical_path, permitted, readings, split_target
 from ringfence.policy.model import Rule
 
 PIECES = ["a", "v1", "public", "admin", "/", "//", ".", "..", "%2e", "%2E", "%2f", "%5c", "\\", "%25", ";", "~", "%7e"]

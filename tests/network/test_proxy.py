@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from network.world import World, codes
-from ringfence.network.proxy import _more, absolute, connect_request
-from ringfence.network.requests import LARGEST_HEAD
-from ringfence.network.targets import Refusal
+from ringfence.gateway.http.request import LARGEST_HEAD
+from ringfence.gateway.proxy import _more, absolute, connect_request
+from ringfence.gateway.types import Refusal
 from ringfence.policy.hosts import canonical_host
 
 

@@ -12,7 +12,7 @@ import pytest
 from network.servers import Answer, Seen
 from network.test_gateway import until
 from network.world import World, listening
-from ringfence.network import quick, simple
+from ringfence.gateway import quick, simple
 from ringfence.results import Result
 from ringfence.values import replace
 

@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from network.desk import wait_until
-from ringfence.guest import frames as guest_frames
-from ringfence.guest import window
-from ringfence.network import relaying as relaying_module
-from ringfence.network.gateway import Service
-from ringfence.network.relaying import Relay
+from ringfence.gateway.relay import mux as relaying_module
+from ringfence.gateway.relay.mux import Relay
+from ringfence.gateway.service import Service
 from ringfence.policy.model import Network, Rule
-from ringfence.wire import frames, relayed
+from ringfence.shared import credit
+from ringfence.shared import framing as guest_frames
+from ringfence.wire import frames, relay_frames
 
 PROXY = 3128
 NETWORK = Network(allow=["web.test"], rules=[Rule("db.test:5432", protocol="tcp")], connections=4)
 
-OPENED = frames.pack(relayed.OPEN, 1, socket.inet_aton("127.0.0.1") + struct.pack(">H", PROXY))
+OPENED = frames.pack(relay_frames.OPEN, 1, socket.inet_aton("127.0.0.1") + struct.pack(">H", PROXY))
 
 
 class Guestd:
@@ -43,7 +43,7 @@ class Guestd:
         self.channel.sendall(frames.pack(kind, number, payload))
 
     def open(self, number: int, address: str, port: int) -> None:
-        self.send(relayed.OPEN, number, socket.inet_aton(address) + struct.pack(">H", port))
+        self.send(relay_frames.OPEN, number, socket.inet_aton(address) + struct.pack(">H", port))
 
     def hear(self, count: int) -> list[tuple[int, int, bytes]]:
         """The next frames; DATA may be in pieces."""
@@ -99,28 +99,28 @@ def test_dns_messages_are_answered_by_number_and_a_name_means_an_address_of_this
         raise OSError
 
     with relaying(lookup) as guestd:
-        guestd.send(relayed.PACKET, 9, _query("evil.test"))
-        guestd.send(relayed.PACKET, 8, _query("db.test"))
-        answers = {number: payload for kind, number, payload in guestd.hear(2) if kind == relayed.PACKET}
+        guestd.send(relay_frames.PACKET, 9, _query("evil.test"))
+        guestd.send(relay_frames.PACKET, 8, _query("db.test"))
+        answers = {number: payload for kind, number, payload in guestd.hear(2) if kind == relay_frames.PACKET}
         assert (answers[9][3] & 15, answers[8][3] & 15, answers[8][-4:-2]) == (3, 0, bytes([127, 77]))
         own, other = (".".join(map(str, [*answers[8][-4:-1], answers[8][-1] ^ bit])) for bit in (0, 1))
         guestd.open(1, own, 5432)
-        assert guestd.hear(1) == [(relayed.END, 1, relayed.BROKEN)]
+        assert guestd.hear(1) == [(relay_frames.END, 1, relay_frames.BROKEN)]
         assert looked_up == ["db.test:5432"]
         for number, (address, port) in enumerate(
             [(other, 5432), ("127.0.0.1", 5432), ("10.0.0.1", 443), (own, 22), (own, 0)], 2
         ):
             guestd.open(number, address, port)
             ((kind, stream, word),) = guestd.hear(1)
-            assert (kind, stream) == (relayed.END, number)
-            assert word in (relayed.BROKEN, relayed.GONE)
+            assert (kind, stream) == (relay_frames.END, number)
+            assert word in (relay_frames.BROKEN, relay_frames.GONE)
         assert looked_up == ["db.test:5432"]
 
 
 def test_what_is_not_the_relays_goes_to_the_library_as_it_came_whatever_its_pieces() -> None:
     with relaying() as guestd:
         words = frames.message(ev="ready", init=1) + frames.pack(frames.STDOUT, 3, os.urandom(300_000))
-        mixed = words + frames.pack(relayed.PACKET, 1, _query("web.test")) + words
+        mixed = words + frames.pack(relay_frames.PACKET, 1, _query("web.test")) + words
         threading.Thread(target=guestd.channel.sendall, args=(mixed,), daemon=True).start()
         got = b""
         guestd.link.settimeout(5)
@@ -139,11 +139,11 @@ def test_more_streams_than_permitted_are_refused_and_the_rest_goes_on() -> None:
     with relaying() as guestd:
         for number in range(1, 60):
             guestd.open(number, "127.0.0.1", PROXY)
-        refused = {number for kind, number, _ in guestd.hear(55) if kind == relayed.END}
+        refused = {number for kind, number, _ in guestd.hear(55) if kind == relay_frames.END}
         assert len(refused) == 55
         assert refused.isdisjoint({1, 2, 3, 4})
-        guestd.send(relayed.DATA, 1, b"CONNECT evil.test:443 HTTP/1.1\r\n\r\n")
-        said = b"".join(payload for kind, number, payload in guestd.hear(2) if (kind, number) == (relayed.DATA, 1))
+        guestd.send(relay_frames.DATA, 1, b"CONNECT evil.test:443 HTTP/1.1\r\n\r\n")
+        said = b"".join(payload for kind, number, payload in guestd.hear(2) if (kind, number) == (relay_frames.DATA, 1))
         assert b" 403 " in said
 
 
@@ -160,33 +160,33 @@ def test_a_guestd_that_asks_and_reads_no_answer_is_not_read_until_it_does(monkey
     monkeypatch.setattr(Relay, "start", noted)
     with relaying() as guestd:
         place = socket.inet_aton("127.0.0.1") + struct.pack(">H", PROXY)
-        asked = b"".join(frames.pack(relayed.OPEN, number, place) for number in range(1, 200_001))
+        asked = b"".join(frames.pack(relay_frames.OPEN, number, place) for number in range(1, 200_001))
         sent = _sent_until_nobody_reads(guestd.channel, asked)
         assert sent < len(asked)
         assert len(relays[0]._out) < (1 << 16) + relaying_module._READ
         threading.Thread(target=guestd.channel.sendall, args=(asked[sent:],), daemon=True).start()
-        refused = {number for kind, number, _ in guestd.hear(199_996) if kind == relayed.END}
+        refused = {number for kind, number, _ in guestd.hear(199_996) if kind == relay_frames.END}
         assert len(refused) >= 199_960
 
 
 @pytest.mark.parametrize(
     "lie",
     [
-        frames.pack(relayed.DATA, 1, b"x"),  # never opened
-        frames.pack(relayed.OPEN, 0, bytes(6)),
-        frames.pack(relayed.OPEN, 1, bytes(5)),
-        frames.pack(relayed.OPEN, 1, bytes(6)) * 2,
-        frames.pack(relayed.PACKET, 1, bytes(4097)),
+        frames.pack(relay_frames.DATA, 1, b"x"),  # never opened
+        frames.pack(relay_frames.OPEN, 0, bytes(6)),
+        frames.pack(relay_frames.OPEN, 1, bytes(5)),
+        frames.pack(relay_frames.OPEN, 1, bytes(6)) * 2,
+        frames.pack(relay_frames.PACKET, 1, bytes(4097)),
         frames.pack(21, 1, b"x"),
         frames.pack(255, 1, b"x"),
-        frames.HEADER.pack(relayed.MOST_DATA + 1, relayed.DATA, 1),
+        frames.HEADER.pack(relay_frames.MOST_DATA + 1, relay_frames.DATA, 1),
         frames.HEADER.pack((1 << 21) + 1, frames.STDOUT, 1),
-        OPENED + frames.pack(relayed.CREDIT, 1, b"\xff\xff\xff\xff"),
-        OPENED + frames.pack(relayed.CREDIT, 1, bytes(4)),
-        OPENED + frames.pack(relayed.CREDIT, 1, struct.pack("<I", window.MOST)),
-        OPENED + frames.pack(relayed.END, 1, b"\0") * 2,
-        OPENED + frames.pack(relayed.END, 1, b"\2"),
-        OPENED + frames.pack(relayed.END, 1, b"\0") + frames.pack(relayed.DATA, 1, b"x"),
+        OPENED + frames.pack(relay_frames.CREDIT, 1, b"\xff\xff\xff\xff"),
+        OPENED + frames.pack(relay_frames.CREDIT, 1, bytes(4)),
+        OPENED + frames.pack(relay_frames.CREDIT, 1, struct.pack("<I", credit.MOST)),
+        OPENED + frames.pack(relay_frames.END, 1, b"\0") * 2,
+        OPENED + frames.pack(relay_frames.END, 1, b"\2"),
+        OPENED + frames.pack(relay_frames.END, 1, b"\0") + frames.pack(relay_frames.DATA, 1, b"x"),
     ],
 )
 def test_a_lie_ends_the_sandbox(lie: bytes) -> None:
@@ -200,7 +200,7 @@ def test_more_bytes_than_there_is_credit_for_end_the_sandbox() -> None:
     """F16: a gateway that reads nothing holds a window of them, no more."""
     with relaying() as guestd:
         guestd.service.stop()
-        _send(guestd.channel, OPENED + frames.pack(relayed.DATA, 1, bytes(1 << 16)) * 100)
+        _send(guestd.channel, OPENED + frames.pack(relay_frames.DATA, 1, bytes(1 << 16)) * 100)
         assert guestd.is_over()
 
 
@@ -240,21 +240,21 @@ SAID = st.sampled_from(
 FRAMES = st.one_of(
     st.builds(
         lambda number, address, port: frames.pack(
-            relayed.OPEN, number, socket.inet_aton(address) + struct.pack(">H", port)
+            relay_frames.OPEN, number, socket.inet_aton(address) + struct.pack(">H", port)
         ),
         NUMBERS,
         ADDRESSES,
         PORTS,
     ),
-    st.builds(lambda number, data: frames.pack(relayed.DATA, number, data), NUMBERS, SAID),
+    st.builds(lambda number, data: frames.pack(relay_frames.DATA, number, data), NUMBERS, SAID),
     st.builds(
-        lambda number, count: frames.pack(relayed.CREDIT, number, struct.pack("<I", count)),
+        lambda number, count: frames.pack(relay_frames.CREDIT, number, struct.pack("<I", count)),
         NUMBERS,
         st.integers(0, 1 << 22),
     ),
-    st.builds(lambda number, word: frames.pack(relayed.END, number, bytes([word])), NUMBERS, st.integers(0, 3)),
+    st.builds(lambda number, word: frames.pack(relay_frames.END, number, bytes([word])), NUMBERS, st.integers(0, 3)),
     st.builds(
-        lambda number, name: frames.pack(relayed.PACKET, number, _query(name)),
+        lambda number, name: frames.pack(relay_frames.PACKET, number, _query(name)),
         NUMBERS,
         st.sampled_from(["web.test", "db.test", "evil.test", "a.web.test"]),
     ),
@@ -292,22 +292,22 @@ def _received(sock: socket.socket) -> bytes:
 
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=8), st.lists(st.integers(1, 30), min_size=1))
 def test_a_stream_is_cut_in_the_same_frames_whatever_its_pieces(payloads: list[bytes], sizes: list[int]) -> None:
-    kinds = [relayed.DATA, frames.STDOUT, relayed.PACKET, frames.JSON]
+    kinds = [relay_frames.DATA, frames.STDOUT, relay_frames.PACKET, frames.JSON]
     whole = b"".join(frames.pack(kinds[n % 4], n % 4 + 1, payload) for n, payload in enumerate(payloads))
-    sorter, reader, cutter = relayed.Sorter(), guest_frames.Reader(), relayed.Cutter()
+    sorter, reader, cutter = relay_frames.Sorter(), guest_frames.Reader(), relay_frames.Cutter()
     data: list[bytes] = [b"", b"", b""]
     others, packets, start, turn = b"", [], 0, 0
     while start < len(whole):
         piece = whole[start : start + sizes[turn % len(sizes)]]
         start, turn = start + len(piece), turn + 1
         for kind, _, payload in sorter.feed(piece):
-            if kind == relayed.DATA:
+            if kind == relay_frames.DATA:
                 data[0] += payload
-            elif kind == relayed.OTHER:
+            elif kind == relay_frames.OTHER:
                 others += payload
             else:
                 packets.append(payload)
-        data[1] += b"".join(payload for kind, _, payload in reader.feed(piece) if kind == relayed.DATA)
+        data[1] += b"".join(payload for kind, _, payload in reader.feed(piece) if kind == relay_frames.DATA)
         data[2] += cutter.feed(piece)
     expected = b"".join(payloads[::4])
     assert data == [expected, expected, whole]
@@ -317,17 +317,17 @@ def test_a_stream_is_cut_in_the_same_frames_whatever_its_pieces(payloads: list[b
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1 << 20), st.booleans()), max_size=200))
 def test_what_streams_may_be_ahead_is_bounded_in_all(turns: list[tuple[int, int, bool]]) -> None:
-    shared = window.Shared()
-    windows = [window.Window(shared) for _ in range(31)]
-    granted = [window.FIRST] * 31
+    shared = credit.Shared()
+    windows = [credit.Window(shared) for _ in range(31)]
+    granted = [credit.FIRST] * 31
     for number, count, at_once in turns:
         taken = min(count, granted[number])
         granted[number] += windows[number].passed(taken, at_once=at_once) - taken
-    assert all(0 <= room <= window.MOST for room in granted)
-    assert sum(granted) <= 31 * window.FIRST + window.SHARED
+    assert all(0 <= room <= credit.MOST for room in granted)
+    assert sum(granted) <= 31 * credit.FIRST + credit.SHARED
     for one in windows:
         one.close()
-    assert shared.left == window.SHARED
+    assert shared.left == credit.SHARED
 
 
 def test_a_library_that_does_not_read_holds_up_no_connection() -> None:
@@ -335,6 +335,6 @@ def test_a_library_that_does_not_read_holds_up_no_connection() -> None:
     with relaying() as guestd:
         guestd.channel.sendall(frames.pack(frames.STDOUT, 1, bytes(1 << 20)) * 3)
         began = time.monotonic()
-        guestd.send(relayed.PACKET, 5, _query("web.test"))
-        assert guestd.hear(1)[0][:2] == (relayed.PACKET, 5)
+        guestd.send(relay_frames.PACKET, 5, _query("web.test"))
+        assert guestd.hear(1)[0][:2] == (relay_frames.PACKET, 5)
         assert time.monotonic() - began < 5

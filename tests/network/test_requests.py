@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.network.requests import (
+from ringfence.gateway.http.request import (
     Asked,
     check_authority,
     check_header_block,
@@ -16,7 +16,7 @@ from ringfence.network.requests import (
     refusal_body,
     status_of,
 )
-from ringfence.network.targets import OverBudget, Refusal, Target
+from ringfence.gateway.types import OverBudget, Refusal, Target
 from ringfence.policy.model import Rule
 
 TARGET = Target("api.example.com", 443, None)

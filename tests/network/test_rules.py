@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.network.rules import Rules, Verdict, decide, intercepted
-from ringfence.network.swapping import Vault
-from ringfence.network.targets import Target
+from ringfence.gateway.rules import Rules, Verdict, decide, intercepted
+from ringfence.gateway.secrets.vault import Vault
+from ringfence.gateway.types import Target
 from ringfence.policy.model import Network, Rule
 from ringfence.policy.secrets import Secret
 

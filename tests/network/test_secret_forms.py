@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from ringfence.network.scrubbing import Forms
+from ringfence.gateway.secrets.scrub import Forms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

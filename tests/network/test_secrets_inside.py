@@ -21,7 +21,7 @@ from network.desk import trusting
 from network.servers import Answer, Loop, Roots, Seen, Server, echo, serving
 from ringfence import Limits, Network, Policy, PolicyError, Rule, Sandbox, Secret
 from ringfence.cli import main
-from ringfence.network.gateway import service
+from ringfence.gateway.service import service
 
 HOST, OTHER = "api.example.com", "other.example.com"
 VALUE = "sk-canary-" + base64.b32encode(os.urandom(15)).decode()
@@ -395,7 +395,7 @@ sys.path.insert(0, sys.argv[1])
 warnings.simplefilter("ignore")
 from ringfence import Sandbox, Secret
 from ringfence.attacks import web
-from ringfence.network.authority import Authority
+from ringfence.gateway.secrets.ca import Authority
 
 authority, value = Authority(), "sk-" + os.urandom(12).hex()
 with web._known(authority), contextlib.closing(web.Echo(authority)) as server:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringfence.network import requests, simple
+from ringfence.gateway import simple
+from ringfence.gateway.http import request
 
 HOST = b"Host: a.test\r\n"
 NAMES = [
@@ -62,12 +63,12 @@ def _request() -> st.SearchStrategy[bytes]:
 def _by_h11(data: bytes) -> tuple[h11.Request, h11.Connection]:
     """As http1 reads a head. Raises what refuses it."""
     assert data.endswith(b"\r\n\r\n")
-    requests.check_raw_head(data)
+    request.check_raw_head(data)
     http = h11.Connection(h11.SERVER)
     http.receive_data(data)
     found = http.next_event()
     assert type(found) is h11.Request
-    requests.check_header_block(list(found.headers.raw_items()))
+    request.check_header_block(list(found.headers.raw_items()))
     assert type(http.next_event()) is h11.EndOfMessage
     assert http.trailing_data[0] == b""
     return found, http
@@ -88,7 +89,7 @@ def test_what_is_taken_here_h11_takes_and_reads_alike(data: bytes) -> None:
     assert asked.closes is (http.their_state is h11.MUST_CLOSE)
     sent, _ = _by_h11(simple.written(asked, "/x"))
     assert next(iter(sent.headers.raw_items())) == (b"Host", asked.host.encode())
-    kept = [pair for pair in requests.end_to_end(headers) if pair[0].lower() != b"host"]
+    kept = [pair for pair in request.end_to_end(headers) if pair[0].lower() != b"host"]
     assert list(sent.headers.raw_items())[1:] == kept
 
 
@@ -161,4 +162,4 @@ def test_a_response_that_is_taken_here_h11_reads_alike(data: bytes, method: str,
     assert (told.status_code, told.reason, same) == (head.status_code, head.reason, body)
     assert (after.their_state is h11.DONE) is not closes
     headers = [pair for pair in told.headers.raw_items() if pair[0] != b"Connection"]
-    assert headers == requests.response_headers(list(head.headers.raw_items()))
+    assert headers == request.response_headers(list(head.headers.raw_items()))

@@ -11,11 +11,10 @@ import pytest
 
 from network.desk import HOST, Desk, open_desk, trusting, wait_until
 from network.servers import Loop, Roots, Server, echo, frame, serving
-from ringfence.network.http1 import serve_http1
-from ringfence.network.intercept import fixed
-from ringfence.network.routes import Route
-from ringfence.network.streams import Stream
-from ringfence.network.targets import Target
+from ringfence.gateway.http.http1 import Route, serve_http1
+from ringfence.gateway.http.intercept import fixed
+from ringfence.gateway.stream import Stream
+from ringfence.gateway.types import Target
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
 

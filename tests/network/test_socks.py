@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.network import socks
-from ringfence.network.socks import BadSocks, Wanted
+from ringfence.gateway import socks
+from ringfence.gateway.socks import BadSocks, Wanted
 from ringfence.policy.hosts import canonical_host
 
 

@@ -6,8 +6,8 @@ import asyncio
 import socket
 import ssl
 
-from ringfence.network.authority import Authority
-from ringfence.network.streams import Plain, Stream, Tls, client_context
+from ringfence.gateway.secrets.ca import Authority
+from ringfence.gateway.stream import Plain, Stream, Tls, client_context
 
 READS = 64
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
-from ringfence.network import scrubbing
-from ringfence.network.authority import Authority, host_bundle, java_trust_store, trust_bundle
-from ringfence.network.scrubbing import Forms
-from ringfence.network.swapping import Vault
-from ringfence.network.targets import Refusal, Target
+from ringfence.gateway.secrets import scrub
+from ringfence.gateway.secrets.ca import Authority, host_bundle, java_trust_store, trust_bundle
+from ringfence.gateway.secrets.scrub import Forms
+from ringfence.gateway.secrets.vault import Vault
+from ringfence.gateway.types import Refusal, Target
 from ringfence.policy.secrets import Secret
 
 VALUE = "sk-Canary/7+x=\"<&>'\\end"
@@ -121,7 +121,7 @@ def test_a_long_value_of_many_odd_characters_is_made_ready_in_reasonable_time(
         sizes.append(len(source))
         return re.compile(source, flags)
 
-    monkeypatch.setattr(scrubbing, "re", SimpleNamespace(compile=compiled, escape=re.escape, IGNORECASE=re.IGNORECASE))
+    monkeypatch.setattr(scrub, "re", SimpleNamespace(compile=compiled, escape=re.escape, IGNORECASE=re.IGNORECASE))
     value = '{"type": "service_account", "key": "a/b+c="}, ' * 40
     forms = Forms([value])
     assert forms.mask(b"[" + value.encode() + b"]") == b"[" + b"*" * len(value) + b"]"

@@ -13,7 +13,7 @@ import pytest
 from network.desk import HOST, Desk, open_desk, wait_until
 from network.servers import Loop, Server
 from network.world import listening
-from ringfence.network.paths import LONGEST_JUDGED, permitted
+from ringfence.gateway.http.request import LONGEST_JUDGED, permitted
 
 MANY = 500
 HEAD = f"POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()

@@ -14,7 +14,7 @@ from backends_declared import DECLARED, missing
 from network.desk import trusting, wait_until
 from network.world import LIMITS, World, codes, curl, listening
 from ringfence import Network, Policy, Rule, Sandbox, Secret
-from ringfence.backends.container import door
+from ringfence.backends.container import channel
 from ringfence.events import Denied
 from ringfence.values import replace
 
@@ -42,7 +42,7 @@ def walled(internet: World, request: pytest.FixtureRequest, monkeypatch: pytest.
     internet.backend = DECLARED[name].backend()
     if request.param == "relayed container":
         # As in a container whose runtime has another kernel than the host's.
-        monkeypatch.setattr(door, "leads_into", lambda _: False)
+        monkeypatch.setattr(channel, "leads_into", lambda _: False)
     return internet
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from network.servers import frame
-from ringfence.network.scrubbing import Forms
-from ringfence.network.websockets import Frames
+from ringfence.gateway.http.websocket import Frames
+from ringfence.gateway.secrets.scrub import Forms
 
 VALUE = b"tokenABCDEF12345"
 FORMS = Forms([VALUE.decode()])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from network.servers import Handler, Loop, Roots, Server, echo, serving
 from ringfence import Limits, Network, Policy, Rule, Sandbox
 from ringfence.backends import Process
-from ringfence.network.gateway import service
+from ringfence.gateway.service import service
 from ringfence.results import Result
 from ringfence.values import replace
 

@@ -11,9 +11,9 @@ import stat
 import struct
 import sys
 
-from ringfence.backends.process.placeholders import Placeholders
-from ringfence.plan.interpreter import interpreter
-from ringfence.plan.view import view
+from ringfence.host.placeholders import Placeholders
+from ringfence.plan.rootfs.host_view import view
+from ringfence.plan.rootfs.interpreter import interpreter
 from ringfence.policy.model import Mount, Policy
 
 GUEST = 2_090_909

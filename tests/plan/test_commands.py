@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
-from ringfence.plan import elf
-from ringfence.plan.commands import Closure, closure, roots_without_programs
-from ringfence.plan.interpreter import Interpreter, interpreter
-from ringfence.plan.view import view
+from ringfence.plan.rootfs import commands
+from ringfence.plan.rootfs.commands import Closure, closure, roots_without_programs
+from ringfence.plan.rootfs.host_view import view
+from ringfence.plan.rootfs.interpreter import Interpreter, interpreter
 from ringfence.policy.model import Policy
 from ringfence.values import replace
 
@@ -111,14 +111,14 @@ def test_an_interpreter_in_a_shared_store_cannot_be_limited() -> None:
 
 def test_a_library_beside_its_program_is_found_by_origin(tmp_path: Path) -> None:
     (tmp_path / "libx.so").write_text("")
-    assert elf.find_library("libx.so", (str(tmp_path),), {}) == str(tmp_path / "libx.so")
-    assert elf.find_library("libx.so", (), {}) is None
+    assert commands.find_library("libx.so", (str(tmp_path),), {}) == str(tmp_path / "libx.so")
+    assert commands.find_library("libx.so", (), {}) is None
 
 
 def test_the_linkers_cache_is_read() -> None:
     if not os.path.exists("/etc/ld.so.cache"):
         pytest.skip("/etc/ld.so.cache is missing")
-    found = elf.linker_cache()
+    found = commands.linker_cache()
     libc = next(path for path in by_linker("/usr/bin/ls") if os.path.basename(path).startswith("libc.so"))
     assert os.path.realpath(found["libc.so.6"]) == libc
 
@@ -133,4 +133,4 @@ def test_a_malformed_file_needs_nothing_and_breaks_nothing(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(HEADER + data if headed else data)
-    assert isinstance(elf.needs(str(path)), elf.Needs)
+    assert isinstance(commands.needs(str(path)), commands.Needs)

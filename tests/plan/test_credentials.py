@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.plan.credentials import Holding, contains_home, holdings, holds_credentials
+from ringfence.plan.rootfs.credentials import Holding, contains_home, holdings, holds_credentials
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.plan.gitconfig import named_by, settings
+from ringfence.plan.rootfs.protected import named_by, settings
 
 WRITTEN = {
     "plain": "[core]\n\thooksPath = tools/hooks\n",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.plan.facts import host_facts
-from ringfence.plan.process import _cpu
+from ringfence.plan.build import _cpu
+from ringfence.plan.host_facts import host_facts
 from ringfence.results import Control
 
 SHARE, TIME = "cgroup v1 cpu.cfs_quota_us", "cgroup v1 cpuacct.usage"

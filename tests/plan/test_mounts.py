@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
-from ringfence.guest import kernel
-from ringfence.plan import mounts, ownsettings
-from ringfence.plan.interpreter import Interpreter
-from ringfence.plan.process import through_sources
-from ringfence.plan.protected import HELD_DIRECTORIES, HELD_FILES
-from ringfence.plan.view import View, view
+from ringfence.plan.build import through_sources
+from ringfence.plan.rootfs import mounts, own_settings
+from ringfence.plan.rootfs.host_view import View, view
+from ringfence.plan.rootfs.interpreter import Interpreter
+from ringfence.plan.rootfs.protected import HELD_DIRECTORIES, HELD_FILES
 from ringfence.policy.model import Mount, Policy
+from ringfence.shared import syscalls
 from ringfence.values import replace
 
 RO = {"rw": False, "idmap": False, "exec": True}
@@ -214,7 +214,7 @@ def test_settings_that_are_kept_elsewhere_are_held_there_too(folder: Path, monke
 def test_the_command_looks_for_policies_where_they_are_held() -> None:
     from ringfence.cli import policies
 
-    assert policies.FOLDER in [path.replace("/home/x", "~") for path in ownsettings._settings("/home/x")]
+    assert policies.FOLDER in [path.replace("/home/x", "~") for path in own_settings._settings("/home/x")]
 
 
 def test_a_mount_inside_another_comes_after_it(folder: Path) -> None:
@@ -290,9 +290,9 @@ def test_a_folder_with_a_kernel_file_system_mounted_below_it_is_refused(folder: 
     if child == 0:
         code = 99
         try:
-            kernel.unshare(kernel.CLONE_NEWNS)
-            kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-            kernel.mount("proc", str(folder / "chroot" / "proc"), "proc", 0)
+            syscalls.unshare(syscalls.CLONE_NEWNS)
+            syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+            syscalls.mount("proc", str(folder / "chroot" / "proc"), "proc", 0)
             try:
                 seen(Mount(str(folder), "/data"))
             except PolicyError as error:

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 from plan.data.seccomp_cases import ALLOW, CASES, ENOSYS, EPERM, HIGH, KILL, Args
 from ringfence.errors import UnsupportedError
-from ringfence.plan import seccomp
-from ringfence.plan import seccomp_table as table
+from ringfence.plan.seccomp import compiler, table
 
 X86_64, I386 = 0xC000003E, 0x40000003
 HERE = Path(__file__).parent
@@ -95,7 +94,7 @@ def by_table(layer: str, number: int, args: Args, without: frozenset[str]) -> ta
 
 
 def programs(without: frozenset[str] = frozenset()) -> dict[str, bytes]:
-    return {"guest": seccomp.guest_filter(without=without), "last": seccomp.last_layer(without=without)}
+    return {"guest": compiler.guest_filter(without=without), "last": compiler.last_layer(without=without)}
 
 
 def verdict(name: str, *args: int, layer: str = "guest") -> int:
@@ -142,7 +141,7 @@ def test_the_compiled_filter_is_the_table_for_every_number(layer: str) -> None:
 @given(
     number=st.one_of(st.sampled_from(CONDITIONAL), st.integers(0, 0xFFFFFFFF)),
     args=st.tuples(*[st.one_of(st.sampled_from(WORDS), st.integers(0, 2**64 - 1))] * 6),
-    without=st.frozensets(st.sampled_from(seccomp.CONTROLS), max_size=2),
+    without=st.frozensets(st.sampled_from(compiler.CONTROLS), max_size=2),
 )
 def test_the_compiled_filter_is_the_table_for_any_arguments(
     layer: str, number: int, args: Args, without: frozenset[str]
@@ -152,10 +151,10 @@ def test_the_compiled_filter_is_the_table_for_any_arguments(
 
 def test_the_samples_reach_every_control() -> None:
     met = {by_table(layer, number, args, frozenset())[1] for layer in ("guest", "last") for number, args in SAMPLES}
-    assert met - {""} == set(seccomp.CONTROLS)
+    assert met - {""} == set(compiler.CONTROLS)
 
 
-@pytest.mark.parametrize("control", seccomp.CONTROLS)
+@pytest.mark.parametrize("control", compiler.CONTROLS)
 def test_a_control_left_out_opens_its_own_calls_and_no_others(control: str) -> None:
     whole, holed = programs(), programs(frozenset({control}))
     changed: set[str] = set()
@@ -172,7 +171,7 @@ def test_a_control_left_out_opens_its_own_calls_and_no_others(control: str) -> N
 
 def test_an_unknown_control_is_an_error() -> None:
     with pytest.raises(ValueError, match="no such seccomp control: nonsense"):
-        seccomp.guest_filter(without=frozenset({"nonsense"}))
+        compiler.guest_filter(without=frozenset({"nonsense"}))
 
 
 @pytest.mark.parametrize("layer", ["guest", "last"])
@@ -217,8 +216,8 @@ def test_every_rule_names_a_known_call_and_a_known_control() -> None:
     rules = [*table.guest_rules().items(), *table.last_rules().items()]
     assert {name for name, _ in rules} <= set(NR)
     named = {clause[1][1] for _, rule in rules for clause in rule} | {"abi", "unknown"}
-    assert named - {""} == set(seccomp.CONTROLS)
-    assert {control for control, _ in table.CONDITIONS} <= set(seccomp.CONTROLS)
+    assert named - {""} == set(compiler.CONTROLS)
+    assert {control for control, _ in table.CONDITIONS} <= set(compiler.CONTROLS)
 
 
 def test_a_call_is_in_one_list_only() -> None:
@@ -236,14 +235,14 @@ def test_the_numbers_are_the_kernel_headers() -> None:
 
 
 def test_the_description_is_the_golden_one() -> None:
-    assert "\n".join(seccomp.describe()) + "\n" == (HERE / "data" / "seccomp.txt").read_text()
+    assert "\n".join(compiler.describe()) + "\n" == (HERE / "data" / "seccomp.txt").read_text()
 
 
 def test_another_machine_is_unsupported_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seccomp, "_compiled", {})
+    monkeypatch.setattr(compile, "_compiled", {})
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", "6", "1", "aarch64")))
     with pytest.raises(UnsupportedError, match="no system call table for aarch64") as caught:
-        seccomp.guest_filter()
+        compiler.guest_filter()
     assert (caught.value.code, caught.value.fix) == (
         "machine",
         "use a machine with x86-64: the other backends need the table too",
@@ -251,10 +250,10 @@ def test_another_machine_is_unsupported_with_a_fix(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_launch_path_pays_for_struct_alone() -> None:
-    source = str(Path(seccomp.__file__).parents[2])
+    source = str(Path(compiler.__file__).parents[3])
     snippet = (
         f"import os, sys; sys.path.insert(0, {source!r}); before = set(sys.modules)\n"
-        "from ringfence.plan import seccomp; seccomp.guest_filter(); seccomp.last_layer()\n"
+        "from ringfence.plan.seccomp import compiler as seccomp; seccomp.guest_filter(); seccomp.last_layer()\n"
         "print(sorted(name for name in set(sys.modules) - before if not name.startswith('ringfence')))"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", snippet], capture_output=True, text=True, check=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringfence.plan import seccomp, seccomp_programs
+from ringfence.plan.seccomp import compiled, compiler
 
 
 def test_the_stored_programs_are_the_compiled_ones() -> None:
-    stored = (bytes.fromhex(seccomp_programs.GUEST), bytes.fromhex(seccomp_programs.LAST))
-    assert stored == (seccomp.guest_filter(), seccomp.last_layer())
+    stored = (bytes.fromhex(compiled.GUEST), bytes.fromhex(compiled.LAST))
+    assert stored == (compiler.guest_filter(), compiler.last_layer())

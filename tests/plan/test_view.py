@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.plan.interpreter import Interpreter, interpreter, within
-from ringfence.plan.view import View, view
+from ringfence.plan.rootfs.host_view import View, view
+from ringfence.plan.rootfs.interpreter import Interpreter, interpreter, within
 from ringfence.policy.model import Policy
 from ringfence.values import replace
 
@@ -96,7 +96,7 @@ def test_configuration_below_usr_that_may_hold_tokens_is_hidden(
 ) -> None:
     """npm reads /usr/etc/npmrc and /usr/local/etc/npmrc, whatever the user; both come with /usr."""
     (tmp_path / "npmrc").write_text("//registry.example.org/:_authToken=canary\n")
-    monkeypatch.setattr("ringfence.plan.view._TOKENS", (str(tmp_path), "/nonexistent"))
+    monkeypatch.setattr("ringfence.plan.rootfs.host_view._TOKENS", (str(tmp_path), "/nonexistent"))
     shown = seen()
     assert [op for op in (*shown.template, *shown.box) if op[0] == "hide"] == [["hide", str(tmp_path)[1:]]]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.policy import hostpaths
-from ringfence.policy.hostpaths import LinkError, open_itself, open_parent, resolve
+from ringfence.policy import host_paths
+from ringfence.policy.host_paths import LinkError, open_itself, open_parent, resolve
 
 AS_ROOT = os.geteuid() == 0
 
@@ -20,7 +20,7 @@ AS_ROOT = os.geteuid() == 0
 def refused(path: str) -> LinkError:
     """By each way to name it."""
     errors = []
-    for call in (resolve, hostpaths.without_links, open_parent, lambda path: open_itself(path, os.O_RDONLY)):
+    for call in (resolve, host_paths.without_links, open_parent, lambda path: open_itself(path, os.O_RDONLY)):
         with pytest.raises(LinkError) as caught:
             call(path)
         errors.append(caught.value)
@@ -105,7 +105,7 @@ def test_what_a_guest_named_is_told_in_one_line(tmp_path: Path) -> None:
 def test_a_link_made_after_the_look_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outside").write_text("private")
     (tmp_path / "link").symlink_to("outside")
-    monkeypatch.setattr(hostpaths._Way, "_link", lambda *_: None)
+    monkeypatch.setattr(host_paths._Way, "_link", lambda *_: None)
     for flags in (os.O_RDONLY, os.O_PATH, os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
         with pytest.raises(LinkError):
             open_itself(f"{tmp_path}/link", flags)
@@ -127,7 +127,7 @@ def of_root() -> Iterator[Path]:
 
 ASK = """
 import sys
-from ringfence.policy.hostpaths import resolve
+from ringfence.policy.host_paths import resolve
 for path in sys.argv[1:]:
     try:
         print(resolve(path)[0])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
 from ringfence.policy.hosts import HostPattern, parse_pattern
-from ringfence.policy.requests import cidr, cidr_within, method, path_prefix, reachable_host
+from ringfence.policy.http import cidr, cidr_within, method, path_prefix, reachable_host
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
 from ringfence.policy import Limits, Mount, Network, Policy, Rule, Secret
-from ringfence.policy.lines import TooDeepError, find_lines
-from ringfence.policy.load import check, load, loads
+from ringfence.policy.load import TooDeepError, check, find_lines, load, loads
 from ringfence.policy.secrets import deferred, reveal
 
 SURFACE = pathlib.Path(__file__).parent.parent / "surface" / "policy.toml"

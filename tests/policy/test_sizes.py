@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
-from ringfence.policy.sizes import LARGEST, UNITS, format_size, parse_size
+from ringfence.policy.checks import LARGEST, UNITS, format_size, parse_size
 
 
 @pytest.mark.parametrize(

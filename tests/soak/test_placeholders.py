@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser, let_others_through
-from ringfence.backends.process import placeholders
+from ringfence.host import placeholders
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "many_sandboxes.py"
 SOURCE = Path(__file__).parent.parent.parent / "src"

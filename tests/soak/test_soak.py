@@ -19,7 +19,8 @@ import pytest
 import ringfence
 import weaker
 from ringfence import Limits, Policy, Sandbox
-from ringfence.backends.process import pool, state
+from ringfence.backends.process import pool
+from ringfence.host import state
 from soak.census import Census, census, settles
 
 SHARE = float(os.environ.get("RINGFENCE_SOAK", "1"))

@@ -14,8 +14,8 @@ import leftovers
 from backends_declared import DECLARED, missing
 from ringfence import Policy, Sandbox
 from ringfence.backends import Container
-from ringfence.backends.container import engine as engines
-from ringfence.backends.process import owners, state
+from ringfence.backends.container import api as engines
+from ringfence.host import process_id, state
 
 SHARE = float(os.environ.get("RINGFENCE_SOAK_WALLS", "1"))
 
@@ -32,14 +32,14 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def on_disk() -> list[str]:
     """Folders of this process's sandboxes below our state directory."""
-    mine = f"{owners.name()}_"
+    mine = f"{process_id.name()}_"
     places = [Path(state.disk_directory(place)) for place in ("accounts", "doors", "gvisor")]
     return [str(path) for place in places for path in place.iterdir() if path.name.startswith(mine)]
 
 
 def in_cgroups() -> list[str]:
     """Groups of single sandboxes that this process made."""
-    found = Path("/sys/fs/cgroup").glob(f"**/{owners.name()}-*")
+    found = Path("/sys/fs/cgroup").glob(f"**/{process_id.name()}-*")
     return [str(path) for path in found if path.is_dir()]
 
 

@@ -227,7 +227,7 @@ def test_a_payload_of_the_largest_size_costs_bounded_memory() -> None:
 
 
 def test_what_the_host_sends_is_what_guestd_reads() -> None:
-    from ringfence.guest.frames import Reader as GuestReader
+    from ringfence.shared.framing import Reader as GuestReader
 
     assert list(GuestReader().feed(frames.message(op="eof", id=3))) == [(JSON, 0, b'{"op":"eof","id":3}')]
 

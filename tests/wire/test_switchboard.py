@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.wire.frames import STDERR, STDOUT, message, pack
-from ringfence.wire.switchboard import PIECE, WINDOW, Inbox, Switchboard
+from ringfence.wire.inbox import PIECE, WINDOW, Inbox, Switchboard
 
 EXIT = {"code": 0, "signal": None, "why": None, "report": "", "cpu_s": 0.0, "ended_at": 0.0}
 

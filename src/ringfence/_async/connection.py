@@ -6,14 +6,14 @@ import time
 
 from ringfence.errors import SandboxLostError
 from ringfence.wire import frames
-from ringfence.wire.switchboard import STDIN_WINDOW
+from ringfence.wire.inbox import STDIN_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfence._async.process import Place
-    from ringfence.calls import Call
+    from ringfence.core.arguments import Call
 
 _KILL_S = 3.0
 

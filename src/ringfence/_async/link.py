@@ -7,15 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 from ringfence.errors import SandboxError, SandboxLostError
-from ringfence.guest import lean
+from ringfence.shared import fast_stdlib
 from ringfence.wire import frames
-from ringfence.wire.switchboard import WINDOW, Inbox, Switchboard
+from ringfence.wire.inbox import WINDOW, Inbox, Switchboard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.backends.base import Box
-    from ringfence.calls import Call
+    from ringfence.backends.contract import Box
+    from ringfence.core.arguments import Call
 
 _READ = 1 << 18
 
@@ -92,7 +92,7 @@ class AsyncLink:
 
     def _on_writable(self) -> None:
         try:
-            del self._out[: self._socket.send(self._out, lean.NO_SIGNAL)]
+            del self._out[: self._socket.send(self._out, fast_stdlib.NO_SIGNAL)]
         except BlockingIOError:
             return
         except OSError:

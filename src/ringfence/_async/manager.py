@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 
-from ringfence import endings
-from ringfence._async.environment import AsyncEnvironment
-from ringfence._async.owned import AsyncOwnedSandbox
-from ringfence._async.waiting import blocking, every, lock
-from ringfence.agents.names import check_agent
-from ringfence.agents.owner import Owner
-from ringfence.agents.shelf import Shelf
-from ringfence.agents.state import StateDirectory
+from ringfence._async.compat import blocking, every, lock
+from ringfence._async.environment import AsyncEnvironment, AsyncOwnedSandbox
+from ringfence.core import endings
 from ringfence.errors import PolicyError, SandboxClosedError
 from ringfence.launching import check_policy, prepare
-from ringfence.policy.model import Policy
-from ringfence.policy.quota import Quota
+from ringfence.manager.owner import Owner, Shelf
+from ringfence.manager.state import StateDirectory, check_agent
+from ringfence.policy.model import Policy, Quota
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +19,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from ringfence._async.compat import Every
     from ringfence._async.sandbox import AsyncSandbox
-    from ringfence._async.waiting import Every
     from ringfence.backends import Backend
     from ringfence.events import SandboxInfo
     from ringfence.policy.image import Image

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import time
 
-from ringfence import calls
-from ringfence._async.waiting import one_at_a_time
+from ringfence._async.compat import one_at_a_time
+from ringfence.core import arguments
+from ringfence.core.eventlog import EventLog
+from ringfence.core.transcript import Transcript
 from ringfence.errors import SandboxClosedError, SandboxLostError
-from ringfence.eventlog import EventLog
 from ringfence.events import Exit
 from ringfence.results import Usage
-from ringfence.transcripts import Transcript
 from ringfence.wire import frames, line
-from ringfence.wire.switchboard import STDIN_WINDOW, WINDOW
+from ringfence.wire.inbox import STDIN_WINDOW, WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ringfence._async.link import AsyncLink
-    from ringfence.backends.base import Box
-    from ringfence.eventlog import Piece
+    from ringfence.backends.contract import Box
+    from ringfence.core.eventlog import Piece
     from ringfence.events import Event
     from ringfence.policy.model import Policy
     from ringfence.results import Result
-    from ringfence.wire.switchboard import Inbox
+    from ringfence.wire.inbox import Inbox
 
 _CHUNK = 1 << 16
 _KILL_S = 3.0
@@ -59,8 +59,8 @@ class AsyncProcess:
     """A command, terminal or cell that is running. Leaving `with` kills it; without `with` it lives as long
     as the sandbox and survives a lost connection."""
 
-    def __init__(self, place: Place, call: calls.Call, inbox: Inbox, *, keep_events: bool) -> None:
-        self.id = calls.new_id("p")
+    def __init__(self, place: Place, call: arguments.Call, inbox: Inbox, *, keep_events: bool) -> None:
+        self.id = arguments.new_id("p")
         self.argv = call.argv
         self._place = place
         self._call = call
@@ -81,7 +81,7 @@ class AsyncProcess:
         self._stopped_by_us: str | None = None
         self._early: Mapping[str, object] | None = None  # why it did not begin
         self._hard = self._looked_at = self._transcript.started
-        self._hard += call.timeout_s + calls.GRACE_S
+        self._hard += call.timeout_s + arguments.GRACE_S
         self._stood = place.link.stood_still()
 
     async def _begin(self) -> Self:
@@ -191,7 +191,7 @@ class AsyncProcess:
         self._stood = stood
         if self._place.link.paused:
             return now + _PAUSED_S  # the clocks stand still
-        if now > self._hard and now - self._looked_at > calls.GRACE_S:
+        if now > self._hard and now - self._looked_at > arguments.GRACE_S:
             self._hard = now + _LATE_S
         return self._hard
 
@@ -248,7 +248,7 @@ class AsyncProcess:
         assert end is not None
         place = self._place
         if end["ev"] == "refused":
-            from ringfence.endings import refused
+            from ringfence.core.endings import refused
 
             raise refused(end)
         if self._early is not None:
@@ -256,7 +256,7 @@ class AsyncProcess:
         _raise_for_cwd(end, self._call)
         if end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}
-        self._result = calls.result(
+        self._result = arguments.result(
             self._call,
             end,
             self._transcript,
@@ -269,7 +269,7 @@ class AsyncProcess:
 
     async def wait(self, *, timeout_s: float | None = None) -> Result:
         """Raises TimeoutError when it still runs then; it is not killed."""
-        calls.check_patience(timeout_s)
+        arguments.check_patience(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._result is None:
             if not await self._pull(deadline):
@@ -280,7 +280,7 @@ class AsyncProcess:
 
     async def write(self, data: bytes | str) -> None:
         """To stdin. Raises BrokenPipeError when it is closed."""
-        rest = memoryview(calls.check_stdin(data) or b"")
+        rest = memoryview(arguments.check_stdin(data) or b"")
         inbox = self._inbox
         while rest:
             if not self._call.keeps_stdin or inbox.stdin_closed or inbox.end is not None or self._result is not None:
@@ -311,7 +311,7 @@ class AsyncProcess:
         await self.close_stdin()
 
     async def signal(self, signal: _signal.Signals) -> None:
-        number = calls.check_signal(signal)
+        number = arguments.check_signal(signal)
         if self.running:
             await self._place.link.say(op="signal", id=self._inbox.id, signal=number)
 
@@ -343,13 +343,13 @@ class AsyncPty(AsyncProcess):
     """A process on a terminal: one stream, as Stdout."""
 
     async def resize(self, *, cols: int, rows: int) -> None:
-        size = calls.check_size(cols, rows)
+        size = arguments.check_size(cols, rows)
         if not self.running:
             raise SandboxClosedError(f"the terminal of {self.argv[0]} is closed", code="terminal-closed")
         await self._place.link.say(op="resize", id=self._inbox.id, **size)
 
 
-async def completed(place: Place, call: calls.Call) -> Result:
+async def completed(place: Place, call: arguments.Call) -> Result:
     """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
     place.count_call()
     process = await AsyncProcess(place, call, place.link.open(), keep_events=False)._begin()
@@ -363,8 +363,8 @@ async def completed(place: Place, call: calls.Call) -> Result:
         raise
 
 
-def _raise_for_cwd(end: dict[str, object], call: calls.Call) -> None:
-    report = calls.early_report_of(call, end)
+def _raise_for_cwd(end: dict[str, object], call: arguments.Call) -> None:
+    report = arguments.early_report_of(call, end)
     number = report.get("errno")
     if report.get("stage") == "cwd" and isinstance(number, int) and end.get("code") == 125:
         raise OSError(number, f"{os.strerror(number)} inside the sandbox", str(call.job["cwd"]))

@@ -6,9 +6,9 @@ import os
 import sys
 import time
 
-from ringfence import calls, endings
+from ringfence._async.compat import blocking, launched, lock, opening
 from ringfence._async.gateway import AsyncGateway
-from ringfence._async.waiting import blocking, launched, lock, opening
+from ringfence.core import arguments, endings
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxError
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence._async.exposing import AsyncAddress
+    from ringfence._async.compat import Opening
     from ringfence._async.files import AsyncFiles
+    from ringfence._async.ports import AsyncAddress
     from ringfence._async.process import AsyncProcess, AsyncPty, Place
     from ringfence._async.session import AsyncSession
-    from ringfence._async.trees import AsyncTrees
-    from ringfence._async.waiting import Opening
+    from ringfence._async.snapshots import AsyncTrees
     from ringfence.backends import Backend
-    from ringfence.backends.base import Box, Launcher
+    from ringfence.backends.contract import Box, Launcher
     from ringfence.events import ProcessInfo
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
     from ringfence.results import Denial, Enforcement, Result, Usage
-    from ringfence.snapshots import Snapshot
+    from ringfence.snapshots.model import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
 _SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
@@ -55,9 +55,9 @@ class AsyncSandbox:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         check_policy(policy)
-        self.id = calls.new_id("s")
+        self.id = arguments.new_id("s")
         self.policy = policy
-        self.labels = calls.check_labels(labels)
+        self.labels = arguments.check_labels(labels)
         self.network = AsyncGateway(lambda: self._box)
         self._launcher: Launcher = prepare(backend, image, policy, workspace=workspace)
         self._made_with = (backend, workspace)
@@ -130,7 +130,7 @@ class AsyncSandbox:
                 await self.close()
                 raise
             box.close()  # as we were, meanwhile
-            await blocking(box.wait_destroyed, calls.DESTROY_S)
+            await blocking(box.wait_destroyed, arguments.DESTROY_S)
         raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
 
     async def _begin(self, box: Box) -> None:
@@ -144,7 +144,7 @@ class AsyncSandbox:
         await link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
         if box.outlet is not None:
-            from ringfence._async.equipping import equip
+            from ringfence._async.run import equip
 
             await equip(self._place)
         if self._snapshot is not None:
@@ -157,7 +157,7 @@ class AsyncSandbox:
         for address in self._addresses:
             await address.close()
         if box is not None:
-            await blocking(box.wait_destroyed, calls.DESTROY_S)
+            await blocking(box.wait_destroyed, arguments.DESTROY_S)
 
     def _end_now(self) -> Box | None:
         """All of `close` that is not to be interrupted: what is left is waiting for this box."""
@@ -191,8 +191,8 @@ class AsyncSandbox:
             raise endings.ended(self.id, over, self._place.box)
         if self._paused:
             raise SandboxError(f"sandbox {self.id} is paused", code="paused", fix="call resume()")
-        if "ringfence.import_path" in sys.modules:
-            sys.modules["ringfence.import_path"].keep_first()  # L12
+        if "ringfence.host.import_path" in sys.modules:
+            sys.modules["ringfence.host.import_path"].keep_first()  # L12
         return self._place
 
     # code and commands
@@ -207,17 +207,17 @@ class AsyncSandbox:
         timeout_s: float | None = None,
     ) -> Result:
         """In the default session of `language`; one that has none is compiled if need be, and run once."""
-        checked, language = calls.check_code(code), calls.check_language(language)
-        if language in calls.PROGRAMS:
+        checked, language = arguments.check_code(code), arguments.check_language(language)
+        if language in arguments.PROGRAMS:
             from ringfence._async.session import check_session_language
 
             session = await self.session(language=check_session_language(language))
             return await session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
-        from ringfence._async.program import run_once
+        from ringfence._async.run import run_once
 
-        seconds = calls.check_timeout(timeout_s, self.policy.limits)
-        given, variables = calls.check_stdin(stdin), calls.check_env(env)
-        return await run_once(self, calls.Once(language, checked, given, variables, seconds))
+        seconds = arguments.check_timeout(timeout_s, self.policy.limits)
+        given, variables = arguments.check_stdin(stdin), arguments.check_env(env)
+        return await run_once(self, arguments.Once(language, checked, given, variables, seconds))
 
     async def exec(
         self,
@@ -230,7 +230,7 @@ class AsyncSandbox:
         timeout_s: float | None = None,
     ) -> Result:
         """A command, without a shell. A str raises TypeError that names `run(…, language="bash")`."""
-        place, call = self._exec_call(argv, cwd, env, user, timeout_s, stdin=calls.check_stdin(stdin))
+        place, call = self._exec_call(argv, cwd, env, user, timeout_s, stdin=arguments.check_stdin(stdin))
         from ringfence._async.process import completed
 
         return await completed(place, call)
@@ -248,7 +248,7 @@ class AsyncSandbox:
         place, call = self._exec_call(argv, cwd, env, user, timeout_s, keeps_stdin=True)
         return opening(self._spawn(place, call))
 
-    async def _spawn(self, place: Place, call: calls.Call) -> AsyncProcess:
+    async def _spawn(self, place: Place, call: arguments.Call) -> AsyncProcess:
         place.count_call()
         from ringfence._async.process import AsyncProcess
 
@@ -266,14 +266,16 @@ class AsyncSandbox:
         *,
         stdin: bytes | None = None,
         keeps_stdin: bool = False,
-    ) -> tuple[Place, calls.Call]:
+    ) -> tuple[Place, arguments.Call]:
         if user not in (None, "user"):
             raise PolicyError(f"no user named {user!r} inside", key="user", fix='the only one is "user"')
-        words, where, variables = calls.check_argv(argv), calls.check_cwd(cwd), calls.check_env(env)
+        words, where, variables = arguments.check_argv(argv), arguments.check_cwd(cwd), arguments.check_env(env)
         limits = self.policy.limits
-        seconds = calls.check_lifetime(timeout_s, limits) if keeps_stdin else calls.check_timeout(timeout_s, limits)
+        seconds = (
+            arguments.check_lifetime(timeout_s, limits) if keeps_stdin else arguments.check_timeout(timeout_s, limits)
+        )
         place = self._running_place()
-        call = calls.exec_call(
+        call = arguments.exec_call(
             place.box,
             self.policy,
             words,
@@ -310,10 +312,10 @@ class AsyncSandbox:
         timeout_s: float | None = None,
     ) -> Opening[AsyncPty]:
         place, call = self._exec_call(argv, cwd, env, user, timeout_s, keeps_stdin=True)
-        size = calls.check_size(cols, rows)
+        size = arguments.check_size(cols, rows)
         return opening(self._open_terminal(place, replace(call, pty=size, one_shot=False)))
 
-    async def _open_terminal(self, place: Place, call: calls.Call) -> AsyncPty:
+    async def _open_terminal(self, place: Place, call: arguments.Call) -> AsyncPty:
         place.count_call()
         from ringfence._async.process import AsyncPty
 
@@ -365,29 +367,29 @@ class AsyncSandbox:
         """What /workspace holds; a second one costs what changed. Raises SnapshotError when it cannot be kept."""
         if not memory:
             return await self._trees_kept().take(self._running_place())
-        from ringfence._async import copies
+        from ringfence._async import snapshots
 
-        return await copies.snapshot(self)
+        return await snapshots.snapshot(self)
 
     async def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
-        from ringfence._async import copies
+        from ringfence._async import snapshots
 
-        await copies.roll_back(self, snapshot)
+        await snapshots.roll_back(self, snapshot)
 
     def fork(self, *, memory: bool = True) -> Opening[AsyncSandbox]:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
-        from ringfence._async import copies
+        from ringfence._async import snapshots
 
         self._running_place()
-        return opening(copies.fork(self) if memory else copies.fork_files(self))
+        return opening(snapshots.fork(self) if memory else snapshots.fork_files(self))
 
     async def _put_sessions(self, snapshot: Snapshot) -> None:
         if snapshot.memory:
-            from ringfence._async import copies
-            from ringfence.snapshots import sessions_of
+            from ringfence._async import snapshots
+            from ringfence.snapshots.model import sessions_of
 
-            await copies.put(sessions_of(snapshot), self)
+            await snapshots.put(sessions_of(snapshot), self)
 
     def _another(self) -> AsyncSandbox:
         """Of the same backend, image, policy, workspace, tools and labels. Not started."""
@@ -404,26 +406,26 @@ class AsyncSandbox:
 
     def _trees_kept(self) -> AsyncTrees:
         if not self._trees:
-            from ringfence._async.trees import AsyncTrees
-            from ringfence.snapshots import check_workspace
+            from ringfence._async.snapshots import AsyncTrees
+            from ringfence.snapshots.model import check_workspace
 
             check_workspace(self.policy)
             self._trees.setdefault("kept", AsyncTrees(self._bound()))
         return self._trees["kept"]
 
     def _bound(self) -> str:
-        from ringfence.snapshots import bound_to
+        from ringfence.snapshots.model import bound_to
 
         return bound_to(self._launcher.name, self._launcher.image, self.policy)
 
     def _check_snapshot(self, snapshot: Snapshot) -> None:
-        from ringfence import snapshots
+        from ringfence.snapshots import model
 
-        if not isinstance(snapshot, snapshots.Snapshot):
+        if not isinstance(snapshot, model.Snapshot):
             raise TypeError(f"snapshot is a Snapshot, not {type(snapshot).__name__}; see box.snapshot()")
-        snapshots.check_workspace(self.policy)
-        snapshots.check(snapshot, self._bound(), self.policy)
-        self._launcher.twin_of = snapshots.outlet_of(snapshot)
+        model.check_workspace(self.policy)
+        model.check(snapshot, self._bound(), self.policy)
+        self._launcher.twin_of = model.outlet_of(snapshot)
 
     async def pause(self) -> None:
         """Freeze everything inside: it uses no CPU, and its clocks stand still. Idempotent."""
@@ -457,7 +459,7 @@ class AsyncSandbox:
     async def extend(self, lifetime_s: float) -> datetime:
         from datetime import UTC, datetime
 
-        seconds = calls.narrower(lifetime_s, self.policy.limits.lifetime_s, "lifetime_s")
+        seconds = arguments.narrower(lifetime_s, self.policy.limits.lifetime_s, "lifetime_s")
         place = self._running_place()
         limits = self.policy.limits
         await place.link.say(op="clocks", lifetime_s=seconds, idle_s=limits.idle_s, on_idle=limits.on_idle)
@@ -467,16 +469,16 @@ class AsyncSandbox:
 
     def expose(self, port: int) -> Opening[AsyncAddress]:
         """The port may be opened later: each connection is tried when it comes."""
-        number = calls.check_port(port)
+        number = arguments.check_port(port)
         self._running_place()
         return opening(self._expose(number))
 
     async def _expose(self, port: int) -> AsyncAddress:
         from ringfence._async.connection import AsyncConnection
-        from ringfence._async.exposing import opened
+        from ringfence._async.ports import opened
 
         async def connect() -> AsyncConnection:
-            return await AsyncConnection(self._running_place(), calls.connect_call(port, self.policy)).begin()
+            return await AsyncConnection(self._running_place(), arguments.connect_call(port, self.policy)).begin()
 
         address = await opened(connect)
         self._addresses.append(address)
@@ -496,6 +498,6 @@ class AsyncSandbox:
 def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:
     if not tools:
         return {}
-    from ringfence.tools import check_tools
+    from ringfence.core.tools import check_tools
 
     return check_tools(tools)

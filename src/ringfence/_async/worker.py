@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import time
 
-from ringfence import calls
+from ringfence.core import arguments
 from ringfence.errors import SandboxError, SandboxLostError
 from ringfence.wire import frames
-from ringfence.wire.switchboard import STDIN_WINDOW
+from ringfence.wire.inbox import STDIN_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class AsyncWorker:
     async def start(self) -> AsyncWorker:
         """Have it started. When the caller is interrupted here, it is killed first."""
         try:
-            call = calls.file_call(self._call, self._args, keeps_stdin=self._feeds)
+            call = arguments.file_call(self._call, self._args, keeps_stdin=self._feeds)
             await self._place.link.start(call, self._inbox)
         except BaseException:
             await self._place.link.say(op="kill", id=self._inbox.id, why="interrupted")
@@ -128,14 +128,14 @@ class AsyncWorker:
         end = self._inbox.end
         assert end is not None
         if end["ev"] == "refused":
-            from ringfence.endings import refused
+            from ringfence.core.endings import refused
 
             raise refused(end)
         if end["ev"] == "over" or end.get("why") == "lost":
-            from ringfence.endings import lost_during
+            from ringfence.core.endings import lost_during
 
             raise lost_during("a file operation", end)
-        found = calls.report_of(end)
+        found = arguments.report_of(end)
         number = found.get("errno")
         if isinstance(number, int) and 0 < number < 4096:
             raise _failure(number, found, path, self._call)
@@ -197,8 +197,8 @@ class AsyncWorker:
 
 
 def _failure(number: int, found: Mapping[str, object], path: object, call: str) -> OSError:
-    from ringfence.files import answers
+    from ringfence.wire import file_replies
 
     if "refused" in found:
-        return answers.refused(found, str(path))
-    return OSError(number, answers.explained(number, found, str(path), call=call), str(path))
+        return file_replies.refused(found, str(path))
+    return OSError(number, file_replies.explained(number, found, str(path), call=call), str(path))

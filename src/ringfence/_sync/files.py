@@ -7,12 +7,12 @@ import errno
 import os
 from io import BytesIO
 
-from ringfence import calls
-from ringfence._sync.waiting import blocking, opening
+from ringfence._sync.compat import blocking, opening
 from ringfence._sync.worker import Worker
+from ringfence.core import arguments
 from ringfence.errors import SandboxError
 from ringfence.events import DiskUsage
-from ringfence.files import answers
+from ringfence.wire import file_replies
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ringfence._sync.process import Place
     from ringfence.events import FileEvent, FileInfo, Match
-    from ringfence.files.landing import Landing
-    from ringfence.files.leaving import Leaving
+    from ringfence.transfer.download import Landing
+    from ringfence.transfer.upload import Leaving
     from ringfence.values import GuestPath, HostPath
 
     Progress: TypeAlias = Callable[[int, int | None], None]
@@ -47,7 +47,7 @@ class Watch:
         self._path = path
         from collections import deque
 
-        self._lines = answers.Lines()
+        self._lines = file_replies.Lines()
         self._events: deque[FileEvent] = deque()
         self._closed = False
 
@@ -56,7 +56,7 @@ class Watch:
         try:
             for data in _batch(self._worker, self._lines):
                 if data.get("kind") != "ready":
-                    self._events.append(answers.event(data))
+                    self._events.append(file_replies.event(data))
                 elif len(data) == 3:
                     return self
             self._worker.answer(self._path)
@@ -71,7 +71,7 @@ class Watch:
     def __next__(self) -> FileEvent:
         while not self._events and not self._closed:
             found = _batch(self._worker, self._lines, patient=True)
-            self._events.extend([answers.event(data) for data in found])
+            self._events.extend([file_replies.event(data) for data in found])
             if not found and not self._closed:
                 self._closed = True
                 self._worker.answer(self._path)
@@ -108,7 +108,7 @@ class Files:
         data = BytesIO()  # hands its bytes over without another copy
         for chunk in self._chunks(path, offset, wanted, most):
             if data.tell() + len(chunk) > min(most, most if wanted is None else wanted):
-                raise OSError(errno.EFBIG, answers.TOO_LONG_TO_READ, str(path))
+                raise OSError(errno.EFBIG, file_replies.TOO_LONG_TO_READ, str(path))
             data.write(chunk)
         return data.getvalue()
 
@@ -121,7 +121,7 @@ class Files:
         return self._chunks(path, offset, None, None)
 
     def _chunks(self, path: GuestPath, offset: int, size: int | None, most: int | None) -> Iterator[bytes]:
-        args = {"path": calls.guest_path(path), "offset": _count(offset, "offset"), "size": _optional(size, "size")}
+        args = {"path": arguments.guest_path(path), "offset": _count(offset, "offset"), "size": _optional(size, "size")}
         worker = self._start("read", {**args, "most": most})
         try:
             while pieces := worker.read():
@@ -140,20 +140,20 @@ class Files:
         mode: int | None = None,
     ) -> FileInfo:
         """Parents are made. A str is written as UTF-8. Replaces as a whole or not at all."""
-        args = {"append": bool(append), "mode": _mode(mode), "into": None, **_staged(calls.guest_path(path))}
+        args = {"append": bool(append), "mode": _mode(mode), "into": None, **_staged(arguments.guest_path(path))}
         _check_data(data, text=True)
         answer = self._fed("write", path, args, _pieces(data))
-        return answers.info(answer.get("info"), str(path))
+        return file_replies.info(answer.get("info"), str(path))
 
     def list(self, path: GuestPath = ".", *, recursive: bool = False, pattern: str | None = None) -> Iterator[FileInfo]:
         """Sorted by name, fetched in pages; symlinks are shown, never followed."""
-        args = {"path": calls.guest_path(path), "recursive": bool(recursive), "pattern": _pattern(pattern)}
+        args = {"path": arguments.guest_path(path), "recursive": bool(recursive), "pattern": _pattern(pattern)}
         worker = self._start("list", args)
-        lines = answers.Lines()
+        lines = file_replies.Lines()
         try:
             while found := _batch(worker, lines):
                 for data in found:
-                    yield answers.info(data, "")
+                    yield file_replies.info(data, "")
             worker.answer(path)
         finally:
             worker.end()
@@ -167,26 +167,26 @@ class Files:
         ends with TimeoutError after limits.timeout_s, so that no expression runs away.
         """
         args = {
-            "path": calls.guest_path(path),
+            "path": arguments.guest_path(path),
             "text": _expression(text, regex=regex),
             "regex": bool(regex),
             "pattern": _pattern(pattern),
             "limit": _limit(limit),
         }
         worker = self._start("search", args, total=True)
-        lines, left = answers.Lines(), limit
+        lines, left = file_replies.Lines(), limit
         try:
             while left and (found := _batch(worker, lines)):
                 for data in found[:left]:
-                    yield answers.match(data)
+                    yield file_replies.match(data)
                 left -= len(found[:left])
             worker.answer(path)
         finally:
             worker.end()
 
     def stat(self, path: GuestPath) -> FileInfo:
-        answer = self._do("stat", path, {"path": calls.guest_path(path)})
-        return answers.info(answer.get("info"), str(path))
+        answer = self._do("stat", path, {"path": arguments.guest_path(path)})
+        return file_replies.info(answer.get("info"), str(path))
 
     def exists(self, path: GuestPath) -> bool:
         try:
@@ -196,28 +196,28 @@ class Files:
         return True
 
     def mkdir(self, path: GuestPath, *, parents: bool = True, exist_ok: bool = True) -> None:
-        args = {"path": calls.guest_path(path), "parents": bool(parents), "exist_ok": bool(exist_ok)}
+        args = {"path": arguments.guest_path(path), "parents": bool(parents), "exist_ok": bool(exist_ok)}
         self._do("mkdir", path, args)
 
     def rename(self, source: GuestPath, target: GuestPath) -> None:
-        args = {"source": calls.guest_path(source), "target": calls.guest_path(target)}
+        args = {"source": arguments.guest_path(source), "target": arguments.guest_path(target)}
         self._do("rename", source, args)
 
     def remove(self, path: GuestPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
-        args = {"path": calls.guest_path(path), "recursive": bool(recursive), "missing_ok": bool(missing_ok)}
+        args = {"path": arguments.guest_path(path), "recursive": bool(recursive), "missing_ok": bool(missing_ok)}
         self._do("remove", path, args)
 
     def chmod(self, path: GuestPath, mode: int) -> None:
         if mode is None:
             raise TypeError("mode is a number, not None")
-        self._do("chmod", path, {"path": calls.guest_path(path), "mode": _mode(mode)})
+        self._do("chmod", path, {"path": arguments.guest_path(path), "mode": _mode(mode)})
 
     def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
         """Tells of what happens from the moment it is there. `overflow`: some events were lost, list again."""
         return opening(self._watch(path, recursive=recursive))
 
     def _watch(self, path: GuestPath, *, recursive: bool) -> Watch:
-        args = {"path": calls.guest_path(path), "recursive": bool(recursive)}
+        args = {"path": arguments.guest_path(path), "recursive": bool(recursive)}
         return Watch(self._start("watch", args), path)._ready()
 
     def upload(
@@ -228,9 +228,9 @@ class Files:
         A file becomes `target`, or goes into it under its own name where that is a folder. What a folder holds goes
         into `target`, which is made: folders are joined, files replaced, and when it fails nothing of it is left.
         """
-        from ringfence.files.leaving import Leaving
+        from ringfence.transfer.upload import Leaving
 
-        path = calls.guest_path(target)
+        path = arguments.guest_path(target)
         leavings: list[Leaving] = []  # filled by the thread: who is cancelled meanwhile has to close it too
         try:
             blocking(lambda: leavings.append(Leaving(source)))
@@ -254,12 +254,12 @@ class Files:
         A file becomes `target`, or goes into it under its own name where that is a folder. What a folder holds goes
         into `target`, which is made when its parent is there. When it fails nothing of it is left.
         """
-        from ringfence.files.landing import Landing
-        from ringfence.guest.packing import Caps
+        from ringfence.shared.tree_pack import Caps
+        from ringfence.transfer.download import Landing
 
-        path, caps = calls.guest_path(source), self._caps()
+        path, caps = arguments.guest_path(source), self._caps()
         measured = self._do("measure", source, {"path": path, **caps})
-        (total,) = answers.numbers(measured, "bytes")
+        (total,) = file_replies.numbers(measured, "bytes")
         folder = measured.get("folder") is True
         landings: list[Landing] = []  # as in `upload`
 
@@ -288,7 +288,7 @@ class Files:
 
     def pack(self, path: GuestPath = ".", *, format: Literal["tar", "zip"] = "tar") -> Iterator[bytes]:
         """A file or folder as an archive, in pieces. Links are kept as they are; devices, pipes and sockets refused."""
-        args = {"path": calls.guest_path(path), "format": _format(format), **self._caps()}
+        args = {"path": arguments.guest_path(path), "format": _format(format), **self._caps()}
         worker = self._start("pack", args)
         try:
             while pieces := worker.read():
@@ -310,7 +310,7 @@ class Files:
         Refused are names that are absolute or hold `..`, links that lead out of the folder, devices, and a name that
         comes twice. A compressed tar is decompressed by the caller.
         """
-        args = {"format": _format(format), "any_link": False, **_staged(calls.guest_path(path)), **self._caps()}
+        args = {"format": _format(format), "any_link": False, **_staged(arguments.guest_path(path)), **self._caps()}
         _check_data(data, text=False)
         self._fed("unpack", path, args, _pieces(data))
 
@@ -321,7 +321,7 @@ class Files:
         whole = -(-limits.disk // _PAGE) * _PAGE
         counted = place.box.enforcement.disk.level == "weaker"
         answer = self._do("usage", ".", {"bytes": whole, "files": limits.disk_files, "count": counted})
-        return DiskUsage(*answers.numbers(answer, "bytes", "bytes_limit", "files", "files_limit"))
+        return DiskUsage(*file_replies.numbers(answer, "bytes", "bytes_limit", "files", "files_limit"))
 
     # workers
 
@@ -370,7 +370,7 @@ def _staged(path: str) -> dict[str, object]:
     return {"path": path, "stage": f".ringfence-{os.urandom(8).hex()}.part"}
 
 
-def _batch(worker: Worker, lines: answers.Lines, *, patient: bool = False) -> list[dict[str, object]]:
+def _batch(worker: Worker, lines: file_replies.Lines, *, patient: bool = False) -> list[dict[str, object]]:
     """Some objects of a worker's output; [] at its end."""
     while pieces := worker.read(patient=patient):
         found = [data for piece in pieces for data in lines.feed(piece)]

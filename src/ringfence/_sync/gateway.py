@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from ringfence._sync.waiting import blocking
+from ringfence._sync.compat import blocking
 from ringfence.errors import SandboxClosedError, UnsupportedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.backends.base import Box
+    from ringfence.backends.contract import Box
     from ringfence.events import HostSummary, Request
     from ringfence.policy.model import Network
 

@@ -7,16 +7,16 @@ import select
 import time
 
 from ringfence.errors import SandboxLostError
-from ringfence.guest import lean
+from ringfence.shared import fast_stdlib
 from ringfence.wire import frames
-from ringfence.wire.switchboard import WINDOW, Inbox, Switchboard
+from ringfence.wire.inbox import WINDOW, Inbox, Switchboard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.backends.base import Box
-    from ringfence.calls import Call
+    from ringfence.backends.contract import Box
+    from ringfence.core.arguments import Call
 
 _READ = 1 << 18
 _LAST_WORDS_S = 1.0
@@ -113,7 +113,7 @@ class Link:
             return
         try:
             with self._sending:
-                self._socket.sendall(data, lean.NO_SIGNAL)
+                self._socket.sendall(data, fast_stdlib.NO_SIGNAL)
         except OSError:
             self._hear_last_words()
 

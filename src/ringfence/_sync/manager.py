@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import os
 
-from ringfence import endings
-from ringfence._sync.environment import Environment
-from ringfence._sync.owned import OwnedSandbox
-from ringfence._sync.waiting import blocking, every, lock
-from ringfence.agents.names import check_agent
-from ringfence.agents.owner import Owner
-from ringfence.agents.shelf import Shelf
-from ringfence.agents.state import StateDirectory
+from ringfence._sync.compat import blocking, every, lock
+from ringfence._sync.environment import Environment, OwnedSandbox
+from ringfence.core import endings
 from ringfence.errors import PolicyError, SandboxClosedError
 from ringfence.launching import check_policy, prepare
-from ringfence.policy.model import Policy
-from ringfence.policy.quota import Quota
+from ringfence.manager.owner import Owner, Shelf
+from ringfence.manager.state import StateDirectory, check_agent
+from ringfence.policy.model import Policy, Quota
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from ringfence._sync.compat import Every
     from ringfence._sync.sandbox import Sandbox
-    from ringfence._sync.waiting import Every
     from ringfence.backends import Backend
     from ringfence.events import SandboxInfo
     from ringfence.policy.image import Image

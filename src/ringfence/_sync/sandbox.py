@@ -7,9 +7,9 @@ import os
 import sys
 import time
 
-from ringfence import calls, endings
+from ringfence._sync.compat import blocking, launched, lock, opening
 from ringfence._sync.gateway import Gateway
-from ringfence._sync.waiting import blocking, launched, lock, opening
+from ringfence.core import arguments, endings
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxError
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ringfence._sync.exposing import Address
     from ringfence._sync.files import Files
+    from ringfence._sync.ports import Address
     from ringfence._sync.process import Place, Process, Pty
     from ringfence._sync.session import Session
-    from ringfence._sync.trees import Trees
+    from ringfence._sync.snapshots import Trees
     from ringfence.backends import Backend
-    from ringfence.backends.base import Box, Launcher
+    from ringfence.backends.contract import Box, Launcher
     from ringfence.events import ProcessInfo
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
     from ringfence.results import Denial, Enforcement, Result, Usage
-    from ringfence.snapshots import Snapshot
+    from ringfence.snapshots.model import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
 
 _SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
@@ -55,9 +55,9 @@ class Sandbox:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         check_policy(policy)
-        self.id = calls.new_id("s")
+        self.id = arguments.new_id("s")
         self.policy = policy
-        self.labels = calls.check_labels(labels)
+        self.labels = arguments.check_labels(labels)
         self.network = Gateway(lambda: self._box)
         self._launcher: Launcher = prepare(backend, image, policy, workspace=workspace)
         self._made_with = (backend, workspace)
@@ -130,7 +130,7 @@ class Sandbox:
                 self.close()
                 raise
             box.close()  # as we were, meanwhile
-            blocking(box.wait_destroyed, calls.DESTROY_S)
+            blocking(box.wait_destroyed, arguments.DESTROY_S)
         raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
 
     def _begin(self, box: Box) -> None:
@@ -144,7 +144,7 @@ class Sandbox:
         link.say(op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s, on_idle=limits.on_idle)
         self._ends_at = time.time() + limits.lifetime_s
         if box.outlet is not None:
-            from ringfence._sync.equipping import equip
+            from ringfence._sync.run import equip
 
             equip(self._place)
         if self._snapshot is not None:
@@ -157,7 +157,7 @@ class Sandbox:
         for address in self._addresses:
             address.close()
         if box is not None:
-            blocking(box.wait_destroyed, calls.DESTROY_S)
+            blocking(box.wait_destroyed, arguments.DESTROY_S)
 
     def _end_now(self) -> Box | None:
         """All of `close` that is not to be interrupted: what is left is waiting for this box."""
@@ -191,8 +191,8 @@ class Sandbox:
             raise endings.ended(self.id, over, self._place.box)
         if self._paused:
             raise SandboxError(f"sandbox {self.id} is paused", code="paused", fix="call resume()")
-        if "ringfence.import_path" in sys.modules:
-            sys.modules["ringfence.import_path"].keep_first()  # L12
+        if "ringfence.host.import_path" in sys.modules:
+            sys.modules["ringfence.host.import_path"].keep_first()  # L12
         return self._place
 
     # code and commands
@@ -207,17 +207,17 @@ class Sandbox:
         timeout_s: float | None = None,
     ) -> Result:
         """In the default session of `language`; one that has none is compiled if need be, and run once."""
-        checked, language = calls.check_code(code), calls.check_language(language)
-        if language in calls.PROGRAMS:
+        checked, language = arguments.check_code(code), arguments.check_language(language)
+        if language in arguments.PROGRAMS:
             from ringfence._sync.session import check_session_language
 
             session = self.session(language=check_session_language(language))
             return session.run(checked, stdin=stdin, env=env, timeout_s=timeout_s)
-        from ringfence._sync.program import run_once
+        from ringfence._sync.run import run_once
 
-        seconds = calls.check_timeout(timeout_s, self.policy.limits)
-        given, variables = calls.check_stdin(stdin), calls.check_env(env)
-        return run_once(self, calls.Once(language, checked, given, variables, seconds))
+        seconds = arguments.check_timeout(timeout_s, self.policy.limits)
+        given, variables = arguments.check_stdin(stdin), arguments.check_env(env)
+        return run_once(self, arguments.Once(language, checked, given, variables, seconds))
 
     def exec(
         self,
@@ -230,7 +230,7 @@ class Sandbox:
         timeout_s: float | None = None,
     ) -> Result:
         """A command, without a shell. A str raises TypeError that names `run(…, language="bash")`."""
-        place, call = self._exec_call(argv, cwd, env, user, timeout_s, stdin=calls.check_stdin(stdin))
+        place, call = self._exec_call(argv, cwd, env, user, timeout_s, stdin=arguments.check_stdin(stdin))
         from ringfence._sync.process import completed
 
         return completed(place, call)
@@ -248,7 +248,7 @@ class Sandbox:
         place, call = self._exec_call(argv, cwd, env, user, timeout_s, keeps_stdin=True)
         return opening(self._spawn(place, call))
 
-    def _spawn(self, place: Place, call: calls.Call) -> Process:
+    def _spawn(self, place: Place, call: arguments.Call) -> Process:
         place.count_call()
         from ringfence._sync.process import Process
 
@@ -266,14 +266,16 @@ class Sandbox:
         *,
         stdin: bytes | None = None,
         keeps_stdin: bool = False,
-    ) -> tuple[Place, calls.Call]:
+    ) -> tuple[Place, arguments.Call]:
         if user not in (None, "user"):
             raise PolicyError(f"no user named {user!r} inside", key="user", fix='the only one is "user"')
-        words, where, variables = calls.check_argv(argv), calls.check_cwd(cwd), calls.check_env(env)
+        words, where, variables = arguments.check_argv(argv), arguments.check_cwd(cwd), arguments.check_env(env)
         limits = self.policy.limits
-        seconds = calls.check_lifetime(timeout_s, limits) if keeps_stdin else calls.check_timeout(timeout_s, limits)
+        seconds = (
+            arguments.check_lifetime(timeout_s, limits) if keeps_stdin else arguments.check_timeout(timeout_s, limits)
+        )
         place = self._running_place()
-        call = calls.exec_call(
+        call = arguments.exec_call(
             place.box,
             self.policy,
             words,
@@ -310,10 +312,10 @@ class Sandbox:
         timeout_s: float | None = None,
     ) -> Pty:
         place, call = self._exec_call(argv, cwd, env, user, timeout_s, keeps_stdin=True)
-        size = calls.check_size(cols, rows)
+        size = arguments.check_size(cols, rows)
         return opening(self._open_terminal(place, replace(call, pty=size, one_shot=False)))
 
-    def _open_terminal(self, place: Place, call: calls.Call) -> Pty:
+    def _open_terminal(self, place: Place, call: arguments.Call) -> Pty:
         place.count_call()
         from ringfence._sync.process import Pty
 
@@ -365,29 +367,29 @@ class Sandbox:
         """What /workspace holds; a second one costs what changed. Raises SnapshotError when it cannot be kept."""
         if not memory:
             return self._trees_kept().take(self._running_place())
-        from ringfence._sync import copies
+        from ringfence._sync import snapshots
 
-        return copies.snapshot(self)
+        return snapshots.snapshot(self)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
-        from ringfence._sync import copies
+        from ringfence._sync import snapshots
 
-        copies.roll_back(self, snapshot)
+        snapshots.roll_back(self, snapshot)
 
     def fork(self, *, memory: bool = True) -> Sandbox:
         """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
-        from ringfence._sync import copies
+        from ringfence._sync import snapshots
 
         self._running_place()
-        return opening(copies.fork(self) if memory else copies.fork_files(self))
+        return opening(snapshots.fork(self) if memory else snapshots.fork_files(self))
 
     def _put_sessions(self, snapshot: Snapshot) -> None:
         if snapshot.memory:
-            from ringfence._sync import copies
-            from ringfence.snapshots import sessions_of
+            from ringfence._sync import snapshots
+            from ringfence.snapshots.model import sessions_of
 
-            copies.put(sessions_of(snapshot), self)
+            snapshots.put(sessions_of(snapshot), self)
 
     def _another(self) -> Sandbox:
         """Of the same backend, image, policy, workspace, tools and labels. Not started."""
@@ -404,26 +406,26 @@ class Sandbox:
 
     def _trees_kept(self) -> Trees:
         if not self._trees:
-            from ringfence._sync.trees import Trees
-            from ringfence.snapshots import check_workspace
+            from ringfence._sync.snapshots import Trees
+            from ringfence.snapshots.model import check_workspace
 
             check_workspace(self.policy)
             self._trees.setdefault("kept", Trees(self._bound()))
         return self._trees["kept"]
 
     def _bound(self) -> str:
-        from ringfence.snapshots import bound_to
+        from ringfence.snapshots.model import bound_to
 
         return bound_to(self._launcher.name, self._launcher.image, self.policy)
 
     def _check_snapshot(self, snapshot: Snapshot) -> None:
-        from ringfence import snapshots
+        from ringfence.snapshots import model
 
-        if not isinstance(snapshot, snapshots.Snapshot):
+        if not isinstance(snapshot, model.Snapshot):
             raise TypeError(f"snapshot is a Snapshot, not {type(snapshot).__name__}; see box.snapshot()")
-        snapshots.check_workspace(self.policy)
-        snapshots.check(snapshot, self._bound(), self.policy)
-        self._launcher.twin_of = snapshots.outlet_of(snapshot)
+        model.check_workspace(self.policy)
+        model.check(snapshot, self._bound(), self.policy)
+        self._launcher.twin_of = model.outlet_of(snapshot)
 
     def pause(self) -> None:
         """Freeze everything inside: it uses no CPU, and its clocks stand still. Idempotent."""
@@ -457,7 +459,7 @@ class Sandbox:
     def extend(self, lifetime_s: float) -> datetime:
         from datetime import UTC, datetime
 
-        seconds = calls.narrower(lifetime_s, self.policy.limits.lifetime_s, "lifetime_s")
+        seconds = arguments.narrower(lifetime_s, self.policy.limits.lifetime_s, "lifetime_s")
         place = self._running_place()
         limits = self.policy.limits
         place.link.say(op="clocks", lifetime_s=seconds, idle_s=limits.idle_s, on_idle=limits.on_idle)
@@ -467,16 +469,16 @@ class Sandbox:
 
     def expose(self, port: int) -> Address:
         """The port may be opened later: each connection is tried when it comes."""
-        number = calls.check_port(port)
+        number = arguments.check_port(port)
         self._running_place()
         return opening(self._expose(number))
 
     def _expose(self, port: int) -> Address:
         from ringfence._sync.connection import Connection
-        from ringfence._sync.exposing import opened
+        from ringfence._sync.ports import opened
 
         def connect() -> Connection:
-            return Connection(self._running_place(), calls.connect_call(port, self.policy)).begin()
+            return Connection(self._running_place(), arguments.connect_call(port, self.policy)).begin()
 
         address = opened(connect)
         self._addresses.append(address)
@@ -496,6 +498,6 @@ class Sandbox:
 def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:
     if not tools:
         return {}
-    from ringfence.tools import check_tools
+    from ringfence.core.tools import check_tools
 
     return check_tools(tools)

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import time
 
-from ringfence import calls
+from ringfence._sync.compat import called, lock, opening
 from ringfence._sync.process import Process
-from ringfence._sync.waiting import called, lock, opening
+from ringfence.core import arguments
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxLostError
 from ringfence.values import Struct, final, replace
 from ringfence.wire import frames, line
-from ringfence.wire.switchboard import STDIN_WINDOW
+from ringfence.wire.inbox import STDIN_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ringfence._sync.process import Place
+    from ringfence.core.tools import Asked, Budget
     from ringfence.results import Result
-    from ringfence.tools import Asked, Budget
     from ringfence.values import SessionLanguage, Tool
-    from ringfence.wire.switchboard import Inbox
+    from ringfence.wire.inbox import Inbox
 
 _SIGINT = 2
 _INTERRUPTED = 130  # what bash has for a cell that SIGINT ended
@@ -60,7 +60,7 @@ class Cell(Process):
         self, place: Place, request: CellRequest, inbox: Inbox, *, number: int, session: Session, keep_events: bool
     ) -> None:
         job = {"kind": "session", "fresh": place.box.python["fresh"]}
-        call = calls.Call(job, (calls.PROGRAMS[session.language],), request.timeout_s, request.cpu_s)
+        call = arguments.Call(job, (arguments.PROGRAMS[session.language],), request.timeout_s, request.cpu_s)
         super().__init__(place, call, inbox, keep_events=keep_events)
         self._hard += _CELL_GRACE_S
         self._request = request
@@ -101,7 +101,7 @@ class Cell(Process):
         if said.kind == "done" and said.fields["n"] == self._number:
             self._said, self._done = said, True
         if said.kind == "call":
-            from ringfence import tools
+            from ringfence.core import tools
 
             self._budget = self._budget or tools.Budget()
             self._asked.append(self._budget.take(said, self._tools))
@@ -132,7 +132,7 @@ class Cell(Process):
             end = {**end, "why": end["why"] or self._why_exited(end)}
             if self._early is not None:
                 end["early"] = dict(self._early)
-        result = calls.result(
+        result = arguments.result(
             self._call,
             end,
             self._transcript,
@@ -225,13 +225,13 @@ class Cell(Process):
 
     def _tell_failure(self, asked: Asked) -> None:
         """Of a call that nobody makes: a thread of the guest's may wait for it, and its session may live on."""
-        from ringfence import tools
+        from ringfence.core import tools
 
         self._place.link.tell(self._inbox, tools.failure(asked, tools.CELL_OVER))
 
     def _answer(self, asked: Asked) -> None:
         """Make the call the guest asked for. What fails is the guest's to handle; it never raises here."""
-        from ringfence import tools
+        from ringfence.core import tools
 
         given = tools.arguments(asked) if asked.refused is None else asked.refused
         if isinstance(given, str):
@@ -247,7 +247,7 @@ class Cell(Process):
 
     def write(self, data: bytes | str) -> None:
         """To input(). Raises BrokenPipeError when the cell has ended or does not ask."""
-        given = calls.check_stdin(data) or b""
+        given = arguments.check_stdin(data) or b""
         if not self._request.asks or not self.running:
             raise BrokenPipeError("the cell reads no input from its caller")
         self._place.link.tell(self._inbox, line.pack({"m": "input", "eof": False}, given))
@@ -293,7 +293,7 @@ class Session:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Result:
-        request = self._request(code, calls.check_stdin(stdin), env, timeout_s, asks=False)
+        request = self._request(code, arguments.check_stdin(stdin), env, timeout_s, asks=False)
         with self._gate:
             before = self._cell  # somebody else's, who may still wait for it
             try:
@@ -321,11 +321,11 @@ class Session:
     def _request(
         self, code: str, stdin: bytes | None, env: Mapping[str, str] | None, timeout_s: float | None, *, asks: bool
     ) -> CellRequest:
-        checked, variables = calls.check_code(code), calls.check_env(env)
+        checked, variables = arguments.check_code(code), arguments.check_env(env)
         if self.language == "bash":
             _check_bash_names(variables)
         limits = self._place().policy.limits
-        seconds = calls.check_timeout(timeout_s, limits)
+        seconds = arguments.check_timeout(timeout_s, limits)
         return CellRequest(checked, stdin, variables, seconds, limits.cpu_time_s, asks)
 
     def _place(self) -> Place:
@@ -359,7 +359,7 @@ class Session:
     def _start(self, *, apart_from: frozenset[int] = frozenset()) -> None:
         """An interpreter; one that becomes a copy has none of the process numbers that the image's memory had."""
         place = self._place()
-        call = calls.session_call(
+        call = arguments.session_call(
             place.box, language=self.language, env=place.box.env, tools=list(self._tools), apart_from=sorted(apart_from)
         )
         self._inbox, self._reader = place.link.open(), line.Reader()

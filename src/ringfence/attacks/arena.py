@@ -14,12 +14,13 @@ import sys
 import textwrap
 import warnings
 
-from ringfence import Limits, Mount, Policy, Sandbox, calls
+from ringfence import Limits, Mount, Policy, Sandbox
 from ringfence._sync.process import completed
 from ringfence.attacks import witnesses
 from ringfence.attacks.case import BARE, NotApplicable, Seen
 from ringfence.attacks.guestside import PRELUDE
 from ringfence.attacks.trace import host_pid, pid_told
+from ringfence.core import arguments
 from ringfence.launching import ProcessLauncher
 from ringfence.plan.mutate import without
 from ringfence.policy.image import Image
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from ringfence._sync.process import Process
     from ringfence.attacks.case import ArmName, Attack
-    from ringfence.files.usedimages import Used
+    from ringfence.images.store import Used
     from ringfence.plan.model import ProcessPlan
     from ringfence.results import Result
     from ringfence.values import Argv, MountMode, Workspace
@@ -196,13 +197,13 @@ class Arm:
         """
         place = box._running_place()  # noqa: SLF001  # no public call is one process in a sandbox that stays
         limits = box.policy.limits
-        call = calls.python_call(
+        call = arguments.python_call(
             place.box,
             box.policy,
-            calls.check_code(code),
+            arguments.check_code(code),
             stdin=None,
-            env=calls.check_env(env),
-            timeout_s=calls.check_timeout(timeout_s, limits),
+            env=arguments.check_env(env),
+            timeout_s=arguments.check_timeout(timeout_s, limits),
             one_shot=False,
         )
         return completed(place, call)

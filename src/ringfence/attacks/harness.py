@@ -187,7 +187,7 @@ def _has_cgroup() -> bool:
 
 def _lacking() -> str:
     """Packages that reading requests takes."""
-    from ringfence.network.trust import check_packages
+    from ringfence.gateway.secrets.ca import check_packages
 
     try:
         check_packages()
@@ -197,6 +197,6 @@ def _lacking() -> str:
 
 
 def _landlock() -> bool:
-    from ringfence.plan.facts import landlock_abi
+    from ringfence.plan.host_facts import landlock_abi
 
     return landlock_abi() >= 6

@@ -10,7 +10,7 @@ import sys
 import time
 
 import ringfence
-from ringfence.spawn import own_package
+from ringfence.host.zygote_start import own_package
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
 

@@ -12,7 +12,7 @@ from collections import deque
 
 from ringfence.attacks.report import Row
 from ringfence.attacks.witnesses import remove_folders
-from ringfence.spawn import own_package
+from ringfence.host.zygote_start import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

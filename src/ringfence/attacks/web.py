@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ringfence import Network, Policy
 from ringfence.attacks.arena import LIMITS
-from ringfence.network import streams
-from ringfence.network.authority import Authority
-from ringfence.network.gateway import service
+from ringfence.gateway import stream
+from ringfence.gateway.secrets.ca import Authority
+from ringfence.gateway.service import service
 
 if TYPE_CHECKING:
     import ssl
@@ -91,7 +91,7 @@ class Echo:
 def _known(authority: Authority) -> Iterator[None]:
     """This process's gateway trusts the attack's authority, and finds its names on loopback."""
     resolver = service().resolver
-    roots, lookup = streams.trusted_roots, resolver.lookup
+    roots, lookup = stream.trusted_roots, resolver.lookup
 
     def trust(context: ssl.SSLContext) -> None:
         context.load_verify_locations(cadata=authority.certificate.decode())
@@ -99,11 +99,11 @@ def _known(authority: Authority) -> Iterator[None]:
     def find(name: str, port: int) -> list[str]:
         return ["127.0.0.1"] if name.endswith(_ZONE) else lookup(name, port)
 
-    streams.trusted_roots, resolver.lookup = trust, find
+    stream.trusted_roots, resolver.lookup = trust, find
     try:
         yield
     finally:
-        streams.trusted_roots, resolver.lookup = roots, lookup
+        stream.trusted_roots, resolver.lookup = roots, lookup
 
 
 def echo(arm: Arm) -> Echo:

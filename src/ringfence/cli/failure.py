@@ -6,7 +6,7 @@ import errno
 
 from ringfence.cli.escapes import one_line
 from ringfence.errors import PolicyError, RingfenceError, UnsupportedError
-from ringfence.policy.hostpaths import LinkError
+from ringfence.policy.host_paths import LinkError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -133,7 +133,7 @@ def _build(words: list[str], given: Given, console: Console) -> int:
     _count("build", words, 1, 2, "NAME [RECIPE.toml | --preset PRESET]")
     recipe = words[1] if len(words) > 1 else None
     if recipe is None and preset is None:
-        from ringfence.images.presets import NAMES
+        from ringfence.images.builder import NAMES
 
         fix = f"ringfence image build {words[0]} --preset {'|'.join(NAMES)}, or with the path of a recipe"
         raise Problem("build needs a recipe or a preset", fix=fix)

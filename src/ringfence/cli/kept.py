@@ -26,7 +26,7 @@ def name(option: str, raw: str) -> str:
 
 def _folder() -> str:
     """By where links of the person's own lead: no guest can have made one, because none may write there (L19)."""
-    from ringfence.backends.process.state import disk_directory
+    from ringfence.host.state import disk_directory
 
     return os.path.realpath(disk_directory("named"))
 

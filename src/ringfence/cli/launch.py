@@ -250,10 +250,10 @@ def _end(box: Sandbox, settings: Settings) -> None:
 
     With writable mounts it waits: what the end scan finds is part of what it has to tell.
     """
-    from ringfence.spawn import is_command
+    from ringfence.host.zygote_start import is_command
 
     if is_command() and not any(mount.mode == "rw" for mount in settings.policy.mounts):
-        from ringfence._sync.running import let_go
+        from ringfence._sync.run import let_go
 
         let_go(box)
     else:
@@ -262,7 +262,7 @@ def _end(box: Sandbox, settings: Settings) -> None:
 
 def _with_findings(result: Result, box: Sandbox) -> Result:
     """What a look at the writable mounts showed after the end is part of what happened."""
-    from ringfence._sync.running import findings
+    from ringfence._sync.run import findings
 
     found = findings(box.denials())
     if not found:
@@ -284,7 +284,7 @@ def _run_code(code: str, settings: Settings) -> Result:
 
 
 def _start(box: Sandbox) -> None:
-    from ringfence.spawn import meanwhile
+    from ringfence.host.zygote_start import meanwhile
 
     meanwhile.append(_load_rest)
     box.start()
@@ -296,7 +296,7 @@ def _load_rest() -> None:
 
     import ringfence._sync.link
     import ringfence._sync.process
-    import ringfence._sync.running
+    import ringfence._sync.run
     import ringfence.cli.streams
     import ringfence.policy.digest  # noqa: F401  # as above
 
@@ -334,17 +334,17 @@ def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Co
 
 def _importable() -> list[str]:
     """That Python's own path leads to where this guest could write, if it does."""
-    import_path = sys.modules.get("ringfence.import_path")  # there is one with a writable mount
+    import_path = sys.modules.get("ringfence.host.import_path")  # there is one with a writable mount
     if import_path is None:
         return []
-    from ringfence.plan.process import IMPORTABLE
+    from ringfence.plan.build import IMPORTABLE
 
     return [f"{folder}: {IMPORTABLE}" for folder in import_path.guests_folders()]
 
 
 def _create(name: str, path: str) -> int:
     """Opened before the guest exists: a file that cannot be written is found out before anything runs."""
-    from ringfence.policy.hostpaths import LinkError, descriptor, open_itself
+    from ringfence.policy.host_paths import LinkError, descriptor, open_itself
 
     try:
         # A pipe that a guest left there is not waited for: nobody reads it.

@@ -157,7 +157,7 @@ def _git_elsewhere(folder: str) -> str | None:
     A guest that may write here may have made that file, as a FIFO too, or to have another folder of its choice shown:
     what it cannot make is the way back.
     """
-    from ringfence.policy.source import read_head
+    from ringfence.policy.secrets import read_head
 
     dot_git = os.path.join(folder, ".git")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ringfence.policy.hostpaths import open_parent
+from ringfence.policy.host_paths import open_parent
 
 
 def open_report(path: str) -> int | None:

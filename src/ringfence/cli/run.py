@@ -54,7 +54,7 @@ def job_for(code: Code, mounts: tuple[Mount, ...]) -> Job:
     """
     from ringfence.cli.launch import Job
     from ringfence.cli.shown import inside
-    from ringfence.languages import TABLE, commands
+    from ringfence.core.languages import TABLE, commands
 
     language = TABLE[code.language]
     if code.inline and code.language in _SWITCHES and len(code.text) <= _MAX_ARGUMENT:
@@ -73,7 +73,7 @@ def job_for(code: Code, mounts: tuple[Mount, ...]) -> Job:
             box.files.write(what.path, code.text)
         if not language.compile:
             return None
-        from ringfence._sync.program import compile_once
+        from ringfence._sync.run import compile_once
 
         limits = box.policy.limits
         compiled = compile_once(box, what.compile, what.env, min(limits.timeout_s, limits.lifetime_s))

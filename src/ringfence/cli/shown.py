@@ -55,7 +55,7 @@ def absolute(path: str) -> str:
     whole = os.path.join(here, path)
     if ".." not in path.split("/"):
         return os.path.normpath(whole)
-    from ringfence.policy.hostpaths import LinkError, without_links
+    from ringfence.policy.host_paths import LinkError, without_links
 
     try:
         return without_links(whole)

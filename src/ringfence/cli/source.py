@@ -7,7 +7,7 @@ import stat
 
 from ringfence.cli.console import Problem
 from ringfence.cli.shown import absolute
-from ringfence.languages import TABLE
+from ringfence.core.languages import TABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _read(path: str) -> bytes:
 
 
 def _open(path: str) -> int:
-    from ringfence.policy.hostpaths import LinkError, open_itself
+    from ringfence.policy.host_paths import LinkError, open_itself
 
     try:
         fd = open_itself(path, os.O_RDONLY | os.O_NOCTTY)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 
-from ringfence.backends.process.refusals import DOCTOR, apparmor_profile, apparmor_restricts
+from ringfence.host.kernel_refusals import DOCTOR, apparmor_profile, apparmor_restricts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.backends.process.refusals import Cause
+    from ringfence.host.kernel_refusals import Cause
 
 _PROFILE = "/etc/apparmor.d/ringfence-launch"
 _DROP_IN = "/etc/systemd/system/user@.service.d/delegate.conf"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from ringfence.backends.process import refusals
-from ringfence.doctor import asking, fixes
+from ringfence.doctor import fixes, programs
 from ringfence.doctor.report import BackendReport, Finding
+from ringfence.host import kernel_refusals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.doctor.asking import Answer
+    from ringfence.doctor.programs import Answer
 
 _OLDEST = (5, 12)  # mount_setattr
 _EXACT = (5, 14)  # RLIMIT_NPROC counts for each user namespace
@@ -32,9 +32,9 @@ def examine_process() -> BackendReport:
     system = [_kernel(os.uname().release), _machine(os.uname().machine)]
     if any(each.state == "missing" for each in system):
         return BackendReport("process", False, tuple(system))
-    answers = asking.trials()
-    run = asking.whole()
-    found = [*system, *_tried(answers), _cgroup(asking.cgroup()), _whole(run), *_held(run), _images(answers)]
+    answers = programs.trials()
+    run = programs.whole()
+    found = [*system, *_tried(answers), _cgroup(programs.cgroup()), _whole(run), *_held(run), _images(answers)]
     return BackendReport("process", run.ok, tuple(found))
 
 
@@ -92,7 +92,7 @@ def _judged(name: str, answer: Answer, launcher: str) -> Finding:
     if name in _OPTIONAL:
         fix = _landlock_fix() if name == "Landlock" else None
         return Finding(name, "weaker", f"{_OPTIONAL[name]}: {answer.detail}", fix, fix and fixes.comment(fix))
-    cause = refusals.cause(answer.detail, answer.errno)
+    cause = kernel_refusals.cause(answer.detail, answer.errno)
     fix, script = fixes.for_cause(cause, launcher)
     return Finding(name, "missing", f"{cause.why}: {answer.detail}", fix, script)
 
@@ -126,11 +126,14 @@ def _cgroup(answer: Answer) -> Finding:
 
 
 def _cgroup_fix(mode: str, *, scope: bool) -> tuple[str, str]:
-    if refusals.container() is not None:
+    if kernel_refusals.container() is not None:
         fix = "limit the container itself: docker run --memory 2g --pids-limit 500 --cpus 2 …"
     elif mode == "v2" and os.geteuid() != 0:
         if scope:
-            return f"{refusals.DOCTOR} | sudo sh   # systemd gives your user manager more controllers", fixes.delegate()
+            return (
+                f"{kernel_refusals.DOCTOR} | sudo sh   # systemd gives your user manager more controllers",
+                fixes.delegate(),
+            )
         if os.path.isdir("/run/systemd/system"):
             command = fixes.linger(_user_name())
             return f"sudo {command}   # starts your systemd user manager", f"{command}\n{fixes.delegate()}"

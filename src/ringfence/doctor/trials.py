@@ -19,8 +19,8 @@ if __name__ == "__main__":
 
     sys.path.pop()
 
-from ringfence.guest import box, fence
-from ringfence.guest import kernel as k
+from ringfence.guest.launch import fence, mounts
+from ringfence.shared import syscalls as k
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def namespaces() -> str:
         _enter(k.CLONE_NEWNS)
     every = k.CLONE_NEWNS | k.CLONE_NEWUTS | k.CLONE_NEWIPC | k.CLONE_NEWNET | k.CLONE_NEWCGROUP
     _enter(every, inside=1000)
-    box.bring_up_loopback()
+    mounts.bring_up_loopback()
     k.unshare(k.CLONE_NEWPID)
     _in_child(lambda: _expect(os.getpid() == 1, "the first process of a pid namespace is PID 1"))
     return "user, pid, mount, net, ipc, uts, cgroup"
@@ -55,7 +55,7 @@ def namespaces() -> str:
 def fresh_proc() -> str:
     _enter(k.CLONE_NEWNS)
     k.unshare(k.CLONE_NEWPID)
-    _in_child(box.mount_proc)
+    _in_child(mounts.mount_proc)
     return "mounted in a new pid namespace"
 
 
@@ -67,7 +67,7 @@ def landlock() -> str:
 
 
 def seccomp() -> str:
-    from ringfence.plan.seccomp import guest_filter
+    from ringfence.plan.seccomp.compiler import guest_filter
 
     program = guest_filter()
     k.no_new_privileges()
@@ -179,7 +179,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _guest_uid() -> int:
-    from ringfence.backends.process.uids import FIRST
+    from ringfence.host.uids import FIRST
 
     return FIRST
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import ImageError
-from ringfence.files.imagestore import ImageInfo, Store
+from ringfence.images.store import ImageInfo, Store
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.images.recipe import Recipe
+    from ringfence.images.builder import Recipe
     from ringfence.policy.image import Image
     from ringfence.values import HostPath
 
@@ -77,7 +77,7 @@ def import_image(name: str, source: HostPath, *, progress: Callable[[str], None]
     Raises ImageError, and nothing is kept then: an archive that is cut short, damaged or hostile, a digest that does
     not fit, a full disk. FileNotFoundError for a source that is not there.
     """
-    from ringfence.images.importing import import_source
+    from ringfence.images.importer import import_source
 
     return import_source(Store(), name, os.fspath(source), progress)
 
@@ -97,7 +97,7 @@ def build(
     Raises PolicyError for a mistake in the recipe, with its line, ImageError when a step fails, UnsupportedError when
     this host cannot build; nothing half-made stays.
     """
-    from ringfence.images.building import build_image
+    from ringfence.images.builder import build_image
 
     return build_image(Store(), image, recipe, preset=preset, use_cache=use_cache, progress=progress)
 
@@ -107,7 +107,7 @@ def export(name: str, path: HostPath) -> None:
 
     Raises ImageError when the image is unknown or damaged; then no file is left.
     """
-    from ringfence.images.exporting import export_image
+    from ringfence.images.export import export_image
 
     export_image(Store(), name, os.fspath(path))
 
@@ -143,7 +143,7 @@ def gc() -> Collected:
     import sys
 
     if "ringfence.launching" in sys.modules:  # what this process keeps ready is no use
-        from ringfence.files.usedimages import held
+        from ringfence.images.store import held
         from ringfence.launching import release_image
 
         for digest in held():
@@ -153,6 +153,6 @@ def gc() -> Collected:
 
 def verify(name: str) -> None:
     """Read all of an image and compare it with its digest. Raises ImageError when it is not what was stored."""
-    from ringfence.images.exporting import verify_image
+    from ringfence.images.export import verify_image
 
     verify_image(Store(), name)

@@ -11,17 +11,17 @@ import subprocess
 import sys
 import threading
 
-from ringfence.backends import host_programs
 from ringfence.errors import ImageError, Missing, UnsupportedError
-from ringfence.files.imagelocks import AS_ROOT, run_as_root
-from ringfence.files.tarstream import CutShortError
-from ringfence.images.archives import apply_stream
+from ringfence.host import programs
+from ringfence.images.importer import apply_stream
+from ringfence.images.store import AS_ROOT, run_as_root
+from ringfence.images.tar_reader import CutShortError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.files.layers import Tree
+    from ringfence.images.tree import Tree
 
 _LAST_LINES = 200
 # In a pid namespace of its own: one SIGKILL ends it and all that it started, maintainers' scripts too. An ordinary user
@@ -95,12 +95,12 @@ def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
     mapped = () if os.geteuid() == 0 else AS_ROOT
     unshare = _program("unshare", "util-linux")
     return subprocess.Popen(
-        host_programs.dying_with_us([unshare, *_ALONE, *mapped, *command]),
+        programs.dying_with_us([unshare, *_ALONE, *mapped, *command]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={
-            **host_programs.environment(command[0], *_PASSED),
+            **programs.environment(command[0], *_PASSED),
             "TMPDIR": scratch,
             "LC_ALL": "C.UTF-8",
             "DEBIAN_FRONTEND": "noninteractive",
@@ -110,7 +110,7 @@ def _start(command: list[str], scratch: str) -> subprocess.Popen[bytes]:
 
 
 def _program(name: str, package: str) -> str:
-    found = host_programs.look_up(name)
+    found = programs.look_up(name)
     if found.path is None:
         raise UnsupportedError(
             f"building an image needs {name}, and there is none that may be used{found.remark}",

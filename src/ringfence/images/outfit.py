@@ -5,14 +5,14 @@ Works on the tree before it gets its digest, so that every backend finds the sam
 
 from __future__ import annotations
 
-from ringfence.files.tarstream import Entry, TarError
+from ringfence.images.tar_reader import Entry, TarError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ringfence.files.layers import Node, Path, Tree
-    from ringfence.files.tarstream import Kind
+    from ringfence.images.tar_reader import Kind
+    from ringfence.images.tree import Node, Path, Tree
 
 UID = 1000
 HOME = "/workspace"

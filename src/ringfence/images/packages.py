@@ -10,16 +10,16 @@ import os
 import subprocess
 import sys
 
-from ringfence.backends import host_programs
 from ringfence.errors import ImageError, Missing, UnsupportedError
-from ringfence.images.archives import apply_directory, apply_stream
+from ringfence.host import programs
+from ringfence.images.importer import apply_directory, apply_stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ringfence._sync.sandbox import Sandbox
-    from ringfence.files.layers import Tree
+    from ringfence.images.tree import Tree
 
     Progress = Callable[[str], None]
 
@@ -154,7 +154,7 @@ def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
 
 
 def _python_with_pip() -> str:
-    for python in (sys.executable, host_programs.find("python3")):
+    for python in (sys.executable, programs.find("python3")):
         # Imported, and not run: a pip that runs does first what its settings say, "python = …" among it (L18).
         if python and _run([python, "-I", "-c", "import pip"], "/").returncode == 0:
             return python
@@ -167,7 +167,7 @@ def _python_with_pip() -> str:
 
 def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) -> None:
     """Put npm packages below /usr/local, as `npm install --global` does, without running their scripts."""
-    npm = host_programs.look_up("npm")
+    npm = programs.look_up("npm")
     if npm.path is None:
         raise UnsupportedError(
             f"adding npm packages needs npm on this host{npm.remark}",
@@ -209,13 +209,13 @@ def _node(script: str) -> dict[str, str]:
 def _run(command: list[str], folder: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            host_programs.dying_with_us(command),
+            programs.dying_with_us(command),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_DOWNLOAD_S,
             check=False,
             cwd=folder,
-            env={**host_programs.environment(command[0], *_SETTINGS), **(env or {})},
+            env={**programs.environment(command[0], *_SETTINGS), **(env or {})},
         )
     except subprocess.TimeoutExpired:
         raise ImageError(f"{command[0]} took longer than {_DOWNLOAD_S:g} s", code="build", fix="try again") from None

@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict
 
 from ringfence._async.sandbox import AsyncSandbox
 from ringfence.errors import PolicyError, SandboxError
+from ringfence.policy.checks import format_size
 from ringfence.policy.model import Limits, Policy
-from ringfence.policy.sizes import format_size
 from ringfence.values import replace
 
 if TYPE_CHECKING:

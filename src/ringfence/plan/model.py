@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Literal
 
-    from ringfence.plan.protected import Protected
+    from ringfence.plan.rootfs.protected import Protected
     from ringfence.results import Enforcement
 
     Op = list[object]

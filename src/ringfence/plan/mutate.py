@@ -5,8 +5,8 @@ No policy key, argument or variable leads here: `ringfence attack` and the tests
 
 from __future__ import annotations
 
-from ringfence.plan import seccomp
-from ringfence.plan.process import NEWIPC, NEWNET, NEWPID, NEWUTS
+from ringfence.plan.build import NEWIPC, NEWNET, NEWPID, NEWUTS
+from ringfence.plan.seccomp import compiler
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -37,7 +37,7 @@ CONTROLS = (
     *_RLIMITS,
     "seccomp",
     "last-layer",
-    *(f"seccomp:{name}" for name in seccomp.CONTROLS),
+    *(f"seccomp:{name}" for name in compiler.CONTROLS),
     "proc-masks",
     "process-limit",
     "cgroup",
@@ -101,9 +101,9 @@ def _open_filter(plan: ProcessPlan, left_out: frozenset[str]) -> ProcessPlan:
     """Both layers without these controls, together: each call compiles anew. ValueError for an unknown one."""
     fence = _fence(plan)
     if fence["seccomp"] is not None:
-        fence["seccomp"] = seccomp.guest_filter(without=left_out).hex()
+        fence["seccomp"] = compiler.guest_filter(without=left_out).hex()
     if fence["last_layer"] is not None:
-        fence["last_layer"] = seccomp.last_layer(without=left_out).hex()
+        fence["last_layer"] = compiler.last_layer(without=left_out).hex()
     return replace(plan, box={**plan.box, "fence": fence})
 
 

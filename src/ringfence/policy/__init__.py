@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from ringfence.policy.checks import format_size, parse_size
 from ringfence.policy.image import Image
-from ringfence.policy.model import Limits, Mount, Network, Policy, Rule
-from ringfence.policy.quota import Quota
+from ringfence.policy.model import Limits, Mount, Network, Policy, Quota, Rule
 from ringfence.policy.secrets import Secret
-from ringfence.policy.sizes import format_size, parse_size
 
 __all__ = [
     "Image",

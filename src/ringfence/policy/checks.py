@@ -5,8 +5,9 @@ All raise PolicyError and nothing else, whatever they are given. Constructors an
 
 from __future__ import annotations
 
+import os
+
 from ringfence.errors import PolicyError
-from ringfence.policy.sizes import shorten
 from ringfence.values import frozen_map
 
 TYPE_CHECKING = False
@@ -15,6 +16,52 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     Check: TypeAlias = Callable[[object, str], Any]
+
+
+# MERGED: Sizes: bytes as an int, or a number with K, M or G. Binary, positive, and nothing else.
+
+
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+LARGEST = 1 << 60  # far above any machine, far below where kernel counters wrap
+_DIGITS = frozenset("0123456789")
+_FIX = 'write bytes, or a whole number with K, M or G, such as "512M"'
+
+
+def parse_size(value: object, key: str = "size") -> int:
+    """Bytes of `536870912` or `"512M"`. Raises PolicyError that names `key`."""
+    if isinstance(value, str):
+        size = _from_text(value, key)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        size = int(value)
+    else:
+        raise PolicyError(f"{key} must be a size, not {type(value).__name__}", key=key, fix=_FIX)
+    if not 0 < size <= LARGEST:
+        raise PolicyError(f"{key} must be between 1 byte and {LARGEST >> 30}G, not {shorten(value)}", key=key, fix=_FIX)
+    return size
+
+
+def format_size(size: int) -> str:
+    """The shortest exact spelling: 536870912 is "512M"."""
+    for unit in ("G", "M", "K"):
+        if size and size % UNITS[unit] == 0:
+            return f"{size // UNITS[unit]}{unit}"
+    return str(size)
+
+
+def shorten(value: object) -> str:
+    """`value` in a message: quoted, escaped and cut, because it may be long or hostile."""
+    if isinstance(value, int) and not -(1 << 64) < value < 1 << 64:
+        return "a number of more than 64 bits"
+    shown = ascii(value[:60]) if isinstance(value, (str, bytes)) else ascii(value)
+    return shown if len(shown) <= 80 else shown[:79] + "…"
+
+
+def _from_text(text: str, key: str) -> int:
+    digits, factor = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
+    if not digits or len(digits) > 20 or not _DIGITS.issuperset(digits):
+        raise PolicyError(f"{key} is {shorten(text)}, which is not a size", key=key, fix=_FIX)
+    return int(digits) * factor
+
 
 LONGEST_TEXT = 131_072  # one string of argv or environ on Linux (MAX_ARG_STRLEN)
 LONGEST_LIST = 10_000
@@ -177,3 +224,73 @@ def suggestion(value: object, allowed: tuple[str, ...] | list[str]) -> str | Non
 
     near = get_close_matches(value.lower(), allowed, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else None
+
+
+# MERGED: Paths in a policy, as text: absolute, without "..", one spelling each. Nothing here touches a file system.
+
+
+_LONGEST = 4095  # PATH_MAX without its NUL
+# What the sandbox makes itself and containment stands on; a mount over it would replace that.
+_RESERVED = ("/proc", "/sys", "/dev")
+
+
+def host_path(value: object, key: str) -> str:
+    """An absolute host path. A relative one starts at the working directory of this moment, not of a later one."""
+    path = plain_path(value, key)
+    if path.startswith("~"):
+        fix = "pass os.path.expanduser(…), or write ./~ for a folder of that name"
+        raise PolicyError(f'{key}: "~" is not expanded here: {shorten(path)}', key=key, fix=fix)
+    if os.path.isabs(path):
+        return os.path.normpath(path).replace("//", "/")
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        fix = "write an absolute path"
+        raise PolicyError(f"{key}: the working directory of {shorten(path)} is gone", key=key, fix=fix) from None
+
+
+def plain_path(value: object, key: str) -> str:
+    """A path of any form as a non-empty str."""
+    try:
+        path = os.fspath(value)  # type: ignore[call-overload]  # it refuses what is no path, which is the point
+    except TypeError:
+        raise PolicyError(f"{key} must be a path, not {type(value).__name__}", key=key) from None
+    path = text(path, key)
+    if not path or len(path.encode()) > _LONGEST:
+        raise PolicyError(f"{key} must have 1 to {_LONGEST} bytes", key=key)
+    return path
+
+
+def guest_target(value: object, key: str) -> str:
+    """Where a mount appears inside: absolute, not "/", not over what the sandbox makes itself."""
+    path = plain_path(value, key)
+    parts = path.split("/")
+    if not path.startswith("/"):
+        fix = f"write it from the root: {shorten('/' + path)}"
+        raise PolicyError(f"{key}: {shorten(path)} is not absolute", key=key, fix=fix)
+    if ".." in parts:
+        raise PolicyError(f'{key}: {shorten(path)} holds ".."', key=key, fix="write the path without it")
+    found = "/" + "/".join(part for part in parts if part not in ("", "."))
+    if found == "/":
+        raise PolicyError(f"{key}: nothing can be mounted onto /", key=key, fix='choose a folder, such as "/data"')
+    for reserved in _RESERVED:
+        if within(found, reserved):
+            fix = "choose another target"
+            raise PolicyError(f"{key}: {shorten(found)} is in {reserved}, which is the sandbox's own", key=key, fix=fix)
+    return found
+
+
+def below(value: object, key: str) -> str:
+    """A path below a mount's source: relative, without ".."."""
+    path = plain_path(value, key)
+    if path.startswith("/"):
+        raise PolicyError(f"{key}: {shorten(path)} is not relative to the source", key=key, fix="remove the first /")
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or not parts:
+        raise PolicyError(f"{key}: {shorten(path)} is not below the source", key=key, fix='write it as ".env"')
+    return "/".join(parts)
+
+
+def within(path: str, folder: str) -> bool:
+    """Whether a normal absolute path is `folder` or below it, as text: symbolic links are not looked at."""
+    return path == folder or folder == "/" or path.startswith(folder + "/")

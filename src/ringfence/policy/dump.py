@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringfence.errors import PolicyError
+from ringfence.policy.checks import format_size
 from ringfence.policy.secrets import origin
-from ringfence.policy.sizes import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ringfence.policy.checks import format_size
 from ringfence.policy.model import mount_path
 from ringfence.policy.reach import permitted_and_denied
-from ringfence.policy.sizes import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ringfence.errors import PolicyError
-from ringfence.policy.checks import environment, identifier, listed, text
-from ringfence.policy.sizes import shorten
+from ringfence.policy.checks import environment, identifier, listed, shorten, text
 from ringfence.values import FrozenMap, Struct, final, put
 
 TYPE_CHECKING = False

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from ringfence.errors import PolicyError
 from ringfence.policy.checks import (
+    below,
     choice,
     each,
     environment,
     flag,
+    guest_target,
+    host_path,
     integer,
     items,
     listed,
     number,
+    parse_size,
     program,
     seconds,
+    shorten,
 )
 from ringfence.policy.hosts import HostPattern, parse_pattern
-from ringfence.policy.paths import below, guest_target, host_path
-from ringfence.policy.requests import cidr, host, method, path_prefix, reachable_host
+from ringfence.policy.http import cidr, host, method, path_prefix, reachable_host
 from ringfence.policy.secrets import Secret
-from ringfence.policy.sizes import parse_size, shorten
 from ringfence.values import FrozenMap, Struct, fill, final, put, replace
 
 TYPE_CHECKING = False
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from ringfence.policy.checks import Check
     from ringfence.values import GuestPath, HostPath, Isolation, MountMode, PresetName, Size, Strings
+
 
 _KEEP: Any = ...  # a part that replace() leaves as it is
 _COUNT = integer((1 << 31) - 1)
@@ -329,7 +333,6 @@ class Policy(Struct):
     @classmethod
     def preset(cls, name: PresetName) -> Self:
         """`offline` is `Policy()`; `dev` has room to build; `hostile` needs own-kernel and strict."""
-        from ringfence.policy.presets import preset
 
         return preset(name)
 
@@ -392,3 +395,66 @@ class Policy(Struct):
 
             put(self, "_digest", digest(self))
         return str(self._digest)
+
+
+# MERGED: The presets. They differ in limits and isolation only, never in network or mounts.
+
+
+NAMES = ("offline", "dev", "hostile")
+
+
+def preset(name: object) -> Policy:
+    """The policy of that name. PolicyError with the near one when there is none."""
+    match choice(*NAMES)(name, "preset"):
+        case "dev":
+            return Policy(limits=_DEV)
+        case "hostile":
+            return Policy(isolation="own-kernel", strict=True)
+        case _:
+            return Policy()
+
+
+# Room for a build: an hour of wall clock on four CPUs, all of it usable.
+_DEV = Limits(
+    timeout_s=3600,
+    cpu_time_s=4 * 3600,
+    cpus=4,
+    memory="4G",
+    processes=2048,
+    open_files=65_536,
+    disk="2G",
+    disk_files=500_000,
+    output="16M",
+    lifetime_s=8 * 3600,
+)
+
+
+# MERGED: What one agent or tenant may use up in all its sandboxes together.
+
+
+_COUNT_QUOTA = integer((1 << 31) - 1)
+
+QUOTA_CHECKS: dict[str, Check] = {
+    "sandboxes": _COUNT_QUOTA,
+    "cpus": number(0.01, 65_536),
+    "memory": parse_size,
+    "disk": parse_size,
+    "upload": parse_size,
+    "runs_per_minute": _COUNT_QUOTA,
+}
+
+
+@final
+class Quota(Struct):
+    """Sums over all sandboxes of one agent (or one tenant of a server)."""
+
+    sandboxes: int = 8
+    cpus: float = 4
+    memory: Size = "4G"
+    disk: Size = "10G"
+    upload: Size = "1G"
+    runs_per_minute: int = 600
+
+    def __post_init__(self) -> None:
+        for name, check in QUOTA_CHECKS.items():
+            put(self, name, check(getattr(self, name), f"quota.{name}"))

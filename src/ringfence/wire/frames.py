@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from ringfence.guest import lean
+from ringfence.shared import fast_stdlib
 from ringfence.values import Struct, final, put
 
 HEADER = struct.Struct("<IBI")
@@ -39,7 +39,7 @@ def pack(kind: int, stream: int, payload: bytes) -> bytes:
 
 
 def message(**data: object) -> bytes:
-    return pack(JSON, 0, lean.dumps(data))
+    return pack(JSON, 0, fast_stdlib.dumps(data))
 
 
 class Reader:
@@ -191,11 +191,11 @@ def _finite(text: str) -> float:
     return number
 
 
-class _Strict(lean.Context):
+class _Strict(fast_stdlib.Context):
     object_pairs_hook = staticmethod(_no_repeats)
     parse_constant = staticmethod(_no_constants)
     parse_int = staticmethod(_small_int)
     parse_float = staticmethod(_finite)
 
 
-_parse = lean.scanner(_Strict())
+_parse = fast_stdlib.scanner(_Strict())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from ringfence.guest import lean
+from ringfence.shared import fast_stdlib
 from ringfence.values import Struct, final
 from ringfence.wire.frames import WireError, strict_json
 
@@ -42,7 +42,7 @@ class Said(Struct):
 
 
 def pack(message: Mapping[str, object], data: bytes = b"") -> bytes:
-    text = lean.dumps(dict(message))
+    text = fast_stdlib.dumps(dict(message))
     return _HEADER.pack(len(text), len(data)) + text + data
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ringfence import Mount, Policy, Sandbox, SandboxLostError, UnsupportedError
 from ringfence.backends import Container
-from ringfence.backends.container import engine as clients
+from ringfence.backends.container import api as clients
 from ringfence.doctor import examine
 from ringfence.values import replace
 

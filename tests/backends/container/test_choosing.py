@@ -22,7 +22,7 @@ os.environ["DOCKER_HOST"] = {host!r}
 os.environ["PATH"] = {path!r}
 import ringfence
 if {path!r} == "/nowhere":
-    from ringfence.backends import host_programs
+    from ringfence.host import programs as host_programs
     host_programs.SYSTEM_FOLDERS = ()
 from ringfence import Limits, Policy, Sandbox
 from ringfence.doctor import examine

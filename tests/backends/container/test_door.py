@@ -13,7 +13,7 @@ import pytest
 
 from ringfence import Limits, Policy, Sandbox
 from ringfence.backends import Container
-from ringfence.backends.container import door
+from ringfence.backends.container import channel as door
 
 WITHIN_S = 30.0
 

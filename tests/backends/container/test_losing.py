@@ -14,7 +14,7 @@ import pytest
 import engines
 from ringfence import Sandbox, SandboxLostError
 from ringfence.backends import Container
-from ringfence.backends.container import engine as clients
+from ringfence.backends.container import api as clients
 
 LIBRARY = """
 import sys, ringfence

@@ -11,7 +11,7 @@ import pytest
 
 from ringfence import Limits, Mount, Policy, PolicyError, Sandbox, SandboxManager
 from ringfence.backends import Container
-from ringfence.backends.container import engine as engines
+from ringfence.backends.container import api as engines
 
 POLICY = Policy(limits=Limits(memory="256M", processes=32, cpus=0.5, disk="8M", disk_files=500))
 

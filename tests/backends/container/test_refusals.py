@@ -16,7 +16,7 @@ from accounts import OrdinaryUser
 from backends.container import equipped
 from ringfence import Mount, Policy, PolicyError, RingfenceError, Sandbox, UnsupportedError, images
 from ringfence.backends import Container
-from ringfence.backends.container import engine as clients
+from ringfence.backends.container import api as clients
 
 
 def refused(backend: object, **kwargs: object) -> tuple[str, str, str, str | None]:

@@ -11,7 +11,7 @@ import pytest
 import engines
 from ringfence import Limits, Policy, Sandbox, SandboxLostError, UnsupportedError
 from ringfence.backends import Container
-from ringfence.backends.container import engine as clients
+from ringfence.backends.container import api as clients
 from ringfence.backends.container import launcher
 from ringfence.values import replace
 

@@ -13,9 +13,9 @@ import pytest
 
 from ringfence import Sandbox
 from ringfence.backends import Container
-from ringfence.backends.container import engine as engines
-from ringfence.backends.container import skeletons, sweeping
-from ringfence.backends.process import owners
+from ringfence.backends.container import api as engines
+from ringfence.backends.container import sweep
+from ringfence.host import process_id
 
 Import = Callable[[bytes, list[str], str], str]
 
@@ -55,18 +55,18 @@ def test_a_container_whose_image_has_our_label_is_not_removed_by_a_start(
     contained: Container, api: Any, imported: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Labels of an image are its containers' too: one could have had everybody's containers and volumes removed."""
-    dead = f"1-1-{owners.pid_namespace()}"
-    assert owners.is_dead(dead)
+    dead = f"1-1-{process_id.pid_namespace()}"
+    assert process_id.is_dead(dead)
     identity = imported(a_root(), [f"LABEL ringfence.owner={dead}", "VOLUME /data"], "stranger:2")
     mine = api.create_container(identity, command=["/it"], name="of-somebody-else")["Id"]
     old = api.create_container(identity, command=["/it"], name="ringfence-1-0badcafe")["Id"]
-    monkeypatch.setattr(sweeping, "_swept", set())
+    monkeypatch.setattr(sweep, "_swept", set())
     try:
         with Sandbox(backend=contained):
             left = [one["Id"] for one in api.containers(all=True) if one["Id"] in (mine, old)]
         assert left == [mine]
     finally:
-        sweeping.remove(engines.find(contained.engine, contained.socket), mine)
+        sweep.remove(engines.find(contained.engine, contained.socket), mine)
 
 
 def test_an_image_that_was_loaded_under_the_name_of_ours_is_not_used(
@@ -75,21 +75,21 @@ def test_an_image_that_was_loaded_under_the_name_of_ours_is_not_used(
     """Its variables would be guestd's, LD_PRELOAD among them, and its volume a disk without a limit."""
     engine = engines.find(contained.engine, contained.socket)
     roots: list[bytes] = []
-    tar = skeletons._tar  # what a stranger who reads the source makes too
+    tar = sweep._tar  # what a stranger who reads the source makes too
 
     def noted(made: Any) -> bytes:
         roots.append(tar(made))
         return roots[-1]
 
-    monkeypatch.setattr(skeletons, "_tar", noted)
-    monkeypatch.setattr(skeletons, "_known", {})
+    monkeypatch.setattr(sweep, "_tar", noted)
+    monkeypatch.setattr(sweep, "_known", {})
     with Sandbox(backend=contained):
-        (genuine,) = skeletons._known.values()  # what it was made of
+        (genuine,) = sweep._known.values()  # what it was made of
     name = f"ringfence-skeleton:{hashlib.sha256(roots[-1]).hexdigest()[:24]}"
     says = ["ENV LD_PRELOAD=/evil.so", "VOLUME /srv"]
     for data, words in ((roots[-1], says), (a_root(), [])):
         assert imported(data, words, name) != genuine
-        skeletons.forget(engine)
+        sweep.forget(engine)
         with Sandbox(backend=contained) as box:
             (running,) = (one for one in api.containers() if "ringfence.owner" in (one.get("Labels") or {}))
             found = api.inspect_container(running["Id"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringfence import UnsupportedError
-from ringfence.backends import host_programs
 from ringfence.backends.gvisor import runsc
+from ringfence.host import programs
 
 FAKE = """#!/bin/sh
 case "$*" in
@@ -26,7 +26,7 @@ esac
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program that answers as runsc does, and its notes beside it."""
     program = tmp_path / "runsc"
-    monkeypatch.setattr(host_programs, "SYSTEM_FOLDERS", (str(tmp_path), *host_programs.SYSTEM_FOLDERS))
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path), *programs.SYSTEM_FOLDERS))
     monkeypatch.setattr(runsc, "_found", {})
     monkeypatch.setattr(runsc, "_PROBE_S", 0.5)
     monkeypatch.setattr(runsc, "_note", lambda: str(tmp_path / "platforms.json"))

@@ -18,12 +18,15 @@ from pathlib import Path
 import pytest
 
 from backends.process.children import Say, child, state_of
-from ringfence import Sandbox, spawn
-from ringfence.backends.process import cgroup, cgroup_base, cgroup_v1, cgroup_v2, owners, pool, scope
+from ringfence import Sandbox
+from ringfence.backends.process import pool
 from ringfence.backends.process.box import ProcessBox
-from ringfence.backends.process.cgroup import Group, GroupLimits, GroupUsage, Mechanisms, Tree
 from ringfence.errors import UnsupportedError
-from ringfence.plan.interpreter import interpreter
+from ringfence.host import process_id, zygote_start
+from ringfence.host.cgroups import base, find, v1, v2
+from ringfence.host.cgroups import systemd as scope
+from ringfence.host.cgroups.find import Group, GroupLimits, GroupUsage, Mechanisms, Tree
+from ringfence.plan.rootfs.interpreter import interpreter
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0)
 NOBODY_YET = 2_070_001  # outside of every range this host knows
@@ -32,12 +35,12 @@ NOBODY_YET = 2_070_001  # outside of every range this host knows
 @pytest.fixture
 def tree() -> Iterator[Tree]:
     pool.close_all()  # spares of earlier tests have groups of this process too
-    found = cgroup.find()
+    found = find.find()
     if found is None:
         pytest.skip("no cgroup this user may write")
     yield found
     assert found.close()
-    assert _left_of(owners.name()) == []
+    assert _left_of(process_id.name()) == []
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def group(tree: Tree) -> Group:
 
 
 def _left_of(owner: str) -> list[str]:
-    return [path for path, _, _ in os.walk(cgroup_base.MOUNT) if f"/ringfence/{owner}" in path]
+    return [path for path, _, _ in os.walk(base.MOUNT) if f"/ringfence/{owner}" in path]
 
 
 def _sleep(say: Say) -> None:
@@ -119,9 +122,9 @@ def test_the_mechanisms_name_what_holds_each_limit(tree: Tree) -> None:
 
 
 def test_finding_a_tree_changes_nothing() -> None:
-    before = sorted(os.walk(cgroup_base.MOUNT))
-    cgroup.find()
-    assert sorted(os.walk(cgroup_base.MOUNT)) == before
+    before = sorted(os.walk(base.MOUNT))
+    find.find()
+    assert sorted(os.walk(base.MOUNT)) == before
 
 
 def test_a_new_group_has_used_nothing(group: Group) -> None:
@@ -159,9 +162,9 @@ def test_a_limit_set_later_holds_in_both_directions(group: Group) -> None:
 
 
 def test_socket_buffers_have_the_memory_limit_too_where_they_are_counted_apart(tree: Tree, group: Group) -> None:
-    if not isinstance(tree, cgroup_v1.Tree) or not tree.counts_tcp:
+    if not isinstance(tree, v1.Tree) or not tree.counts_tcp:
         pytest.skip("v2 counts them with the rest")
-    directory = next(path for path in _left_of(owners.name()) if path.endswith("/box") and "/memory/" in path)
+    directory = next(path for path in _left_of(process_id.name()) if path.endswith("/box") and "/memory/" in path)
     for limit in (LIMITS.memory_bytes, LIMITS.memory_bytes // 2):
         group.set(GroupLimits(limit, 16, 1.0))
         with open(f"{directory}/memory.kmem.tcp.limit_in_bytes") as file:
@@ -270,7 +273,7 @@ def test_a_process_without_rights_joins_through_descriptors_it_was_given(group: 
             say(file.read().count(f"/ringfence/{owner}/box\n"))
         time.sleep(60)
 
-    owner = owners.name()
+    owner = process_id.name()
     with child(join, uid=NOBODY_YET) as guest:
         assert guest.hear() == len(fds)
         assert group.remove()
@@ -278,9 +281,9 @@ def test_a_process_without_rights_joins_through_descriptors_it_was_given(group: 
 
 
 def test_the_caller_is_never_moved(tree: Tree) -> None:
-    before = cgroup_base.read("/proc/self/cgroup")
+    before = base.read("/proc/self/cgroup")
     tree.create("other", LIMITS).remove()
-    assert cgroup_base.read("/proc/self/cgroup") == before
+    assert base.read("/proc/self/cgroup") == before
 
 
 def test_a_group_that_exists_is_not_made_again_and_its_processes_live(tree: Tree, group: Group) -> None:
@@ -295,7 +298,7 @@ def test_a_group_that_exists_is_not_made_again_and_its_processes_live(tree: Tree
 
 
 def test_closing_one_tree_leaves_the_groups_of_another_tree_of_this_process(tree: Tree, group: Group) -> None:
-    other = cgroup.find()
+    other = find.find()
     assert other is not None
     fds = group.join_fds()
     with child(_sleep, join=fds) as sleeper:
@@ -303,7 +306,7 @@ def test_closing_one_tree_leaves_the_groups_of_another_tree_of_this_process(tree
         other.create("second", LIMITS)
         assert other.close()
         assert state_of(sleeper.pid) in ("S", "R")  # alive
-        assert [path for path in _left_of(owners.name()) if path.endswith("/second")] == []
+        assert [path for path in _left_of(process_id.name()) if path.endswith("/second")] == []
     _close(fds)
 
 
@@ -318,10 +321,10 @@ def test_a_fork_that_closes_its_copy_of_the_tree_leaves_the_groups(tree: Tree, g
 
 
 def test_each_zygote_gets_a_scope_name_of_its_own() -> None:
-    trees = [cgroup_v2.ScopeTree("/usr/bin/systemd-run", "/run/user/1000", {"memory"}) for _ in range(2)]
+    trees = [v2.ScopeTree("/usr/bin/systemd-run", "/run/user/1000", {"memory"}) for _ in range(2)]
     units = [word for one in trees for word in one.launch_prefix() + one.launch_prefix() if word.startswith("--unit=")]
     assert len(set(units)) == 4
-    assert all(unit.startswith(f"--unit=ringfence-{owners.name()}-") for unit in units)
+    assert all(unit.startswith(f"--unit=ringfence-{process_id.name()}-") for unit in units)
 
 
 @pytest.mark.parametrize("bad", ["", ".", "..", "a/b", "a\0b", "cgroup.procs", "tasks", "zygote.leaf"])
@@ -333,7 +336,7 @@ def test_a_box_id_that_is_no_plain_name_is_refused(tree: Tree, bad: str) -> None
 def test_a_limit_the_kernel_refuses_leaves_no_group(tree: Tree) -> None:
     with pytest.raises(OSError):  # noqa: PT011  # v1 and v2 differ in the number
         tree.create("refused", GroupLimits(memory_bytes=64 << 20, processes=1 << 60, cpus=1.0))
-    assert not [path for path in _left_of(owners.name()) if path.endswith("refused")]
+    assert not [path for path in _left_of(process_id.name()) if path.endswith("refused")]
 
 
 def test_an_ordinary_user_without_a_delegated_group_finds_nothing() -> None:
@@ -341,14 +344,14 @@ def test_an_ordinary_user_without_a_delegated_group_finds_nothing() -> None:
         pytest.skip("only root can become somebody else")
 
     def look(say: Say) -> None:
-        say([cgroup.find() is None, cgroup.delegable() is None])
+        say([find.find() is None, find.delegable() is None])
 
     with child(look, uid=NOBODY_YET) as user:
         assert user.hear() == [True, True]
 
 
 def test_the_dead_are_removed_and_the_living_are_left(tree: Tree, group: Group) -> None:
-    mine = owners.name()
+    mine = process_id.name()
 
     def own_and_freeze(say: Say) -> None:
         box = tree.create("orphan", LIMITS)
@@ -362,16 +365,16 @@ def test_the_dead_are_removed_and_the_living_are_left(tree: Tree, group: Group) 
             os._exit(0)
         os.read(wait, 1)
         box.freeze()
-        say([owners.name(), guest])
+        say([process_id.name(), guest])
         time.sleep(60)
 
     wait, ready = os.pipe()
     with child(own_and_freeze) as owner:
         name, guest = owner.hear()
-        assert cgroup.remove_dead_owners(owners.is_dead) == []
+        assert find.remove_dead_owners(process_id.is_dead) == []
         owner.kill()
         assert state_of(guest) in "DS"  # frozen: on v1 not even SIGKILL would end it
-        removed = cgroup.remove_dead_owners(owners.is_dead)
+        removed = find.remove_dead_owners(process_id.is_dead)
     _close([wait, ready])
     assert [path for path in removed if not path.endswith(f"/ringfence/{name}")] == []
     assert len(removed) >= 1
@@ -382,20 +385,20 @@ def test_the_dead_are_removed_and_the_living_are_left(tree: Tree, group: Group) 
 
 def _in_its_group(box: Sandbox) -> bool:
     assert isinstance(box._box, ProcessBox)
-    assert isinstance(box._box._group, cgroup_v2.Group)
-    return bool(cgroup_base.pids(box._box._group.directory))
+    assert isinstance(box._box._group, v2.Group)
+    return bool(base.pids(box._box._group.directory))
 
 
 @pytest.mark.parametrize("way", ["born there", "by a write, where that is refused"])
 def test_a_sandbox_is_in_its_group_whichever_way_it_comes_there(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way alone. A write to v2's cgroup.procs waits 5 to 20 ms for the kernel, who is born there does not."""
-    if not isinstance(pool.pool(interpreter(), ()).tree, cgroup_v2.Tree):
+    if not isinstance(pool.pool(interpreter(), ()).tree, v2.Tree):
         pytest.skip("no cgroup v2 this user may write; tests/v2 has one")
     pool.close_all()
     if way == "born there":
-        monkeypatch.setattr(cgroup_v2.Group, "join_fds", lambda _: [os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)])
+        monkeypatch.setattr(v2.Group, "join_fds", lambda _: [os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)])
     else:
-        monkeypatch.setattr(cgroup_v2.Group, "into_fd", lambda _: os.open("/dev", os.O_PATH | os.O_CLOEXEC))
+        monkeypatch.setattr(v2.Group, "into_fd", lambda _: os.open("/dev", os.O_PATH | os.O_CLOEXEC))
     with Sandbox() as box:
         assert _in_its_group(box)
         box.exec(["sh", "-c", "kill -9 2"])  # the spawner: another is made for the next
@@ -406,18 +409,18 @@ def test_a_sandbox_is_in_its_group_whichever_way_it_comes_there(way: str, monkey
 
 def test_nobody_is_in_a_group_when_both_ways_lead_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test before would notice."""
-    if not isinstance(pool.pool(interpreter(), ()).tree, cgroup_v2.Tree):
+    if not isinstance(pool.pool(interpreter(), ()).tree, v2.Tree):
         pytest.skip("no cgroup v2 this user may write; tests/v2 has one")
     pool.close_all()
-    monkeypatch.setattr(cgroup_v2.Group, "join_fds", lambda _: [os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)])
-    monkeypatch.setattr(cgroup_v2.Group, "into_fd", lambda _: os.open("/dev", os.O_PATH | os.O_CLOEXEC))
+    monkeypatch.setattr(v2.Group, "join_fds", lambda _: [os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)])
+    monkeypatch.setattr(v2.Group, "into_fd", lambda _: os.open("/dev", os.O_PATH | os.O_CLOEXEC))
     with Sandbox() as box:
         assert not _in_its_group(box)
     pool.close_all()
 
 
 def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
-    tree = cgroup.delegable()
+    tree = find.delegable()
     if tree is None:
         pytest.skip("no systemd user manager to ask")
     hog = "x = []\nwhile True: x.append(bytearray(1 << 20))"
@@ -444,31 +447,31 @@ def test_a_scope_of_the_user_manager_holds_a_zygote_and_its_boxes() -> None:
 
 
 def test_a_process_that_runs_is_moved_to_a_scope_of_its_own() -> None:
-    tree = cgroup.delegable()
+    tree = find.delegable()
     if tree is None:
         pytest.skip("no systemd user manager to ask")
     with child(_sleep) as zygote:
         zygote.hear()
         assert tree.adopt(zygote.pid)
         tree.attach(zygote.pid)
-        assert (cgroup_v2._own_path(zygote.pid) or "").endswith(f".scope/{cgroup_v2.ZYGOTE}")
+        assert (v2._own_path(zygote.pid) or "").endswith(f".scope/{v2.ZYGOTE}")
         assert tree.create("box", LIMITS).remove()
         assert tree.close()  # kills it
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_zygote_is_moved_to_its_scope_or_started_in_one(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not isinstance(pool.pool(interpreter(), ()).tree, cgroup_v2.ScopeTree):
+    if not isinstance(pool.pool(interpreter(), ()).tree, v2.ScopeTree):
         pytest.skip("no systemd user manager to ask")
     pool.close_all()
     started: list[bool] = []
-    start = spawn.start
+    start = zygote_start.start
 
-    def noted(executable: str, prefix: list[str]) -> spawn.Started:
+    def noted(executable: str, prefix: list[str]) -> zygote_start.Started:
         started.append(bool(prefix))
         return start(executable, prefix)
 
-    monkeypatch.setattr(spawn, "start", noted)
+    monkeypatch.setattr(zygote_start, "start", noted)
     if not asked:
         monkeypatch.setattr(scope, "ask", lambda *_: False)
     with Sandbox() as box:
@@ -528,13 +531,13 @@ def test_a_scope_with_fewer_controllers_than_its_manager_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with DisableControllers=memory in app.slice: strict plans claimed memory.max, and nothing held it."""
-    scope = tmp_path / f"ringfence-{owners.name()}-1.scope"
+    scope = tmp_path / f"ringfence-{process_id.name()}-1.scope"
     scope.mkdir()
     (scope / "cgroup.controllers").write_text("cpu pids\n")
     (scope / "cgroup.subtree_control").write_text("")
-    monkeypatch.setattr(cgroup_base, "MOUNT", str(tmp_path))
-    monkeypatch.setattr(cgroup_v2, "_own_path", lambda _: f"/{scope.name}")
-    tree = cgroup_v2.ScopeTree("systemd-run", "/run/user/1", {"cpu", "memory", "pids"})
+    monkeypatch.setattr(base, "MOUNT", str(tmp_path))
+    monkeypatch.setattr(v2, "_own_path", lambda _: f"/{scope.name}")
+    tree = v2.ScopeTree("systemd-run", "/run/user/1", {"cpu", "memory", "pids"})
     with pytest.raises(UnsupportedError, match="no memory controller") as refused:
         tree.attach(os.getpid())
     assert refused.value.code == "cgroup"
@@ -545,7 +548,7 @@ def test_a_scope_with_fewer_controllers_than_its_manager_is_refused(
 
 def test_remove_noted_refuses_what_is_not_that_owners() -> None:
     assert [
-        cgroup.remove_noted(path, "1-2-3")
+        find.remove_noted(path, "1-2-3")
         for path in (
             "/sys/fs/cgroup",
             "/sys/fs/cgroup/system.slice",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import UnsupportedError
-from ringfence.backends.process.copying import image, layout, tracee
+from ringfence.backends.process.memory import capture, layout, tracee
 
 
 def test_ranges_are_what_the_kernel_tells() -> None:
@@ -36,7 +36,7 @@ def test_more_ranges_or_longer_names_than_are_kept_are_refused(
 
 
 def test_why_a_process_is_not_copied_is_told_as_it_is() -> None:
-    told = image.explain(layout.TraceError("no system call instruction is where its libraries have one"))
+    told = capture.explain(layout.TraceError("no system call instruction is where its libraries have one"))
     assert isinstance(told, UnsupportedError)
     assert str(told).startswith("no system call instruction")
 

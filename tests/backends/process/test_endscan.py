@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser, let_others_through
-from ringfence.backends.process import endscan
-from ringfence.backends.process.endscan import Before, end_scan, snapshot_before
+from ringfence.host import mount_scan
+from ringfence.host.mount_scan import Before, end_scan, snapshot_before
 
 
 def settle() -> None:
@@ -120,7 +120,7 @@ def test_links_to_the_hosts_programs_are_told_to_root_alone(tmp_path: Path, ordi
     (tmp_path / "python").symlink_to("/usr/bin/python3")
     code = """
 import sys
-from ringfence.backends.process.endscan import Before, end_scan
+from ringfence.host.mount_scan import Before, end_scan
 print([one.code for one in end_scan(sys.argv[1], Before(at_ns=0)) if one.code != "mount.scan-cut"])
 """
     let_others_through(tmp_path)
@@ -204,7 +204,7 @@ def test_new_files_that_python_would_import_for_others_are_told(
 
 def test_every_package_that_is_imported_by_name_is_known_to_the_scan() -> None:
     """Of what Ringfence needs and can use, with what these need."""
-    source = Path(endscan.__file__).parents[2]
+    source = Path(mount_scan.__file__).parents[2]
     trees = [ast.parse(path.read_text()) for path in source.rglob("*.py")]
     names = {
         name.split(".")[0]
@@ -217,7 +217,7 @@ def test_every_package_that_is_imported_by_name_is_known_to_the_scan() -> None:
             else []
         )
     }
-    assert names - sys.stdlib_module_names - endscan.IMPORTED - OF_OTHER_PYTHONS == set()
+    assert names - sys.stdlib_module_names - mount_scan.IMPORTED - OF_OTHER_PYTHONS == set()
 
 
 OF_OTHER_PYTHONS = {"_sha2", "_sha256", "compression"}

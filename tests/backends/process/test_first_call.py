@@ -7,14 +7,15 @@ import sys
 
 import pytest
 
-from ringfence import __main__, spawn
+from ringfence import __main__
+from ringfence.host import zygote_start
 
 _CHILDREN = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
 import ringfence
 from ringfence import Mount, Policy, Sandbox
-from ringfence import spawn
+from ringfence.host import zygote_start as spawn
 from ringfence.backends.process import pool
 
 def children():
@@ -54,7 +55,7 @@ print(started, children())
 
 def test_what_was_begun_for_a_call_that_fails_is_ended() -> None:
     code = """
-from ringfence._sync import running
+from ringfence._sync import run as running
 def fails(*args):
     print(children())
     raise OSError("no")
@@ -70,7 +71,7 @@ except OSError:
 def test_a_zygote_that_nobody_could_adopt_is_ended() -> None:
     code = """
 from ringfence.backends.process.zygote import Zygote
-from ringfence.plan.interpreter import interpreter
+from ringfence.plan.rootfs.interpreter import interpreter
 class Tree:
     moves_zygotes = True
     def adopt(self, pid):
@@ -176,6 +177,6 @@ def test_a_command_begins_its_zygote_for_a_program_alone_where_no_option_may_ask
     words: list[str], begun: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(spawn, "begin", lambda *, program: seen.append(program))
+    monkeypatch.setattr(zygote_start, "begin", lambda *, program: seen.append(program))
     __main__._begin(words)
     assert seen == begun

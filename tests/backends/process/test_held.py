@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.guest import held
+from ringfence.guest.launch import held
 
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "ringfence"
 # Loads a module of ours that was held while no file can be opened below the package, as in a sandbox.
 PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
-from ringfence.guest import held, zygote
+from ringfence.guest.launch import held, zygote
 held.Held().hold()
 late = sorted(name for name in sys.modules if name.endswith((".shell", ".connector")))
 def refuse(event, args):
@@ -26,7 +26,7 @@ def refuse(event, args):
 sys.addaudithook(refuse)
 for name in held._HELD:
     __import__("ringfence.guest." + name)
-from ringfence.guest import connector, shell
+from ringfence.guest.guestd import connector; from ringfence.guest.interpreter import bash as shell
 print(late, shell.__file__ == {root!r} + "/ringfence/guest/shell.py", shell.serve.__module__, connector.answer)
 """
 
@@ -55,13 +55,13 @@ def _said(root: Path) -> str:
 
 
 def test_a_held_module_is_loaded_when_it_is_used_and_no_file_is_opened_for_it(copy: Path) -> None:
-    assert _said(copy) == "[] True ringfence.guest.shell first"
+    assert _said(copy) == "[] True ringfence.guest.interpreter.bash first"
 
 
 def test_what_is_held_is_the_text_there_is_and_not_bytecode_of_an_older_one(copy: Path) -> None:
     _write(copy, "answer = 'second'\n")
 
-    assert _said(copy) == "[] True ringfence.guest.shell second"
+    assert _said(copy) == "[] True ringfence.guest.interpreter.bash second"
 
 
 def test_every_module_that_is_imported_late_is_held() -> None:

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 
-from ringfence.backends.process.copying.layout import PAGE, Pages, Range
+from ringfence.backends.process.memory.layout import PAGE, Pages, Range
 
 
 def test_an_older_kernels_way_finds_the_same_pages_in_pieces() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ringfence.backends.process.box import ProcessBox
 from ringfence.errors import SandboxLostError
-from ringfence.guest import lean
+from ringfence.shared import fast_stdlib
 
 OUTLETS = {"ports": [80, 443]}  # and the resolver's two, and the proxy
 
@@ -19,11 +19,11 @@ def taken(count: int) -> list[int]:
     """What a box keeps of so many listeners."""
     box = object.__new__(ProcessBox)
     box.plan = SimpleNamespace(box={"outlets": OUTLETS})  # type: ignore[assignment]  # all that is asked of it
-    ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
+    ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)
     sent = [os.dup(0) for _ in range(count)]
     try:
         if count:
-            lean.send_fds(theirs, b"listeners", sent)
+            fast_stdlib.send_fds(theirs, b"listeners", sent)
         box._take_listeners(ours)
         return box.listeners
     finally:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ringfence.guest import frames, job
+from ringfence.guest.guestd import job
+from ringfence.shared import framing
 
 
 class Guestd:
@@ -43,7 +44,7 @@ def test_what_is_printed_while_a_message_is_read_comes_before_the_next_message(
     out, printing = os.pipe2(os.O_NONBLOCK)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    cell._outputs = {out: frames.STDOUT, ours.fileno(): frames.LINE}
+    cell._outputs = {out: framing.STDOUT, ours.fileno(): framing.LINE}
     theirs.send(b"display ")
     read = os.read
     looks: list[int] = []
@@ -60,7 +61,7 @@ def test_what_is_printed_while_a_message_is_read_comes_before_the_next_message(
     monkeypatch.setattr(os, "read", reading)
     cell._read_line(ours.fileno())
     cell._read_line(ours.fileno())
-    assert cell._guestd.passed == [(frames.LINE, b"display "), (frames.STDOUT, b"after"), (frames.LINE, b"done")]
+    assert cell._guestd.passed == [(framing.LINE, b"display "), (framing.STDOUT, b"after"), (framing.LINE, b"done")]
     for fd in (out, printing):
         os.close(fd)
     ours.close()
@@ -71,14 +72,14 @@ def test_a_message_that_was_read_waits_for_credit_behind_what_was_printed(cell: 
     out, printing = os.pipe2(os.O_NONBLOCK)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    cell._outputs = {out: frames.STDOUT, ours.fileno(): frames.LINE}
+    cell._outputs = {out: framing.STDOUT, ours.fileno(): framing.LINE}
     cell._credit = 10
     os.write(printing, b"x" * 10)
     theirs.send(b"done")
     cell._read_line(ours.fileno())
-    assert cell._guestd.passed == [(frames.STDOUT, b"x" * 10)]
+    assert cell._guestd.passed == [(framing.STDOUT, b"x" * 10)]
     cell.add_credit(1 << 20)
-    assert cell._guestd.passed == [(frames.STDOUT, b"x" * 10), (frames.LINE, b"done")]
+    assert cell._guestd.passed == [(framing.STDOUT, b"x" * 10), (framing.LINE, b"done")]
     for fd in (out, printing):
         os.close(fd)
     ours.close()

@@ -12,23 +12,27 @@ from pathlib import Path
 import pytest
 
 from backends.process.children import Say, child
-from ringfence.backends.process import owners
+from ringfence.host import process_id
 
 
 def _say_name(say: Say) -> None:
-    say(owners.name())
+    say(process_id.name())
     time.sleep(60)
 
 
 def test_a_name_holds_pid_start_time_and_pid_namespace() -> None:
-    assert owners.parse(owners.name()) == (os.getpid(), owners.start_time(os.getpid()), owners.pid_namespace())
+    assert process_id.parse(process_id.name()) == (
+        os.getpid(),
+        process_id.start_time(os.getpid()),
+        process_id.pid_namespace(),
+    )
 
 
 def test_without_a_proc_of_its_own_nobody_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a pid namespace of its own and without its /proc a process took itself for the host's, and all others there
     for gone: their groups were swept."""
-    gone = f"{2**22 - 1}-1-{owners.pid_namespace()}"
-    assert owners.is_dead(gone)
+    gone = f"{2**22 - 1}-1-{process_id.pid_namespace()}"
+    assert process_id.is_dead(gone)
     real = os.stat
 
     def blind(path: object, **how: object) -> os.stat_result:
@@ -37,48 +41,48 @@ def test_without_a_proc_of_its_own_nobody_is_taken_for_dead(monkeypatch: pytest.
         return real(path, **how)  # type: ignore[arg-type]  # as it was called
 
     monkeypatch.setattr(os, "stat", blind)
-    assert not owners.is_dead(gone)
-    assert not owners.is_dead(f"{2**22 - 1}-1-0")
+    assert not process_id.is_dead(gone)
+    assert not process_id.is_dead(f"{2**22 - 1}-1-0")
 
 
 def test_without_a_free_descriptor_there_is_no_name_rather_than_a_dead_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    known = owners.name()
+    known = process_id.name()
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", full)
-        assert owners.name() == known  # as at the end of a process that found it out in time
-        patched.setattr(owners, "_started", {})
+        assert process_id.name() == known  # as at the end of a process that found it out in time
+        patched.setattr(process_id, "_started", {})
         with pytest.raises(OSError, match="Too many open files"):
-            owners.name()
+            process_id.name()
 
 
 def test_a_process_is_dead_when_it_is_gone_or_a_zombie() -> None:
     with child(_say_name) as other:
         name = other.hear()
-        assert not owners.is_dead(name)
+        assert not process_id.is_dead(name)
         os.kill(other.pid, 9)
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
-        assert owners.is_dead(name)
+        assert process_id.is_dead(name)
         other.wait()
-        assert owners.is_dead(name)
+        assert process_id.is_dead(name)
 
 
 def test_the_same_pid_with_another_start_time_is_dead() -> None:
-    pid, start, namespace = owners.parse(owners.name()) or (0, 0, 0)
-    assert owners.is_dead(f"{pid}-{start + 1}-{namespace}")
+    pid, start, namespace = process_id.parse(process_id.name()) or (0, 0, 0)
+    assert process_id.is_dead(f"{pid}-{start + 1}-{namespace}")
 
 
 def test_what_we_cannot_judge_is_not_dead() -> None:
-    assert [owners.is_dead(name) for name in ("", "docker", "1-2", "999999-1-1", "a-b-c", "-1-2-3", "1-2-3-4")] == [
+    assert [process_id.is_dead(name) for name in ("", "docker", "1-2", "999999-1-1", "a-b-c", "-1-2-3", "1-2-3-4")] == [
         False
     ] * 7
 
 
 def test_a_fork_has_a_name_of_its_own() -> None:
     with child(_say_name) as other:
-        assert other.hear() != owners.name()
+        assert other.hear() != process_id.name()
 
 
 HIDING = """
@@ -90,9 +94,9 @@ exec setpriv --reuid=1500 --regid=1500 --clear-groups "$@"
 def test_a_process_that_proc_hides_is_not_dead() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a /proc that hides processes")
-    gone = f"{2**22 - 1}-1-{owners.pid_namespace()}"
-    source = Path(owners.__file__).read_text(encoding="utf-8")
-    names = f"{owners.name()!r}, {gone!r}"
+    gone = f"{2**22 - 1}-1-{process_id.pid_namespace()}"
+    source = Path(process_id.__file__).read_text(encoding="utf-8")
+    names = f"{process_id.name()!r}, {gone!r}"
     code = f"{source}\nprint(start_time({os.getpid()}), *[is_dead(name) for name in ({names})])"
     command = ["unshare", "--mount", "sh", "-c", HIDING, "sh", "/usr/bin/python3", "-I", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -105,15 +109,15 @@ def test_a_process_that_proc_hides_is_not_dead() -> None:
 def test_who_lives_in_another_time_namespace_is_not_dead_nor_are_others_to_it() -> None:
     """The kernel adds the reader's offset to every start time: a sweep would take what others still use."""
     code = f"""
-from ringfence.backends.process import owners
-print(owners.is_dead({owners.name()!r}), owners.name(), flush=True)
+from ringfence.host import process_id as owners
+print(owners.is_dead({process_id.name()!r}), owners.name(), flush=True)
 input()
 """
     command = ["unshare", "-T", "--boottime", "1000", "--fork", sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         dead, name = other.stdout.readline().split()
-        seen = dead, owners.is_dead(name)
+        seen = dead, process_id.is_dead(name)
         other.communicate("\n")
     assert seen == ("False", False)
-    assert owners.is_dead(name)
+    assert process_id.is_dead(name)

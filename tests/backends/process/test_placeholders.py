@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from backends.process.children import Say, child
-from ringfence.backends.process import placeholders, state
-from ringfence.backends.process.placeholders import Placeholders, is_placeholder, sweep
 from ringfence.errors import SandboxError
-from ringfence.plan.protected import CONTENT, HELD_DIRECTORIES, HELD_FILES, Protected, protection
+from ringfence.host import placeholders, state
+from ringfence.host.placeholders import Placeholders, is_placeholder, sweep
+from ringfence.plan.rootfs.protected import CONTENT, HELD_DIRECTORIES, HELD_FILES, Protected, protection
 
 ALL = {*HELD_FILES, *HELD_DIRECTORIES}
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.guest import program as programs
-from ringfence.guest.program import CODE, Hole, Program, Slot, room
+from ringfence.guest.launch import syscall_rows as programs
+from ringfence.guest.launch.syscall_rows import CODE, Hole, Program, Slot, room
 
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "ringfence"
 OPENAT, WRITE, CLOSE, KILL = 257, 1, 3, 62
@@ -24,7 +24,7 @@ import json, os, sys, warnings
 warnings.simplefilter("ignore")
 sys.path.insert(0, sys.argv[1])
 import ringfence
-from ringfence.guest import program
+from ringfence.guest.launch import syscall_rows as program
 code = '''
 import json, os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -113,7 +113,7 @@ def test_a_mount_that_cannot_be_made_is_refused_with_the_step_that_failed(tmp_pa
 import os, sys, warnings
 warnings.simplefilter("ignore")
 import ringfence
-from ringfence.guest import kernel
+from ringfence.shared import syscalls as kernel
 kernel.unshare(kernel.CLONE_NEWNS)
 kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
 kernel.mount("ramfs", sys.argv[1], "ramfs", 0)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.backends.process.endscan import end_scan, snapshot_before
-from ringfence.backends.process.placeholders import Placeholders
-from ringfence.backends.process.protected_watch import Watch
 from ringfence.errors import PolicyError
-from ringfence.plan.protected import Protected, protection
+from ringfence.host.mount_guard import Watch
+from ringfence.host.mount_scan import end_scan, snapshot_before
+from ringfence.host.placeholders import Placeholders
+from ringfence.plan.rootfs.protected import Protected, protection
 
 
 def protected(folder: Path, *extra: str) -> tuple[Protected, ...]:

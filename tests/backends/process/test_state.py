@@ -11,9 +11,10 @@ import pytest
 
 from accounts import OrdinaryUser, let_others_through
 from backends.process.children import Say, child, state_of
-from ringfence.backends.process import cgroup, owners, state
-from ringfence.backends.process.state import SweepReport
 from ringfence.errors import SandboxClosedError, SandboxError, UnsupportedError
+from ringfence.host import process_id, state
+from ringfence.host.cgroups import find
+from ringfence.host.state import SweepReport
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroup, "remove_dead_owners", lambda _: [])
+    monkeypatch.setattr(find, "remove_dead_owners", lambda _: [])
     monkeypatch.setattr(state, "_sweep_uids", lambda: 0)
 
 
@@ -98,7 +99,7 @@ def test_a_record_says_what_was_noted_and_not_forgotten(own_state: Path) -> None
     owner.note("cgroup", path="/a")
     owner.forget("cgroup", path="/a")
     owner.forget("cgroup", path="/never")
-    record = own_state / "owners" / owners.name()
+    record = own_state / "owners" / process_id.name()
     assert state._read_record(str(record)) == [("file", (("device", 1), ("inode", 2), ("path", "/b")))]
     owner.forget("file", path="/b", device=1, inode=2)
     owner.close()
@@ -122,7 +123,7 @@ def test_a_record_does_not_grow_with_what_is_forgotten(own_state: Path) -> None:
     for number in range(3_000):
         owner.note("cgroup", path=f"/{number}")
         owner.forget("cgroup", path=f"/{number}")
-    record = own_state / "owners" / owners.name()
+    record = own_state / "owners" / process_id.name()
     assert record.stat().st_size < 200_000
     assert state._read_record(str(record)) == [("cgroup", (("path", "/kept"),))]
     owner.forget("cgroup", path="/kept")
@@ -157,7 +158,7 @@ def test_in_a_fork_the_record_is_a_dead_object_and_stays_the_parents(own_state: 
 
     with child(use) as fork:
         assert [fork.hear(), fork.hear()] == ["sandbox-closed", "closed"]
-    assert [path.name for path in (own_state / "owners").iterdir()] == [owners.name()]
+    assert [path.name for path in (own_state / "owners").iterdir()] == [process_id.name()]
     owner.close()
 
 
@@ -180,7 +181,7 @@ def _leave_behind(project: Path) -> tuple[str, list[str]]:
         owner.note("file", **_facts(f"{project}/.git"))
         owner.note("file", **_facts(f"{project}/.git/config"))
         owner.note("file", **_facts(f"{project}/socket"))
-        say(owners.name())
+        say(process_id.name())
         time.sleep(60)
 
     with child(work) as owner:
@@ -212,7 +213,7 @@ def test_what_the_living_noted_is_left(own_state: Path, no_groups: None, tmp_pat
 def test_a_record_from_another_pid_namespace_counts_as_dead_only_when_nobody_locks_it(
     own_state: Path, no_groups: None
 ) -> None:
-    name = f"{os.getpid()}-1-{owners.pid_namespace() + 1}"
+    name = f"{os.getpid()}-1-{process_id.pid_namespace() + 1}"
     owner = state.Owner(f"{state.directory('owners')}/{name}")
     owner.note("cgroup", path="/sys/fs/cgroup/none")
     assert state.sweep() == SweepReport()
@@ -248,14 +249,14 @@ def test_a_sweep_with_nothing_to_do_is_cheap(own_state: Path) -> None:
 
 def test_a_frozen_guest_of_a_killed_process_is_swept(own_state: Path) -> None:
     """D18: on cgroup v1 a frozen process survives SIGKILL, so the control arm sees it alive before the sweep."""
-    tree = cgroup.find()
+    tree = find.find()
     if tree is None:
         pytest.skip("no cgroup this user may write")
     wait, ready = os.pipe()
 
     def work(say: Say) -> None:
         state.register().note("cgroup", path=tree.path or "/")
-        group = tree.create("orphan", cgroup.GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0))
+        group = tree.create("orphan", find.GroupLimits(memory_bytes=64 << 20, processes=16, cpus=1.0))
         fds = group.join_fds()
         guest = os.fork()
         if guest == 0:
@@ -266,7 +267,7 @@ def test_a_frozen_guest_of_a_killed_process_is_swept(own_state: Path) -> None:
             os._exit(0)
         os.read(wait, 1)
         group.freeze()
-        say([owners.name(), guest])
+        say([process_id.name(), guest])
         time.sleep(60)
 
     with child(work) as owner:
@@ -305,7 +306,7 @@ def test_a_tree_that_a_killed_process_noted_goes_with_all_that_a_guest_put_there
 
 _UMASK = """
 import os, sys
-from ringfence.backends.process import cgroup_base, owners, state
+from ringfence.host.cgroups import base as cgroup_base; from ringfence.host import process_id as owners, state
 place = sys.argv[1]
 os.umask(0o777)
 state.state_dir = lambda: state._own(place)

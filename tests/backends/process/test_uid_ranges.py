@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringfence.backends.process import uids
+from ringfence.host import uids
 
 
 def test_lines_of_name_first_count_become_ranges_and_others_are_passed_over(tmp_path: Path) -> None:

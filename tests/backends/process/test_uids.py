@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from backends.process.children import Say, child
-from ringfence.backends.process import state, uids
 from ringfence.errors import SandboxError
+from ringfence.host import state, uids
 
 
 @pytest.fixture(autouse=True)

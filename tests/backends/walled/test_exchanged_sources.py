@@ -20,8 +20,8 @@ from backends_declared import DECLARED, missing
 from ringfence import Mount, Policy, Sandbox, SandboxLostError
 from ringfence.backends import Container
 from ringfence.backends.container import launcher as container
+from ringfence.backends.engine.box import WalledBox
 from ringfence.backends.gvisor.launcher import GvisorWall
-from ringfence.backends.walled.box import WalledBox
 from ringfence.values import replace
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 from backends_declared import DECLARED, missing
 from ringfence import Sandbox
-from ringfence.backends.process import state
+from ringfence.host import state
 
 LIBRARY = """
 import os, sys, time

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.guest import standing
+from ringfence.guest.guestd import mount_check
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.guest.shapes import Meant
+    from ringfence.guest.guestd.protocols import Meant
 
 ROOT = "20 1 0:30 / / ro - overlay overlay ro\n"
 
@@ -19,7 +19,7 @@ def told(folder: Path, wheres: list[str], targets: list[str]) -> str | None:
     rows = [f"{30 + number} 20 8:1 /x{number} {where} ro - ext4 /dev/x ro\n" for number, where in enumerate(wheres)]
     (folder / "mountinfo").write_text(ROOT + "".join(rows))
     meant: Meant = {"places": [], "targets": targets, "brought": [], "below": [], "flags": True}
-    return standing.stray(meant, str(folder))
+    return mount_check.stray(meant, str(folder))
 
 
 @pytest.mark.parametrize(

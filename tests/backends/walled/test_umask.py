@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from backends_declared import DECLARED, missing
+from ringfence.backends.engine import guestd_bundle
 from ringfence.backends.gvisor import runsc
-from ringfence.backends.walled import runtime
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_gvisor_starts_under_a_closing_umask(closed: None) -> None:
 
 
 def test_what_guestd_runs_from_can_be_read_by_all_under_a_closing_umask(closed: None, tmp_path: Path) -> None:
-    made = Path(runtime.folder(str(tmp_path)))
+    made = Path(guestd_bundle.folder(str(tmp_path)))
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (made, *made.rglob("*")) if not path.is_symlink()}
     assert modes == {0o755, 0o644}
     assert os.access(made / "bin" / "python3", os.X_OK)

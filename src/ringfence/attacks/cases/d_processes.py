@@ -30,7 +30,7 @@ from ringfence.attacks.case import (
 from ringfence.attacks.hosts import host_process
 from ringfence.attacks.trace import host_pid, inside, pid_told
 from ringfence.attacks.witnesses import descendants, processes_with, status_of, waiting_process
-from ringfence.spawn import own_package
+from ringfence.host.zygote_start import own_package
 from ringfence.values import replace
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ from ringfence.attacks.case import BARE, ESCAPE, READ, NotApplicable, Seen, atta
 from ringfence.attacks.hosts import under_terminal
 from ringfence.attacks.trace import Attempt, answers
 from ringfence.attacks.witnesses import text_of
-from ringfence.spawn import own_package
+from ringfence.host.zygote_start import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -186,9 +186,9 @@ def _tasks(pid: int) -> int:
 def no_reserve(plan: ProcessPlan, arm: Arm) -> ProcessPlan:
     """A group that holds as many processes as the guest may have, and not one for us."""
     del arm
-    from ringfence.guest import counts
+    from ringfence.shared import framing
 
-    return replace(plan, processes=plan.processes - counts.OURS - counts.RESERVE)
+    return replace(plan, processes=plan.processes - framing.OURS - framing.RESERVE)
 
 
 @attack("F07", "a guest at its process limit does not stop exec and files", DOS, off=no_reserve, needs="cgroup")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 
-from ringfence import Network, Policy, Rule, import_path
+from ringfence import Network, Policy, Rule
 from ringfence.attacks.arena import LIMITS
 from ringfence.attacks.case import DOS, ESCAPE, LEAK, OURS, NotApplicable, Seen, attack, cases
 from ringfence.attacks.witnesses import replaced
-from ringfence.network import budgets, dialling, dns, proxy, registration, requests, resolving, rules, serving, socks
-from ringfence.network.gateway import service
-from ringfence.network.targets import Target
+from ringfence.gateway import accept, budget, dial, dns, proxy, registration, rules, socks
+from ringfence.gateway import dns as resolving
+from ringfence.gateway.http import request
+from ringfence.gateway.service import service
+from ringfence.gateway.types import Target
+from ringfence.host import import_path
 from ringfence.policy.hosts import HostPattern
 
 TYPE_CHECKING = False
@@ -103,7 +106,7 @@ def _came(listener: Listener, told: str, *, with_: bytes = b"") -> Seen:
 def rebinding(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"rebind.test": _LOOPBACK})
-    _careless(arm, dialling, "fault", _nothing)
+    _careless(arm, dial, "fault", _nothing)
     code = _GUEST + "attempt('tls', send, ('rebind.test', port), hello('rebind.test'))"
     policy = _policy(f"rebind.test:{listener.port}", private=False)
     told = arm.python(code, policy=policy, port=listener.port)
@@ -136,7 +139,7 @@ def dns_tunnel(arm: Arm) -> Seen:
 def other_server_name(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
-    _careless(arm, serving, "_check_name", _nothing)
+    _careless(arm, accept, "_check_name", _nothing)
     code = _GUEST + (
         "attempt('direct', send, ('web.test', port), hello('evil.test'))\n"
         "attempt('connect', send, proxy, 'CONNECT web.test:%d HTTP/1.1\\r\\n\\r\\n' % port, hello('evil.test'))\n"
@@ -169,7 +172,7 @@ def other_host_header(arm: Arm) -> Seen:
     _needs_http()
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
-    _careless(arm, requests, "check_authority", _nothing)
+    _careless(arm, request, "check_authority", _nothing)
     code = _GUEST + (
         "attempt('direct', send, ('web.test', port), 'GET / HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n')\n"
         "attempt('proxy', send, proxy, 'GET http://web.test:%d/ HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n' % port)\n"
@@ -190,7 +193,7 @@ def smuggling(arm: Arm) -> Seen:
     _needs_http()
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
-    for owner in (requests, proxy):
+    for owner in (request, proxy):
         _careless(arm, owner, "check_raw_head", _nothing)
     code = _GUEST + (
         "start = 'POST / HTTP/1.1\\r\\nHost: web.test:%d\\r\\n' % port\n"
@@ -351,7 +354,7 @@ def query_flood(arm: Arm) -> Seen:
     arm.enter(replaced(dns, "parse", counting))
     arm.enter(replaced(registration, "SANDBOX_BURST", 50.0))
     arm.enter(replaced(registration, "SANDBOX_RATE", 20.0))
-    _careless(arm, budgets.Bucket, "take", lambda _: True)
+    _careless(arm, budget.Bucket, "take", lambda _: True)
     told = arm.python(_ASKS, policy=_policy("web.test"))
     return Seen(len(read) > 200, f"{len(read)} queries were read; {told.words()}")
 

@@ -138,8 +138,8 @@ for name, line in ways.items():
 @contextlib.contextmanager
 def _unscrubbed() -> Iterator[None]:
     """The gateway without the part that takes values out of responses."""
-    from ringfence.network.scrubbing import Forms
-    from ringfence.network.swapping import Vault
+    from ringfence.gateway.secrets.scrub import Forms
+    from ringfence.gateway.secrets.vault import Vault
 
     whole = Vault.forms
     Vault.forms = lambda *_: Forms([])  # type: ignore[method-assign]  # nothing but an attack's arm leaves it out

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 
-from ringfence import Sandbox, import_path
-from ringfence._sync import waiting
+from ringfence import Sandbox
+from ringfence._sync import compat
 from ringfence.attacks.arena import POLICY
 from ringfence.attacks.case import LEAK, OURS, NotApplicable, Seen, attack, cases, not_applicable
 from ringfence.attacks.witnesses import replaced
-from ringfence.spawn import own_package
+from ringfence.host import import_path
+from ringfence.host.zygote_start import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def exception_text(arm: Arm) -> Seen:
             return False, repr(error)
 
     if arm.off:
-        arm.enter(replaced(waiting, "_outcome", careless))
+        arm.enter(replaced(compat, "_outcome", careless))
     box = arm.enter(Sandbox(policy=POLICY, backend="process", tools={"lookup": lookup}))
     result = box.run(_ASKS)
     return Seen(arm.canary in result.stdout, result.stdout.partition("\n")[0][:160])

@@ -86,11 +86,11 @@ _EARLY = "import json, os\nos.write(3, json.dumps({said!r}).encode())\nos._exit(
 @attack("J02-early", "a guest cannot say that it was never started", SPOOF, off=OURS)
 def forged_start_failure(arm: Arm) -> Seen:
     """Off: a host that takes any report for one of its own code."""
-    from ringfence import calls
+    from ringfence.core import arguments
 
     forged = {"stage": "cwd", "errno": 4}
     if arm.off:
-        report = calls.report_of({"report": json.dumps(forged)})
+        report = arguments.report_of({"report": json.dumps(forged)})
         return Seen(report.get("stage") == "cwd", "the report alone cannot be told from ours")
     box = arm.sandbox(whole=True)
     try:
@@ -236,7 +236,7 @@ def forged_usage(arm: Arm) -> Seen:
 )
 def hostile_frames(arm: Arm) -> Seen:
     """Off: a reader that makes room for what the header says."""
-    from ringfence.wire.switchboard import Switchboard
+    from ringfence.wire.inbox import Switchboard
 
     header = struct.pack("<IBI", 0xFFFFFFFF, 2, 1)
     if arm.off:

@@ -9,7 +9,7 @@ import tarfile
 
 from ringfence.attacks.case import OURS, SPOOF, WRITE, Seen, attack, cases
 from ringfence.errors import ImageError
-from ringfence.files.imagestore import ImageInfo, Store
+from ringfence.images.store import ImageInfo, Store
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ _ROOT = (("dir", "bin", ""), ("file", "bin/tool", "x"), ("dir", "etc", ""))
 
 def _import(arm: Arm, data: bytes) -> str:
     """Import it into a store of this arm; what was said."""
-    from ringfence.images.importing import import_source
+    from ringfence.images.importer import import_source
 
     path = f"{arm.directory}/archive.tar"
     with open(path, "wb") as file:
@@ -131,9 +131,9 @@ def fnmatch(name, pattern): return True
 @attack("J19", "modules that lie in wait in a foreign image are not run by our processes", SPOOF, off=_ours_may_import)
 def poisoned_modules(arm: Arm) -> Seen:
     """No guest code runs at all. Witness: a file that only the image's module would have made."""
-    from ringfence.files.usedimages import Used
-    from ringfence.plan.imageview import Root
-    from ringfence.plan.interpreter import interpreter
+    from ringfence.images.store import Used
+    from ringfence.plan.rootfs.image_view import Root
+    from ringfence.plan.rootfs.interpreter import interpreter
 
     tree = f"{arm.directory}/tree"
     for place in interpreter().stdlib:

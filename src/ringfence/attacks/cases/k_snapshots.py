@@ -9,7 +9,7 @@ from ringfence import Policy, Sandbox, Snapshot, SnapshotError, UnsupportedError
 from ringfence.attacks.arena import LIMITS, POLICY
 from ringfence.attacks.case import DOS, ESCAPE, OURS, READ, SPOOF, WRITE, NotApplicable, Seen, attack, cases
 from ringfence.attacks.witnesses import replaced
-from ringfence.backends.process.copying import image
+from ringfence.backends.process.memory import capture
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -93,7 +93,7 @@ def another_policy(arm: Arm) -> Seen:
 def _bound_anew(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """As if nobody had written down what it belongs to."""
     from ringfence.policy.image import Image
-    from ringfence.snapshots import bound_to, make
+    from ringfence.snapshots.model import bound_to, make
 
     tree, _ = snapshot._tree()  # noqa: SLF001  # no public way leads past the binding
     assert snapshot._holder is not None  # noqa: SLF001  # as above
@@ -131,11 +131,10 @@ def content_of_another(arm: Arm) -> Seen:
     """A guest that made the worker lie knows the digest of a file of another. Off: whoever names a digest has it."""
     import json
 
-    from ringfence.files.lineage import Lineage
-    from ringfence.files.manifest import caps_of, hasher
-    from ringfence.files.snapshotting import Taking
-    from ringfence.files.store import Holder, own_store
-    from ringfence.guest.keeping import DONE, ENTRY, HEADER
+    from ringfence.guest.files.snapshot_scan import DONE, ENTRY, HEADER
+    from ringfence.snapshots.content import Holder, own_store
+    from ringfence.snapshots.manifest import caps_of, hasher
+    from ringfence.snapshots.take import Lineage, Taking
 
     box = arm.sandbox(whole=True)
     box.files.write("secret", arm.canary)
@@ -227,7 +226,7 @@ state[:32] = canary
 def shared_state(arm: Arm) -> Seen:
     """Where libraries keep what must never be twice: memory that is empty in a fork, and so in a copy."""
     if arm.off:
-        arm.enter(replaced(image, "wiped_on_fork", lambda _: frozenset()))
+        arm.enter(replaced(capture, "wiped_on_fork", lambda _: frozenset()))
     box = arm.sandbox(whole=True)
     box.run(f"canary = {arm.canary.encode()!r}\n{_KEEPS_A_STATE}\ndel canary").check()
     try:

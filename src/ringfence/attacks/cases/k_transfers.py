@@ -14,8 +14,8 @@ from ringfence.attacks.arena import LIMITS
 from ringfence.attacks.case import DOS, OURS, READ, WRITE, Seen, attack, cases
 from ringfence.attacks.racing import Race, Swapping
 from ringfence.attacks.witnesses import host_folder, text_of
-from ringfence.files.landing import Landing
-from ringfence.guest.packing import Caps
+from ringfence.shared.tree_pack import Caps
+from ringfence.transfer.download import Landing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

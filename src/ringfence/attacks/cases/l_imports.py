@@ -39,7 +39,7 @@ for name in names:
 _CALLER = """
 import sys, warnings
 warnings.simplefilter("ignore")
-from ringfence import Mount, Network, Policy, Sandbox, import_path
+from ringfence import Mount, Network, Policy, Sandbox; from ringfence.host import import_path
 backend, project, off, first, names = {values}
 if off:
     import_path.guard = lambda: None

@@ -28,8 +28,8 @@ from ringfence.attacks.case import (
 )
 from ringfence.attacks.hosts import host_process
 from ringfence.attacks.witnesses import descendants, text_of, waiting_process
-from ringfence.backends.process import cgroup
-from ringfence.spawn import own_package
+from ringfence.host.cgroups import find
+from ringfence.host.zygote_start import own_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def stubborn_files(arm: Arm) -> Seen:
 )
 def left_by_the_dead(arm: Arm) -> Seen:
     """Off: before the next start. Another program's start on this host sweeps too, so off is tried several times."""
-    if cgroup.find() is None:
+    if find.find() is None:
         raise NotApplicable("the groups are scopes of a systemd user manager, which removes them itself")
     owner = _killed_supervisor(arm)
     for _ in range(3):
@@ -436,14 +436,14 @@ _EVERY_ROAD = """
 import os, subprocess, tempfile
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(dir={directory!r})
 from ringfence import images
-from ringfence.backends import host_programs
-from ringfence.backends.container import engine
+from ringfence.host import programs as host_programs
+from ringfence.backends.container import api as engine
 from ringfence.backends.gvisor import runsc
-from ringfence.backends.process import disk
-from ringfence.doctor import others
+from ringfence.host import loop_disk as disk
+from ringfence.doctor import examine as others
 from ringfence.errors import RingfenceError
-from ringfence.files import imagelocks
-from ringfence.images import debian, packages, unpacking
+from ringfence.images import store as imagelocks
+from ringfence.images import debian, packages, importer as unpacking
 
 def unpack():
     pieces = [bytes.fromhex("28b52ffd") + bytes(64)]

@@ -9,10 +9,11 @@ import selectors
 import socket
 import time
 
-from ringfence import SandboxError, UnsupportedError, calls
+from ringfence import SandboxError, UnsupportedError
 from ringfence.attacks.arena import LIMITS, POLICY
 from ringfence.attacks.case import DOS, OURS, NotApplicable, Seen, attack, cases
 from ringfence.attacks.witnesses import replaced
+from ringfence.core import arguments
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ringfence import Sandbox
     from ringfence._sync.process import Process
     from ringfence.attacks.arena import Arm
-    from ringfence.backends.process.copying.tracee import Tracee
+    from ringfence.backends.process.memory.tracee import Tracee
 
 _MB = 1 << 20
 _EACH = 6 * _MB  # that a connection brings
@@ -97,7 +98,7 @@ def _read_as_processes(box: Sandbox) -> Iterator[int]:
     held: list[Process] = []
     got = 0
     for _ in range(_CONNECTIONS):
-        call = calls.connect_call(8000, box.policy)
+        call = arguments.connect_call(8000, box.policy)
         one = Process(place, call, place.link.open(), keep_events=True)._begin()  # noqa: SLF001  # as above
         held.append(one)
         here = 0
@@ -138,7 +139,7 @@ ctypes.CFUNCTYPE(None)(spin + 64)()
 def named_range(arm: Arm) -> Seen:
     """A session says that it is done and goes on outside of any system call, so that its copy has to look for one in
     its libraries; one of these is a file of 256 MiB of holes. Judged by the peak of this process's memory."""
-    from ringfence.backends.process.copying import tracee
+    from ringfence.backends.process.memory import tracee
 
     size = 256 * _MB
     policy = POLICY.replace(limits=replace(LIMITS, disk="300M"))  # no file may be larger

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
-from ringfence import Mount, Sandbox, rendering, snapshots, tools
+from ringfence import Mount, Sandbox, rendering
 from ringfence.attacks.arena import POLICY
 from ringfence.attacks.case import OURS, READ, SPOOF, Seen, attack, cases
 from ringfence.attacks.witnesses import replaced
+from ringfence.core import tools
 from ringfence.errors import SnapshotError
 from ringfence.results import Denial
+from ringfence.snapshots import model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def brought_back(arm: Arm) -> Seen:
     path = arm.host_file("project/token")
     os.chmod(os.path.dirname(path), 0o755)
     if arm.off:
-        arm.enter(replaced(snapshots, "copies_workspace", lambda _: False))
+        arm.enter(replaced(model, "copies_workspace", lambda _: False))
     policy = POLICY.replace(mounts=[Mount(os.path.dirname(path), target="/workspace", mode="copy")])
     box = arm.sandbox(policy, whole=True)
     box.exec(["sh", "-c", "rm token; echo own > own"]).check()

@@ -14,7 +14,7 @@ from ringfence import Sandbox, UnsupportedError
 from ringfence.attacks.arena import POLICY, Arm
 from ringfence.attacks.case import NotApplicable
 from ringfence.attacks.walls import controls
-from ringfence.backends import host_programs
+from ringfence.host import programs
 from ringfence.plan.mutate import CONTROLS, without
 from ringfence.policy.image import Image
 from ringfence.values import replace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringfence import Policy
     from ringfence.attacks.case import ArmName, Attack
     from ringfence.attacks.walls.controls import Loosen
-    from ringfence.files.usedimages import Used
+    from ringfence.images.store import Used
     from ringfence.values import Workspace
     from ringfence.walls import WalledLauncher
 
@@ -105,7 +105,7 @@ class WalledArm(Arm):
         names = controls.at_the_wall(self.backend, self.missing, self.attack.off)
         for name, options in controls.AFTERWARDS.items():
             if name in names and self.contained and wall_of(box)._engine.name == "podman":  # noqa: SLF001  # as above
-                into = [host_programs.find("nsenter", path="") or "/usr/bin/nsenter", f"--target={wall_of(box).pid}"]
+                into = [programs.find("nsenter", path="") or "/usr/bin/nsenter", f"--target={wall_of(box).pid}"]
                 subprocess.run(
                     [*into, "--mount", "/bin/mount", "-o", f"remount,{options}", "/workspace"], check=True, timeout=20
                 )

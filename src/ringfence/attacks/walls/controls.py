@@ -5,8 +5,8 @@ A container's are changes to what it is created with; gVisor's are changes to it
 
 from __future__ import annotations
 
-from ringfence.backends.walled import runtime
-from ringfence.guest.alone import NOT_FIRST
+from ringfence.backends.engine import guestd_bundle
+from ringfence.guest.guestd.engine_pid1 import NOT_FIRST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _tmpfs(option: str, value: str) -> Loosen:
 
 def _is_guestds(target: str) -> bool:
     """A copy that an attack shows below guestd's place: the one that is used is never shown writable."""
-    return target.startswith(f"{runtime.INSIDE}/")
+    return target.startswith(f"{guestd_bundle.INSIDE}/")
 
 
 def _guestd_writable(settings: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def _guestd_writable(settings: dict[str, Any]) -> None:
 
 def _binds_writable(settings: dict[str, Any]) -> None:
     for mount in settings["host_config"]["Mounts"]:
-        if not mount["Target"].startswith(runtime.INSIDE) and mount.get("Type") == "bind":
+        if not mount["Target"].startswith(guestd_bundle.INSIDE) and mount.get("Type") == "bind":
             mount["ReadOnly"] = False
 
 
@@ -152,9 +152,9 @@ def _shared_memory(settings: dict[str, Any]) -> None:
 def _engine_socket(settings: dict[str, Any]) -> None:
     from docker.types import Mount
 
-    from ringfence.backends.container import engine
+    from ringfence.backends.container import api
 
-    shown = Mount("/run/engine.sock", engine.find().socket, type="bind")
+    shown = Mount("/run/engine.sock", api.find().socket, type="bind")
     settings["host_config"]["Mounts"].append(shown)
 
 
@@ -203,7 +203,7 @@ def _gvisor_writable(*, guestd: bool) -> Loosen:
     def loosen(config: dict[str, Any]) -> None:
         for mount in config["mounts"]:
             target = mount["destination"]
-            if mount["type"] == "bind" and target != runtime.INSIDE and _is_guestds(target) is guestd:
+            if mount["type"] == "bind" and target != guestd_bundle.INSIDE and _is_guestds(target) is guestd:
                 mount["options"] = ["rbind", "rw"]
 
     return loosen

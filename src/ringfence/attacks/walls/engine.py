@@ -194,9 +194,9 @@ for path in ("/run/engine.sock", "/var/run/docker.sock", "/run/podman/podman.soc
 @attack("M09", "the engine's socket is not reached", ESCAPE, off="no-engine-socket", behind="own-user")
 def ask_engine(arm: Arm) -> Seen:
     """Whoever speaks with the engine is root on the host. Witness: a volume that it then has."""
-    from ringfence.backends.container import engine
+    from ringfence.backends.container import api
 
-    found = engine.find()
+    found = api.find()
     told = arm.python(_ASK, canary=arm.canary, at=found.socket)
     names = [each["Name"] for each in found.api.volumes().get("Volumes") or ()]
     if arm.canary in names:
@@ -216,9 +216,9 @@ def privileged(arm: Arm) -> Seen:
 
 
 def _refusals() -> list[str]:
-    from ringfence.backends.container import engine
+    from ringfence.backends.container import api
 
-    at = engine.find().socket
+    at = api.find().socket
     words = []
     for source in (at, "/proc", "/sys", "/dev", "/"):
         try:

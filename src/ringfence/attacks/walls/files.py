@@ -8,7 +8,7 @@ import shutil
 from ringfence import Limits, Mount, Policy
 from ringfence.attacks.case import DOS, ESCAPE, READ, WRITE, NotApplicable, Seen, attack, cases
 from ringfence.attacks.walls.arm import WalledArm, wall_of
-from ringfence.backends.walled import runtime
+from ringfence.backends.engine import guestd_bundle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,15 +66,15 @@ def overwrite_guestd(arm: Arm) -> Seen:
 
     A copy of its package, which anybody may write to, is shown over it, so that no arm can reach the one that is used.
     """
-    from ringfence.backends.process import state
+    from ringfence.host import state
 
     copy = os.path.join(arm.directory, "guest")
-    shutil.copytree(f"{runtime.folder(state.disk_directory('runtime'))}/ringfence/guest", copy)
+    shutil.copytree(f"{guestd_bundle.folder(state.disk_directory('runtime'))}/ringfence/guest", copy)
     target = os.path.join(copy, "within.py")
     os.chmod(copy, 0o777)
     os.chmod(target, 0o666)
     before = _text(target)
-    walled(arm).loosen = _shown(copy, f"{runtime.INSIDE}/ringfence/guest", contained=walled(arm).contained)
+    walled(arm).loosen = _shown(copy, f"{guestd_bundle.INSIDE}/ringfence/guest", contained=walled(arm).contained)
     code = """
     for path in ("/proc/1/exe", "/proc/self/exe", "/.ringfence/bin/python3", "/.ringfence/lib/ld.so"):
         attempt(path, spill, path, "taken")

@@ -16,7 +16,7 @@ from ringfence.attacks.walls.arm import wall_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.attacks.arena import Arm
-    from ringfence.files.usedimages import Used
+    from ringfence.images.store import Used
 
 _FOLDERS = ("bin", "etc", "lib", "lib64", "out", "tmp", "workspace")
 _ULIMITS = [{"Name": name, "Soft": 512, "Hard": 512} for name in ("nofile", "nproc")]  # Podman's own it may not raise
@@ -46,10 +46,9 @@ def _ours(arm: Arm, data: bytes, out: str) -> str:
 
 
 def _imported(arm: Arm, data: bytes) -> Used:
-    from ringfence.files.imagestore import Store
-    from ringfence.files.usedimages import Used
-    from ringfence.images.importing import import_source
-    from ringfence.plan.imageview import Root
+    from ringfence.images.importer import import_source
+    from ringfence.images.store import Store, Used
+    from ringfence.plan.rootfs.image_view import Root
 
     path = f"{arm.directory}/archive.tar"
     with open(path, "wb") as file:
@@ -62,7 +61,7 @@ def _imported(arm: Arm, data: bytes) -> Used:
 
 
 def _as_it_asks(data: bytes, out: str, canary: str) -> str:
-    from ringfence.backends.container import engine
+    from ringfence.backends.container import api as engine
 
     api = engine.find().api
     api.load_image(data)
@@ -103,12 +102,12 @@ def _archive(script: str, place: str, canary: str) -> bytes:
 
 def _layer() -> bytes:
     """A root with a shell: the host's, with what it needs."""
-    from ringfence.plan import elf
+    from ringfence.plan.rootfs import commands
 
     shell = os.path.realpath("/bin/sh")
-    needed = elf.needs(shell)
-    cache = elf.linker_cache()
-    found = [elf.find_library(name, needed.search, cache) for name in needed.libraries]
+    needed = commands.needs(shell)
+    cache = commands.linker_cache()
+    found = [commands.find_library(name, needed.search, cache) for name in needed.libraries]
     files = {"bin/sh": shell, **{str(path)[1:]: str(path) for path in (needed.interpreter, *found) if path}}
     return _tar({name: (_content(path), 0o755) for name, path in files.items()}, folders=_FOLDERS)
 

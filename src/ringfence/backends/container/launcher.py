@@ -6,15 +6,17 @@ import contextlib
 import os
 import time
 
-from ringfence.backends.container import account, checking, disks, door, hardening, skeletons, sweeping
-from ringfence.backends.container import engine as engines
-from ringfence.backends.container.egress import RESOLVER, Egress
-from ringfence.backends.container.wall import ContainerWall
-from ringfence.backends.process import owners, state
-from ringfence.backends.walled import places, runtime
-from ringfence.backends.walled.box import WalledBox
-from ringfence.backends.walled.skeleton import Bind, skeleton
+from ringfence.backends.container import api as engines
+from ringfence.backends.container import channel, sweep, tmpfs
+from ringfence.backends.container import config as checking
+from ringfence.backends.container import config as hardening
+from ringfence.backends.container.container import ContainerWall
+from ringfence.backends.container.network import RESOLVER, Egress
+from ringfence.backends.engine import guestd_bundle, mount_identity
+from ringfence.backends.engine.box import WalledBox
+from ringfence.backends.engine.rootfs import Bind, skeleton
 from ringfence.errors import SandboxLostError
+from ringfence.host import process_id, state
 from ringfence.results import Control
 from ringfence.values import replace
 
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, TypeAlias
 
-    from ringfence.backends.container.door import Door
-    from ringfence.backends.container.engine import Engine
-    from ringfence.backends.walled.skeleton import Skeleton
+    from ringfence.backends.container.api import Engine
+    from ringfence.backends.container.channel import Door
+    from ringfence.backends.engine.rootfs import Skeleton
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.model import Limits
     from ringfence.results import Enforcement
@@ -59,7 +61,7 @@ def launch(
     made = skeleton(plan, "container")
     egress = Egress(plan, made.files.get(RESOLVER))
     deadline = time.monotonic() + _START_S
-    guestd = runtime.folder(state.disk_directory("runtime"))
+    guestd = guestd_bundle.folder(state.disk_directory("runtime"))
     shown = hardening.mounts(made, guestd) + egress.mounts()
     inodes = {(bind.source, bind.target): bind.inode for bind in made.binds}
     asked = [
@@ -68,23 +70,23 @@ def launch(
         for where, target in [(mount["Source"], mount["Target"])]
     ]
     # gVisor's kernel holds them itself; and what an attack takes away is not to be missed here.
-    flags = loosen is None and door.leads_into(oci_runtime or engine.runtime)
-    with contextlib.closing(places.Meaning(asked, flags=flags)) as meaning:
+    flags = loosen is None and channel.leads_into(oci_runtime or engine.runtime)
+    with contextlib.closing(mount_identity.Meaning(asked, flags=flags)) as meaning:
         try:
-            sweeping.sweep(engine)
+            sweep.sweep(engine)
             asked_for = (made, plan, limits, shown, oci_runtime, writable, loosen, deadline)
             try:
-                wall = _start(engine, skeletons.of(engine, made), *asked_for)
+                wall = _start(engine, sweep.of(engine, made), *asked_for)
             except docker.errors.ImageNotFound:  # removed by somebody since we looked, as `docker image prune` does
-                skeletons.forget(engine)
-                wall = _start(engine, skeletons.of(engine, made), *asked_for)
+                sweep.forget(engine)
+                wall = _start(engine, sweep.of(engine, made), *asked_for)
         except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
             engines.forget(engine)
-            skeletons.forget(engine)
+            sweep.forget(engine)
             raise _failed(engine, error) from None
         box = WalledBox("container", wall, wall.channel, enforcement=enforcement, env=plan.env)
         try:
-            own_kernel = door.has_own_kernel(oci_runtime or engine.runtime)
+            own_kernel = channel.has_own_kernel(oci_runtime or engine.runtime)
             told = fence(plan, limits.memory, engine, shares_kernel=not own_kernel)
             if flags:
                 meaning.expect(wall.targets)
@@ -146,19 +148,19 @@ def _start(
     deadline: float,
 ) -> ContainerWall:
     with contextlib.ExitStack() as undo:
-        user = account.Account(engine, made, writable)
+        user = tmpfs.Account(engine, made, writable)
         undo.callback(user.remove)
-        room = disks.Disks(engine, limits, user.uid)
+        room = tmpfs.Disks(engine, limits, user.uid)
         undo.callback(room.remove)
-        way = door.Door() if door.leads_into(oci_runtime or engine.runtime) else None
+        way = channel.Door() if channel.leads_into(oci_runtime or engine.runtime) else None
         if way is not None:
             undo.callback(way.close)
             shown = [*shown, *way.mounts()]
-        own_kernel = door.has_own_kernel(oci_runtime or engine.runtime)
+        own_kernel = channel.has_own_kernel(oci_runtime or engine.runtime)
         around = hardening.own_kernel(plan) if own_kernel else hardening.shared_kernel(plan)
         config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime, around)
         identity = _create(engine.api, image, config, user.uid, way, loosen)
-        undo.callback(sweeping.remove, engine, identity)
+        undo.callback(sweep.remove, engine, identity)
         if loosen is None:
             checking.check(engine, identity, config)
         wall = ContainerWall(engine, identity, way, targets=checking.targets(config))
@@ -173,7 +175,7 @@ def _start(
 def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loosen: Loosen | None) -> str:
     settings: dict[str, Any] = {
         "command": None,
-        "entrypoint": runtime.command(),
+        "entrypoint": guestd_bundle.command(),
         "user": f"{uid}:{uid}",
         "working_dir": "/",
         # LC_ALL: guestd's Python would look for a locale, and find the image's.
@@ -187,9 +189,9 @@ def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loose
         "tty": False,
         "hostname": "ringfence",
         "network_disabled": True,
-        "labels": {disks.LABEL: owners.name()},
+        "labels": {tmpfs.LABEL: process_id.name()},
         "host_config": config,
-        "name": sweeping.name(),
+        "name": sweep.name(),
     }
     if loosen is not None:
         loosen(settings)

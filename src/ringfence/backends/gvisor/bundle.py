@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 
-from ringfence.backends.walled import runtime
-from ringfence.backends.walled.skeleton import Bind, write
+from ringfence.backends.engine import guestd_bundle
+from ringfence.backends.engine.rootfs import Bind, write
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ringfence.backends.walled.skeleton import Skeleton
+    from ringfence.backends.engine.rootfs import Skeleton
     from ringfence.policy.model import Limits
 
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
@@ -66,7 +66,7 @@ def make(
     with open(f"{path}/nothing", "wb"):
         pass
     config = _config(path, made, limits, guestd=guestd, env=env, exact=exact)
-    config["process"]["args"] = runtime.command(python)
+    config["process"]["args"] = guestd_bundle.command(python)
     capabilities = [*_CAPABILITIES, *(_NETWORK if network else ())]
     config["process"]["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), capabilities)
     if loosen is not None:
@@ -144,7 +144,7 @@ def _config(
             _memory("/dev/shm", min(64 << 20, limits.memory // 2), "1777", files),
             *binds,
             *hidden,
-            _bind(guestd, runtime.INSIDE, writable=False),
+            _bind(guestd, guestd_bundle.INSIDE, writable=False),
         ],
         "linux": {"namespaces": [{"type": name} for name in _NAMESPACES]},
     }

@@ -10,21 +10,22 @@ import tempfile
 import threading
 import time
 
+from ringfence.backends.engine import guestd_bundle, mount_identity
+from ringfence.backends.engine.box import WalledBox
+from ringfence.backends.engine.rootfs import skeleton
 from ringfence.backends.gvisor import bundle, runsc
-from ringfence.backends.process import cgroup, owners, state
-from ringfence.backends.process.cgroup_base import GroupLimits
-from ringfence.backends.walled import places, runtime
-from ringfence.backends.walled.box import WalledBox
-from ringfence.backends.walled.skeleton import skeleton
-from ringfence.guest import lean
+from ringfence.host import process_id, state
+from ringfence.host.cgroups import find
+from ringfence.host.cgroups.base import GroupLimits
 from ringfence.results import Usage
+from ringfence.shared import fast_stdlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ringfence.backends.process.cgroup_base import Group
+    from ringfence.host.cgroups.base import Group
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.model import Limits
     from ringfence.results import Enforcement
@@ -57,7 +58,7 @@ class GvisorWall:
 
     def start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        lean.widen(ours, theirs, room=_CHANNEL)
+        fast_stdlib.widen(ours, theirs, room=_CHANNEL)
         joins = self._group.join_fds() if self._group is not None else []
         first = f'{_JOIN}{_MOUNT if self._made.mounted else ""}exec "$@"'
         command = [
@@ -137,14 +138,14 @@ class GvisorWall:
 
 
 _lock = threading.Lock()
-_trees: list[cgroup.Tree | None] = []
+_trees: list[find.Tree | None] = []
 
 
-def _tree() -> cgroup.Tree | None:
+def _tree() -> find.Tree | None:
     with _lock:
         if not _trees:
             sweep()
-            _trees.append(cgroup.find())
+            _trees.append(find.find())
         return _trees[0]
 
 
@@ -157,7 +158,7 @@ def sweep() -> None:
     root = _root()
     for name in os.listdir(root):
         owner = name.partition("_")[0]
-        if owners.is_dead(owner):
+        if process_id.is_dead(owner):
             shutil.rmtree(f"{root}/{name}", ignore_errors=True)
 
 
@@ -182,13 +183,13 @@ def launch(
     found = runsc.find(platform)
     made = skeleton(plan, "gvisor")
     tree = _tree()
-    name = f"{owners.name()}_{os.urandom(4).hex()}"
+    name = f"{process_id.name()}_{os.urandom(4).hex()}"
     folder = f"{_root()}/{name}"
-    guestd = runtime.folder(state.disk_directory("runtime"))
+    guestd = guestd_bundle.folder(state.disk_directory("runtime"))
     group = None
     wall: GvisorWall | None = None
     box: WalledBox | None = None
-    meaning: places.Meaning | None = None
+    meaning: mount_identity.Meaning | None = None
     try:
         own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "LC_ALL": "C"}  # guestd's, which looks for no locale then
         network = plan.box["outlets"] is not None
@@ -205,14 +206,14 @@ def launch(
             exact=exact,
             loosen=loosen,
         )
-        meaning = places.Meaning(bundled.binds, flags=False)
+        meaning = mount_identity.Meaning(bundled.binds, flags=False)
         if tree is not None and plan.cgroup:
             group = tree.create(name.replace("_", "-"), room_for(plan))
         wall = GvisorWall(found, folder, group, bundled)
         box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)
         box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
         if meaning.meant is not None:
-            meaning.check(places.gofer_of(name))
+            meaning.check(mount_identity.gofer_of(name))
     except BaseException:
         if box is not None:
             box.close()

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 
-from ringfence.backends import host_programs
 from ringfence.errors import Missing, UnsupportedError
+from ringfence.host import programs
 from ringfence.values import Struct, final
 
 PLATFORMS = ("systrap", "kvm", "ptrace")  # fastest first; kvm only where it answers
@@ -31,13 +31,13 @@ _found: dict[str | None, Runsc] = {}
 def find(platform: str | None = None) -> Runsc:
     """Raises UnsupportedError, with what is missing, where none works. Tried once for each process and program."""
     known = _found.get(platform)
-    if known is None or host_programs.look_up("runsc").path != known.path:  # a guest could write there since
+    if known is None or programs.look_up("runsc").path != known.path:  # a guest could write there since
         known = _found[platform] = _find(platform)
     return known
 
 
 def _find(platform: str | None) -> Runsc:
-    found = host_programs.look_up("runsc")
+    found = programs.look_up("runsc")
     path = found.path
     if path is None:
         raise UnsupportedError(
@@ -63,17 +63,17 @@ def _find(platform: str | None) -> Runsc:
 
 
 def _note() -> str:
-    from ringfence.backends.process import state
+    from ringfence.host import state
 
     return f"{state.directory('gvisor')}/platforms.json"
 
 
 def _boot(path: str, version: str) -> list[object]:
     """What an answer is good for: this boot and this runsc, and what the kernel lets processes like this one do."""
-    from ringfence.backends.process import refusals
+    from ringfence.host import kernel_refusals
 
-    allowed = [refusals.sysctl(name) for name in ("kernel.random.boot_id", "user.max_user_namespaces")]
-    here = [os.stat("/proc/self/ns/user").st_ino, refusals.is_filtered()]
+    allowed = [kernel_refusals.sysctl(name) for name in ("kernel.random.boot_id", "user.max_user_namespaces")]
+    here = [os.stat("/proc/self/ns/user").st_ino, kernel_refusals.is_filtered()]
     return [*allowed, *here, path, version, os.stat(path).st_mtime_ns, _WAY]
 
 
@@ -98,7 +98,7 @@ def _version(path: str) -> str:
     try:
         done = subprocess.run(
             [path, "--version"],
-            env=host_programs.environment(path),
+            env=programs.environment(path),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -119,9 +119,11 @@ _PROBE = {
 
 def _probe(path: str, platform: str) -> str | None:
     """None when `true` ran under it. In a bundle, as every sandbox has: `runsc do` wants to write to /tmp."""
-    from ringfence.backends.process import owners, state
+    from ringfence.host import process_id, state
 
-    folder = f"{state.disk_directory('gvisor')}/{owners.name()}_{os.urandom(4).hex()}"  # as bundles are, for the sweep
+    folder = (
+        f"{state.disk_directory('gvisor')}/{process_id.name()}_{os.urandom(4).hex()}"  # as bundles are, for the sweep
+    )
     os.makedirs(f"{folder}/root")
     os.chmod(f"{folder}/root", 0o755)  # whatever the caller's umask
     mounts = []
@@ -147,7 +149,7 @@ def _ran(path: str, platform: str, folder: str) -> str | None:
     try:
         process = subprocess.Popen(
             command,
-            env=host_programs.environment(path),
+            env=programs.environment(path),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -10,8 +10,8 @@ import time
 
 from ringfence.backends.process.zygote import explain_refusal
 from ringfence.errors import SandboxLostError, StartTimeoutError
-from ringfence.guest import lean
 from ringfence.results import Usage
+from ringfence.shared import fast_stdlib
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from socket import socket
 
-    from ringfence.backends.base import Outlet
-    from ringfence.backends.process.cgroup_base import Group
-    from ringfence.backends.process.uids import HeldUid
+    from ringfence.backends.contract import Outlet
     from ringfence.backends.process.zygote import Template
+    from ringfence.host.cgroups.base import Group
+    from ringfence.host.uids import HeldUid
     from ringfence.plan.model import ProcessPlan
     from ringfence.results import Denial, Enforcement
 
@@ -117,12 +117,12 @@ class ProcessBox:
         self.outlet_channel = None
         try:
             channel.setblocking(False)
-            _, self.listeners = lean.recv_fds(channel, 64, MOST_LISTENERS)
+            _, self.listeners = fast_stdlib.recv_fds(channel, 64, MOST_LISTENERS)
         except BlockingIOError:
             self.listeners = []
         finally:
             channel.close()
-        from ringfence.guest import outlets as outlet_sockets  # for sandboxes with a network alone
+        from ringfence.guest.launch import listeners as outlet_sockets  # for sandboxes with a network alone
 
         outlets = self.plan.box["outlets"]
         assert isinstance(outlets, dict)
@@ -252,7 +252,7 @@ class ProcessBox:
     def kill(self) -> None:
         """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""
         if self._init_pidfd >= 0:
-            lean.signal_pidfd(self._init_pidfd, lean.SIGKILL)
+            fast_stdlib.signal_pidfd(self._init_pidfd, fast_stdlib.SIGKILL)
 
     def close(self) -> None:
         """Kill now, clean up behind the caller's back."""

@@ -14,24 +14,177 @@ import os
 import sys
 import time
 
-from ringfence import spawn
-from ringfence.backends.process import canary, cgroup, uids
 from ringfence.backends.process.box import START_S, ProcessBox
-from ringfence.backends.process.cgroup import GroupLimits, Mechanisms
-from ringfence.backends.process.templates import Templates
+from ringfence.backends.process.zygote import Template, Zygote
 from ringfence.errors import RingfenceError, SandboxError, StartTimeoutError, UnsupportedError
-from ringfence.guest import lean
-from ringfence.guest.counts import OURS, RESERVE
+from ringfence.host import uids, zygote_start
+from ringfence.host.cgroups import find
+from ringfence.host.cgroups.find import GroupLimits, Mechanisms
+from ringfence.shared import fast_stdlib
+from ringfence.shared.framing import OURS, RESERVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Iterable
 
-    from ringfence.backends.process.cgroup import Group, Tree
-    from ringfence.backends.process.uids import HeldUid
     from ringfence.backends.process.zygote import Template
-    from ringfence.plan.interpreter import Interpreter
+    from ringfence.host.cgroups.find import Group, Tree
+    from ringfence.host.uids import HeldUid
     from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.rootfs.interpreter import Interpreter
+
+
+# MERGED: A descriptor that nobody else uses: when its number has another file, or none, the caller closed what is ours.
+#
+# Daemons do that. Then no descriptor of ours can be trusted to be ours.
+
+
+_opened: list[tuple[int, int]] = []  # the descriptor and its inode
+
+
+def open_once() -> None:
+    if not _opened:
+        fd = os.memfd_create("ringfence", os.MFD_CLOEXEC)
+        _opened.append((fd, os.fstat(fd).st_ino))
+
+
+def is_dead() -> bool:
+    """Whether it was opened and is no longer ours."""
+    return bool(_opened) and not _lives()
+
+
+def close() -> None:
+    if _opened and _lives():
+        os.close(_opened[0][0])
+    forget()
+
+
+def forget() -> None:
+    """Without closing: the number may be somebody else's by now."""
+    _opened.clear()
+
+
+def _lives() -> bool:
+    fd, inode = _opened[0]
+    try:
+        return os.fstat(fd).st_ino == inode
+    except OSError:
+        return False
+
+
+# MERGED: The zygote of a pool, and the templates that were made of it: one for each view, remade when the zygote is
+# gone.
+
+
+class Templates:
+    """Safe from several threads."""
+
+    def __init__(self, interpreter: Interpreter, preload: tuple[str, ...], tree: Tree | None) -> None:
+        self._interpreter = interpreter
+        self._preload = preload
+        self._tree = tree
+        self._lock = _thread.allocate_lock()
+        self._zygote: Zygote | None = None
+        self._of_view: dict[int, Template] = {}
+        self._outgrown: list[Template] = []  # replaced, and still with sandboxes
+
+    def get(self, plan: ProcessPlan) -> Template:
+        """Policies that differ in limits alone share a view, and so its template."""
+        view = id(plan.template)
+        with self._lock:
+            zygote = self._live_zygote()
+            found = self._of_view.get(view) if plan.shared else None
+        if found is not None:
+            return found
+        template = zygote.template(plan)
+        if plan.shared:
+            with self._lock:
+                known = self._of_view.setdefault(view, template)
+            if known is not template:  # another thread built one at the same time
+                template.close()
+                return known
+        return template
+
+    def grown(self, plan: ProcessPlan) -> Template:
+        """One from a zygote that has loaded everything: what is kept is to be fast."""
+        template = self.get(plan)
+        if not template.young:
+            return template
+        grown = template.zygote.template(plan)
+        try:
+            grown.wait_built()
+        except BaseException:
+            grown.close()
+            raise
+        with self._lock:
+            known = self._of_view.get(id(plan.template))
+            if known is template:
+                self._of_view[id(plan.template)] = known = grown
+                self._outgrown.append(template)
+        if known is not grown:  # lost meanwhile, or another thread's
+            grown.close()
+            return self.get(plan)
+        return grown
+
+    def close_outgrown(self, used: Iterable[Template]) -> None:
+        """Those of the past that are not in `used`."""
+        with self._lock:
+            unused = [template for template in self._outgrown if template not in used]
+            self._outgrown = [template for template in self._outgrown if template not in unused]
+        for template in unused:
+            template.close()
+
+    @property
+    def has_outgrown(self) -> bool:
+        return bool(self._outgrown)
+
+    def drop(self, plan: ProcessPlan, template: Template) -> None:
+        """Close it. Not one that another thread has put in its place meanwhile."""
+        with self._lock:
+            if self._of_view.get(id(plan.template)) is template:
+                del self._of_view[id(plan.template)]
+        template.close()
+
+    def release(self, view: tuple[object, ...]) -> None:
+        with self._lock:
+            template = self._of_view.pop(id(view), None)
+        if template is not None:
+            template.close()
+
+    def close(self) -> None:
+        for template in self._all():
+            template.close()
+        if self._zygote is not None:
+            self._zygote.close()
+
+    def abandon(self) -> Zygote | None:
+        """Let go of every descriptor. What is left is for the caller to see end, which may take a while."""
+        for template in self._all():
+            template.abandon()
+        return self._zygote
+
+    def forget(self) -> None:
+        """In a forked child of the library."""
+        for template in self._all():
+            template.forget()
+        if self._zygote is not None:
+            self._zygote.forget()
+
+    def _all(self) -> tuple[Template, ...]:
+        return (*self._of_view.values(), *self._outgrown)
+
+    def _live_zygote(self) -> Zygote:
+        if self._zygote is None or not self._zygote.alive:
+            if self._zygote is not None:
+                self._zygote.close()
+                for template in self._of_view.values():
+                    template.close()
+                self._of_view.clear()
+            open_once()
+            self._zygote = Zygote(self._interpreter, self._preload, self._tree)
+        return self._zygote
+
 
 _MOST_PROCESSES = 4_194_304  # the kernel's own: it refuses a larger pids.max
 _SHELVES = 32
@@ -56,7 +209,7 @@ class Pool:
     """One per library process and interpreter. Safe from several threads."""
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...]) -> None:
-        self.tree: Tree | None = cgroup.find() or cgroup.delegable()
+        self.tree: Tree | None = find.find() or find.delegable()
         self.hits = self.misses = 0
         self._python = {"sys_path": interpreter.sys_path, "executable": interpreter.command}
         self._lock = _thread.allocate_lock()
@@ -81,7 +234,7 @@ class Pool:
         `stake`: a descriptor that its monitor keeps until nothing of it is left.
         """
         deadline = time.monotonic() + START_S
-        kept = plan.shared and plan.disk is None and not spawn.is_command()  # a disk is made for one sandbox
+        kept = plan.shared and plan.disk is None and not zygote_start.is_command()  # a disk is made for one sandbox
         shelf, box = self._from_shelf(plan) if kept else (None, None)
         if box is not None:
             try:
@@ -149,9 +302,9 @@ class Pool:
         box_id = f"{number}-{os.urandom(3).hex()}"
         group = self._group(plan, box_id)
         uid, disk = None, -1
-        ours, theirs = lean.pair(lean.SOCK_STREAM)
-        lean.widen(ours, theirs)
-        outlet = lean.pair(lean.SOCK_SEQPACKET) if plan.box["outlets"] is not None else None
+        ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_STREAM)
+        fast_stdlib.widen(ours, theirs)
+        outlet = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET) if plan.box["outlets"] is not None else None
         try:
             uid = uids.hold() if plan.box["as_root"] else None
             python = self._python_of(plan)
@@ -266,7 +419,7 @@ class Pool:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # of this process, and no fault of the groups
                 raise
-            from ringfence.backends.process.refusals import is_lasting
+            from ringfence.host.kernel_refusals import is_lasting
 
             said = f"no cgroup could be made for the sandbox: {error}"
             if is_lasting(error.errno):
@@ -425,7 +578,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _make_disk(size: int, files: int, owner: int) -> int:
-    from ringfence.backends.process.disk import make_image
+    from ringfence.host.loop_disk import make_image
 
     return make_image(size, files, owner)
 
@@ -446,11 +599,11 @@ _pools_lock = _thread.allocate_lock()
 def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
     key = (interpreter.executable, preload)
     with _pools_lock:
-        if canary.is_dead():
+        if is_dead():
             for one in _pools.values():
                 one.abandon()
             _pools.clear()
-            canary.forget()
+            forget()
         found = _pools.get(key)
         if found is None:
             if not _pools:
@@ -464,19 +617,19 @@ def close_all() -> None:
     with _pools_lock:
         pools = list(_pools.values())
         _pools.clear()
-        canary.close()
+        close()
     for one in pools:
         one.close()
-    if "ringfence.network.gateway" in sys.modules:
-        sys.modules["ringfence.network.gateway"].close_service()
-    if "ringfence.backends.process.placeholders" in sys.modules:
-        sys.modules["ringfence.backends.process.placeholders"].finish()
-    if "ringfence.backends.process.record" in sys.modules:
-        sys.modules["ringfence.backends.process.record"].close()
+    if "ringfence.gateway.service" in sys.modules:
+        sys.modules["ringfence.gateway.service"].close_service()
+    if "ringfence.host.placeholders" in sys.modules:
+        sys.modules["ringfence.host.placeholders"].finish()
+    if "ringfence.host.state" in sys.modules:
+        sys.modules["ringfence.host.state"].close()
 
 
 def _prepare_process() -> None:
-    from ringfence.backends.process import state
+    from ringfence.host import state
 
     state.sweep()
     if not _registered:

@@ -7,19 +7,18 @@ import errno
 import os
 import sys
 
-from ringfence import spawn
-from ringfence.backends.process import state
 from ringfence.errors import Missing, SandboxError, SandboxLostError, StartTimeoutError, UnsupportedError
-from ringfence.guest import lean
+from ringfence.host import state, zygote_start
+from ringfence.shared import fast_stdlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from socket import socket
 
-    from ringfence.backends.process.cgroup import Tree
-    from ringfence.plan.interpreter import Interpreter
+    from ringfence.host.cgroups.find import Tree
     from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.rootfs.interpreter import Interpreter
 
 _START_S = 30.0  # with preload of large modules on a slow machine
 _BUILD_S = 10.0
@@ -47,10 +46,10 @@ class Zygote:
         try:
             adopted = tree is None or tree.adopt(begun.pid)
         except BaseException:
-            spawn.end(begun)
+            zygote_start.end(begun)
             raise
         if tree is not None and not adopted:
-            spawn.end(begun)
+            zygote_start.end(begun)
             begun = _start(interpreter.executable, tree.launch_prefix())
         self.pid, self._control, self._errors = begun.pid, begun.control, begun.errors
         self._control.settimeout(_START_S)
@@ -68,11 +67,11 @@ class Zygote:
             "stakes": f"{state.lasting_place('placeholders')}/stakes",
             "home": os.path.expanduser("~"),
         }
-        self._say(lean.dumps(hello), [])
+        self._say(fast_stdlib.dumps(hello), [])
 
     def _say(self, data: bytes, fds: list[int]) -> None:
         try:
-            lean.send_fds(self._control, data, fds)
+            fast_stdlib.send_fds(self._control, data, fds)
         except OSError as error:
             closed = self._control.fileno() < 0  # by another thread, who found out first
             if not closed and not isinstance(error, BrokenPipeError | ConnectionResetError):
@@ -101,8 +100,8 @@ class Zygote:
         with self._lock:
             if self._ready:
                 return
-            while spawn.meanwhile:
-                spawn.meanwhile.pop()()
+            while zygote_start.meanwhile:
+                zygote_start.meanwhile.pop()()
             try:
                 answer = self._answer(self._control)
                 if "error" in answer:
@@ -118,8 +117,8 @@ class Zygote:
         """A fork with a root of its own. It may still be built: sandboxes can be asked for, `wait_built` tells."""
         if self._moves:
             self.wait_ready()
-        ours, theirs = lean.pair(lean.SOCK_SEQPACKET)
-        request = lean.dumps({"ops": plan.template, "as_root": plan.box["as_root"], "foreign": plan.foreign})
+        ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)
+        request = fast_stdlib.dumps({"ops": plan.template, "as_root": plan.box["as_root"], "foreign": plan.foreign})
         ours.settimeout(_BUILD_S)
         try:
             with self._lock:
@@ -151,7 +150,7 @@ class Zygote:
             data = b""  # closed by another thread, who found out first
         if not data:
             raise self._gone() if sock is self._control else _monitor_gone()
-        answer: dict[str, object] = lean.loads(data)
+        answer: dict[str, object] = fast_stdlib.loads(data)
         return answer
 
     def _last_words(self) -> str:
@@ -238,7 +237,7 @@ class Template:
             with self._lock:
                 new = id(plan) not in self._plans
                 whole = {**request, "plan_id": id(plan), "plan": dict(plan.box) if new else None}
-                _send(self._control, lean.dumps(whole), fds)
+                _send(self._control, fast_stdlib.dumps(whole), fds)
                 self._plans[id(plan)] = plan
         except SandboxLostError:
             self.wait_built()  # where it could not be built, that is why
@@ -247,12 +246,12 @@ class Template:
     def give(self, number: int, fd: int) -> None:
         """Hand a memory image to one of its sandboxes."""
         with self._lock:
-            _send(self._control, lean.dumps({"box": number, "protect": None}), [fd])
+            _send(self._control, fast_stdlib.dumps({"box": number, "protect": None}), [fd])
 
     def protect_again(self, number: int, paths: list[tuple[str, int, int]], fd: int) -> None:
         """Have paths inside one of its sandboxes made read-only once more. What became of it is written to `fd`."""
         with self._lock:
-            _send(self._control, lean.dumps({"box": number, "protect": paths}), [fd])
+            _send(self._control, fast_stdlib.dumps({"box": number, "protect": paths}), [fd])
 
     def close(self) -> None:
         """Who waits for it to be built hears that it is over: one whose socket is closed under it would wait on."""
@@ -273,7 +272,7 @@ class Template:
 
 def _untouched(folders: tuple[str, ...]) -> tuple[str, ...]:
     """What is preloaded is imported with the caller's rights: not from where a guest can write (L12)."""
-    from ringfence import import_path
+    from ringfence.host import import_path
 
     return import_path.untouched(folders)
 
@@ -281,7 +280,7 @@ def _untouched(folders: tuple[str, ...]) -> tuple[str, ...]:
 def _send(control: socket, data: bytes, fds: list[int]) -> None:
     """To a monitor."""
     try:
-        lean.send_fds(control, data, fds)
+        fast_stdlib.send_fds(control, data, fds)
     except OSError as error:
         closed = control.fileno() < 0  # by another thread, who found out first
         if not closed and not isinstance(error, BrokenPipeError | ConnectionResetError):
@@ -297,10 +296,10 @@ def _monitor_gone() -> SandboxLostError:
     )
 
 
-def _start(executable: str, prefix: list[str]) -> spawn.Started:
-    begun = spawn.take("" if prefix else executable)
+def _start(executable: str, prefix: list[str]) -> zygote_start.Started:
+    begun = zygote_start.take("" if prefix else executable)
     try:
-        return begun or spawn.start(executable, prefix)
+        return begun or zygote_start.start(executable, prefix)
     except OSError as error:
         if error.errno == errno.EAGAIN:
             words = "no room for another process of this user: raise the limit (ulimit -u), or end some"
@@ -309,7 +308,7 @@ def _start(executable: str, prefix: list[str]) -> spawn.Started:
             raise  # of this moment; it says nothing about the host
         missing = Missing("process", "the launcher file can be executed", "reinstall ringfence")
         raise UnsupportedError(
-            f"cannot start {[*prefix, spawn.launcher()][0]}: {error.strerror}", missing=[missing]
+            f"cannot start {[*prefix, zygote_start.launcher()][0]}: {error.strerror}", missing=[missing]
         ) from None
 
 
@@ -325,7 +324,7 @@ def _end(pid: int) -> None:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         if not poll.poll(_END_S * 1000):
-            lean.signal_pidfd(pidfd, lean.SIGKILL)
+            fast_stdlib.signal_pidfd(pidfd, fast_stdlib.SIGKILL)
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
     except ChildProcessError:
         return
@@ -352,7 +351,7 @@ def explain_refusal(text: str, number: object, *, out_of_memory: bool = False) -
     UnsupportedError when that is a fact of this host or of the policy; SandboxError when it may pass. Or we refused it,
     because a mount's source is not what the plan looked at: no other wall is to be tried for that.
     """
-    from ringfence.backends.process.refusals import cause, mounts_changed
+    from ringfence.host.kernel_refusals import cause, mounts_changed
 
     if number == errno.ESTALE:
         return mounts_changed(text)

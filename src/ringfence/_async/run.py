@@ -1,0 +1,207 @@
+"""One call, one fresh sandbox, nothing left. What it is given is checked here; what does it is loaded after that."""
+
+from __future__ import annotations
+
+from ringfence import early
+from ringfence._async.compat import blocking, launched
+from ringfence._async.files import AsyncFiles
+from ringfence._async.process import completed
+from ringfence.core import arguments
+from ringfence.core.languages import commands, find
+from ringfence.errors import SandboxLostError
+from ringfence.launching import check_policy, prepare
+from ringfence.policy.model import Policy
+from ringfence.values import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence._async.process import Place
+    from ringfence._async.sandbox import AsyncSandbox
+    from ringfence.backends import Backend
+    from ringfence.backends.contract import Launcher
+    from ringfence.policy.image import Image
+    from ringfence.results import Denial, Result
+    from ringfence.values import BackendName
+
+
+async def run_async(
+    code: str,
+    *,
+    language: str = "python",
+    stdin: bytes | str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    backend: BackendName | Backend = "auto",
+    image: str | Image = "host",
+    policy: Policy = Policy(),  # noqa: B008  # frozen
+) -> Result:
+    """A fresh sandbox, one run, nothing left. Same semantics as Sandbox.run, and the process ends, so exit_code is set.
+
+    Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
+    """
+    check_policy(policy)
+    checked, language, given = (
+        arguments.check_code(code),
+        arguments.check_language(language),
+        arguments.check_stdin(stdin),
+    )
+    variables, seconds = arguments.check_env(env), arguments.check_timeout(timeout_s, policy.limits)
+    asked = arguments.Once(language, checked, given, variables, seconds)
+    early.begin(backend, image, policy, _load_rest)
+    try:
+        return await run_alone(asked, backend, image, policy)
+    finally:
+        early.end_unneeded()
+
+
+def _load_rest() -> None:
+    """What is needed once something runs."""
+    import ringfence._async.link
+    import ringfence._async.process  # noqa: F401  # used later, as the other
+
+
+# MERGED: A sandbox for one run: made, used and gone.
+
+
+_ATTEMPTS = 3
+
+
+async def run_alone(once: arguments.Once, backend: BackendName | Backend, image: str | Image, policy: Policy) -> Result:
+    """How it ended, with what was seen after the end."""
+    if once.language != "python":
+        from ringfence._async.sandbox import AsyncSandbox
+
+        async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
+            result = await run_once(sandbox, once)
+        return _with(findings(await sandbox.denials()), result)
+    for attempt in range(_ATTEMPTS):
+        try:
+            return await _run_in_new(once, prepare(backend, image, policy), policy)
+        except SandboxLostError as error:
+            from ringfence.core.endings import HELPER_LOST
+
+            if error.code != HELPER_LOST or attempt == _ATTEMPTS - 1:
+                raise  # else nothing of it has run: another sandbox runs it
+    raise AssertionError("unreachable")
+
+
+async def _run_in_new(once: arguments.Once, launcher: Launcher, policy: Policy) -> Result:
+    link: AsyncLink | None = None
+    box = await launched(launcher)
+    try:
+        from ringfence._async.link import AsyncLink
+        from ringfence._async.process import AsyncProcess, Place
+
+        link = AsyncLink(box)
+        place = Place(box, link, policy, launcher.image.name)
+        if box.outlet is not None:
+            await equip(place)
+        call = arguments.python_call(
+            box, policy, once.code, stdin=once.stdin, env=once.env, timeout_s=once.timeout_s, one_shot=True
+        )
+        process = await AsyncProcess(place, call, link.open(), keep_events=False)._begin()
+        if call.stdin:
+            await process._feed_stdin(call.stdin)
+        result = await process.wait()
+    finally:
+        if link is not None:
+            link.finish("closed")
+        box.close()
+    if any(mount.mode == "rw" for mount in policy.mounts):
+        await blocking(box.wait_destroyed, arguments.DESTROY_S)
+    return _with(box.findings(), result)
+
+
+def let_go(sandbox: AsyncSandbox) -> None:
+    """For a command about to end: kill everything inside, and leave the rest to the zygote, which outlives us."""
+    sandbox._ended = "closed"
+    if sandbox._box is not None:
+        sandbox._box.kill()
+        if sandbox._box.outlet is not None:  # so that its log is whole
+            sandbox._box.outlet.close()
+            sandbox._box.outlet.wait_ended(1.0)
+
+
+def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:
+    """Of a sandbox's denials those that no result has: what was seen after the end."""
+    return tuple(denial for denial in denials if denial.kind not in ("network", "secret"))
+
+
+def _with(seen: tuple[Denial, ...], result: Result) -> Result:
+    """What a look at the writable mounts showed after the end is part of what happened."""
+    new = [denial for denial in seen if denial not in result.denials]
+    return replace(result, denials=(*result.denials, *new)) if new else result
+
+
+# MERGED: Runs a piece of code once in a sandbox that is there: as a file, compiled first where its language asks
+# for that.
+
+
+async def run_once(sandbox: AsyncSandbox, once: arguments.Once) -> Result:
+    """How it ended; with the reason "compile" when nothing ran. The time is for both together."""
+    if once.language == "javascript":
+        return await completed(sandbox._running_place(), _javascript_call(sandbox, once))
+    folder = f"/tmp/{arguments.new_id('run')}"  # inside, a file system of this sandbox alone
+    what = commands(find(once.language), once.code, folder)
+    await sandbox.files.mkdir(folder)
+    try:
+        await sandbox.files.write(what.path, once.code)
+        left, compiled = once.timeout_s, None
+        if what.compile:
+            compiled = await compile_once(sandbox, what.compile, what.env, left)
+            left -= compiled.duration_s
+            if not compiled.ok or left <= 0:
+                return compiled
+        variables = {**what.env, **once.env}
+        result = await completed(sandbox._running_place(), _exec(sandbox, what.run, variables, left, stdin=once.stdin))
+    finally:
+        if sandbox.state == "running":
+            await sandbox.files.remove(folder, recursive=True, missing_ok=True)
+    if compiled is None:
+        return result
+    return replace(result, started_at=compiled.started_at, duration_s=result.duration_s + compiled.duration_s)
+
+
+async def compile_once(
+    sandbox: AsyncSandbox, argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float
+) -> Result:
+    """Under the policy's limits, as everything inside. A compiler that refuses is the reason "compile"."""
+    result = await completed(sandbox._running_place(), _exec(sandbox, argv, env, timeout_s))
+    return replace(result, reason="compile") if result.reason == "exit" else result
+
+
+def _exec(
+    sandbox: AsyncSandbox,
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    timeout_s: float,
+    *,
+    stdin: bytes | None = None,
+) -> arguments.Call:
+    box = sandbox._running_place().box
+    return arguments.exec_call(
+        box, sandbox.policy, list(argv), cwd="/workspace", env=dict(env), timeout_s=timeout_s, stdin=stdin
+    )
+
+
+def _javascript_call(sandbox: AsyncSandbox, once: arguments.Once) -> arguments.Call:
+    """By the same kernel as a session's cells, which then lets node end: value, imports and await are the same."""
+    box = sandbox._running_place().box
+    env = {**box.env, **once.env}
+    job = {"kind": "javascript", "code": once.code, "env": env, "cwd": "/workspace", "tools": []}
+    return arguments.Call(job, ("node",), once.timeout_s, sandbox.policy.limits.cpu_time_s, stdin=once.stdin)
+
+
+# MERGED: Puts into a new sandbox what its gateway needs there, before any guest code.
+
+
+async def equip(place: Place) -> None:
+    """The trusted roots of a sandbox whose TLS is read. Nothing for all others."""
+    outlet = place.box.outlet
+    if outlet is None or not outlet.files:
+        return
+    inside = AsyncFiles(lambda: place)
+    for path, data in outlet.files.items():
+        await inside.write(path, data, mode=0o444)

@@ -1,0 +1,376 @@
+"""Copies of a sandbox's files: taken by a worker inside, put back by another. What they say is judged in `files`."""
+
+from __future__ import annotations
+
+import time
+
+from ringfence._async.compat import blocking, lock
+from ringfence._async.worker import STALL_S, AsyncWorker
+from ringfence.errors import SandboxLostError, SnapshotError, UnsupportedError
+from ringfence.snapshots import model
+from ringfence.snapshots.content import Holder, own_store
+from ringfence.snapshots.manifest import Manifest, caps_of
+from ringfence.snapshots.model import SessionImage, outlet_of, shares_workspace, with_memory
+from ringfence.snapshots.take import Lineage, Taking, orders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ringfence._async.process import Place
+    from ringfence._async.sandbox import AsyncSandbox
+    from ringfence._async.session import AsyncSession
+    from ringfence.backends.contract import Outlet
+    from ringfence.snapshots.content import Store
+    from ringfence.snapshots.model import Snapshot
+    from ringfence.snapshots.take import Look
+
+
+_PROCESSES = 32  # of limits.processes: with fewer, a worker that stays would take a part of them that matters
+_NAMES = 20_000  # that a worker remembers
+_ANSWER_S = 3.0  # of one that has stayed: then it was stopped
+
+
+class AsyncTrees:
+    """The files of one sandbox, as they were when the host last looked, so that the next look costs what changed."""
+
+    def __init__(self, bound: str, store: Store | None = None) -> None:
+        """`store`: where content goes; without, one that ends with this process."""
+        self._bound = bound
+        self._store = store
+        self._lineage: Lineage | None = None
+        self._gate = lock()  # each look begins with what the last one found
+        self._stayed: AsyncWorker | None = None  # it took the last look, and remembers what it saw
+
+    def close(self) -> None:
+        """Content that only this sandbox held is removed."""
+        self._stayed = None
+        if self._lineage is not None:
+            self._lineage.close()
+            self._lineage = None
+
+    async def take(self, place: Place) -> Snapshot:
+        """Each file is whole; a file that changed while it was read is read again. Raises SnapshotError."""
+        async with self._gate:
+            taking, worker = await self._look(place, contents=True)
+            try:
+                look = taking.finish()
+                holder = taking.content(look)
+                taking.follow(look)
+            except BaseException:
+                await worker.end()
+                raise
+            finally:
+                taking.drop()
+            if self._may_stay(place, len(look.manifest.entries)):
+                await worker.rest()
+                self._stayed = worker
+            else:
+                await worker.let_go()
+        return model.make(look.manifest, holder, self._bound, place.policy)
+
+    async def fill(self, place: Place, snapshot: Snapshot) -> None:
+        """The files of `snapshot` into a sandbox in which nothing has run yet."""
+        if model.copies_workspace(place.policy):  # what the mount's source holds is there already (O25)
+            await self.roll_back(place, snapshot)
+            return
+        manifest, store = model.check(snapshot, self._bound, place.policy)
+        await _order(place, orders(Manifest(()), manifest, store))
+        self.close()
+        self._lineage = Lineage(_holding(manifest, store))
+
+    async def roll_back(self, place: Place, snapshot: Snapshot) -> None:
+        """The files as they were, touching only what differs."""
+        manifest, store = model.check(snapshot, self._bound, place.policy)
+        async with self._gate:
+            holder = _holding(manifest, store)
+            try:
+                seen = await self._seen(place)
+                await _order(place, orders(None if seen is None else seen[1].manifest, manifest, store))
+            except BaseException:
+                holder.close()
+                raise
+            if seen is None:
+                self.close()
+                self._lineage = Lineage(holder)
+            else:
+                seen[0].follow(seen[1], holder)
+
+    async def _seen(self, place: Place) -> tuple[Taking, Look] | None:
+        """What is there now, by digests alone. None: a guest has made what no look can tell."""
+        try:
+            looking, worker = await self._look(place, contents=False)
+            looking.drop()
+            await worker.let_go()
+            return looking, looking.finish()
+        except SnapshotError:
+            return None
+
+    async def _look(self, place: Place, *, contents: bool) -> tuple[Taking, AsyncWorker]:
+        """What a worker told, and the worker, which is the caller's to end."""
+        stayed, self._stayed = self._stayed, None
+        if stayed is not None and contents:
+            taking = self._taking(place, contents=contents)
+            if await _goes_on(stayed, taking):
+                return taking, stayed
+            taking.drop()  # a guest has killed or stopped it: another one is told what is known
+        elif stayed is not None:
+            await stayed.end()
+        taking = self._taking(place, contents=contents)
+        stays = contents and self._may_stay(place, 0)
+        worker = AsyncWorker(place, "keep", taking.args(stays=stays), feeds=True)
+        try:
+            await worker.start()
+            if not await _told(worker, taking, stayed=False):
+                await _ended(worker)
+                raise SnapshotError("the worker inside ended early", code="snapshot-failed", fix="try again")
+        except BaseException:
+            taking.drop()
+            await worker.end()
+            raise
+        return taking, worker
+
+    def _may_stay(self, place: Place, names: int) -> bool:
+        """Where one process more and what it remembers do not matter."""
+        return place.policy.limits.processes >= _PROCESSES and names <= _NAMES
+
+    def _taking(self, place: Place, *, contents: bool) -> Taking:
+        store = self._store or own_store()
+        if self._lineage is None or self._lineage.holder.store is not store:
+            self._lineage = Lineage(Holder(store))  # the first look, or the first in a fork of its process
+        others = model.copies_workspace(place.policy)
+        return Taking(store, caps_of(place.policy.limits), self._lineage, contents=contents, others=others)
+
+
+async def copy_files(source: Place, of: AsyncTrees, target: Place, to: AsyncTrees) -> None:
+    """All files of one running sandbox into another of the same policy in which nothing has run yet."""
+    snapshot = await of.take(source)
+    try:
+        await to.fill(target, snapshot)
+    finally:
+        snapshot.delete()
+
+
+def _holding(manifest: Manifest, store: Store) -> Holder:
+    """Everything of a snapshot that is there, held once more."""
+    holder = Holder(store)
+    holder.hold_all(manifest.digests)
+    return holder
+
+
+async def _goes_on(worker: AsyncWorker, taking: Taking) -> bool:
+    """One more look by a worker that has stayed. False when it does not answer; then it is gone."""
+    worker.stall_s = _ANSWER_S
+    try:
+        if not worker.ended:
+            await worker.go_on()
+            if await _told(worker, taking, stayed=True):
+                return True
+    except TimeoutError:
+        return False
+    except BaseException:
+        taking.drop()
+        await worker.end()
+        raise
+    await worker.end()
+    return False
+
+
+async def _told(worker: AsyncWorker, taking: Taking, *, stayed: bool) -> bool:
+    """All that it tells. False when it ended before."""
+    await worker.write(taking.known(stayed=stayed))
+    taking.prepare()
+    while not taking.done and (pieces := await worker.read()):
+        worker.stall_s = STALL_S
+        for piece in pieces:
+            taking.feed(piece)
+    return taking.done
+
+
+async def _order(place: Place, pieces: Iterator[bytes]) -> None:
+    worker = await AsyncWorker(place, "restore", {}, feeds=True).start()
+    try:
+        for piece in pieces:
+            if not await worker.write(piece):
+                break  # it ended early: its answer says why
+        await worker.close_stdin()
+        await _ended(worker)
+    finally:
+        await worker.end()
+
+
+async def _ended(worker: AsyncWorker) -> None:
+    """Raises when the worker did not do all of its work."""
+    try:
+        await worker.answer("/workspace")
+    except OSError as error:
+        raise SnapshotError(
+            f"the files could not be copied: {error}",
+            code="snapshot-failed",
+            fix="look at the file inside, then try again",
+        ) from None
+
+
+# MERGED: Sessions as images: taken from one sandbox, put into another.
+
+
+_START_S = 10.0
+FIX = "fork(memory=False) copies the files alone"
+
+
+async def take(sandbox: AsyncSandbox) -> tuple[SessionImage, ...]:
+    """Every session that has run something. Raises UnsupportedError, with the reason, when one cannot be copied."""
+    taken: list[SessionImage] = []
+    try:
+        for session in await sandbox.sessions():
+            image = await _image(session, sum(each.memory.size_bytes for each in taken))
+            if image is not None:
+                taken.append(image)
+    except BaseException:
+        close(taken)
+        raise
+    return tuple(taken)
+
+
+def close(images: Iterable[SessionImage]) -> None:
+    for image in images:
+        image.memory.close()
+
+
+async def _image(session: AsyncSession, held: int) -> SessionImage | None:
+    """`held`: bytes in the images of its sandbox's other sessions. All of them are in one limit, as the guest is."""
+    async with session._gate:
+        place = session._running_place()
+        inbox = session._inbox
+        place.link.poll()
+        if inbox is None or inbox.end is not None:
+            return None
+        if session.language != "python":
+            raise refused(session.name, f"it speaks {session.language}")
+        if place.box.backend != "process" or place.box.python["fresh"]:
+            raise refused(session.name, "only a session that the process backend forked can be")
+        if session._cell is not None and session._cell.running:
+            raise refused(session.name, "a cell runs in it")
+        from ringfence.backends.process.memory.capture import take as take_memory
+
+        pid = await _pid(session)
+        # One that was paused because it was idle: on cgroup v1 a frozen process neither stops for us nor dies (D18).
+        await place.link.say(op="resume")
+        await place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on: it is not paused again meanwhile
+        if not await place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
+            raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
+        try:
+            box, room = place.box, place.box.memory_bytes - held
+            memory = await blocking(take_memory, pid, box.owns, box.generation, room, session._copy_of)
+        except UnsupportedError as error:
+            raise refused(session.name, str(error)) from None
+        memory.had |= session._had
+        return SessionImage(session.name, session._count, memory, box.outlet)
+
+
+def refused(name: str, why: str) -> UnsupportedError:
+    return UnsupportedError(f"session {name} cannot be copied: {why}", code="fork", fix=FIX)
+
+
+async def _pid(session: AsyncSession) -> int:
+    """Of its interpreter. It is known once guestd has started it."""
+    inbox = session._inbox
+    assert inbox is not None
+    link = session._running_place().link
+    if (
+        not await link.wait(lambda: inbox.pid > 0 or inbox.end is not None, time.monotonic() + _START_S)
+        or not inbox.pid
+    ):
+        raise SandboxLostError(f"session {session.name} did not start", fix="try again")
+    return inbox.pid
+
+
+async def put(images: Iterable[SessionImage], sandbox: AsyncSandbox) -> None:
+    """Sessions of these names in `sandbox`, which go on from where the originals stood. Those there are end."""
+    for image in images:
+        session = await sandbox.session(image.name)
+        await session.restart()
+        await _put(image, session)
+
+
+async def _put(image: SessionImage, session: AsyncSession) -> None:
+    from ringfence.backends.process.memory.restore import put as put_memory
+
+    async with session._gate:
+        place = session._running_place()
+        if place.box.generation is not image.memory.generation:
+            raise refused(image.name, "the zygote it came from is gone, and a new one has other addresses")
+        place.box.give_image(image.memory.fd)
+        await session._start(apart_from=image.memory.had)
+        await session._ask({"m": "ping"})  # it waits for its first cell: every right is gone
+        pid = await _pid(session)
+        await blocking(put_memory, image.memory, pid, place.box.owns)
+        session._count = image.count
+        session._copy_of, session._had = image.memory.identity, image.memory.had
+        await session._ask({"m": "copied"})
+
+
+async def snapshot(sandbox: AsyncSandbox) -> Snapshot:
+    """Its files, and its sessions with them."""
+    sessions = await take(sandbox)
+    try:
+        return with_memory(await sandbox._trees_kept().take(sandbox._running_place()), sessions)
+    except BaseException:
+        close(sessions)
+        raise
+
+
+async def fork(sandbox: AsyncSandbox) -> AsyncSandbox:
+    """A copy with its sessions; none at all when one cannot be copied."""
+    sessions = await take(sandbox)
+    try:
+        twin = await fork_files(sandbox)
+        try:
+            await put(sessions, twin)
+        except BaseException:
+            await twin.close()
+            raise
+        return twin
+    finally:
+        close(sessions)
+
+
+async def fork_files(sandbox: AsyncSandbox) -> AsyncSandbox:
+    """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
+    twin = sandbox._another()
+    twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds its placeholders
+    await twin.start()
+    try:
+        await twin.network._as(sandbox.network)
+        if shares_workspace(sandbox.policy):
+            return twin  # both see the same folder of the host
+        await copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
+    except BaseException:
+        await twin.close()
+        raise
+    return twin
+
+
+async def roll_back(sandbox: AsyncSandbox, snapshot: Snapshot) -> None:
+    """Everything in it ends first."""
+    place = sandbox._running_place()
+    sandbox._check_snapshot(snapshot)
+    _check_placeholders(outlet_of(snapshot), place.box.outlet)
+    for process, _ in list(sandbox._processes.values()):
+        if process.running:
+            await process.kill()
+    for session in await sandbox.sessions():
+        await session.restart()
+    await place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
+    await sandbox._trees_kept().roll_back(place, snapshot)
+    await sandbox._put_sessions(snapshot)
+
+
+def _check_placeholders(held: Outlet | None, here: Outlet | None) -> None:
+    """Memory holds those of the sandbox that it was taken from: in one that runs already they would mean nothing."""
+    if held is not None and here is not None and held.env != here.env:
+        raise SnapshotError(
+            "the snapshot's memory holds placeholders of secrets that are another sandbox's",
+            code="snapshot-secrets",
+            fix="Sandbox(snapshot=...) makes one with the same placeholders",
+        )

@@ -1,0 +1,1 @@
+"""What every backend shares in which another program (Docker, Podman, runsc) makes the walls."""

@@ -1,0 +1,246 @@
+"""A box whose wall is an engine's: guestd is inside, its channel is a socket, and the engine is asked to end it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+
+from ringfence.errors import SandboxLostError, StartTimeoutError, UnsupportedError
+from ringfence.guest.launch import listeners as outlet_sockets
+from ringfence.results import Usage
+from ringfence.shared import fast_stdlib
+from ringfence.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from socket import socket
+    from typing import Protocol
+
+    from ringfence.backends.contract import Outlet
+    from ringfence.guest.guestd.protocols import Meant
+    from ringfence.results import Denial, Enforcement
+
+    class Wall(Protocol):
+        """One box, as its engine holds it."""
+
+        def said(self) -> str:
+            """The last line of what it wrote to its own error stream."""
+
+        def how_it_ended(self) -> str | None: ...
+
+        def usage(self) -> tuple[Usage, int]:
+            """From outside, and how often the memory limit killed."""
+
+        @property
+        def can_freeze(self) -> bool: ...
+
+        def freeze(self) -> bool: ...
+
+        def thaw(self) -> None: ...
+
+        def kill(self) -> None:
+            """Everything in it, without waiting. Idempotent."""
+
+        def remove(self) -> None:
+            """Wait for its end and leave nothing of it."""
+
+        def forget(self) -> None:
+            """In a forked child of the library: close this copy of what leads to it. Takes no lock (D17)."""
+
+
+_boxes: weakref.WeakSet[WalledBox] = weakref.WeakSet()  # of this process
+_registered: list[bool] = []
+
+
+def _remember(box: WalledBox) -> None:
+    if not _registered:
+        _registered.append(True)
+        os.register_at_fork(after_in_child=_forget_all)
+    _boxes.add(box)
+
+
+def _forget_all() -> None:
+    for box in list(_boxes):
+        box.forget()
+    _boxes.clear()
+
+
+_MOST_LISTENERS = 253  # descriptors in one packet
+
+
+class WalledBox:
+    """Not safe from two threads at once; the layers above hold one lock for each sandbox."""
+
+    def __init__(
+        self, name: str, wall: Wall, channel: socket, *, enforcement: Enforcement, env: Mapping[str, str]
+    ) -> None:
+        self.backend = name
+        self.channel = channel
+        self.enforcement = enforcement
+        self.env: Mapping[str, str] = env
+        self.outlet: Outlet | None = None
+        self.listeners: list[int] = []  # that guestd handed over for the gateway; none: it relays
+        self.python: Mapping[str, object] = {}
+        self._wall = wall
+        self._closed = False
+        self._destroyed = threading.Event()
+        self.on_destroyed: list[Callable[[], None]] = []  # after its last process
+        self._findings: list[Denial] = []
+        self.is_unprotected = False
+        self._guestd = channel  # where a relay is between, `channel` is another
+        _remember(self)
+
+    def begin(
+        self,
+        fence: Mapping[str, object],
+        deadline: float,
+        *,
+        outlets: object,
+        hands: bool = False,
+        cpu: int = -1,
+        meant: Meant | None = None,
+    ) -> None:
+        """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
+
+        `hands`: the channel takes descriptors, and guestd hands its listeners over by it; else it relays.
+        `meant`: what it is to find mounted, else it ends.
+        `cpu`: one for guestd, to read the CPU time of the whole box from.
+        Raises SandboxLostError or StartTimeoutError.
+        """
+        try:
+            gvisor = self.backend == "gvisor"
+            message = frames.message(fence=dict(fence), outlets=outlets, hands=hands, meant=meant, gvisor=gvisor)
+            if cpu >= 0:
+                fast_stdlib.send_fds(self.channel, message[:1], [cpu])
+                message = message[1:]
+            self.channel.sendall(message, fast_stdlib.NO_SIGNAL)
+            if hands and isinstance(outlets, dict):
+                self._wait(deadline)
+                self._take_listeners(len(outlets["ports"]) + outlet_sockets.BESIDES)
+        except OSError:
+            raise self._lost() from None
+        reader = frames.Reader()
+        while True:
+            self._wait(deadline)
+            data = self._received()
+            if not data:
+                raise self._lost()
+            try:
+                arrived = [frames.event(frame.payload) for frame in reader.feed(data)]
+            except frames.WireError as error:
+                raise SandboxLostError(f"guestd sent {error}", fix="try again") from None
+            if arrived:
+                if arrived[0]["ev"] != "ready":
+                    raise SandboxLostError(f"the sandbox could not be built: {arrived[0].get('error')}")
+                return
+
+    def _wait(self, deadline: float) -> None:
+        if not fast_stdlib.readable(self.channel, max(0.0, deadline - time.monotonic())):
+            raise StartTimeoutError(f"the {self.backend} sandbox did not start in time", fix="try again")
+
+    def _take_listeners(self, count: int) -> None:
+        """No guest exists yet: what came is guestd's, which made what it was told to or ended."""
+        greeting, self.listeners = fast_stdlib.recv_fds(self.channel, len(outlet_sockets.GREETING), _MOST_LISTENERS)
+        if (greeting, len(self.listeners)) != (outlet_sockets.GREETING, count):
+            raise ConnectionError("not the listeners")
+
+    def _received(self) -> bytes:
+        try:
+            return self.channel.recv(1 << 12)
+        except ConnectionError:
+            return b""
+
+    def _lost(self) -> SandboxLostError:
+        said = self._wall.said()
+        why = f": {said}" if said else ""
+        return SandboxLostError(f"the {self.backend} sandbox ended while it was built{why}", fix="ringfence doctor")
+
+    @property
+    def generation(self) -> object:
+        return self  # no other box has its addresses
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0  # none of it is copied
+
+    def owns(self, pid: int) -> bool:  # noqa: ARG002  # what a process box is asked
+        return False  # its processes are the engine's
+
+    def give_image(self, fd: int) -> None:  # noqa: ARG002  # what a process box takes
+        raise UnsupportedError(f"the {self.backend} backend cannot copy memory", code="fork")
+
+    @property
+    def can_freeze(self) -> bool:
+        return self._wall.can_freeze
+
+    def freeze(self) -> bool:
+        return self._wall.freeze()
+
+    def thaw(self) -> None:
+        self._wall.thaw()
+
+    def how_it_ended(self) -> str | None:
+        return self._wall.how_it_ended()
+
+    def usage(self) -> tuple[Usage, int]:
+        used, ooms = (Usage(), 0) if self._closed else self._wall.usage()
+        return used if self.outlet is None else self.outlet.add_to(used), ooms
+
+    def kill(self) -> None:
+        self._wall.kill()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wall.kill()
+        if self.outlet is not None:
+            self.outlet.close()
+        threading.Thread(target=self._destroy, name="ringfence-remove", daemon=True).start()
+
+    def _destroy(self) -> None:
+        try:
+            self.channel.close()
+            self._wall.remove()
+            for act in self.on_destroyed:
+                act()
+        finally:
+            self._destroyed.set()
+
+    def forget(self) -> None:
+        """In a forked child of the library: the sandbox is not ours, and must not live by this copy of its channel."""
+        self._closed = True
+        self.channel.close()
+        self._guestd.close()
+        if self.outlet is not None:
+            self.outlet.forget()
+            self.outlet = None
+        self._wall.forget()
+
+    def wait_destroyed(self, timeout_s: float) -> bool:
+        return self._destroyed.wait(timeout_s)
+
+    def hold_still(self) -> bool:
+        """Nothing of ours is where an engine has made its mounts: nobody could use it."""
+        return False
+
+    def let_go_on(self) -> None:
+        """Nothing was held."""
+
+    def protect_again(self, paths: list[tuple[str, int, int]]) -> str:
+        return f"{self.backend} makes its mounts when it starts: {paths[0][0]} is not made again"
+
+    def findings(self) -> tuple[Denial, ...]:
+        return tuple(self._findings)
+
+    def stop_unprotected(self, found: tuple[Denial, ...]) -> None:
+        """A protected path is not protected any more: that is why everything inside ends now."""
+        self.add_findings(found)
+        self.is_unprotected = True
+        self.kill()
+
+    def add_findings(self, found: tuple[Denial, ...]) -> None:
+        self._findings.extend(found)

@@ -1,0 +1,1 @@
+"""Copy a running sandbox's memory into another sandbox."""

@@ -1,0 +1,239 @@
+"""DNS messages from a guest: parsed strictly, answered from a table, never forwarded (G09).
+
+A name that is permitted has one A record; its other types exist and are empty, because NXDOMAIN for AAAA makes musl
+give up the whole name, and HTTPS or SVCB would bring encrypted hellos. Everything else does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from typing import TYPE_CHECKING
+
+from ringfence.gateway.registration import MOST_NAMES
+from ringfence.gateway.types import Refusal
+from ringfence.policy.hosts import canonical_host
+from ringfence.values import Struct, final
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from ringfence.gateway.registration import Registration
+
+
+A, OPT, IN = 1, 41, 1
+NOERROR, FORMERR, NXDOMAIN, NOTIMP = 0, 1, 3, 4
+LONGEST = 4096  # of a query that is read at all
+_TTL_S = 60
+_OUR_SIZE = 1232
+_RD, _QR, _RA, _OPCODE = 0x0100, 0x8000, 0x0080, 0x7800
+
+
+@final
+class Query(Struct):
+    """One question. `name` is as asked, without the last dot; bytes that are no ASCII have no name."""
+
+    number: int
+    flags: int
+    question: bytes  # as it came, for the answer
+    name: str | None
+    kind: int
+    klass: int
+    edns: bool
+
+
+class Malformed(Exception):  # noqa: N818  # what a guest sent, not an error of ours
+    """Not a query. `answer` says so in its own words; None: there is nobody to say it to."""
+
+    def __init__(self, answer: bytes | None) -> None:
+        super().__init__("not a DNS query")
+        self.answer = answer
+
+
+def parse(data: bytes) -> Query:
+    """Raises Malformed for anything but one plain question with at most an OPT record."""
+    if len(data) < 12 or len(data) > LONGEST:
+        raise Malformed(None)
+    number, flags, questions, answers, authorities, additional = struct.unpack_from("!6H", data)
+    if flags & _QR:
+        raise Malformed(None)  # an answer to nobody: two resolvers would talk for ever
+    if flags & _OPCODE:
+        raise Malformed(_header(number, flags, NOTIMP, 0, 0, 0))
+    bad = Malformed(_header(number, flags, FORMERR, 0, 0, 0))
+    if (questions, answers, authorities) != (1, 0, 0) or additional > 1:
+        raise bad
+    labels, end = _labels(data, 12, bad)
+    if len(data) < end + 4:
+        raise bad
+    kind, klass = struct.unpack_from("!2H", data, end)
+    end += 4
+    if not (additional == 0 and end == len(data)) and not (additional == 1 and _is_opt(data, end)):
+        raise bad
+    try:
+        name = ".".join(label.decode("ascii") for label in labels) if b"." not in b"".join(labels) else None
+    except UnicodeDecodeError:
+        name = None
+    return Query(number, flags, data[12:end], name, kind, klass, additional == 1)
+
+
+def _labels(data: bytes, at: int, bad: Malformed) -> tuple[list[bytes], int]:
+    """No pointers: a question comes first and has nothing to point to."""
+    labels: list[bytes] = []
+    start = at
+    while True:
+        if at >= len(data) or data[at] > 63 or at - start > 254:
+            raise bad
+        size = data[at]
+        at += 1
+        if size == 0:
+            return labels, at
+        if at + size > len(data):
+            raise bad
+        labels.append(data[at : at + size])
+        at += size
+
+
+def _is_opt(data: bytes, at: int) -> bool:
+    """One OPT record of the root, to the last byte."""
+    if len(data) < at + 11 or data[at] != 0 or struct.unpack_from("!H", data, at + 1)[0] != OPT:
+        return False
+    size: int = struct.unpack_from("!H", data, at + 9)[0]
+    return at + 11 + size == len(data)
+
+
+def answer(query: Query, lookup: Callable[[str], str | None]) -> bytes:
+    """`lookup` gives the address of a permitted name, None for every other; it is asked once."""
+    address = lookup(query.name) if query.name and query.klass == IN else None
+    if address is None:
+        return _reply(query, NXDOMAIN, b"")
+    if query.kind != A:
+        return _reply(query, NOERROR, b"")
+    number = bytes(int(part) for part in address.split("."))
+    return _reply(query, NOERROR, struct.pack("!3HIH", 0xC00C, A, IN, _TTL_S, 4) + number)
+
+
+def _reply(query: Query, code: int, record: bytes) -> bytes:
+    opt = struct.pack("!BHHIH", 0, OPT, _OUR_SIZE, 0, 0) if query.edns else b""
+    head = _header(query.number, query.flags, code, 1, int(bool(record)), int(query.edns))
+    return head + query.question + record + opt
+
+
+def _header(number: int, flags: int, code: int, questions: int, answers: int, additional: int) -> bytes:
+    return struct.pack("!6H", number, _QR | flags & (_RD | _OPCODE) | _RA | code, questions, answers, 0, additional)
+
+
+# MERGED: Answers the guest's DNS queries for one sandbox, by UDP and TCP. No query of a guest's goes anywhere (G09).
+
+
+_AT_ONCE = 64  # datagrams before others have their turn
+_STREAM_S = 10.0
+_STREAM_QUERIES = 100
+_LONGEST_SHOWN = 255
+NUMBER_BYTES = 4  # before a message that a relay passes on
+
+
+def on_datagrams(registration: Registration, sock: socket.socket) -> None:
+    """A reader of the loop's: answer what has come."""
+    for _ in range(_AT_ONCE):
+        try:
+            data, peer = sock.recvfrom(LONGEST + 1)
+        except OSError:  # BlockingIOError: that was all
+            return
+        reply = reply_to(registration, data)
+        if reply is not None:
+            with contextlib.suppress(OSError):  # it does not wait for it any more
+                sock.sendto(reply, peer)
+
+
+def on_relayed(registration: Registration, sock: socket.socket) -> None:
+    """The same for messages that a relay has numbered; an answer has the number of its query."""
+    for _ in range(_AT_ONCE):
+        try:
+            data = sock.recv(NUMBER_BYTES + LONGEST + 1)
+        except OSError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(sock.fileno())  # the sandbox has ended
+            return
+        reply = reply_to(registration, data[NUMBER_BYTES:])
+        if reply is not None:
+            with contextlib.suppress(OSError):
+                sock.send(data[:NUMBER_BYTES] + reply)
+
+
+def reply_to(registration: Registration, data: bytes) -> bytes | None:
+    """The answer to one message; None where there is nobody to answer, or the guest asks too much."""
+    if not registration.queries_rate.take():
+        return None
+    try:
+        query = parse(data)
+    except Malformed as error:
+        return error.answer
+    if query.name is None:
+        _deny(registration, "(bytes that are no name)", Refusal("net.name", "what was looked up is not a host name"))
+    return answer(query, lambda name: lookup(registration, name))
+
+
+def lookup(registration: Registration, asked: str) -> str | None:
+    """The address inside of a permitted name; else None, and the denial is in the log."""
+    try:
+        name = canonical_host(asked)
+    except ValueError:
+        if not _is_about_service(registration, asked):
+            shown = "".join(char if char.isprintable() else "?" for char in asked[:_LONGEST_SHOWN])
+            _deny(registration, shown, Refusal("net.name", f"{shown} is not a host name"))
+        return None
+    if not registration.rules.resolves(name):
+        _deny(registration, name, registration.rules.decide(name, 0).refusal)
+        return None
+    address = registration.names.address_of(name)
+    if address is None:
+        message = f"the sandbox has looked up {MOST_NAMES} names, the most it may"
+        _deny(registration, name, Refusal("net.names", message))
+    return address
+
+
+def _is_about_service(registration: Registration, asked: str) -> bool:
+    """`_http._tcp.a.com`, which programs ask for by habit: that there is none is no news about a permitted host."""
+    labels = asked.split(".")
+    while labels and labels[0].startswith("_"):
+        labels = labels[1:]
+    try:
+        return registration.rules.resolves(canonical_host(".".join(labels)))
+    except ValueError:
+        return False
+
+
+def _deny(registration: Registration, name: str, refusal: Refusal | None) -> None:
+    assert refusal is not None
+    registration.deny(name, 0, refusal)
+
+
+async def serve_stream(registration: Registration, sock: socket.socket) -> None:
+    """DNS over TCP: a few queries on one connection, each with its length before it."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_STREAM_S):
+            for _ in range(_STREAM_QUERIES):
+                size = int.from_bytes(await _exactly(sock, 2), "big")
+                reply = reply_to(registration, await _exactly(sock, size)) if size <= LONGEST else None
+                if reply is None:
+                    return
+                await loop.sock_sendall(sock, len(reply).to_bytes(2, "big") + reply)
+    except (OSError, TimeoutError, EOFError):
+        return
+    finally:
+        sock.close()
+
+
+async def _exactly(sock: socket.socket, size: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size:
+        more = await loop.sock_recv(sock, size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data

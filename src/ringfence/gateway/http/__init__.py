@@ -1,0 +1,1 @@
+"""Read and forward HTTP for hosts whose rules look into requests."""

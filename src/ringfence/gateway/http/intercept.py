@@ -1,0 +1,141 @@
+"""Reads the requests of one TLS connection: where a rule names methods or paths, or a secret is for the host.
+
+The guest's TLS ends here, with a certificate of its sandbox's own authority; the server's TLS is verified here.
+Both sides speak the same HTTP: the server is asked first, and the guest is offered what it answered.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+from ringfence.gateway.http.http1 import Route, serve_http1
+from ringfence.gateway.http.request import check_authority, malformed
+from ringfence.gateway.stream import Plain, Tls, open_plain, open_tls
+from ringfence.gateway.types import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringfence.gateway.http.http1 import Begun
+    from ringfence.gateway.stream import Stream
+    from ringfence.gateway.types import Client, Context, Target
+
+_H1 = ("http/1.1",)
+_H2 = ("h2", "http/1.1")
+
+
+async def intercept(client: Client, target: Target, context: Context) -> None:
+    """Until either side ends it. Closes the client's socket. Raises only what cancels it.
+
+    The caller has checked that the ClientHello in `client.received` names the target.
+    """
+    guest = Plain(client.sock, client.received)
+    try:
+        await _intercept(guest, client.received, target, context)
+    except (OSError, TimeoutError):
+        pass  # the guest is gone, or took nothing; what was asked for stands in the log
+    except Exception as error:  # noqa: BLE001  # ours: a traceback on the host's terminal could quote a value (I03)
+        context.finish(context.log(target), refusal=_ours(error))
+    finally:
+        guest.close()
+
+
+async def serve_plain(
+    client: Client,
+    context: Context,
+    choose: Callable[[str, list[str]], tuple[Target, str]],
+    begun: Begun | None = None,
+) -> None:
+    """Plain HTTP, by the same checks, secrets never put in. Closes the client's socket. Raises only what cancels it.
+
+    `choose` is called for each request, with its target and every Host, and gives the permitted target and the
+    request target in origin form; it raises Refusal. For one fixed target: `fixed(target)`.
+    """
+
+    async def connect(target: Target) -> Stream:
+        return await open_plain(context, target)
+
+    guest = Plain(client.sock, client.received)
+    try:
+        await serve_http1(guest, Route(context, choose, connect, verified=False), begun)
+    except (OSError, TimeoutError):
+        pass  # as above
+    finally:
+        guest.close()
+
+
+def fixed(target: Target, scheme: str = "http") -> Callable[[str, list[str]], tuple[Target, str]]:
+    """For a connection whose every request is for one target. A target in absolute form must name it too (G11)."""
+
+    def choose(asked: str, hosts: list[str]) -> tuple[Target, str]:
+        del hosts
+        start = f"{scheme}://"
+        if not asked.lower().startswith(start):
+            if asked.startswith("/") or asked == "*":
+                return target, "/" if asked == "*" else asked
+            raise malformed("its target is neither a path nor a URL of this host")
+        authority, slash, path = asked[len(start) :].partition("/")
+        check_authority(target, authority)
+        return target, slash + path or "/"
+
+    return choose
+
+
+async def _intercept(guest: Plain, hello: bytes, target: Target, context: Context) -> None:
+    server = await _open(target, context, _H2 if b"\x02h2" in hello else _H1)
+    try:
+        offered = _H2 if isinstance(server, Tls) and server.alpn == "h2" else _H1
+        above = Tls(guest, context.authority.server(target.name, offered))
+        try:
+            await above.handshake()
+        except ssl.SSLError:
+            context.finish(context.log(target), refusal=_distrusted(target))
+            return
+        if above.alpn == "h2" and isinstance(server, Tls):
+            from ringfence.gateway.http.http2 import serve_http2
+
+            await serve_http2(above, server, target, context)
+        else:
+            first = _First(server, target, context)
+            route = Route(context, fixed(target, "https"), first.connect, verified=True)
+            await serve_http1(above, route)
+        await above.end()
+    finally:
+        if isinstance(server, Tls):
+            server.close()
+
+
+async def _open(target: Target, context: Context, alpn: tuple[str, ...]) -> Tls | Refusal:
+    """What went wrong is told to the guest in its own protocol, once its TLS stands."""
+    try:
+        return await open_tls(context, target, alpn)
+    except Refusal as refusal:
+        return refusal
+
+
+class _First:
+    """Gives the connection that was opened, or what went wrong, for the first request; then new ones."""
+
+    def __init__(self, first: Tls | Refusal, target: Target, context: Context) -> None:
+        self._first: Tls | Refusal | None = first
+        self._target = target
+        self._context = context
+
+    async def connect(self, target: Target) -> Stream:
+        first, self._first = self._first, None
+        if isinstance(first, Refusal):
+            raise first
+        if first is not None and first.alpn != "h2":
+            return first
+        return await open_tls(self._context, target, _H1)
+
+
+def _ours(error: Exception) -> Refusal:
+    """A fault of the gateway's own: its kind is told, its text is not."""
+    return Refusal("net.internal", f"the gateway failed with {type(error).__name__}", verdict="failed")
+
+
+def _distrusted(target: Target) -> Refusal:
+    message = f"the program inside does not trust the sandbox's own certificate for {target}, or does not speak TLS"
+    return Refusal("net.tls-distrusted", message, verdict="failed")

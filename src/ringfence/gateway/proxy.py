@@ -1,0 +1,245 @@
+"""The proxy inside a sandbox: HTTP requests for URLs, CONNECT and SOCKS5 on one port, told apart by the first byte."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ringfence.gateway import refuse, rules, simple, socks
+from ringfence.gateway.accept import serve_tunnel, without_parser
+from ringfence.gateway.http.request import LARGEST_HEAD, check_raw_head, malformed
+from ringfence.gateway.splice import reset
+from ringfence.gateway.types import Refusal
+from ringfence.policy.hosts import canonical_host, split_port
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from ringfence.gateway.registration import Open, Registration
+    from ringfence.gateway.rules import Verdict
+    from ringfence.gateway.types import Client, Target
+
+_FIRST_S = 15.0
+_READ = 1 << 16
+_CONNECT = b"CONNECT "
+
+
+async def serve_proxy(registration: Registration, one: Open, client: Client) -> None:
+    """One connection to the proxy, until it ends or has become a tunnel."""
+    sock = client.sock
+    try:
+        async with asyncio.timeout(_FIRST_S):
+            if not client.received:
+                client.received = await asyncio.get_running_loop().sock_recv(sock, _READ)
+            while client.received and client.received != _CONNECT and _CONNECT.startswith(client.received):
+                await _more(client)  # the word itself may come in pieces
+    except (TimeoutError, EOFError):
+        reset(sock)
+        return
+    if client.received[:1] == b"\x05":
+        await _serve_socks(registration, one, client)
+    elif client.received[:1].isalpha():
+        await _serve_http(registration, one, client)
+    elif client.received:
+        await _refuse_other(registration, client)
+
+
+async def _refuse_other(registration: Registration, client: Client) -> None:
+    """At once: whoever waited for the end of a request would let such a client wait too."""
+    if client.received[0] == socks.OLD_VERSION:
+        registration.deny("(proxy)", 0, Refusal("net.socks", "SOCKS: version 4 is not served; use version 5"))
+        await refuse.say_and_close(client.sock, socks.OLD_REFUSED)
+        return
+    refusal = Refusal("net.protocol", "what was sent to the proxy is neither plain HTTP nor SOCKS5")
+    registration.deny("(proxy)", 0, refusal)
+    await refuse.refuse(client.sock, client.received, refusal)
+
+
+# HTTP
+
+
+async def _serve_http(registration: Registration, one: Open, client: Client) -> None:
+    if client.received.startswith(_CONNECT):
+        await _serve_connect(registration, one, client)
+        return
+    try:
+        from ringfence.gateway.http.intercept import serve_plain
+    except ImportError:
+        named, refusal = _unread(registration, client.received)
+        registration.deny(*named, refusal)
+        await refuse.say_and_close(client.sock, refuse.http_response(refusal))
+        return
+    await serve_plain(client, registration, chooser(registration, one))
+
+
+def _unread(registration: Registration, head: bytes) -> tuple[tuple[str, int], Refusal]:
+    """Without h11 nothing passes; where the plainest request was to go can be told all the same."""
+    asked = simple.request(head)
+    named = ("(proxy)", 0)
+    try:
+        if asked is not None:
+            named, _ = absolute(asked.target)
+            return named, registration.rules.decide(*named).refusal or without_parser()
+    except Refusal as refusal:
+        return named, refusal
+    return named, without_parser()
+
+
+def chooser(registration: Registration, one: Open) -> Callable[[str, list[str]], tuple[Target, str]]:
+    """For `intercept.serve_plain`."""
+
+    def choose(asked: str, _hosts: list[str]) -> tuple[Target, str]:
+        """Where one request of a kept connection goes. Host is compared with it afterwards (G11)."""
+        named, path = absolute(asked)
+        verdict = _decide(registration, one, named)
+        refusal = verdict.refusal or not_http(verdict)
+        if refusal is not None:
+            refusal.asked_for = verdict.target, path
+            raise refusal
+        return verdict.target, path
+
+    return choose
+
+
+def absolute(url: str) -> tuple[tuple[str, int], str]:
+    """Host and port, and path with query, of `http://host:port/path`. Raises Refusal for every other form (G12)."""
+    scheme, mark, rest = url.partition("://")
+    if not mark or scheme.lower() != "http":
+        raise malformed("a proxy is asked for an http:// URL; for https, by CONNECT")
+    cut = min([rest.index(char) for char in "/?" if char in rest], default=len(rest))
+    authority, path = rest[:cut], rest[cut:]
+    try:
+        name, port = split_port(authority)
+        found = canonical_host(name), 80 if port is None else port
+    except ValueError as error:
+        raise malformed(f"the URL's host is not one: {error}") from None
+    return found, path if path.startswith("/") else f"/{path}"
+
+
+def _decide(registration: Registration, one: Open, named: tuple[str, int]) -> Verdict:
+    verdict = registration.rules.decide(*named)
+    one.verdict = verdict
+    return verdict
+
+
+def not_http(verdict: Verdict) -> Refusal | None:
+    """What to say where plain HTTP is not among what is permitted."""
+    if verdict.protocol in ("any", "http"):
+        return None
+    host = verdict.target.name
+    line = f'protocol = "http" in the rule for {host}'
+    return Refusal("net.protocol", f"{host} is permitted for {verdict.protocol} only, not http", allow=line)
+
+
+async def _serve_connect(registration: Registration, one: Open, client: Client) -> None:
+    """Permitted and reached first, then 200: what follows is a stream like any other to that name."""
+    named = ("(proxy)", 0)
+    try:
+        async with asyncio.timeout(_FIRST_S):
+            while b"\r\n\r\n" not in client.received:
+                await _more(client)
+        named, client.received = connect_request(client.received)
+        verdict = _decide(registration, one, named)
+        if verdict.refusal is not None:
+            raise verdict.refusal
+        upstream = await _reached(registration, verdict)
+    except Refusal as refusal:
+        registration.deny(*named, refusal)
+        await refuse.say_and_close(client.sock, refuse.http_response(refusal))
+        return
+    except (TimeoutError, EOFError):
+        reset(client.sock)
+        return
+    await _open_tunnel(registration, one, client, upstream, b"HTTP/1.1 200 Connection established\r\n\r\n")
+
+
+def connect_request(data: bytes) -> tuple[tuple[str, int], bytes]:
+    """Host and port of a CONNECT whose head is whole, and what follows it. Raises Refusal."""
+    head, _, rest = data.partition(b"\r\n\r\n")
+    check_raw_head(head + b"\r\n\r\n")
+    words = head.partition(b"\r\n")[0].split(b" ")
+    if len(words) != 3 or words[0] != b"CONNECT" or words[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise malformed("it is not a CONNECT of HTTP/1.1")
+    try:
+        name, port = split_port(words[1].decode("ascii"))
+        host = canonical_host(name)
+    except ValueError as error:
+        raise Refusal("net.name", f"CONNECT is not for a host: {error}") from None
+    if port is None:
+        raise malformed("CONNECT names no port")
+    return (host, port), rest
+
+
+async def _open_tunnel(
+    registration: Registration, one: Open, client: Client, upstream: socket.socket | None, word: bytes
+) -> None:
+    try:
+        await asyncio.get_running_loop().sock_sendall(client.sock, word)
+    except BaseException:
+        if upstream is not None:
+            upstream.close()
+        raise
+    await serve_tunnel(registration, one, client, upstream)
+
+
+async def _reached(registration: Registration, verdict: Verdict) -> socket.socket | None:
+    """Connected before the client is told so; where requests are looked at, whoever looks connects."""
+    if rules.intercepted(verdict.target, registration.vault):
+        return None
+    return await registration.dial(verdict.target)
+
+
+# SOCKS5
+
+
+async def _serve_socks(registration: Registration, one: Open, client: Client) -> None:
+    try:
+        async with asyncio.timeout(_FIRST_S):
+            wanted = await _socks_request(client)
+    except (TimeoutError, EOFError):
+        reset(client.sock)
+        return
+    except socks.BadSocks as error:
+        registration.deny("(proxy)", 0, Refusal("net.socks", f"SOCKS: {error}"))
+        await refuse.say_and_close(client.sock, error.reply)
+        return
+    verdict = _decide(registration, one, (wanted.host, wanted.port))
+    try:
+        if verdict.refusal is not None:
+            raise verdict.refusal
+        upstream = await _reached(registration, verdict)
+    except Refusal as refusal:
+        registration.deny(wanted.host, wanted.port, refusal)
+        await refuse.say_and_close(client.sock, socks.reply(_socks_code(refusal)))
+        return
+    await _open_tunnel(registration, one, client, upstream, socks.reply(socks.OK))
+
+
+async def _socks_request(client: Client) -> socks.Wanted:
+    loop = asyncio.get_running_loop()
+    while (offered := socks.greeting(client.received)) is None:
+        await _more(client)
+    without_password, used = offered
+    if not without_password:
+        raise socks.BadSocks("no way without a password is offered", socks.NO_METHOD)
+    client.received = client.received[used:]
+    await loop.sock_sendall(client.sock, socks.METHOD)
+    while (found := socks.request(client.received)) is None:
+        await _more(client)
+    wanted, used = found
+    client.received = client.received[used:]
+    return wanted
+
+
+async def _more(client: Client) -> None:
+    data = await asyncio.get_running_loop().sock_recv(client.sock, _READ)
+    if not data or len(client.received) > LARGEST_HEAD:
+        raise EOFError
+    client.received += data
+
+
+def _socks_code(refusal: Refusal) -> int:
+    if refusal.verdict == "denied":
+        return socks.NOT_ALLOWED
+    return socks.UNREACHABLE if refusal.code in ("net.unresolved", "net.unreachable") else socks.FAILED

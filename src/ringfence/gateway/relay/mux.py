@@ -1,0 +1,256 @@
+"""The host's half of the relay: turns a box's channel into connections for the gateway, and passes on all else.
+
+A thread for each box that has a network and a wall of an engine's; it owns the channel. Whose a connection is, is known
+by the channel. The one thing taken from inside is the address it was for, and that is a name only in this sandbox's own
+table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from ringfence.gateway.dns import NUMBER_BYTES
+from ringfence.gateway.relay.socket import Relayed, Stream
+from ringfence.shared import fast_stdlib
+from ringfence.shared.credit import Shared
+from ringfence.shared.event_loop import Loop
+from ringfence.wire import relay_frames as wire
+from ringfence.wire.frames import HEADER, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_READ = 1 << 19
+_MOST_OUT = 1 << 20  # to guestd: then streams and the library wait
+_MOST_UNREAD = 4 * _MOST_OUT  # answers to guestd, which an honest one never lets come to this: then it is not read
+_MOST_HELD = 1 << 26  # for a caller that does not read; jobs have credit of their own, so only hostile bytes come here
+
+
+class Relay:
+    """Everything but the constructor runs in its thread."""
+
+    def __init__(
+        self, channel: socket.socket, most: int, *, enter: Callable[[Relayed], None], broken: Callable[[], None]
+    ) -> None:
+        """`enter` gets each new connection, `broken` is called when guestd broke the format; both from the thread.
+
+        `link` is what `channel` was, without the relay's frames; `datagrams` is the gateway's end for DNS messages.
+        """
+        self._most = most
+        self._enter = enter
+        self._broken = broken
+        self.link, self._library = socket.socketpair()
+        self.datagrams, self._queries = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel = channel
+        for sock in (channel, self._library, self.datagrams, self._queries):
+            sock.setblocking(False)
+        self._buffer = memoryview(bytearray(_READ))
+        self.piece = memoryview(bytearray(wire.MOST_DATA))  # what streams read into, one after the other
+        self._sorter = wire.Sorter()
+        self.shared = Shared()
+        self._cutter = wire.Cutter()
+        self._out = bytearray()  # whole frames for guestd
+        self._in = bytearray()  # for the library
+        self._streams: dict[int, Stream] = {}
+        self._waiting: set[Stream] = set()
+        self._last = 0
+        self._over = self._heard_all = False
+        self.loop = Loop()
+        self._events = {channel.fileno(): 0, self._library.fileno(): 0}
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="ringfence-relay", daemon=True).start()
+
+    # the thread
+
+    def _run(self) -> None:
+        fast_stdlib.hold_pipe_signal()
+        try:
+            self.loop.watch(self._queries.fileno(), select.EPOLLIN, lambda _: self._on_answers())
+            self._rewatch()
+            while not self._over:
+                self.loop.round(-1)
+                self._rewatch()
+        except WireError:
+            self._broken()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.abort()
+        for sock in (self._channel, self._library, self._queries):
+            sock.close()
+        self.loop.close()
+
+    def _rewatch(self) -> None:
+        if self._over:
+            return
+        room = len(self._in) < _MOST_HELD and len(self._out) < _MOST_UNREAD and not self._heard_all
+        self._want(self._channel, self._on_channel, reading=room, writing=bool(self._out))
+        reading = len(self._out) < _MOST_OUT and not self._heard_all
+        self._want(self._library, self._on_library, reading=reading, writing=bool(self._in))
+        if self._heard_all and not self._in:
+            self._over = True
+
+    def _want(self, sock: socket.socket, handler: Callable[[int], None], *, reading: bool, writing: bool) -> None:
+        fd = sock.fileno()
+        events = (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
+        before = self._events[fd]
+        if events == before:
+            return
+        if not before:
+            self.loop.watch(fd, events, handler)
+        elif not events:
+            self.loop.unwatch(fd)
+        else:
+            self.loop.change(fd, events)
+        self._events[fd] = events
+
+    # guestd
+
+    def send(self, kind: int, number: int, payload: bytes | memoryview) -> None:
+        head = HEADER.pack(len(payload), kind, number)
+        if self._out:
+            self._out += head
+            self._out += payload
+            return
+        try:
+            sent = self._channel.sendmsg([head, payload])
+        except OSError:
+            sent = 0  # `_flush_out` meets the same
+        if sent < len(head):
+            self._out += head[sent:] + payload
+        else:
+            self._out += memoryview(payload)[sent - len(head) :]
+
+    @property
+    def congested(self) -> bool:
+        return len(self._out) >= _MOST_OUT
+
+    def wait(self, stream: Stream) -> None:
+        """Until guestd has taken what is on its way."""
+        self._waiting.add(stream)
+
+    def _on_channel(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._flush_out()
+        if not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return
+        try:
+            count = self._channel.recv_into(self._buffer)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self._heard_all = True  # the library hears the rest, then the end
+            for stream in list(self._streams.values()):
+                stream.abort()
+            return
+        for kind, number, payload in self._sorter.feed(self._buffer[:count]):
+            if kind == wire.OTHER:
+                self._in += payload
+            else:
+                self._take(kind, number, payload)
+        if self._in:
+            self._flush_in()
+
+    def _flush_out(self) -> None:
+        try:
+            del self._out[: self._channel.send(self._out)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._out.clear()  # it is gone; its last words may still be there
+        if not self._out:
+            waiting, self._waiting = self._waiting, set()
+            for stream in waiting:
+                stream.rewatch()
+
+    # the library
+
+    def _on_library(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._flush_in()
+        if not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return
+        try:
+            data = self._library.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._over = True  # the sandbox was closed
+            return
+        self._out += self._cutter.feed(data)
+        self._flush_out()
+
+    def _flush_in(self) -> None:
+        try:
+            del self._in[: self._library.send(self._in)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._over = True
+
+    # frames from inside
+
+    def _take(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == wire.PACKET:
+            self._ask(number, payload)
+        elif kind == wire.OPEN:
+            self._open(number, wire.place(payload))
+        elif number > self._last:
+            raise WireError("a frame of a stream that was never opened")
+        else:
+            stream = self._streams.get(number)
+            if stream is not None:  # else it ended here, and guestd did not know yet
+                stream.take(kind, payload)
+
+    def _open(self, number: int, place: tuple[str, int]) -> None:
+        if number <= self._last:
+            raise WireError("a stream that was opened before")
+        self._last = number
+        if len(self._streams) >= self._most:
+            self.send(wire.END, number, wire.BROKEN)
+            return
+        try:
+            ours, theirs = socket.socketpair()
+            fast_stdlib.widen(ours, theirs)
+        except OSError:  # out of descriptors
+            self.send(wire.END, number, wire.BROKEN)
+            return
+        ours.setblocking(False)
+        connection = Relayed(place, fileno=theirs.detach())
+        connection.setblocking(False)
+        self._streams[number] = Stream(self, number, ours, connection)
+        self._enter(connection)
+
+    def forget(self, stream: Stream) -> None:
+        self._waiting.discard(stream)
+        del self._streams[stream.number]
+
+    # DNS messages: numbered, so that an answer finds who asked
+
+    def _ask(self, number: int, payload: bytes) -> None:
+        with contextlib.suppress(OSError):  # more than the gateway answers now: they ask again
+            self._queries.send(number.to_bytes(NUMBER_BYTES, "little") + payload)
+
+    def _on_answers(self) -> None:
+        try:
+            data = self._queries.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.loop.unwatch(self._queries.fileno())  # the registration has ended
+            return
+        if not self.congested:
+            self.send(wire.PACKET, int.from_bytes(data[:NUMBER_BYTES], "little"), data[NUMBER_BYTES:])

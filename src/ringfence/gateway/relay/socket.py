@@ -1,0 +1,210 @@
+"""One relayed connection: the socket that the gateway serves, and the stream of frames that it stands for."""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import TYPE_CHECKING
+
+from ringfence.shared import credit as window
+from ringfence.wire import relay_frames as wire
+from ringfence.wire.frames import WireError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ringfence.gateway.relay.mux import Relay
+
+
+class Relayed(socket.socket):
+    """The gateway's end of a pair: for it, a connection that was accepted at `place` inside.
+
+    What a pair of local sockets cannot tell is told by two marks: that a side broke off, and did not just end.
+    """
+
+    def __init__(self, place: tuple[str, int], *, fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self._place = place
+        self.broken_by_gateway = False
+        self.broken_by_guest = False
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._place
+
+    def setsockopt(self, *args: Any) -> None:  # the signature has three forms
+        """The two options that an accepted connection gets: no delay, which a pair has not, and to end by a reset."""
+        if args[:2] == (socket.SOL_SOCKET, socket.SO_LINGER):
+            self.broken_by_gateway = True
+
+    def check_end(self) -> None:
+        """After the last byte was read. Raises ConnectionResetError when there was to be more."""
+        if self.broken_by_guest:
+            raise ConnectionResetError("the client broke the connection off")
+
+    def recv(self, *args: Any) -> bytes:
+        data = super().recv(*args)
+        if not data:
+            self.check_end()
+        return data
+
+
+class Stream:
+    """The relay's end. Its thread alone uses it."""
+
+    def __init__(self, relay: Relay, number: int, sock: socket.socket, connection: Relayed) -> None:
+        self.number = number
+        self._relay = relay
+        self._sock = sock
+        self._connection = connection
+        self._credit = window.FIRST  # that guestd takes
+        self._granted = window.FIRST  # that guestd may send
+        self._held = bytearray()  # of the guest's, for the gateway
+        self._window = window.Window(relay.shared)
+        self._guest_said_all = self._gateway_said_all = self._deaf = False
+        self._watched: int | None = None
+        self.rewatch()
+
+    def rewatch(self) -> None:
+        """Wait for what can be done now. Without anything to wait for, for the gateway's hang-up."""
+        reading = not self._gateway_said_all
+        if reading and self._relay.congested:
+            self._relay.wait(self)
+            self._watch(None if not self._held else select.EPOLLOUT)
+            return
+        if reading and not self._credit:  # what it has said may be waiting still: a hang-up would be an event for ever
+            self._watch(None if not self._held else select.EPOLLOUT)
+            return
+        self._watch((select.EPOLLIN if reading else 0) | (select.EPOLLOUT if self._held else 0))
+
+    def _watch(self, events: int | None) -> None:
+        if events == self._watched:
+            return
+        loop, fd = self._relay.loop, self._sock.fileno()
+        if events is None:
+            loop.unwatch(fd)
+        elif self._watched is None:
+            loop.watch(fd, events, self._on_event)
+        else:
+            loop.change(fd, events)
+        self._watched = events
+
+    # the gateway
+
+    def _on_event(self, events: int) -> None:
+        if self._held and events & (select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR):
+            self._flush()
+        hung_up = bool(events & (select.EPOLLHUP | select.EPOLLERR))
+        if self._watched is None:
+            return
+        if self._gateway_said_all:
+            if hung_up:
+                self._gone()
+        elif hung_up or self._watched & events & select.EPOLLIN:
+            self._read(hung_up=hung_up)
+
+    def _read(self, *, hung_up: bool) -> None:
+        if not self._credit:
+            self.rewatch()
+            return
+        piece = self._relay.piece
+        try:
+            count = self._sock.recv_into(piece, min(self._credit, len(piece)))
+        except BlockingIOError:
+            return
+        except OSError:  # it closed without reading all: what a reset is on a network
+            self._connection.broken_by_gateway = True
+            count = 0
+        if count:
+            self._credit -= count
+            self._relay.send(wire.DATA, self.number, piece[:count])
+            self.rewatch()
+        elif self._connection.broken_by_gateway or hung_up:
+            self._gone()
+        else:
+            self._gateway_said_all = True
+            self._relay.send(wire.END, self.number, wire.ENDED)
+            self.rewatch()
+
+    def _gone(self) -> None:
+        """The gateway has closed its end."""
+        word = wire.BROKEN if self._connection.broken_by_gateway else wire.GONE
+        self._relay.send(wire.END, self.number, word)
+        self._drop()
+
+    # the guest
+
+    def take(self, kind: int, payload: bytes) -> None:
+        """Raises WireError."""
+        if kind == wire.DATA:
+            self._give(payload)
+        elif kind == wire.CREDIT:
+            self._credit += wire.credit(payload)
+            if self._credit > window.MOST:
+                raise WireError("more credit than there can be")
+            self.rewatch()
+        elif wire.is_end(payload):
+            if self._guest_said_all:
+                raise WireError("a second end")
+            self._guest_said_all = True
+            self._settle()
+        else:
+            self.abort()
+
+    def _give(self, data: bytes) -> None:
+        self._granted -= len(data)
+        if self._granted < 0 or self._guest_said_all:
+            raise WireError("more than was granted, or more after the end")
+        if self._held:
+            self._held += data
+            return
+        sent = self._sent(data)
+        self._held += data[sent:]
+        self._passed(sent)
+
+    def _flush(self) -> None:
+        sent = self._sent(self._held)
+        del self._held[:sent]
+        self._passed(sent)
+
+    def _sent(self, data: bytes | bytearray) -> int:
+        """How much the gateway took. One that reads no more takes all; it may have said something before."""
+        if not self._deaf:
+            try:
+                return self._sock.send(data)
+            except BlockingIOError:
+                return 0
+            except OSError:
+                self._deaf = True
+        return len(data)
+
+    def _passed(self, count: int) -> None:
+        credit = self._window.passed(count, at_once=not self._held)
+        if credit and not self._guest_said_all:
+            self._relay.send(wire.CREDIT, self.number, wire.pack_credit(credit))
+            self._granted += credit
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._guest_said_all and not self._held:
+            if self._gateway_said_all:
+                self._drop()
+                return
+            if not self._deaf:
+                self._deaf = True
+                try:
+                    self._sock.shutdown(socket.SHUT_WR)
+                except OSError:
+                    self.rewatch()
+                    return
+        self.rewatch()
+
+    def abort(self) -> None:
+        """The guest broke it off, or is no more."""
+        self._connection.broken_by_guest = True
+        self._drop()
+
+    def _drop(self) -> None:
+        self._watch(None)
+        self._sock.close()
+        self._window.close()
+        self._relay.forget(self)

@@ -1,0 +1,263 @@
+"""A certificate authority for one sandbox: its key lives in this process alone, never in a file, never inside (H07).
+
+The guest is shown the public certificate. Leaves are made when a host is intercepted for the first time, and kept.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, NoReturn
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ringfence.errors import Missing, UnsupportedError
+from ringfence.host import import_path
+from ringfence.policy.hosts import is_address
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ringfence.policy.model import Network
+    from ringfence.policy.secrets import Secret
+
+
+_SKEW = timedelta(days=1)  # clocks of guests in a virtual machine may lag
+_VALID = timedelta(days=30)  # a sandbox that lives longer makes its leaves anew
+_RENEW = timedelta(days=1)
+_MOST_LEAVES = 256  # a wildcard lets the guest choose names
+_LONGEST_COMMON_NAME = 64  # of X.509
+
+
+class Authority:
+    """Signs for the hosts that one sandbox's gateway intercepts. repr and pickling give nothing away."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._leaf_key = ec.generate_private_key(ec.SECP256R1())  # one for all leaves: they end in the same process
+        self._certificate = self._sign_itself()
+        self._leaves: dict[tuple[str, tuple[str, ...]], tuple[datetime, ssl.SSLContext]] = {}
+
+    def __repr__(self) -> str:
+        return "Authority(…)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an authority's key stays in its process")
+
+    @property
+    def certificate(self) -> bytes:
+        """The public certificate, PEM."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    def server(self, name: str, alpn: Sequence[str]) -> ssl.SSLContext:
+        """For the guest's side of an intercepted connection: a leaf for the canonical `name`, these protocols."""
+        key = (name, tuple(alpn))
+        now = datetime.now(UTC)
+        made = self._leaves.pop(key, None)
+        if made is None or made[0] < now:
+            while len(self._leaves) >= _MOST_LEAVES:
+                del self._leaves[next(iter(self._leaves))]
+            made = (now + _VALID - _RENEW, self._make_context(name, alpn, now))
+        self._leaves[key] = made  # last again: the one unused longest is dropped first
+        return made[1]
+
+    def _make_context(self, name: str, alpn: Sequence[str], now: datetime) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # each costs a signature, and older OpenSSL lets a client ask
+        context.set_alpn_protocols(list(alpn))
+        _load(context, self._leaf(name, now), self._leaf_key)
+        return context
+
+    def _leaf(self, name: str, now: datetime) -> x509.Certificate:
+        common = [x509.NameAttribute(NameOID.COMMON_NAME, name)] if len(name) <= _LONGEST_COMMON_NAME else []
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name(common))
+            .issuer_name(self._certificate.subject)
+            .public_key(self._leaf_key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _SKEW)
+            .not_valid_after(now + _VALID)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([_alternative(name)]), critical=not common)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(_key_id(self._leaf_key), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+        )
+        return builder.sign(self._key, hashes.SHA256())
+
+    def _sign_itself(self) -> x509.Certificate:
+        now = datetime.now(UTC)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Ringfence sandbox {os.urandom(4).hex()}")])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(self._key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _SKEW)
+            .not_valid_after(now + timedelta(days=3650))  # ends with the sandbox: its key is nowhere else
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(_key_id(self._key), critical=False)
+        )
+        return builder.sign(self._key, hashes.SHA256())
+
+
+def trust_bundle(authority: Authority, host_bundle: bytes) -> bytes:
+    """What the guest trusts, PEM: the host's roots and the sandbox's own."""
+    return host_bundle.rstrip(b"\n") + b"\n" + authority.certificate if host_bundle else authority.certificate
+
+
+def java_trust_store(authority: Authority, host_bundle: bytes) -> bytes:
+    """The same as a PKCS #12 store. The password is Java's usual one: a store of public certificates has no secret."""
+    from cryptography.hazmat.primitives.serialization import pkcs12
+
+    own = x509.load_pem_x509_certificate(authority.certificate)
+    entries = [
+        pkcs12.PKCS12Certificate(certificate, f"root-{number}".encode())
+        for number, certificate in enumerate((own, *_roots(host_bundle)))
+    ]
+    weakest = serialization.PrivateFormat.PKCS12.encryption_builder().kdf_rounds(1).build(b"changeit")
+    return pkcs12.serialize_java_truststore(entries, weakest)
+
+
+@lru_cache(maxsize=1)
+def _roots(bundle: bytes) -> tuple[x509.Certificate, ...]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some old roots have odd serial numbers: they are the host's to judge
+        return tuple(x509.load_pem_x509_certificates(bundle)) if bundle else ()
+
+
+@lru_cache(maxsize=1)
+def host_bundle() -> bytes:
+    """The host's own trusted roots, PEM, read once; empty where it has no such file."""
+    paths = ssl.get_default_verify_paths()
+    for path in (paths.cafile, *_BUNDLES):
+        if path and os.path.isfile(path):
+            with open(path, "rb") as file:
+                return file.read()
+    return b""
+
+
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    if not is_address(name):
+        return x509.DNSName(name)
+    from ipaddress import ip_address
+
+    return x509.IPAddress(ip_address(name.strip("[]")))
+
+
+def _key_id(key: ec.EllipticCurvePrivateKey) -> x509.SubjectKeyIdentifier:
+    return x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _load(context: ssl.SSLContext, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    """Python reads keys from files only: this one is memory that has no name and is gone when it is closed."""
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ) + certificate.public_bytes(serialization.Encoding.PEM)
+    descriptor = os.memfd_create("ringfence-leaf", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, text)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+# MERGED: What a sandbox needs so that programs inside accept its own certificate authority: files, and variables
+# naming them.
+#
+# The files lie where the guest may change them: one that does harms nobody but itself, as the server's certificate is
+# checked outside.
+
+
+BUNDLE = "/tmp/.ringfence/ca-bundle.pem"  # inside
+JAVA_STORE = "/tmp/.ringfence/ca-bundle.p12"
+WGET_SETTINGS = "/tmp/.ringfence/wgetrc"
+_PACKAGES = ("cryptography", "h11", "h2")
+# Each replaces the roots of a program or library, so the file holds the host's roots too.
+_BUNDLE_VARIABLES = (
+    "SSL_CERT_FILE",  # OpenSSL, Python's ssl, Go, Ruby, uv
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "PIP_CERT",
+    "AWS_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "DENO_CERT",
+    "CARGO_HTTP_CAINFO",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "HTTPLIB2_CA_CERTS",
+    "NIX_SSL_CERT_FILE",
+)
+_JAVA_OPTIONS = (
+    f"-Djavax.net.ssl.trustStore={JAVA_STORE} -Djavax.net.ssl.trustStoreType=PKCS12 "
+    "-Djavax.net.ssl.trustStorePassword=changeit"
+)
+
+
+def is_needed(network: Network, secrets: tuple[Secret, ...]) -> bool:
+    """Whether some host's TLS will be read."""
+    rules = network.rules
+    return bool(secrets) or any(rule.protocol == "tls" and (rule.methods or rule.paths) for rule in rules)
+
+
+def check_packages() -> None:
+    """Raises UnsupportedError when what reads TLS and HTTP is not installed on the host."""
+    missing = [name for name in _PACKAGES if not import_path.is_installed(name)]
+    if missing:
+        raise UnsupportedError(
+            f"secrets, methods and paths are kept by reading requests, and {', '.join(missing)} is not installed",
+            code="network-packages",
+            missing=[Missing("process", name, "pip install 'ringfence[network]'") for name in missing],
+        )
+
+
+def environment() -> dict[str, str]:
+    """Variables for the guest; its policy's own come before them."""
+    return {**dict.fromkeys(_BUNDLE_VARIABLES, BUNDLE), "JAVA_TOOL_OPTIONS": _JAVA_OPTIONS, "WGETRC": WGET_SETTINGS}
+
+
+def files(authority: Authority) -> Mapping[str, bytes]:
+    """By their path inside."""
+
+    bundle = host_bundle()
+    return {
+        BUNDLE: trust_bundle(authority, bundle),
+        JAVA_STORE: java_trust_store(authority, bundle),
+        WGET_SETTINGS: f"ca_certificate = {BUNDLE}\n".encode(),
+    }

@@ -1,0 +1,190 @@
+"""Makes /workspace what the host says, from inside with the guest's rights: one order after another, no decision here.
+
+Orders come on standard input as records. Names are resolved beneath /workspace and no link is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ringfence.guest.files.snapshot_scan import CHUNK, DATA, END, HEADER, mount_points, open_workspace
+from ringfence.shared import fast_stdlib, tree_walk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ORDER = b"O"
+_BLOCK = 4096
+_HOLE = bytes(_BLOCK)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def restore(_: dict[str, Any]) -> dict[str, object]:
+    """All orders until the end of the input. An OSError names the path in question."""
+    restorer = _Restorer()
+    while True:
+        kind, payload = _record()
+        if not kind:
+            return {}
+        order = fast_stdlib.loads(payload)
+        try:
+            restorer.do(order)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), order["path"]) from None
+
+
+def _record() -> tuple[bytes, bytes]:
+    header = _exactly(HEADER.size)
+    if not header:
+        return b"", b""
+    kind, size = HEADER.unpack(header)
+    return kind, _exactly(size)
+
+
+def _exactly(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size and (chunk := os.read(0, min(size - len(data), 1 << 18))):
+        data += chunk
+    return bytes(data)
+
+
+class _Restorer:
+    def __init__(self) -> None:
+        self._top = open_workspace()
+        self._chain = tree_walk.Chain(self._top)
+        self._directory = self._top
+        self._mounts: set[str] | None = None  # below /workspace; looked at when something is to be removed
+
+    def do(self, order: dict[str, Any]) -> None:
+        path = str(order["path"])
+        parent, _, name = path.rpartition("/")
+        self._directory = self._chain.directory(parent)
+        getattr(self, f"_{order['do']}")(name, order)
+
+    def _clear(self, _name: str, _: dict[str, Any]) -> None:
+        for name in os.listdir(self._top):
+            self._take_away(name)
+
+    def _remove(self, _name: str, order: dict[str, Any]) -> None:
+        try:
+            self._take_away(str(order["path"]))
+        except FileNotFoundError:
+            return
+
+    def _take_away(self, path: str) -> None:
+        """All of it but mounts, which are the policy's, and directories that lead to one: a guest may move those.
+
+        In a copy of a folder there may be files of an owner that this sandbox does not have: nobody here removes them,
+        so they were not removed in the original either.
+        """
+        if self._mounts is None:
+            self._mounts = mount_points()
+        pending = [path]
+        while pending:
+            path = pending.pop()
+            if path in self._mounts:
+                continue
+            parent, _, name = path.rpartition("/")
+            directory = self._chain.directory(parent)
+            if any(mount.startswith(f"{path}/") for mount in self._mounts):
+                pending += [f"{path}/{below}" for below in os.listdir(self._chain.directory(path))]
+                continue
+            try:
+                if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                    tree_walk.remove_tree(directory, name)
+                else:
+                    os.unlink(name, dir_fd=directory)
+            except OSError as error:
+                if error.errno != errno.EOVERFLOW:
+                    raise
+
+    def _vacate(self, name: str) -> None:
+        """A pipe or a socket is in no snapshot, so nobody ordered it away; it must not keep a name that is."""
+        try:
+            info = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if stat.S_ISFIFO(info.st_mode) or stat.S_ISSOCK(info.st_mode):
+            os.unlink(name, dir_fd=self._directory)
+
+    def _mkdir(self, name: str, _: dict[str, Any]) -> None:
+        self._vacate(name)
+        try:
+            os.mkdir(name, 0o700, dir_fd=self._directory)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_mode):
+                raise
+
+    def _open(self, name: str, _: dict[str, Any]) -> None:
+        """Names in it are about to change, and its owner has not permitted that to himself."""
+        tree_walk.make_usable(name, self._directory)
+
+    def _file(self, name: str, order: dict[str, Any]) -> None:
+        self._vacate(name)
+        fd = os.open(name, _NEW, 0o600, dir_fd=self._directory)
+        try:
+            size = 0
+            while True:
+                kind, data = _record()
+                if kind != DATA:
+                    break
+                _write_sparse(fd, data, size)
+                size += len(data)
+            if kind != END:
+                raise OSError(5, "the host's data ended early")
+            os.ftruncate(fd, size)
+            os.fchmod(fd, order["mode"])
+            os.utime(fd, ns=(order["mtime_ns"], order["mtime_ns"]))
+        finally:
+            os.close(fd)
+
+    def _symlink(self, name: str, order: dict[str, Any]) -> None:
+        self._vacate(name)
+        os.symlink(order["target"], name, dir_fd=self._directory)
+        times = (order["mtime_ns"], order["mtime_ns"])
+        os.utime(name, ns=times, dir_fd=self._directory, follow_symlinks=False)
+
+    def _link(self, name: str, order: dict[str, Any]) -> None:
+        self._vacate(name)
+        parent, _, first = str(order["target"]).rpartition("/")
+        source = tree_walk.below(self._top, parent)
+        try:
+            os.link(first, name, src_dir_fd=source, dst_dir_fd=self._directory, follow_symlinks=False)
+        finally:
+            os.close(source)
+
+    def _facts(self, name: str, order: dict[str, Any]) -> None:
+        """Mode and time of a file or directory that is there. Those of another owner's are not for us to set."""
+        if not self._is_own(name):
+            return
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
+        try:
+            here = f"/proc/self/fd/{fd}"
+            os.chmod(here, order["mode"])
+            os.utime(here, ns=(order["mtime_ns"], order["mtime_ns"]))
+        finally:
+            os.close(fd)
+
+    def _is_own(self, name: str) -> bool:
+        return os.stat(name, dir_fd=self._directory, follow_symlinks=False).st_uid == os.geteuid()
+
+
+def _write_sparse(fd: int, data: bytes, offset: int) -> None:
+    """Blocks of zeros stay holes, so that a sparse file takes no more of the disk than it did."""
+    view = memoryview(data)
+    start = 0
+    for at in range(0, len(data) + _BLOCK, _BLOCK):
+        block = view[at : at + _BLOCK]
+        if block and block != _HOLE[: len(block)]:
+            continue
+        _write_at(fd, view[start:at], offset + start)
+        start = at + len(block)
+
+
+def _write_at(fd: int, view: memoryview, offset: int) -> None:
+    while view:
+        count = os.pwrite(fd, view[:CHUNK], offset)
+        view, offset = view[count:], offset + count

@@ -1,0 +1,1 @@
+"""guestd, our process inside a sandbox: it starts the guest's programs and relays between them and the host."""

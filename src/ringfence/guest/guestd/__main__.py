@@ -1,0 +1,64 @@
+"""What a box that somebody else walled starts.
+
+`backends.walled.runtime` makes one compiled file of it, with every module of ours and where the standard library's are:
+under gVisor each file that is looked for and opened costs most of a millisecond. Run as it is, it reads our package.
+"""
+
+import os
+import sys
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import ExtensionFileLoader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+
+HELD: object = (
+    "held"  # in the one file: modules as (name, path, whether a package, code); extensions as (name, path); texts too
+)
+
+
+class Held:
+    """Finds what the one file holds."""
+
+    __module__ = "ringfence.guest.guestd.__main__"  # ours, for who forgets what is ours: this file is run as __main__
+
+    def __init__(
+        self,
+        modules: "list[tuple[str, str, bool, CodeType]]",
+        extensions: "list[tuple[str, str]]",
+        texts: "list[tuple[str, bytes]]",
+    ) -> None:
+        self._modules = {name: (path, package, code) for name, path, package, code in modules}
+        self._extensions = dict(extensions)
+        self._texts = dict(texts)
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        if name in self._extensions:
+            path = self._extensions[name]
+            return ModuleSpec(name, ExtensionFileLoader(name, path), origin=path)
+        if name not in self._modules:
+            return None
+        path, package, _ = self._modules[name]
+        spec = ModuleSpec(name, self, origin=path, is_package=package, loader_state="held")  # type: ignore[arg-type]  # it has what is asked
+        spec.has_location = True
+        return spec
+
+    def get_data(self, path: str) -> bytes:
+        return self._texts[path]
+
+    def create_module(self, _spec: ModuleSpec) -> "ModuleType | None":
+        return None
+
+    def exec_module(self, module: "ModuleType") -> None:
+        exec(self._modules[module.__name__][2], module.__dict__)  # noqa: S102  # as every import does
+
+
+if isinstance(HELD, str):
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
+else:
+    sys.meta_path.insert(0, Held(*HELD))  # type: ignore[misc]  # what `onefile` puts there
+
+from ringfence.guest.guestd.engine_pid1 import main  # noqa: E402  # after it can be found
+
+main()

@@ -1,0 +1,441 @@
+"""guestd inside a box that somebody else walled: a container, gVisor, a virtual machine. It is PID 1 there.
+
+Exit statuses then come from inside, so everything is done that a guest cannot touch this process: it is not dumpable,
+every guest is one Landlock domain deeper where the kernel has Landlock, and it never opens what a guest names. Limits
+are the wall's. The channel is a socket that the host shows inside until guestd has connected, or standard input and
+output; nobody else has them.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # as in lean
+import _socket
+import errno
+import os
+import select
+import sys
+
+from ringfence.guest.guestd import daemon
+from ringfence.guest.guestd import job as terminal
+from ringfence.guest.guestd.supervisor import Inside
+from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.launch import listeners, pid1, spawner
+from ringfence.shared import children, fast_stdlib, framing
+from ringfence.shared import syscalls as k
+from ringfence.shared.event_loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from ringfence.guest.guestd.job import Job
+    from ringfence.guest.guestd.protocols import Fence, Handed, Told
+
+
+# MERGED: Owns the count of guest processes and of their CPU time inside gVisor: its kernel knows no RLIMIT_NPROC,
+# and has
+# cgroups with the controllers pids and cpuacct.
+#
+# The hierarchy is mounted, taken descriptors of, and unmounted before there is a guest: nobody inside has a path to it.
+
+
+_PLACE = "/sys"  # covered for a moment
+_GROUP = f"{_PLACE}/guests"
+
+
+class Counted:
+    """Raises OSError where the kernel has no such controller, or we have no right to it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        k.mount("none", _PLACE, "cgroup", k.MS_NOSUID | k.MS_NODEV, "pids,cpuacct")
+        try:
+            os.mkdir(_GROUP)
+            _write(f"{_GROUP}/pids.max", most)
+            self.join = _held(f"{_GROUP}/cgroup.procs", os.O_WRONLY)  # who writes 0 there is counted, with its children
+            self.cpu = _held(f"{_GROUP}/cpuacct.usage", os.O_RDONLY)  # nanoseconds, of those that have ended too
+            self._current = _held(f"{_GROUP}/pids.current", os.O_RDONLY)
+        finally:
+            k.umount(_PLACE)
+
+    @property
+    def full(self) -> bool:
+        return int(os.pread(self._current, 32, 0)) >= self._most
+
+
+def _held(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        return k.high(fd)
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, number: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(number).encode())
+    finally:
+        os.close(fd)
+
+
+NOT_FIRST = "--not-first"  # our own attacks start it so, as a user that has no other process
+_READ = 1 << 16
+_BUFFER = 1 << 21
+_NUMBER = 1  # there is one sandbox
+_QUIET_S = 0.03
+_MOST_JOBS = 48  # at once, where the kernel holds no such limit and one too many ends it
+_TICKS = os.sysconf("SC_CLK_TCK")
+DOOR, KEY = "RINGFENCE_DOOR", "RINGFENCE_KEY"  # variables of guestd's own: a path, and what it says there first
+
+
+def main() -> NoReturn:
+    """Never returns. The end of the channel is the end of everything here."""
+    _check_place()
+    k.set_name("rf-guestd")
+    channel = _Streams(*_ends())
+    told, handed = _told(channel)
+    _check_mounts(told)
+    _prepare()
+    k.set_dumpable(0)
+    alone = Alone(channel, told, handed)
+    alone.serve()
+    os._exit(0)
+
+
+def _check_place() -> None:
+    """It ends by killing every process that it may: on a host, as root, that is all of them."""
+    if os.getpid() != 1 and (os.geteuid() == 0 or NOT_FIRST not in sys.argv[1:]):
+        os.write(2, b"guestd is PID 1 of a box, and runs nowhere else\n")
+        os._exit(1)
+
+
+def _ends() -> tuple[int, int]:
+    """Where bytes come from and where they go, away from the fixed numbers: no process made later is to have them."""
+    door, key = os.environ.pop(DOOR, ""), os.environ.pop(KEY, "")
+    if door:
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        sock.connect(door)
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 20)
+        sock.sendall(key.encode())
+        ends = (k.high(sock.fileno()),) * 2
+        sock.close()
+    else:
+        ends = (k.high(0), k.high(1))
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    return ends
+
+
+def _told(channel: _Streams) -> tuple[Told, list[int]]:
+    """The first frame: what guests are to give up here, and what to listen on for the gateway. With it may come where
+    the wall counts CPU time.
+
+    What this kernel does not know is left out; the host asked.
+    """
+    reader = framing.Reader()
+    handed: list[int] = []
+    while True:
+        data = channel.recv(_READ) if handed else channel.recv_handed(handed)
+        if not data:
+            os._exit(0)
+        for _, _, payload in reader.feed(data):
+            told: Told = fast_stdlib.loads(payload)
+            fence = told["fence"]
+            fence["landlock_abi"] = min(fence["landlock_abi"], k.landlock_abi())
+            return told, handed
+
+
+def _check_mounts(told: Told) -> None:
+    """Before there is a guest."""
+    if told["meant"] is not None:
+        from ringfence.guest.guestd import mount_check
+
+        found = mount_check.wrong(told["meant"], "/proc/self", "/")
+        if found is not None:
+            os.write(2, f"{found}\n".encode("utf-8", "backslashreplace"))
+            os._exit(1)
+
+
+def _prepare() -> None:
+    """Before there is a guest: what jobs need is in this process's memory, and theirs."""
+    if not __spec__.loader_state:  # read from files of ours: else all of it is here, and run when it is first used
+        _prepare_imports()
+    exec_python.prepare()
+    node.prepare()
+
+
+def _prepare_imports() -> None:
+    """As the zygote does."""
+    from ringfence.guest.files import search, streams, watch, worker  # noqa: F401  # for the forks
+    from ringfence.guest.guestd import connector  # noqa: F401  # the same
+    from ringfence.guest.interpreter import bash, runner, session  # noqa: F401  # the same
+
+
+class _Streams:
+    """Two descriptors, which may be the same, as the socket that guestd takes for its channel."""
+
+    def __init__(self, coming: int, going: int) -> None:
+        self._in, self._out = coming, going
+        self._buffer = memoryview(bytearray(_BUFFER))  # one for all: a new one for each read is most of what it costs
+
+    def fileno(self) -> int:
+        return self._in
+
+    @property
+    def out(self) -> int:
+        return self._out
+
+    def setblocking(self, flag: bool) -> None:  # a socket's own signature
+        for fd in (self._in, self._out):
+            os.set_blocking(fd, flag)
+
+    def settimeout(self, _: float) -> None:
+        self.setblocking(True)
+
+    def recv(self, _: int) -> memoryview:
+        """To be used up before the next."""
+        return self._buffer[: os.readv(self._in, [self._buffer])]
+
+    def recv_handed(self, handed: list[int]) -> bytes | memoryview:
+        """As `recv`; a descriptor that came along is added."""
+        if self._in != self._out:
+            return self.recv(_READ)  # pipes, or two of them: nothing comes along
+        sock = fast_stdlib.from_fd(os.dup(self._in), fast_stdlib.SOCK_STREAM)
+        data, fds = fast_stdlib.recv_fds(sock, _READ, 1)
+        sock.close()
+        handed += [k.high(fd) for fd in fds]
+        return data
+
+    def send(self, data: bytes | bytearray | memoryview) -> int:
+        return os.write(self._out, data)
+
+    def sendmsg(self, parts: list[bytes | memoryview]) -> int:
+        return os.writev(self._out, parts)
+
+    def sendall(self, data: bytes | bytearray) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._out, rest) :]
+
+    def close(self) -> None:
+        for fd in {self._in, self._out}:
+            os.close(fd)
+
+
+class Alone(Loop):
+    """What a monitor is to its sandboxes, to the one there is."""
+
+    def __init__(self, channel: _Streams, told: Told, handed: list[int]) -> None:
+        super().__init__()
+        self._channel = channel
+        self._fence = told["fence"]
+        self._ended = False
+        self._orders: list[Callable[[], None]] = []
+        woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.set_wakeup_fd(self._wake)
+        _signal.signal(fast_stdlib.SIGCHLD, _nothing)
+        self.watch(woken, select.EPOLLIN, lambda _: self._on_child(woken))
+        siblings = not told["gvisor"] and _can_make_siblings()
+        self.counted = Counted(self._fence["processes"]) if told["gvisor"] else None
+        counts = handed if self.counted is None else [self.counted.cpu]
+        files = dict(zip(("cpu",), counts, strict=False))
+        self._box = daemon.Guestd(self, _NUMBER, channel, files, owner=None, inside=_Within if siblings else _Forking)
+        self._let_out(told)
+        if told["gvisor"] or told["outlets"] is not None:
+            k.drop_capabilities()  # for the count of processes, and for loopback's address
+        if told["gvisor"]:
+            os.dup2(0, 2)  # a file of the host's, which a guest there could open by /proc/1/fd and fill (F16)
+        self._box.built(self._spawner() if siblings else [], os.getpid())
+
+    def _let_out(self, told: Told) -> None:
+        """What listens for the gateway, before there is a guest."""
+        if told["outlets"] is None:
+            return
+        if told["hands"]:
+            listeners.hand_over(told["outlets"], self._channel.fileno())
+        else:
+            from ringfence.guest.guestd.relay import Relaying
+
+            self._box.relaying = Relaying(self, self._box, told["outlets"])
+
+    def serve(self) -> None:
+        if not fast_stdlib.readable(self._channel.fileno(), _QUIET_S):
+            _prepare_imports()  # nobody has asked for anything yet: what comes then is faster
+        while not self._ended:
+            orders, self._orders = self._orders, []
+            for order in orders:
+                order()
+            wait = self._box.next_wait()
+            self.round(0 if self._orders else -1 if wait is None else wait)
+            self._box.keep_clocks()
+
+    def _on_child(self, woken: int) -> None:
+        try:
+            os.read(woken, 4096)
+        except BlockingIOError:
+            return
+        children.look()
+        self.reap_strays()
+
+    def change(self, fd: int, events: int) -> None:
+        """Of the channel: its two directions may be two descriptors."""
+        out = self._channel.out
+        if fd != self._channel.fileno() or fd == out:
+            super().change(fd, events)
+        elif events & select.EPOLLOUT and out not in self._handlers:
+            self.watch(out, select.EPOLLOUT, self._handlers[fd])
+        elif not events & select.EPOLLOUT:
+            self.unwatch(out)
+
+    def unwatch(self, fd: int) -> None:
+        super().unwatch(fd)
+        if fd == self._channel.fileno():
+            super().unwatch(self._channel.out)
+
+    def order(self, op: str, _: int) -> bool:
+        if op == "spawner":
+            self._orders.append(lambda: self._box.respawned(self._spawner()))
+        return True
+
+    @property
+    def fence(self) -> Fence:
+        return self._fence
+
+    def _spawner(self) -> list[int]:
+        ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            _signal.set_wakeup_fd(-1)
+            fast_stdlib.default_signals(fast_stdlib.SIGCHLD)
+            k.close_all_but([theirs.fileno()])
+            spawner.run_within(theirs, self._fence)
+        theirs.close()
+        return [ours.detach(), children.adopt(pid)]
+
+    def reap_strays(self) -> None:
+        """Orphans are our children now. Those that a watcher waits for are not touched."""
+        known = {children.number_of(handle) for handle in self._box.pidfds()}
+        if self._box.expects_children:
+            return
+        for pid in pid1.living_children(os.getpid()):
+            if pid not in known:
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue
+
+    def gone(self, _: int) -> None:
+        self._ended = True
+
+
+class _Within(Inside):
+    """Here this process itself is PID 1."""
+
+    _stopped = False
+
+    def built(
+        self, fds: list[int], init_pid: int, on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]
+    ) -> None:
+        self._awaited -= 1
+        self.init_pid = init_pid
+        self._on_init_gone, self._on_ready = on_init_gone, on_ready
+        self._take_spawner(fds)
+
+    def kill(self) -> None:
+        """Everything but this process."""
+        self._signal_all(fast_stdlib.SIGKILL)
+
+    def _signal_all(self, number: int) -> None:
+        try:
+            os.kill(-1, number)
+        except ProcessLookupError:
+            return
+
+    def kill_all_but(self, kept: Callable[[], list[int]], *, since: float, on_stuck: Callable[[], None]) -> None:
+        if self._asked is not None:
+            self._kills.append(lambda: self.kill_all_but(kept, since=since, on_stuck=on_stuck))
+        elif pid1.kill_all_but({"alone": [self._spawner_inner], "trees": kept(), "since": int(since * _TICKS)}):
+            on_stuck()
+
+    def freeze(self, *, asked: bool) -> bool:
+        """Whoever asks has the wall freeze everything, this process too. When nobody does, guests are stopped here."""
+        self._stopped = not asked
+        if self._stopped:
+            self._signal_all(fast_stdlib.SIGSTOP)
+        return True
+
+    def thaw(self) -> None:
+        if self._stopped:
+            self._stopped = False
+            self._signal_all(fast_stdlib.SIGCONT)
+
+    def has_children(self) -> bool:
+        return False  # the whole box ends with its last job
+
+    def init_is_ending(self) -> bool:
+        return False
+
+
+class _Forking(_Within):
+    """Where the kernel makes no siblings, each guest is a fork of this very process."""
+
+    _monitor: Alone
+
+    def built(
+        self, _: list[int], init_pid: int, on_init_gone: Callable[[], None], on_ready: Callable[[str | None], None]
+    ) -> None:
+        self._awaited -= 1
+        self.init_pid = init_pid
+        self._on_init_gone = on_init_gone
+        self.ready = True
+        on_ready(None)
+
+    def spawn(self, job: Job, body: bytes, fds: list[int]) -> None:
+        ends: list[int] = []
+        counted = self._monitor.counted
+        full = counted is not None and not job.alone and counted.full
+        if full or len(pid1.living_children(os.getpid())) >= _MOST_JOBS:
+            for fd in fds:
+                os.close(fd)
+            job.refused(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return
+        try:
+            if job.terminal is not None:
+                ends += terminal.make(job.terminal["cols"], job.terminal["rows"])
+            pid = os.fork()
+        except OSError as error:
+            job.refused(error.errno or errno.EAGAIN, str(error.strerror))
+            return
+        if pid == 0:
+            _signal.set_wakeup_fd(-1)
+            fast_stdlib.default_signals(fast_stdlib.SIGCHLD)
+            handed: Handed = {"become": False, "pty": job.terminal, "body": body.decode()}
+            join = -1 if counted is None else counted.join
+            spawner.become_guest(handed, [*ends[1:] * 3, *fds[3:]] if ends else fds, self._monitor.fence, join)
+        for fd in [*fds, *ends[1:]]:
+            os.close(fd)
+        job.started(children.adopt(pid), pid, *ends[:1])
+
+    def become(self, job: Job, body: bytes, fds: list[int]) -> None:
+        self.spawn(job, body, [os.dup(fd) for fd in fds])
+
+
+def _can_make_siblings() -> bool:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sibling = k.clone(k.CLONE_PARENT, hooks=False)[0]
+        except OSError:
+            os._exit(1)
+        os._exit(0 if sibling else 2)
+    made = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for sibling in pid1.living_children(os.getpid()):
+        os.waitpid(sibling, 0)
+    return made
+
+
+def _nothing(*_: object) -> None:
+    """A handler, so that the signal wakes the loop."""

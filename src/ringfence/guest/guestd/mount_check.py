@@ -1,0 +1,128 @@
+"""Whether what is mounted in a box is what the host meant to show there.
+
+An engine finds the source and the target of every mount by its path, again. A sandbox that writes to the same folder
+could have exchanged a part of such a path for a link meanwhile, which leads out of the folder. And an engine may have
+been told by its own settings to show more of the host, which it does not always tell: Podman's containers.conf and
+mounts.conf. So each place is looked at before there is a guest: by guestd, or by the host through /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.guest.guestd.protocols import Meant
+
+
+def opened(path: str, root: str = "/") -> int:
+    """A descriptor of `path` below `root`, for which no link is followed. Raises OSError."""
+    fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in path.split("/"):
+        if part:
+            above = fd
+            try:
+                fd = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            finally:
+                os.close(above)
+    if stat.S_ISLNK(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is a link")
+    return fd
+
+
+def wrong(meant: Meant, process: str, root: str) -> str | None:
+    """What is not as it was meant, for people; None when all is.
+
+    `process`: the folder in /proc of one that has the mounts, `root`: its root. By their numbers, which nobody can
+    exchange: every mount at or below a writable one is one that was looked at, or brings what the host has there.
+    """
+    held: dict[str, str] = {}  # number of a mount → its target
+    for target, device, inode, _ in meant["places"]:
+        try:
+            fd = opened(target, root)
+        except OSError as error:
+            return f"{target} cannot be looked at ({error.strerror or error})"
+        try:
+            status, number = os.fstat(fd), _mount_of(fd)
+        finally:
+            os.close(fd)
+        if (status.st_dev, status.st_ino) != (device, inode) or number in held:
+            return f"{target} is not what it was"
+        held[number] = target
+    return _wrong_mount(meant, held, f"{process}/mountinfo") or stray(meant, process)
+
+
+# Of an engine's own making, in every container: what it says of the box itself, and the kernel's own.
+_KERNELS = ("proc", "sys", "dev")
+_ENGINES = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/run/.containerenv", "/etc/system-fips")
+_POLICIES = "/etc/crypto-policies/"  # the image's own, where the host is in FIPS mode
+
+
+def stray(meant: Meant, process: str) -> str | None:
+    """A mount that was not asked for, for people; None when there is none."""
+    if meant["targets"] is None:
+        return None
+    brought = {(device, root) for device, root in meant["brought"]}
+    rows = [(_where(row), (row[2], row[3])) for row in rows_of(f"{process}/mountinfo")]
+    shown = {where for where, _ in rows}
+    # /var/tmp leads to /tmp inside, but not where the host's own programs lie below it and are shown there.
+    targets = {
+        target.removeprefix("/var") if target.startswith("/var/tmp/") and target not in shown else target
+        for target in meant["targets"]
+    }
+    own = {what for where, what in rows if where == "/"}
+    again = [where for where, what in rows if what in own and where != "/"]  # where the engine's own folders are shown
+    for where, what in rows:
+        if where in targets or where in _ENGINES or where.split("/")[1] in _KERNELS or where.startswith(_POLICIES):
+            continue
+        if what in brought and any(where.startswith(f"{target}/") for target in targets):
+            continue
+        if any(where == root or where.startswith(f"{root}/") for root in again):
+            continue
+        return f"{where} is a mount that nobody asked for"
+    return None
+
+
+def _where(row: list[str]) -> str:
+    where = row[4]
+    for sign in " \t\n#\\":
+        where = where.replace(f"\\{ord(sign):03o}", sign)
+    return where
+
+
+def _mount_of(fd: int) -> str:
+    with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
+        for line in file.read(4096).decode("ascii", "replace").splitlines():
+            name, _, value = line.partition(":")
+            if name == "mnt_id":
+                return value.strip()
+    raise OSError("/proc names no mount")
+
+
+def _wrong_mount(meant: Meant, held: dict[str, str], path: str) -> str | None:
+    read_only = {target for target, _, _, writable in meant["places"] if not writable}
+    rows = {row[0]: row for row in rows_of(path)}
+    for number, target in held.items():
+        if number not in rows:
+            return f"{target} is not mounted"
+        if target in read_only and meant["flags"] and "ro" not in rows[number][5].split(","):
+            return f"{target} is not read-only"
+    brought = {(device, root) for device, root in meant["below"]}
+    for number, row in rows.items():
+        above = row[1]
+        while above in rows and above not in held and rows[above][1] != above:
+            above = rows[above][1]
+        if above in held and number not in held and (row[2], row[3]) not in brought:
+            return f"{row[4]} is a mount that nobody asked for"
+    return None
+
+
+def rows_of(path: str) -> list[list[str]]:
+    """Of a mountinfo: number, number of the one above, device, root in it, where, options, …"""
+    with open(path, "rb", buffering=0) as file:
+        text = b""
+        while piece := file.read(1 << 16):
+            text += piece
+    return [line.split(" ") for line in text.decode("utf-8", "surrogateescape").split("\n") if line]

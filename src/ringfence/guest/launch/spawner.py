@@ -1,0 +1,356 @@
+"""Owns the spawner: the one fenced process that every guest process of a sandbox is cloned from.
+
+It waits for jobs from the monitor. A job is one packet: JSON, and the descriptors for standard streams and the report.
+The spawner runs no guest code itself, except that a one-shot run turns it into the guest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ringfence.guest.guestd import job as terminal
+from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.interpreter.line import Line
+from ringfence.guest.launch import fence as fencing
+from ringfence.guest.launch import pid1
+from ringfence.guest.launch.syscall_rows import Closing, Hole, room
+from ringfence.shared import fast_stdlib, framing
+from ringfence.shared import syscalls as k
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import NoReturn
+
+    from ringfence.guest.guestd.protocols import Fence, Handed, Plan, Work
+    from ringfence.guest.launch.syscall_rows import Program
+
+MAX_PACKET = 1 << 17
+REPORT_FD = 3
+_WITHOUT_IMAGE = 5
+_MAX_FDS = 7  # streams, report, line, image, body
+
+# holes of the program
+_SOCK = "the spawner's socket"
+_NR_WRITE, _NR_RECVFROM, _NR_CHDIR, _NR_UMASK, _NR_SETSID, _NR_SETGROUPS, _NR_EXIT = 1, 45, 80, 95, 112, 116, 231
+
+
+class Written:
+    """What the spawner does first: join the cgroup, and when PID 1 has built everything, go in and give up all rights.
+
+    Written by the forker as rows of its program; `fill` tells it of one sandbox. One that was born in its cgroup begins
+    at `joined`.
+    """
+
+    def __init__(self, program: Program, plan: Plan, joins: int, doors: list[object]) -> None:
+        """`joins`: how many cgroups. `doors`: PID 1's namespaces; as root its pidfd."""
+        self._program, self._plan, self._doors = program, plan, doors
+        self.first = program.next
+        fence = plan["fence"]
+        if joins:
+            _call(
+                program, "prctl PR_SET_PDEATHSIG", k.NR_PRCTL, k.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL
+            )  # it may take long
+        for number in range(joins):
+            _call(program, "join a cgroup", _NR_WRITE, Hole(_join(number)), b"0", 1)
+        self.joined = program.next
+        _call(program, "prctl PR_SET_NAME", k.NR_PRCTL, k.PR_SET_NAME, b"rf-spawner")
+        _call(program, "prctl PR_SET_PDEATHSIG", k.NR_PRCTL, k.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL)
+        # The ends of others' sockets above all: they would never be closed.
+        self._closing = Closing(program, "the spawner closes", 1 + len(doors))
+        told = _call(program, "hear the forker", _NR_RECVFROM, Hole(_SOCK), room(8), 8, 0, 0, 0)
+        if fence["cgroup_namespace"]:  # after the join: /proc/self/cgroup then reads "/" (B13)
+            _call(program, f"unshare {k.CLONE_NEWCGROUP:#x}", k.NR_UNSHARE, k.CLONE_NEWCGROUP)
+        self._go_in()
+        _call(program, "setsid", _NR_SETSID)
+        _call(program, "chdir /workspace", _NR_CHDIR, b"/workspace")
+        _call(program, "umask", _NR_UMASK, 0o022)
+        pid1.write_streams(program, Hole(_SOCK), REPORT_FD + 1)  # the one below is for the report of the job to come
+        fencing.write_limits(program, fence)
+        fencing.write_rights(program, fence, landlock=True)
+        _call(program, "close_range", k.NR_CLOSE_RANGE, REPORT_FD + 2, 0x7FFFFFFF)
+        self.last = program.stop()
+        program.if_zero(told, _call(program, "exit", _NR_EXIT, 0))  # it was not built
+
+    def _go_in(self) -> None:
+        """Into PID 1's namespaces, by the rights of the forker: as root by its pidfd, the user namespace last."""
+        program, plan = self._program, self._plan
+        if not plan["as_root"]:
+            for door in self._doors:
+                _call(program, "setns", k.NR_SETNS, door, 0)
+            return
+        _call(program, "setgroups", _NR_SETGROUPS, 0, 0)
+        others = k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS
+        _call(program, f"setns {others:#x}", k.NR_SETNS, self._doors[0], others)
+        if plan["user_namespace"]:
+            _call(program, f"setns {k.CLONE_NEWUSER:#x}", k.NR_SETNS, self._doors[0], k.CLONE_NEWUSER)
+        pid1.write_become(program, mapped=plan["user_namespace"])
+
+    def fill(self, sock: int, join: list[int], affinity: list[int], limits: dict[str, bytes]) -> None:
+        program = self._program
+        program.fill(_SOCK, sock)
+        for number, fd in enumerate(join):
+            program.fill(_join(number), fd)
+        doors = [program.filled(door) for door in self._doors]
+        self._closing.fill([sock, *doors])
+        fencing.fill_limits(program, limits, affinity)
+
+
+def limits_of(fence: Fence) -> dict[str, bytes]:
+    """For `Written.fill`: the same for all sandboxes of a plan."""
+    return fencing.limits_for(fence, processes=fence["processes"] + framing.OURS + framing.RESERVE)
+
+
+def _join(number: int) -> str:
+    return f"cgroup {number}"
+
+
+def _call(program: Program, what: str, number: int, *arguments: object) -> int:
+    return program.call(number, *arguments, what=what)
+
+
+def begin(fence: Fence, *, rehearse: bool) -> NoReturn:
+    """The rows are done: serve jobs."""
+    if rehearse:
+        _rehearse(fence)
+    _serve(fast_stdlib.from_fd(REPORT_FD + 1, fast_stdlib.SOCK_SEQPACKET), fence, fence["processes"])
+
+
+def run_within(sock: socket, fence: Fence) -> NoReturn:
+    """The same where the wall is somebody else's: there is nothing to go into."""
+    k.set_name("rf-spawner")
+    k.die_with_parent()
+    os.setsid()
+    os.chdir("/workspace")
+    os.umask(0o022)
+    _keep_only(os.dup(sock.fileno()))
+    limit = fence["processes"]
+    fencing.set_limits(fence, processes=limit + framing.OURS + framing.RESERVE)
+    fencing.give_up_rights(fence, landlock=True)
+    _serve(fast_stdlib.from_fd(REPORT_FD + 1, fast_stdlib.SOCK_SEQPACKET), fence, limit)
+
+
+def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoReturn:
+    """In a fork of guestd itself, where siblings cannot be made (gVisor): give up all rights, then do the job.
+
+    `join`: a descriptor to write 0 to before there is guest code here, which counts it; -1: none.
+    """
+    limit = fence["processes"]
+    k.die_with_parent()
+    os.chdir("/workspace")
+    os.umask(0o022)
+    fencing.set_limits(fence, processes=limit + framing.OURS + framing.RESERVE)
+    fencing.give_up_rights(fence, landlock=True)
+    _child(job, fds, fence, limit + framing.OURS, join)
+    os._exit(125)
+
+
+def _keep_only(wire: int) -> None:
+    """Descriptors 0–2 read and write nothing, 4 is the socket to the monitor, all others are closed (D01, D02)."""
+    null = k.high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.dup2(k.high(wire), REPORT_FD + 1, inheritable=False)
+    os.dup2(null, REPORT_FD, inheritable=False)  # kept free for the report of the job to come
+    k.close_from(REPORT_FD + 2)
+
+
+def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
+    sock.send(fast_stdlib.dumps({"pid": os.getpid()}))
+    while True:
+        data, fds = fast_stdlib.recv_fds(sock, MAX_PACKET, _MAX_FDS)
+        if not data:
+            os._exit(0)
+        job = fast_stdlib.loads(data)
+        if job["become"]:
+            sock.close()
+            _child(job, fds, fence, limit + framing.OURS - 1)
+        _clone(sock, job, fds, fence, limit + framing.OURS)
+
+
+def _rehearse(fence: Fence) -> None:
+    """Do what the first job will do, as far as it can be done twice: a page that is written to is copied once."""
+    from ringfence.guest.interpreter import runner
+
+    body = fast_stdlib.dumps(
+        {"kind": "python", "language": "python", "cwd": "/workspace", "code": "", "env": {}, "args": []}
+    )
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)
+    fast_stdlib.send_fds(ours, fast_stdlib.dumps({"become": True, "pty": None, "body": body.decode()}), [null] * 4)
+    data, fds = fast_stdlib.recv_fds(theirs, MAX_PACKET, 6)
+    ours.close()
+    theirs.close()
+    job = _take(fast_stdlib.loads(data), fds)
+    for fd in (null, *fds):
+        os.close(fd)
+    os.getsid(0)
+    fencing.rehearse(fence, dumpable=_stays(job))
+    _leave_directory(job)
+    runner.rehearse()
+
+
+def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: int) -> None:
+    ends: list[int] = []  # master and slave of its terminal
+    try:
+        if job["pty"] is not None:
+            ends += terminal.make(job["pty"]["cols"], job["pty"]["rows"])
+        if len(fds) > _WITHOUT_IMAGE:
+            _pass_numbers(_text(job, fds))
+        pid, pidfd = k.clone(k.CLONE_PARENT, hooks=True)
+    except OSError as error:
+        sock.send(fast_stdlib.dumps({"errno": error.errno}))
+    else:
+        if pid == 0:
+            sock.close()
+            _child(job, [*ends[1:] * 3, *fds[3:]] if ends else fds, fence, processes)
+        told = [pidfd] if pidfd >= 0 else []
+        try:
+            fast_stdlib.send_fds(sock, fast_stdlib.dumps({"pid": pid, "pidfd": bool(told)}), [*told, *ends[:1]])
+        except OSError as error:  # the guest has as many descriptors on their way as its user may
+            os.kill(pid, fast_stdlib.SIGKILL)
+            sock.send(fast_stdlib.dumps({"errno": error.errno}))
+        for fd in told:
+            os.close(fd)
+    for fd in [*fds, *ends]:
+        os.close(fd)
+
+
+def _child(job: Handed, fds: list[int], fence: Fence, processes: int, join: int = -1) -> None:
+    """In the new process: streams in place, then the work the job names. Never returns."""
+    code = 125
+    try:
+        code = _work(job, fds, fence, processes, join)
+    except BaseException as error:  # noqa: BLE001  # the last frame of this process: say it and end
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(code)
+
+
+def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: int) -> int:
+    job = _take(handed, fds)
+    if join >= 0 and job["kind"] not in ("file", "connect"):  # those are ours, and served when the guest's are full
+        os.write(join, b"0")
+    further = _further(job)
+    for number in range(further):
+        os.dup2(fds[4 + number], REPORT_FD + 1 + number, inheritable=False)
+    k.close_from(REPORT_FD + 1 + further)
+    if job["kind"] == "file":
+        from ringfence.guest.files import worker
+
+        return worker.work(job, REPORT_FD)
+    if job["kind"] == "connect":
+        from ringfence.guest.guestd import connector
+
+        return connector.work(job, REPORT_FD)
+    os.setsid() if os.getsid(0) != os.getpid() else None
+    if handed["pty"] is not None:
+        terminal.take(0)
+    fencing.finish_for_guest(fence, processes=processes, dumpable=_stays(job), session=job["kind"] == "session")
+    _leave_directory(job)
+    if job["kind"] == "exec":
+        return _exec(job)
+    if "javascript" in (job["kind"], job.get("language")):
+        return _exec({**job, "argv": node.argv(job, REPORT_FD)})
+    if job.get("language") == "bash" and not job.get("fresh"):
+        from ringfence.guest.interpreter import bash
+
+        return bash.serve(job, REPORT_FD)
+    if job["kind"] == "fresh" or job.get("fresh"):
+        return _exec({**job, "argv": exec_python.argv(job, REPORT_FD)})
+    if job["kind"] == "session":
+        from ringfence.guest.interpreter import session
+
+        return session.serve(job, REPORT_FD)
+    from ringfence.guest.interpreter import runner
+
+    return runner.run(job, REPORT_FD)
+
+
+def _text(handed: Handed, fds: list[int]) -> str:
+    return handed["body"] if handed["body"] is not None else _read_all(fds[-1])
+
+
+def _pass_numbers(text: str) -> None:
+    """Use up process numbers until the next one is none of those that a copy must not have (K05)."""
+    avoided = fast_stdlib.loads(text)["image"]
+    while avoided:
+        pid, pidfd = k.clone(0, hooks=False)
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        if pidfd >= 0:
+            os.close(pidfd)
+        if pid + 1 not in avoided:
+            return
+
+
+def _take(handed: Handed, fds: list[int]) -> Work:
+    """The streams to where they belong. Returns what is to be done."""
+    text = _text(handed, fds)
+    for target, fd in enumerate(fds[:3]):
+        os.dup2(fd, target)
+    os.dup2(fds[3], REPORT_FD, inheritable=False)
+    job: Work = fast_stdlib.loads(text)
+    return job
+
+
+def _further(job: Work) -> int:
+    """Descriptors beyond the report: a session hears the host by one, and a copy has its memory in another."""
+    return int(job["kind"] == "session") + int(bool(job.get("image")))
+
+
+def _stays(job: Work) -> bool:
+    """Whether guest code runs in this very process, without an exec; of bash, what tells it what to run."""
+    if job["kind"] == "session" and job["language"] != "python":
+        return job["language"] == "bash" and not job.get("fresh")
+    return job["kind"] in ("python", "session") and not job.get("fresh")
+
+
+def _read_all(fd: int) -> str:
+    with open(fd, encoding="utf-8", closefd=False) as file:
+        file.seek(0)
+        return file.read()
+
+
+def _report(job: Work, stage: str, number: int | None) -> None:
+    """Why it did not begin: by the line where there is one, else as the whole report."""
+    if job["kind"] == "exec":
+        os.write(REPORT_FD, fast_stdlib.dumps({"errno": number, "stage": stage}))
+    else:
+        Line(REPORT_FD).send({"m": "failed", "stage": stage, "errno": number})
+
+
+def _leave_directory(job: Work) -> None:
+    try:
+        os.chdir(str(job["cwd"]))
+    except OSError as error:
+        _report(job, "cwd", error.errno)
+        os._exit(125)
+
+
+def _exec(job: Work) -> int:
+    """execve, looking the program up in the guest's PATH. Returns only when it failed."""
+    argv: list[str] = job["argv"]
+    env: dict[str, str] = job["env"]
+    fast_stdlib.default_signals(fast_stdlib.SIGPIPE, fast_stdlib.SIGXFSZ)  # the two that Python ignores
+    program = os.fsencode(argv[0])
+    names = [program] if b"/" in program else [os.path.join(d, program) for d in _path_of(env)]
+    failure = 2
+    for name in names:
+        try:
+            os.execve(name, [_bytes(a) for a in argv], {_bytes(a): _bytes(b) for a, b in env.items()})
+        except OSError as error:
+            if error.errno not in (2, 20) or failure == 2:  # ENOENT, ENOTDIR: the next directory may have it
+                failure = error.errno if error.errno is not None else 2
+    _report(job, "exec", failure)
+    return 126 if failure not in (2, 20) else 127
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _path_of(env: dict[str, str]) -> list[bytes]:
+    return [_bytes(d) for d in env.get("PATH", "/usr/bin:/bin").split(":") if d]

@@ -1,0 +1,245 @@
+"""Owns the zygote: a small warm interpreter that monitors and their forkers are forked from. No guest code runs here.
+
+It is started by exec with an empty environment, so nothing of the caller is in its memory (H12). It serves requests on
+a packet socket: each is a view, and gets a monitor of its own.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # as in lean
+import fcntl
+import gc
+import os
+import select
+import sys
+import time
+
+from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.launch import forker, held, monitor
+from ringfence.shared import fast_stdlib
+from ringfence.shared import syscalls as k
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socket import socket
+    from typing import Any
+
+    from ringfence.guest.guestd.protocols import Hello, Template
+
+
+# MERGED: What the zygote does when the library ended without a word (SIGKILL, or a command in a hurry): it cleans up.
+
+
+_GIVE_UP_S = 10
+_TRIES = 400  # of 5 ms: a memory cgroup stays busy for a while after its last process
+
+
+def clean_up(hello: Hello, library: int) -> None:
+    """Called when the library's end of the socket is closed. Its monitors end by themselves; we wait, and remove."""
+    _signal.alarm(_GIVE_UP_S)  # its default ends us: what is left then is for the next sweep
+    poll = select.poll()
+    poll.register(library, select.POLLIN)
+    if not poll.poll(1000):
+        return  # alive: it let go of us, no more
+    _wait_for_children()
+    for owner in hello["cgroups"]:
+        _remove_groups(owner)
+    if hello["uids"] is not None:
+        _remove_unheld(hello["uids"])
+    if os.path.exists(hello["record"]) or _has_entries(hello["stakes"]):
+        _sweep(hello["record"], hello["home"])
+
+
+def _has_entries(directory: str) -> bool:
+    try:
+        return bool(os.listdir(directory))
+    except OSError:
+        return False
+
+
+def _sweep(record: str, home: str) -> None:
+    """Placeholders on the host: the library's own sweep removes them, in an interpreter of its own."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    ours = f"import sys; sys.path.append({root!r}); import ringfence; sys.path.pop()"  # as in __main__ (L12)
+    text = f"{ours}; from ringfence.host import state; state.sweep()"
+    env = {"XDG_RUNTIME_DIR": os.path.dirname(os.path.dirname(os.path.dirname(record))), "HOME": home}
+    try:
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", text], env)
+        os.waitpid(pid, 0)
+    except OSError:
+        return  # ignored children are reaped for us
+
+
+def _wait_for_children() -> None:
+    """SIGCHLD is ignored, so this returns when the last one is gone. Orphaned monitors come to us: we are subreaper."""
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        return
+
+
+def _remove_groups(owner: str) -> None:
+    try:
+        groups = [entry.path for entry in os.scandir(owner) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for path in (*groups, owner, os.path.dirname(owner)):
+        for _ in range(_TRIES):
+            try:
+                os.rmdir(path)
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                if path == os.path.dirname(owner):
+                    break  # another library's groups are in it
+                time.sleep(0.005)
+
+
+def _remove_unheld(directory: str) -> None:
+    """Lock files of uids that no process holds any more. Whoever waits for one checks that it is still the file."""
+    for name in os.listdir(directory):
+        path = f"{directory}/{name}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        except OSError:
+            pass  # held, or removed by another
+        finally:
+            os.close(fd)
+
+
+CONTROL_FD = 3
+LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
+_MAX_PACKET = 1 << 18
+_MAX_FDS = 16
+_QUIET_MS = 100  # the first run of a process is over by then
+_FOR_JOBS = (
+    *("guest.guestd.connector", "guest.guestd.daemon"),
+    *(f"guest.files.{name}" for name in ("search", "snapshot_apply", "snapshot_scan", "streams", "watch", "worker")),
+    *(f"guest.interpreter.{name}" for name in ("bash", "runner", "session")),
+    "shared.openat",
+)
+_LIBRARY, _COMMAND = b"library", b"command"  # as in ringfence.host.zygote_start
+
+
+def main() -> None:
+    k.close_from(LIBRARY_FD + 1)
+    k.set_name("rf-zygote")
+    k.new_session_keyring()
+    os.umask(0o022)
+    os.chdir("/")
+    hard = k.limits("NOFILE")[1]
+    k.set_limits("NOFILE", hard, hard)  # a monitor holds a dozen for each sandbox
+    fast_stdlib.ignore_signals(fast_stdlib.SIGINT, fast_stdlib.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
+    k.become_subreaper()
+    control = fast_stdlib.from_fd(CONTROL_FD, fast_stdlib.SOCK_SEQPACKET)
+    purpose = control.recv(_MAX_PACKET)
+    if purpose == _COMMAND:  # the library takes as long to start as we do
+        _hold_rest()
+    elif purpose == _LIBRARY:
+        _load_rest()
+    data = control.recv(_MAX_PACKET) if purpose else b""
+    if not data:
+        os._exit(0)  # begun ahead of time, and not needed
+    hello: Hello = fast_stdlib.loads(data)
+    answer = fast_stdlib.dumps(_preload(hello))
+    try:
+        control.send(answer)
+    except OSError:
+        pass  # the library went while we imported: what follows sees it, and cleans up
+    gc.freeze()  # a collection in a fork would otherwise copy every page
+    gc.enable()
+    said_goodbye = _serve(control, _zygote_request, cold=purpose == _LIBRARY)
+    if not said_goodbye:
+        clean_up(hello, LIBRARY_FD)
+    os._exit(0)
+
+
+def _preload(hello: Hello) -> dict[str, object]:
+    """Import what guests will want. Thread pools stay off: a fork takes one thread along (M6)."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    forker.preloaded = bool(hello["preload"])
+    own = sys.path[:]  # for what is imported later, too; guests are given their path with each job
+    sys.path[:] = hello["sys_path"] or own
+    for name in hello["preload"]:
+        try:
+            __import__(name)
+        except BaseException as error:  # noqa: BLE001  # the module's own import may raise anything
+            return {"error": f"{type(error).__name__}: {error}", "module": name}
+    sys.path[:] = own
+    os.environ.clear()
+    threads = len(os.listdir("/proc/self/task"))
+    return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}
+
+
+def _hold_rest() -> None:
+    """A command mostly execs a program: what it may need besides is read, and not run."""
+    held.Held().hold()
+    node.prepare()
+    exec_python.prepare()
+
+
+def _load_rest() -> None:
+    """What jobs need, while the library makes its plan: a sandbox does not show where it lies."""
+    for name in _FOR_JOBS:
+        __import__(f"ringfence.{name}")
+    for name in ("_ast", "_sitebuiltins", "atexit"):
+        __import__(name)
+    exec_python.prepare()
+    node.prepare()
+
+
+def _warm_up() -> None:
+    """What most programs import anyway. 14 ms: the library's first template does not wait for it."""
+    for name in ("threading", "traceback", "linecache", "json", "ctypes"):
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+    forker.warm = True
+
+
+def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None], *, cold: bool) -> bool:
+    """Requests until the library says goodbye (True) or is gone without. `cold`: there is time to warm up later."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(LIBRARY_FD, select.POLLIN)
+    served = 0
+    while True:
+        ready = dict(poll.poll(_QUIET_MS if cold and served else None))
+        if cold and served and LIBRARY_FD not in ready:
+            cold = False
+            _warm_up()
+        if control.fileno() in ready:
+            served += 1
+            data, fds = _receive(control)
+            request = fast_stdlib.loads(data) if data else None
+            if request is None or "bye" in request:
+                return request is not None
+            handle(control, request, fds)
+            for fd in fds:
+                os.close(fd)
+        elif LIBRARY_FD in ready:
+            return False
+
+
+def _receive(control: socket) -> tuple[bytes, list[int]]:
+    try:
+        return fast_stdlib.recv_fds(control, _MAX_PACKET, _MAX_FDS)
+    except ConnectionError:  # the library died with an answer of ours unread
+        return b"", []
+
+
+def _zygote_request(control: socket, request: Template, fds: list[int]) -> None:
+    if os.fork() == 0:
+        os.dup2(fds[0], CONTROL_FD, inheritable=False)
+        for fd in fds:
+            os.close(fd)
+        control.detach()
+        monitor.run(fast_stdlib.from_fd(CONTROL_FD, fast_stdlib.SOCK_SEQPACKET), request, LIBRARY_FD)

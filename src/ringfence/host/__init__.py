@@ -1,0 +1,1 @@
+"""What this machine gives every backend: cgroups, uids, state directories, mounts, programs."""

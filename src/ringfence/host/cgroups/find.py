@@ -1,0 +1,74 @@
+"""Control groups of sandboxes: which mechanism this host offers, behind one interface over v1 and v2.
+
+A group holds only what belongs to one sandbox's guest. The caller's own process is never moved, and nothing is made,
+changed or killed outside directories named `ringfence/<owner>` (or a systemd scope that we started).
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.host.cgroups.base import MOUNT, Group, GroupLimits, GroupUsage, Mechanisms, Tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.host.cgroups.base import DeadTest
+
+__all__ = [
+    "Group",
+    "GroupLimits",
+    "GroupUsage",
+    "Mechanisms",
+    "Tree",
+    "delegable",
+    "find",
+    "remove_dead_owners",
+    "remove_noted",
+]
+
+
+def find() -> Tree | None:
+    """The mechanism this process can use right now; None when there is none. Changes nothing, well below 1 ms."""
+    if os.path.exists(f"{MOUNT}/cgroup.controllers"):
+        from ringfence.host.cgroups import v2
+
+        return v2.find()
+    from ringfence.host.cgroups import v1
+
+    return v1.find()
+
+
+def delegable() -> Tree | None:
+    """For an ordinary user on v2 where `find` is None: a tree whose zygote is in a systemd user scope.
+
+    None when there is no systemd user manager to ask. Nothing is started here.
+    """
+    if os.geteuid() == 0 or not os.path.exists(f"{MOUNT}/cgroup.controllers"):
+        return None
+    from ringfence.host.cgroups import v2
+
+    return v2.delegable()
+
+
+def remove_dead_owners(is_dead: DeadTest) -> list[str]:
+    """Kill and remove the groups of every owner that `is_dead`; returns the directories removed."""
+    if os.path.exists(f"{MOUNT}/cgroup.controllers"):
+        from ringfence.host.cgroups import v2
+
+        return v2.remove_dead_owners(is_dead)
+    from ringfence.host.cgroups import v1
+
+    return v1.remove_dead_owners(is_dead)
+
+
+def remove_noted(path: str, owner: str) -> bool:
+    """Kill and remove a v2 group that a dead owner's record names; False when it is not one of that owner's."""
+    name = os.path.basename(path)
+    theirs = path.endswith(f"/ringfence/{owner}") or (
+        name.startswith(f"ringfence-{owner}-") and name.endswith(".scope")
+    )
+    if not theirs or not path.startswith(f"{MOUNT}/") or ".." in path.split("/"):
+        return False
+    from ringfence.host.cgroups import v2
+
+    return os.path.isdir(path) and v2.remove_tree(path, timeout_s=2.0)

@@ -1,0 +1,303 @@
+"""Launches a sandbox with host mounts, and holds their protected paths from before its start until after its end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import struct
+import threading
+import time
+
+from ringfence.errors import RingfenceError, warn
+from ringfence.host import import_path, zygote_start
+from ringfence.host.kernel_refusals import mounts_changed
+from ringfence.host.mount_scan import end_scan, snapshot_before
+from ringfence.host.placeholders import Placeholders, is_placeholder
+from ringfence.plan.build import IMPORTABLE, importable
+from ringfence.results import Denial
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.backends.engine.box import WalledBox
+    from ringfence.backends.process.box import ProcessBox
+    from ringfence.backends.process.pool import Pool
+    from ringfence.host.mount_scan import Before
+    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.rootfs.protected import Protected
+
+
+# MERGED: Notices when a protected path of a writable mount is replaced on the host while the sandbox runs.
+#
+# The read-only mounts themselves are made by guest/box.py. When a program on the host replaces a protected file by
+# rename
+# (git and editors do), the kernel takes the mount off in the sandbox too, and only the watch notices (M10). Whoever
+# wants
+# no such limits takes a mount of mode "copy".
+
+
+_IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
+_IN_DELETE_SELF, _IN_MOVE_SELF = 0x400, 0x800
+_IN_Q_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
+_IN_ONLYDIR, _IN_DONT_FOLLOW = 0x1000000, 0x2000000
+_WATCHED = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
+_ALWAYS = _IN_Q_OVERFLOW | _IN_IGNORED | _IN_DELETE_SELF | _IN_MOVE_SELF
+_IN_CLOEXEC, _IN_NONBLOCK = 0o2000000, 0o4000
+_EVENT = struct.Struct("iIII")
+
+
+class Watch:
+    """Notices, by inotify, when a protected path, or one of its folders inside the mount, was renamed, removed or made.
+
+    Made after the placeholders, before the guest. `fileno()` is readable when `check()` should be called.
+    """
+
+    def __init__(self, protected: tuple[Protected, ...]) -> None:
+        folders = sorted({os.path.dirname(path) for path in _inodes(protected)})
+        self._fd, self._folders = _inotify(folders)
+        self._expected = _inodes(protected)
+        self._touched: dict[str, None] = {}  # expected paths of which an event told, in the order of the events
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def check(self) -> list[str]:
+        """Protected paths that were replaced or removed on the host since the start; each is told once.
+
+        By what happened to the name, not by the inode that has it now: a file system gives the number of a file that
+        was removed to the next one that is made, which may be the guest's.
+        """
+        self._take_in()
+        touched, self._touched = self._touched, {}
+        for path in touched:
+            del self._expected[path]
+        return list(touched)
+
+    def expect(self, inodes: dict[str, tuple[int, int]]) -> None:
+        """They are protected again, as these inodes, and what was told of them until now was our own doing.
+
+        Not of one that is another or gone by now: somebody removed it in the meantime, and the next check tells it.
+        """
+        self._expected |= inodes
+        self._take_in()
+        for path, inode in inodes.items():
+            self._touched.pop(path, None)
+            if _inode(path) != inode:
+                self._touched[path] = None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _take_in(self) -> None:
+        if self._drain():  # some events are not told: whatever changed since the start, as far as that can be seen
+            self._touched |= dict.fromkeys(path for path, inode in self._expected.items() if _inode(path) != inode)
+
+    def _drain(self) -> bool:
+        """Take in what happened. Whether there is more than the events tell."""
+        blind = False
+        while True:
+            try:
+                events = os.read(self._fd, 65536)
+            except BlockingIOError:
+                return blind
+            offset = 0
+            while offset < len(events):
+                watch, mask, _, length = _EVENT.unpack_from(events, offset)
+                offset += _EVENT.size
+                name = os.fsdecode(events[offset : offset + length].rstrip(b"\0"))
+                offset += length
+                path = f"{self._folders.get(watch)}/{name}"
+                if path in self._expected:
+                    self._touched[path] = None
+                blind = blind or bool(mask & _ALWAYS)
+
+
+def _inodes(protected: tuple[Protected, ...]) -> dict[str, tuple[int, ...] | None]:
+    expected: dict[str, tuple[int, ...] | None] = {}
+    for one in protected:
+        path = one.path
+        while path != one.root and len(path) > len(one.root):
+            expected[path] = _inode(path)
+            path = os.path.dirname(path)
+    return expected
+
+
+def _inode(path: str) -> tuple[int, ...] | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _inotify(directories: list[str]) -> tuple[int, dict[int, str]]:
+    """A descriptor, and which folder each number in its events means."""
+    import ctypes  # only where something is protected
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), f"inotify: {os.strerror(ctypes.get_errno())}")
+    folders: dict[int, str] = {}
+    for directory in directories:
+        mask = ctypes.c_uint32(_WATCHED | _IN_ONLYDIR | _IN_DONT_FOLLOW)
+        watch = libc.inotify_add_watch(fd, os.fsencode(directory), mask)
+        if watch < 0:
+            number = ctypes.get_errno()
+            os.close(fd)
+            raise OSError(number, f"{directory} cannot be watched: {os.strerror(number)}")
+        folders[watch] = directory
+    return fd, folders
+
+
+_QUIET_S = 0.02  # that a guest stands still before what was removed is put back
+
+
+def launch_guarded(pool: Pool, plan: ProcessPlan) -> ProcessBox:
+    """A sandbox whose plan shows host paths. Those of "rw" mounts are looked through at the end.
+
+    Raises as Pool.take does, SandboxLostError for a folder that is none any more, and OSError when a placeholder cannot
+    be made; nothing is left then.
+    """
+    guard = Guard(plan)
+    try:
+        box = pool.take(plan, stake=guard.stake)
+    except BaseException:
+        guard.end()
+        raise
+    guard.begin(box)
+    return box
+
+
+class Guard:
+    """Holds the protected paths of one sandbox. `outlives`: its guest is behind an engine (placeholders.py)."""
+
+    def __init__(self, plan: ProcessPlan, *, outlives: bool = False) -> None:
+        _keep_imports_out(plan)
+        self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
+        self._protected: dict[str, list[Protected]] = {}  # one folder may be mounted in several places
+        for one in plan.protected:
+            self._protected.setdefault(one.path, []).append(one)
+        self._before: dict[str, Before] = {root: snapshot_before(root) for root in plan.writable}
+        self._placeholders = Placeholders(plan.protected, outlives=outlives)
+        try:
+            self._placeholders.make()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # they were folders when the plan was made
+                raise mounts_changed(str(error.strerror)) from None
+            raise
+        try:
+            self._watch = Watch(plan.protected) if plan.protected else None
+            self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
+        except BaseException:
+            self._placeholders.release()
+            raise
+        self._thread: threading.Thread | None = None
+
+    @property
+    def stake(self) -> int:
+        """A descriptor that the sandbox's monitor has to keep: while it is open, no placeholder is removed."""
+        return self._placeholders.fileno()
+
+    def begin(self, box: ProcessBox | WalledBox) -> None:
+        box.on_destroyed.append(lambda: box.add_findings(self.end()))
+        if self._watch is not None:
+            self._thread = threading.Thread(target=self._keep_watch, args=(box,), name="ringfence-watch", daemon=True)
+            self._thread.start()
+
+    def _keep_watch(self, box: ProcessBox | WalledBox) -> None:
+        """A path that the host removed is put back; for one that it replaced the sandbox is stopped at once (A33)."""
+        try:
+            while lost := self._first_lost():
+                try:
+                    stands = box.hold_still()
+                    why = self._put_back(box, lost) if stands else "its guest cannot be made to stand still here"
+                    if why:
+                        box.stop_unprotected(tuple(_replaced(path, why) for path in lost))  # before it goes on
+                        return
+                finally:
+                    box.let_go_on()
+                box.add_findings(tuple(_removed(path) for path in lost))
+        except BaseException:
+            box.kill()  # nobody watches any more
+            raise
+
+    def _put_back(self, box: ProcessBox | WalledBox, lost: list[str]) -> str:
+        """Protect them again, and what goes meanwhile, which is added to `lost`. Returns "", or why it cannot be.
+
+        Sound only while the guest stands still, and for what was not there when it came to stand: of a file that was,
+        it may have a descriptor by the writable mount already (O_PATH shows nowhere), and no new mount takes that away.
+        """
+        assert self._watch is not None
+        lost += self._watch.check()
+        if any(os.path.lexists(path) for path in lost):
+            return "what is there now may be open in the guest"
+        time.sleep(_QUIET_S)  # a program that removes several, and other sandboxes, which have to stand still too
+        lost += [path for path in self._watch.check() if path not in lost]
+        again = [one for path in lost for one in self._protected.get(path, ())]
+        if any(path not in self._protected for path in lost) or any(one.content is None or one.hidden for one in again):
+            return "it is a folder above a protected path, or a hidden path"
+        try:
+            self._placeholders.make_again(again)
+            found = {path: os.lstat(path) for path in lost}
+            inodes = {path: (info.st_dev, info.st_ino) for path, info in found.items()}
+            why = box.protect_again([(one.target, *inodes[one.path]) for one in again])
+        except (OSError, RingfenceError) as error:
+            return str(error)
+        if not why:
+            self._watch.expect(inodes)
+        return why
+
+    def _first_lost(self) -> list[str]:
+        """Waits for it. Empty: the sandbox has ended before."""
+        assert self._watch is not None
+        poll = select.poll()  # select() takes no descriptor from 1024 on
+        for fd in (self._watch.fileno(), self._stop):
+            poll.register(fd, select.POLLIN)
+        while True:
+            lost = self._watch.check()  # before the wait: what came while one was put back has been read already
+            if lost:
+                return lost
+            if self._stop in dict(poll.poll()):
+                return []
+
+    def end(self) -> tuple[Denial, ...]:
+        """After the last process of the sandbox is gone. What a look at the writable mounts shows."""
+        os.close(self._stopped)
+        if self._thread is not None:
+            self._thread.join(2)
+        os.close(self._stop)
+        if self._watch is not None:
+            self._watch.close()
+        self._placeholders.release()
+        found = [one for root, before in self._before.items() for one in end_scan(root, before, known=self._held)]
+        return tuple(one for one in found if one.code != "mount.protected-name" or not is_placeholder(one.target))
+
+
+_warned: set[str] = set()
+
+
+def _keep_imports_out(plan: ProcessPlan) -> None:
+    """Ours, from here on. Of the caller's own it can only be told, once for each folder; a command tells it after the
+    run."""
+    import_path.shown_writable(plan.writable, [one.path for one in plan.protected if not one.missing])
+    folders = [folder for folder in importable(plan) if folder not in _warned]
+    _warned.update(folders)
+    if folders and not zygote_start.is_command():
+        warn(f"{', '.join(folders)}: {IMPORTABLE}", UserWarning)
+
+
+def _replaced(path: str, why: str) -> Denial:
+    message = (
+        f"{path} was replaced or removed from outside while the sandbox ran (by a program on the host, or by another "
+        "sandbox that may write there), and its protection with it; "
+        f"it could not be put back ({why}), so the sandbox was stopped"
+    )
+    return Denial("mount", path, "mount.protected-replaced", message, allow=None)
+
+
+def _removed(path: str) -> Denial:
+    message = f"{path} was removed from outside while the sandbox ran; it is protected again, and the sandbox goes on"
+    return Denial("mount", path, "mount.protected-removed", message, allow=None)

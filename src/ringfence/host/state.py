@@ -1,0 +1,438 @@
+"""The state directory of this user: records of what must not outlive a library process, and the sweep that reads them.
+
+Touches nothing but what carries our name or stands in a record of ours, and only when its owner is dead.
+"""
+
+from __future__ import annotations
+
+import _thread
+import fcntl
+import os
+import stat
+import time
+
+from ringfence.errors import SandboxClosedError, SandboxError, UnsupportedError
+from ringfence.host import process_id as owners
+from ringfence.values import Struct, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TypeAlias
+
+    Fact: TypeAlias = str | int
+    Entry: TypeAlias = tuple[str, tuple[tuple[str, Fact], ...]]  # kind, sorted facts
+
+
+_NAME = "ringfence"
+_OWNERS = "owners"
+_NEW = ".new"  # a record being written again
+_COMPACT_AFTER = 1_000  # lines of a record that say nothing any more
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class SweepReport(Struct):
+    """What a sweep removed. `busy`: another sweep was at it for too long; this one left the records to it."""
+
+    owners: tuple[str, ...] = ()
+    cgroups: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    uids: int = 0
+    busy: bool = False
+
+
+def state_dir() -> str:
+    """The state directory, made when missing: ours, 0700, no link (C09, C10). UnsupportedError otherwise."""
+    if os.geteuid() == 0:
+        return _own(f"/run/{_NAME}")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and _is_mine(runtime):
+        return _own(f"{runtime}/{_NAME}")
+    home = os.path.expanduser("~/.local/state")
+    _make(home)
+    return _own(f"{home}/{_NAME}")
+
+
+def _make(path: str) -> None:
+    """With the folders above it. A service's user may have no home, or one that is not its own."""
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError as error:
+        raise UnsupportedError(
+            f"{path}, where Ringfence writes down what it has to remove, cannot be made: {error.strerror}",
+            code="state",
+            fix="set HOME to a folder that this user may write, or XDG_RUNTIME_DIR to one that is its own",
+        ) from None
+
+
+def directory(name: str) -> str:
+    """A directory below the state directory, made when missing, with the same promises."""
+    return _own(f"{state_dir()}/{name}")
+
+
+def disk_directory(name: str) -> str:
+    """As `directory`, for what may be large: never in /run, which is memory on most hosts."""
+    root = disk_root()
+    _make(os.path.dirname(root))
+    return _own(f"{_own(root)}/{name}")
+
+
+def lasting_directory(name: str) -> str:
+    """A directory that outlasts a reboot and is the same for all processes of this user, whatever their environment
+    says of a runtime directory. Where there is no such place (a service without a home, a root that is read-only): one
+    in the state directory."""
+    try:
+        return disk_directory(name)
+    except (UnsupportedError, OSError):
+        return directory(name)
+
+
+def lasting_place(name: str) -> str:
+    """Where `lasting_directory` has it. Makes nothing."""
+    place = f"{disk_root()}/{name}"
+    return place if _is_mine(place) else f"{state_dir()}/{name}"
+
+
+def disk_root() -> str:
+    """Where `disk_directory` makes its directories. Made by that."""
+    return f"/var/lib/{_NAME}" if os.geteuid() == 0 else os.path.expanduser(f"~/.local/state/{_NAME}")
+
+
+def register() -> Owner:
+    """The record of this process, made when missing. Cheap; call it once and keep it."""
+    return Owner(record())
+
+
+def record() -> str:
+    """Where the record of this process is, when there is one."""
+    return f"{directory(_OWNERS)}/{owners.name()}"
+
+
+def sweep(timeout_s: float = 5.0) -> SweepReport:
+    """Remove what dead library processes left: frozen or running guests, cgroups, placeholders, files, uid locks.
+
+    Costs a directory listing or two when there is nothing. Two sweeps never work at once; the second waits up to
+    `timeout_s`.
+    """
+    from ringfence.host.cgroups import find
+
+    groups = tuple(find.remove_dead_owners(owners.is_dead))  # guests first: then nothing of theirs writes any more
+    records = directory(_OWNERS)
+    report = SweepReport()
+    if any(True for _ in _dead(records)):
+        report = _sweep_records(records, timeout_s)
+    uids = _sweep_uids() if report.owners or groups else 0
+    files = (*report.files, *_sweep_placeholders())
+    return replace(report, cgroups=(*groups, *report.cgroups), files=files, uids=uids)
+
+
+class Owner:
+    """The record of one library process: a file of JSON lines. Safe to use from many threads.
+
+    In a fork of the process it is a dead object: `note` and `forget` raise SandboxClosedError.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._lock = _thread.allocate_lock()
+        self._entries: dict[Entry, None] = dict.fromkeys(_read_record(path))
+        self._stale_lines = 0
+        self._fd = _open_record(path, os.O_CREAT)
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        """Write down something to remove should this process die. On disk when this returns.
+
+        Kinds: `file` (path, device, inode), `cgroup` (path), `tree` (path, right below a `disk_directory`).
+        """
+        entry = (kind, tuple(sorted(facts.items())))
+        with self._lock:
+            self._check()
+            if entry not in self._entries:
+                self._entries[entry] = None
+                self._append("note", entry)
+
+    def forget(self, kind: str, **facts: Fact) -> None:
+        """Take back a note with the same facts. One that is not there is no error."""
+        entry = (kind, tuple(sorted(facts.items())))
+        with self._lock:
+            self._check()
+            if entry in self._entries:
+                del self._entries[entry]
+                self._append("forget", entry)
+                self._stale_lines += 2
+                if self._stale_lines > _COMPACT_AFTER + len(self._entries):
+                    self._compact()
+
+    def close(self) -> None:
+        """End the record. What is still noted stays on disk, for a sweep after this process is gone."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd < 0:
+                return
+            if os.getpid() == self._pid and not self._entries:
+                _unlink(self._path)
+            os.close(fd)
+
+    def _check(self) -> None:
+        if self._fd < 0 or os.getpid() != self._pid:
+            raise SandboxClosedError(
+                f"the record {self._path} belongs to process {self._pid}, or is closed",
+                fix="make sandboxes in the process that uses them, after a fork",
+            )
+
+    def _append(self, verb: str, entry: Entry) -> None:
+        os.write(self._fd, _line(verb, entry))
+
+    def _compact(self) -> None:
+        """Write what is still true to a new file and put it in the place of the old one."""
+        new = f"{self._path}{_NEW}"
+        _unlink(new)
+        fd = _open_record(new, os.O_CREAT | os.O_EXCL)
+        os.write(fd, b"".join(_line("note", entry) for entry in self._entries))
+        os.rename(new, self._path)
+        os.close(self._fd)
+        self._fd = fd
+        self._stale_lines = 0
+
+
+def remove_if_same(facts: dict[str, Fact]) -> bool:
+    """Remove a file or an empty directory when it is still the one that was noted. True when it was removed.
+
+    The parent is opened once: a directory swapped for a link in between leads nowhere (C01 and its like), because
+    there the name has another inode.
+    """
+    path = str(facts["path"])
+    try:
+        parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    name = os.path.basename(path)
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if (found.st_dev, found.st_ino) != (facts["device"], facts["inode"]):
+            return False
+        if stat.S_ISDIR(found.st_mode):
+            os.rmdir(name, dir_fd=parent)
+        else:
+            os.unlink(name, dir_fd=parent)
+    except OSError:
+        return False  # gone, not empty, or on a file system that is read-only now: not ours to force
+    finally:
+        os.close(parent)
+    return True
+
+
+# ── the sweep ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _dead(records: str) -> Iterator[str]:
+    for name in os.listdir(records):
+        owner = name.removesuffix(_NEW)
+        if owners.is_dead(owner) or (owners.parse(owner) and _is_abandoned(f"{records}/{name}", owner)):
+            yield name
+
+
+def _is_abandoned(path: str, owner: str) -> bool:
+    """For an owner of another pid namespace (a container, an earlier one): nobody locks its record any more."""
+    found = owners.parse(owner)
+    if found is None or found[2] == owners.pid_namespace():
+        return False
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _sweep_records(records: str, timeout_s: float) -> SweepReport:
+    lock = os.open(f"{state_dir()}/sweep.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.fchmod(lock, 0o600)
+    try:
+        if not lock_until(lock, time.monotonic() + timeout_s):
+            return SweepReport(busy=True)
+        swept: list[str] = []
+        groups: list[str] = []
+        files: list[str] = []
+        for name in list(_dead(records)):
+            entries = _read_record(f"{records}/{name}")
+            _sweep_entries(name.removesuffix(_NEW), entries, groups, files)
+            _unlink(f"{records}/{name}")
+            swept.append(name)
+        return SweepReport(owners=tuple(swept), cgroups=tuple(groups), files=tuple(files))
+    finally:
+        os.close(lock)
+
+
+def _sweep_entries(owner: str, entries: list[Entry], groups: list[str], files: list[str]) -> None:
+    from ringfence.host.cgroups import find
+
+    for kind, facts in reversed(entries):
+        path = str(dict(facts)["path"])
+        if kind == "cgroup" and find.remove_noted(path, owner):
+            groups.append(path)
+    for kind, facts in reversed(entries):
+        remover = {"file": remove_if_same, "tree": _remove_noted_tree}.get(kind)
+        if remover is not None and remover(dict(facts)):
+            files.append(str(dict(facts)["path"]))
+
+
+def remove_tree(path: str) -> bool:
+    """A directory of ours right below a `disk_directory`, and all that a guest may have put there. False: it was gone.
+
+    By descriptors, without following a link: what is in it may be as hostile as a guest likes (K01, A27).
+    """
+    from ringfence.shared import tree_walk
+
+    kept_in, name = os.path.split(path)
+    ours = os.path.dirname(kept_in)
+    if os.path.basename(ours) != _NAME or not (_is_mine(ours) and _is_mine(kept_in)):
+        return False
+    parent = os.open(kept_in, _DIRECTORY)
+    try:
+        tree_walk.remove_tree(parent, name)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(parent)
+    return True
+
+
+def _remove_noted_tree(facts: dict[str, Fact]) -> bool:
+    return remove_tree(str(facts["path"]))
+
+
+def _sweep_placeholders() -> list[str]:
+    try:
+        if not os.listdir(f"{lasting_place('placeholders')}/stakes"):
+            return []  # as mostly, and costs no import
+    except FileNotFoundError:
+        return []
+    from ringfence.host import placeholders
+
+    return placeholders.sweep()
+
+
+def _sweep_uids() -> int:
+    if os.geteuid() != 0:
+        return 0
+    from ringfence.host import uids
+
+    return uids.sweep()
+
+
+def lock_until(fd: int, deadline: float, *, poll_s: float = 0.01) -> bool:
+    """Whether it could be locked until then."""
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(poll_s)
+        else:
+            return True
+
+
+# ── records and directories ──────────────────────────────────────────────────────────────────────
+
+
+def _open_record(path: str, flags: int) -> int:
+    """Open and lock a record; the lock tells other pid namespaces that we live."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+    os.fchmod(fd, 0o600)  # whatever the caller's umask: who sweeps reads it
+    if lock_until(fd, time.monotonic() + 1.0):
+        return fd
+    os.close(fd)
+    raise SandboxError(f"the record {path} is open already: a process registers once", code="registered-twice")
+
+
+def _line(verb: str, entry: Entry) -> bytes:
+    import json
+
+    return json.dumps({"verb": verb, "kind": entry[0], "facts": dict(entry[1])}).encode() + b"\n"
+
+
+def _read_record(path: str) -> list[Entry]:
+    """What a record still says, in the order of the notes. The last line may be half written."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    import json
+
+    entries: dict[Entry, None] = {}
+    for line in lines:
+        if not line.endswith(b"\n"):
+            continue
+        said = json.loads(line)
+        entry = (said["kind"], tuple(sorted(said["facts"].items())))
+        if said["verb"] == "note":
+            entries[entry] = None
+        else:
+            entries.pop(entry, None)
+    return list(entries)
+
+
+def _own(path: str) -> str:
+    if _is_mine(path):
+        return path
+    try:
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # whatever the caller's umask
+    except FileExistsError:
+        pass  # whose it is, is looked at next
+    if not _is_mine(path):
+        raise UnsupportedError(
+            f"{path} cannot hold our state: it is a link, no directory, another user's, or open to others",
+            code="state-directory",
+            fix=f"look at it, then remove it: ls -ld {path}",
+        )
+    return path
+
+
+def _is_mine(path: str) -> bool:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+# MERGED: The record of this process in the state directory: one, like the process, for all that must not outlive it.
+
+
+_owners: dict[int, Owner] = {}
+_lock = _thread.allocate_lock()
+
+
+def owner() -> Owner:
+    """Made on first use; after a fork another one."""
+    with _lock:
+        pid = os.getpid()
+        if pid not in _owners:
+            _owners.clear()
+            _owners[pid] = register()
+        return _owners[pid]
+
+
+def close() -> None:
+    """At the end of the process: the record goes when nothing is noted in it."""
+    with _lock:
+        found = _owners.pop(os.getpid(), None)
+    if found is not None:
+        found.close()

@@ -1,0 +1,633 @@
+"""Applies layers of a root file system to a directory of ours. The only writer of image trees.
+
+What is in the tree is known here, entry by entry, because nobody else writes to it: a name is created only below
+directories that this object made, never through a link, and an existing file is replaced, never opened (K01, M10).
+Ownership is not kept: all files belong to whoever imports. Set-uid and set-gid bits, devices, pipes and extended
+attributes are left out, and counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ringfence.images.tar_reader import Caps, TarError, TarStream, TooLargeError, parts, short
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Literal, TypeAlias
+
+    from ringfence.images.tar_reader import Entry
+
+    NodeKind: TypeAlias = Literal["file", "dir", "symlink"]
+    Path: TypeAlias = tuple[str, ...]
+    from queue import SimpleQueue
+    from typing import Protocol
+
+    class Digest(Protocol):
+        def update(self, data: bytes | memoryview, /) -> None: ...
+
+
+# MERGED: Sees to it that what somebody else's archive writes leaves some of the disk free.
+
+
+_STEP = 16 << 20  # bytes between two looks at the disk
+_EACH = 4096  # what an entry takes besides: 400 000 files of one byte are 1.6 GB
+
+
+class Room:
+    """Of the file system that `fd` is on; others write to it too."""
+
+    def __init__(self, fd: int, reserve: int) -> None:
+        self._fd = fd
+        self._reserve = reserve
+        self._unseen = 0
+
+    def take(self, size: int) -> None:
+        """Before an entry of `size` bytes is written. Raises OSError (ENOSPC), as a disk that is full does."""
+        self._unseen += size + _EACH
+        if self._unseen < _STEP:
+            return
+        self._unseen = 0
+        found = os.fstatvfs(self._fd)
+        if found.f_bavail * found.f_frsize - size < self._reserve:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+_WHITEOUT = ".wh."
+_OPAQUE = ".wh..wh..opq"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LARGE = 256 << 10  # bytes of a piece that is worth a second thread
+_EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+_NO_CHILDREN: dict[str, Node] = {}  # of all that is no directory; nobody adds to it
+
+
+class Node:
+    """One thing in the tree. Files that are hard links of each other are nodes with the same content."""
+
+    __slots__ = ("children", "content", "kind", "layer", "mode", "mtime", "size")
+
+    def __init__(self, kind: NodeKind, *, mode: int, mtime: int, layer: int, content: str = "", size: int = 0) -> None:
+        self.kind = kind
+        self.mode = mode
+        self.mtime = mtime
+        self.layer = layer
+        self.content = content  # SHA-256 of a file, text of a link
+        self.size = size
+        self.children: dict[str, Node] = {} if kind == "dir" else _NO_CHILDREN
+
+
+class Tree:
+    """A root being made in `directory`, which must be empty and writable by nobody else. Raises TarError, OSError.
+
+    Close it: it holds descriptors, and a directory's mode and time are set at the end.
+    """
+
+    def __init__(self, directory: str, caps: Caps | None = None) -> None:
+        self.caps = caps or Caps()
+        self.directory = directory
+        self.root = Node("dir", mode=0o755, mtime=0, layer=0)
+        self.dropped: dict[str, int] = {}  # what was left out, and how often
+        self.count = 0
+        self.size = 0
+        self._layer = 0
+        self._text = 0  # characters of all names and links so far
+        self._root_fd = os.open(directory, _DIRECTORY)
+        self._room = Room(self._root_fd, self.caps.reserve)
+        self._beside: Beside | None = None  # a thread for digests of large pieces
+        self._open: list[int] = []  # the directories on the way to the one that was used last
+        self._open_path: Path = ()  # their names
+        self._near: tuple[str, Path] = ("", ())  # the directory of the last name, as it was spelt and as it is
+        self._home: tuple[Path, Node] = ((), self.root)  # the directory that was added to last
+
+    # layers
+
+    def begin_layer(self) -> None:
+        """What comes now stands above what is there: only of that do whiteouts remove."""
+        self._layer += 1
+
+    def apply_tar(self, stream: TarStream, *, whiteouts: bool) -> None:
+        """One layer. With `whiteouts` names that begin with ".wh." remove what lower layers had."""
+        self.begin_layer()
+        for entry in stream:
+            self.add(entry, stream.data, whiteouts=whiteouts)
+
+    def add(self, entry: Entry, data: Callable[[], Iterable[bytes | memoryview]], *, whiteouts: bool = False) -> None:
+        """One entry. `data` is called for a file, once."""
+        path = self._path(entry.name)
+        self._room.take(entry.size)
+        self._text += len(entry.name) + len(entry.link)
+        if self._text > self.caps.text:
+            raise TarError(f"the names and links are longer than {self.caps.text:,} characters together")
+        if not path:
+            if entry.kind != "dir":
+                raise TarError(f"the root itself is a {entry.kind}")
+            self.root.mode, self.root.mtime = _directory_mode(entry.mode), entry.mtime
+            return
+        if whiteouts and path[-1].startswith(_WHITEOUT):
+            self._whiteout(path)
+            return
+        if entry.extended:
+            self._drop("extended attributes")
+        if entry.kind == "dir":
+            self._add_directory(path, entry)
+        elif entry.kind == "file":
+            self._add_file(path, entry, data())
+        elif entry.kind == "symlink":
+            self._add_symlink(path, entry)
+        elif entry.kind == "hardlink":
+            self._add_hardlink(path, entry)
+        else:
+            self._drop("pipes" if entry.kind == "fifo" else "device nodes")
+
+    def _drop(self, what: str) -> None:
+        self.dropped[what] = self.dropped.get(what, 0) + 1
+
+    # places
+
+    def _path(self, name: str) -> Path:
+        """As `parts`, and quicker for a name in the directory of the one before."""
+        above, slash, last = name.rpartition("/")
+        if slash and above == self._near[0] and _is_plain(last) and len(name) <= 255:
+            return (*self._near[1], last)
+        path = parts(name, self.caps)
+        if slash and path and path[-1] == last:
+            self._near = (above, path[:-1])
+        return path
+
+    def find(self, path: Path) -> Node | None:
+        """What is at `path`, links not followed."""
+        node: Node | None = self.root
+        for part in path:
+            node = node.children.get(part) if node is not None and node.kind == "dir" else None
+        return node
+
+    def _home_of(self, path: Path) -> Node:
+        """The directory that `path` goes into, made when missing. TarError when a link or a file is in the way."""
+        above = path[:-1]
+        if above == self._home[0]:
+            return self._home[1]
+        node = self.root
+        for index, part in enumerate(above):
+            child = node.children.get(part)
+            if child is None:
+                child = self._make_directory(node, path[: index + 1], mode=0o755, mtime=0)
+            elif child.kind != "dir":
+                what = "a link" if child.kind == "symlink" else "a file"
+                raise TarError(f"{short('/'.join(path))} goes through {what}, {short('/'.join(path[: index + 1]))}")
+            node = child
+        self._home = (above, node)
+        return node
+
+    def _parent_fd(self, path: Path) -> int:
+        """A descriptor of the directory that holds `path`; the kernel sees to it that no part of the way is a link."""
+        above = path[:-1]
+        if above != self._open_path:
+            same = 0
+            while same < min(len(above), len(self._open_path)) and above[same] == self._open_path[same]:
+                same += 1
+            self._let_go(same)
+            for part in above[same:]:
+                self._open.append(os.open(part, _DIRECTORY, dir_fd=self._open[-1] if self._open else self._root_fd))
+                self._open_path = (*self._open_path, part)
+        return self._open[-1] if self._open else self._root_fd
+
+    def _let_go(self, kept: int) -> None:
+        """Close directories on the way; below the first `kept` nothing is remembered."""
+        while len(self._open) > kept:
+            os.close(self._open.pop())
+        self._open_path = self._open_path[:kept]
+
+    def _clear(self, home: Node, path: Path, *, keep_directory: bool = False) -> Node | None:
+        """Make room at `path`. Returns the directory that was kept."""
+        there = home.children.get(path[-1])
+        if there is None:
+            return None
+        if keep_directory and there.kind == "dir":
+            return there
+        self._remove(home, path, lower_only=False)
+        return None
+
+    def _remove(self, home: Node, path: Path, *, lower_only: bool) -> None:
+        """Remove what is at `path`; with `lower_only` all but what this layer brought."""
+        node = home.children[path[-1]]
+        if node.kind == "dir":
+            for name in list(node.children):
+                self._remove(node, (*path, name), lower_only=lower_only)
+        if lower_only and (node.layer == self._layer or node.children):
+            return
+        if node.kind == "dir":
+            os.rmdir(path[-1], dir_fd=self._parent_fd(path))
+            self._home = ((), self.root)
+        else:
+            os.unlink(path[-1], dir_fd=self._parent_fd(path))
+            self.size -= node.size
+        self.count -= 1
+        del home.children[path[-1]]
+
+    def _put(self, home: Node, path: Path, node: Node) -> None:
+        self.count += 1
+        if self.count > self.caps.entries:
+            raise TarError(f"more than {self.caps.entries:,} files and directories")
+        home.children[path[-1]] = node
+
+    # kinds
+
+    def _make_directory(self, home: Node, path: Path, *, mode: int, mtime: int) -> Node:
+        os.mkdir(path[-1], 0o700, dir_fd=self._parent_fd(path))
+        node = Node("dir", mode=mode, mtime=mtime, layer=self._layer)
+        self._put(home, path, node)
+        return node
+
+    def _add_directory(self, path: Path, entry: Entry) -> None:
+        home = self._home_of(path)
+        there = self._clear(home, path, keep_directory=True)
+        mode = _directory_mode(entry.mode)
+        if entry.mode & 0o6000:
+            self._drop("set-uid and set-gid bits")
+        if there is None:
+            self._make_directory(home, path, mode=mode, mtime=entry.mtime)
+        else:
+            there.mode, there.mtime, there.layer = mode, entry.mtime, self._layer
+
+    def _add_file(self, path: Path, entry: Entry, data: Iterable[bytes | memoryview]) -> None:
+        home = self._home_of(path)
+        self._clear(home, path)
+        if entry.mode & 0o6000:
+            self._drop("set-uid and set-gid bits")
+        mode = entry.mode & 0o777 | 0o400
+        fd = os.open(path[-1], _NEW, 0o600, dir_fd=self._parent_fd(path))
+        try:
+            content, size = self._write(fd, data) if entry.size else (_EMPTY, 0)
+            os.fchmod(fd, mode)
+            os.utime(fd, (entry.mtime, entry.mtime))
+        except BaseException:
+            os.close(fd)
+            os.unlink(path[-1], dir_fd=self._parent_fd(path))
+            raise
+        os.close(fd)
+        self.size += size
+        if self.size > self.caps.size:
+            raise TooLargeError(f"the files are larger than {self.caps.size:,} bytes together")
+        self._put(home, path, Node("file", mode=mode, mtime=entry.mtime, layer=self._layer, content=content, size=size))
+
+    def _write(self, fd: int, data: Iterable[bytes | memoryview]) -> tuple[str, int]:
+        """All of `data`; its SHA-256 and size. Large pieces are digested while they are written."""
+        import hashlib
+
+        digest = hashlib.sha256()
+        size = 0
+        for piece in data:
+            size += len(piece)
+            if len(piece) < _LARGE and size == len(piece):
+                digest.update(piece)
+            else:
+                self._digest_beside(digest, piece)
+            _write_all(fd, piece)
+        if self._beside is not None:
+            self._beside.settle()
+        return digest.hexdigest(), size
+
+    def _digest_beside(self, digest: Digest, piece: bytes | memoryview) -> None:
+        if self._beside is None:
+            self._beside = Beside()
+        self._beside.update(digest, piece)
+
+    def _add_symlink(self, path: Path, entry: Entry) -> None:
+        """Any text: inside the sandbox a link leads to the sandbox's own root, and here nobody follows it."""
+        home = self._home_of(path)
+        self._clear(home, path)
+        os.symlink(entry.link, path[-1], dir_fd=self._parent_fd(path))
+        node = Node("symlink", mode=0o777, mtime=0, layer=self._layer, content=entry.link)
+        self._put(home, path, node)
+
+    def _add_hardlink(self, path: Path, entry: Entry) -> None:
+        source = parts(entry.link.lstrip("/"), self.caps)  # GNU tar with -P writes a leading slash
+        target = self.find(source)
+        if target is None or target.kind == "dir":
+            raise TarError(f"{short(entry.name)} is a hard link to {short(entry.link)}, no file of the archive")
+        if source == path:
+            return
+        home = self._home_of(path)
+        if _is_below(path, source):
+            raise TarError(f"{short(entry.name)} is a hard link to {short(entry.link)}, below itself")
+        self._clear(home, path)
+        if target.kind == "symlink":
+            os.symlink(target.content, path[-1], dir_fd=self._parent_fd(path))
+        else:
+            self._link(source, path)
+            self.size += target.size
+        node = Node(target.kind, mode=target.mode, mtime=target.mtime, layer=self._layer)
+        node.content, node.size = target.content, target.size
+        self._put(home, path, node)
+
+    def _link(self, source: Path, path: Path) -> None:
+        """A file system has a limit for links to one file; an archive that finds it is refused."""
+        above = os.dup(self._parent_fd(source))
+        try:
+            os.link(source[-1], path[-1], src_dir_fd=above, dst_dir_fd=self._parent_fd(path), follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+            raise TarError(f"{short('/'.join(path))}: too many hard links to one file") from None
+        finally:
+            os.close(above)
+
+    def _whiteout(self, path: Path) -> None:
+        home = self.find(path[:-1])
+        if path[-1] == _OPAQUE:
+            if home is not None and home.kind == "dir":
+                for name in list(home.children):
+                    self._remove(home, (*path[:-1], name), lower_only=True)
+            return
+        name = path[-1][len(_WHITEOUT) :]
+        if name.startswith(_WHITEOUT):
+            return  # aufs' own bookkeeping
+        if name in ("", ".", ".."):
+            raise TarError(f"a whiteout of {name!r}, {short('/'.join(path))}")
+        if home is not None and home.kind == "dir" and name in home.children:
+            self._remove(home, (*path[:-1], name), lower_only=True)
+
+    # trees that are there already
+
+    def adopt(self, directory: str) -> None:
+        """Begin with all of a stored tree. Its files are linked, not copied: nobody ever writes to one."""
+        root = scan(directory, self.caps)
+        self.root = root
+        self._home = ((), root)
+        for name, node in walk(root):
+            if not name:
+                continue
+            path = tuple(name.split("/"))
+            if node.kind == "dir":
+                os.mkdir(path[-1], 0o700, dir_fd=self._parent_fd(path))
+            elif node.kind == "symlink":
+                os.symlink(node.content, path[-1], dir_fd=self._parent_fd(path))
+            else:
+                self._link_or_copy(f"{directory}/{name}", path, node)
+                self.size += node.size
+            self.count += 1
+
+    def _link_or_copy(self, source: str, path: Path, node: Node) -> None:
+        try:
+            os.link(source, path[-1], dst_dir_fd=self._parent_fd(path), follow_symlinks=False)
+            return
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+        fd = os.open(path[-1], _NEW, 0o600, dir_fd=self._parent_fd(path))
+        with open(fd, "wb") as file, open(source, "rb") as original:
+            while data := original.read(1 << 20):
+                file.write(data)
+            file.flush()
+            os.fchmod(fd, node.mode)
+            os.utime(fd, (node.mtime, node.mtime))
+
+    # what we add ourselves
+
+    def read(self, path: Path, limit: int = 1 << 20) -> bytes | None:
+        """The content of a small file of the tree; None when it is none, or a link."""
+        node = self.find(path)
+        if node is None or node.kind != "file" or node.size > limit:
+            return None
+        fd = os.open(path[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._parent_fd(path))
+        with open(fd, "rb") as file:
+            return file.read(limit)
+
+    def remove(self, path: Path) -> None:
+        """With all below it, when it is there."""
+        home = self.find(path[:-1])
+        if home is not None and home.kind == "dir" and path[-1] in home.children:
+            self._remove(home, path, lower_only=False)
+
+    # the end
+
+    def finish(self) -> None:
+        """Set modes and times of directories. Nothing is added after it."""
+        self._let_go(0)
+        for name, node in walk(self.root):
+            if node.kind != "dir":
+                continue
+            fd = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root_fd)
+            try:
+                os.fchmod(fd, node.mode)
+                os.utime(fd, (node.mtime, node.mtime))
+            finally:
+                os.close(fd)
+
+    def digest(self) -> str:
+        """See `tree_digest`."""
+        return tree_digest(self.root)
+
+    def close(self) -> None:
+        self._let_go(0)
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
+        if self._root_fd >= 0:
+            os.close(self._root_fd)
+            self._root_fd = -1
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def walk(root: Node) -> Iterator[tuple[str, Node]]:
+    """Every node with its name from the root, which is "" itself; parents first, names sorted."""
+    waiting = [("", root)]
+    while waiting:
+        name, node = waiting.pop()
+        yield name, node
+        if node.children:
+            above = f"{name}/" if name else ""
+            waiting += [(above + child, node.children[child]) for child in sorted(node.children, reverse=True)]
+
+
+def tree_digest(root: Node) -> str:
+    """SHA-256 over all names, kinds, modes, times, contents and links. Two trees with one digest are the same."""
+    import hashlib
+
+    lines = [
+        f"{node.kind}\0{node.mode:o}\0{node.mtime}\0{node.size}\0{name}\0{node.content}\0\n"
+        for name, node in walk(root)
+    ]
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def scan(directory: str, caps: Caps | None = None) -> Node:
+    """The tree that is on disk, contents read and digested. Raises TarError for what no tree of ours holds, OSError."""
+    caps = caps or Caps()
+    root_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        root = _scanned("", os.fstat(root_fd), root_fd)
+        _scan_into(root, root_fd, caps, 0)
+    finally:
+        os.close(root_fd)
+    return root
+
+
+def _scan_into(node: Node, fd: int, caps: Caps, depth: int) -> None:
+    if depth > caps.depth:
+        raise TarError(f"deeper than {caps.depth}")
+    for name in os.listdir(fd):
+        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        child = _scanned(name, found, fd)
+        node.children[name] = child
+        if child.kind == "dir":
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                _scan_into(child, below, caps, depth + 1)
+            finally:
+                os.close(below)
+
+
+def _scanned(name: str, found: os.stat_result, fd: int) -> Node:
+    mode, mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
+    if stat.S_ISDIR(found.st_mode):
+        return Node("dir", mode=mode, mtime=mtime, layer=0)
+    if stat.S_ISLNK(found.st_mode):
+        return Node("symlink", mode=0o777, mtime=0, layer=0, content=os.readlink(name, dir_fd=fd))
+    if not stat.S_ISREG(found.st_mode):
+        raise TarError(f"{short(name)} is neither a file, a directory nor a link")
+    return Node("file", mode=mode, mtime=mtime, layer=0, content=file_digest(name, fd), size=found.st_size)
+
+
+def file_digest(name: str, fd: int | None = None) -> str:
+    """SHA-256 of a file, from the directory `fd` on. No link is followed."""
+    import hashlib
+
+    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _is_plain(part: str) -> bool:
+    """Whether a part of a name needs no closer look."""
+    return part.isascii() and part not in ("", ".", "..") and "\0" not in part
+
+
+def _directory_mode(mode: int) -> int:
+    """Its owner can always list and remove it."""
+    return mode & 0o1777 | 0o700
+
+
+def _is_below(path: Path, above: Path) -> bool:
+    return len(path) < len(above) and above[: len(path)] == path
+
+
+# MERGED: A thread that digests while its owner reads and writes: `hashlib` lets others run during a large piece.
+
+
+_MOST_WAITING = 8  # pieces, which stay in memory that long
+
+
+class Beside:
+    """Updates digests in the order asked for. For one thread; close it."""
+
+    def __init__(self) -> None:
+        from queue import SimpleQueue
+        from threading import Thread
+
+        self._todo: SimpleQueue[tuple[Digest, bytes | memoryview] | None] = SimpleQueue()
+        self._done: SimpleQueue[None] = SimpleQueue()
+        self._waiting = 0
+        self._thread = Thread(target=_work, args=(self._todo, self._done), name="ringfence-digest", daemon=True)
+        self._thread.start()
+
+    def update(self, digest: Digest, piece: bytes | memoryview) -> None:
+        """Soon. The piece must not change."""
+        self._todo.put((digest, piece))
+        self._waiting += 1
+        if self._waiting > _MOST_WAITING:
+            self._settle(1)
+
+    def settle(self) -> None:
+        """Return when every update is done."""
+        self._settle(self._waiting)
+
+    def _settle(self, count: int) -> None:
+        for _ in range(count):
+            self._done.get()
+            self._waiting -= 1
+
+    def close(self) -> None:
+        self._todo.put(None)
+        self._thread.join()
+
+
+def _work(todo: SimpleQueue[tuple[Digest, bytes | memoryview] | None], done: SimpleQueue[None]) -> None:
+    while (job := todo.get()) is not None:
+        job[0].update(job[1])
+        done.put(None)
+
+
+# MERGED: Stores a file once: what a new tree has in common with trees of the store becomes links to those.
+#
+# Beside each tree lies a list of its files, a line each: SHA-256, mode, time and name. Such a list is a hint and is not
+# believed: what it names is read before it is linked, so that a damaged file does not come into another image.
+
+
+def share(tree: Tree, trees: str, listing: str) -> None:
+    """Link what the trees below `trees` have already, and write the list of this one to `listing`."""
+    wanted: dict[str, list[str]] = {}
+    for name, node in walk(tree.root):
+        if node.kind == "file" and node.size and "\n" not in name:
+            wanted.setdefault(_key(node), []).append(name)
+    lines = [f"{key}\t{name}\n" for key, names in wanted.items() for name in names]
+    with open(listing, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write("".join(lines))
+    for digest in sorted(os.listdir(trees)):
+        _share_with(tree, f"{trees}/{digest}", wanted)
+
+
+def _key(node: Node) -> str:
+    return f"{node.content}.{node.mode:o}.{node.mtime:x}"
+
+
+def _share_with(tree: Tree, other: str, wanted: dict[str, list[str]]) -> None:
+    """Takes out of `wanted` what was found there."""
+    try:
+        file = open(f"{other}/files", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115  # closed below
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            key, _, name = line.rstrip("\n").partition("\t")
+            if key in wanted and _link(tree, key, wanted[key], f"{other}/root/{name}"):
+                del wanted[key]
+
+
+def _link(tree: Tree, key: str, names: list[str], stored: str) -> bool:
+    """Whether the files `names` of the tree are links to `stored` now."""
+    try:
+        good = os.lstat(stored)
+        there = [os.lstat(f"{tree.directory}/{name}") for name in names]
+        if all(os.path.samestat(good, own) for own in there):
+            return True
+        content, mode, mtime = key.split(".")
+        kept = (stat.S_IFREG | int(mode, 8), int(mtime, 16))
+        if (good.st_mode, int(good.st_mtime)) != kept or file_digest(stored) != content:
+            return False
+        spare = f"{os.path.dirname(tree.directory)}/spare"
+        for name, own in zip(names, there, strict=True):
+            if not os.path.samestat(good, own):  # to rename one link of a file to another does nothing
+                os.link(stored, spare, follow_symlinks=False)
+                os.rename(spare, f"{tree.directory}/{name}")
+    except OSError as error:
+        if error.errno not in (errno.EMLINK, errno.ENOENT, errno.ENAMETOOLONG):
+            raise
+        return False  # a tree of somebody else's making keeps no other out
+    return True

@@ -1,0 +1,167 @@
+"""The directory in which a manager keeps agents' workspaces. One manager at a time; no guest ever sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+
+from ringfence.errors import PolicyError, SandboxError
+from ringfence.policy.host_paths import LinkError, without_links
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.policy.model import Policy
+    from ringfence.values import HostPath
+
+
+# MERGED: Agents' ids: what is one, and the folder that keeps what an agent owns.
+
+
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
+_MOST = 64
+_PREFIX = "agent-"
+
+
+def check_agent(agent: object) -> str:
+    """Raises PolicyError for what is no id."""
+    if not isinstance(agent, str):
+        raise TypeError(f"an agent's id is a str, not {type(agent).__name__}")
+    if not 0 < len(agent) <= _MOST or not _LETTERS.issuperset(agent):
+        shown = repr(agent if len(agent) <= _MOST else agent[:_MOST] + "…")
+        fix = f"1 to {_MOST} of a-z, 0-9, `.`, `_` and `-`"
+        raise PolicyError(f"{shown} is no agent's id", key="agent", code="agent-id", fix=fix)
+    return agent
+
+
+def folder_of(agent: str) -> str:
+    """One name of a directory. `.` and `..` are ids as any other: what stands before makes them harmless."""
+    return _PREFIX + check_agent(agent)
+
+
+def agent_of(folder: str) -> str | None:
+    """The agent that a folder belongs to; None when it is none of ours."""
+    agent = folder.removeprefix(_PREFIX)
+    if agent == folder or not 0 < len(agent) <= _MOST or not _LETTERS.issuperset(agent):
+        return None
+    return agent
+
+
+_WORKSPACE = "workspace.snapshot"
+_PLACE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class StateDirectory:
+    """Made when missing, for this user alone. Raises PolicyError when it cannot be one."""
+
+    def __init__(self, path: HostPath) -> None:
+        self.path = _without_links(os.path.abspath(os.fspath(path)))
+        self._lock = -1
+
+    def open(self) -> None:
+        """Take it for this manager, until `close` or the end of the process. Raises SandboxError when it is taken."""
+        if self._lock >= 0:
+            return
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            found = os.stat(self.path)
+            descriptor = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _unusable(self.path, error.strerror or "it cannot be opened") from None
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+            os.close(descriptor)
+            raise _unusable(self.path, "others than this user may write to it")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise SandboxError(
+                f"another manager uses the state directory {self.path}",
+                code="state-in-use",
+                fix="close that manager, or name another directory",
+            ) from None
+        self._lock = descriptor
+        if not _registered:
+            _registered.append(True)
+            os.register_at_fork(after_in_child=_let_go_all)
+        _taken.append(self)
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            _taken.remove(self)
+            os.close(self._lock)
+            self._lock = -1
+
+    def agents(self) -> list[str]:
+        """Those that own something here, sorted."""
+        self.open()
+        return sorted(agent for name in os.listdir(self.path) if (agent := agent_of(name)) is not None)
+
+    def workspace(self, agent: str) -> str:
+        """Where its workspace is kept; its folder is made."""
+        self.open()
+        folder = os.path.join(self.path, folder_of(agent))
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.close(os.open(folder, _PLACE))  # a folder, and no link that somebody put there
+        return os.path.join(folder, _WORKSPACE)
+
+    def kept(self, agent: str) -> str | None:
+        """The file that keeps its workspace; None when there is none."""
+        path = self.workspace(agent)
+        return path if os.path.isfile(path) else None
+
+    def remove(self, agent: str) -> None:
+        """All that is kept of it. Only names that we make are removed: nothing is walked."""
+        self.open()
+        folder = os.path.join(self.path, folder_of(agent))
+        try:
+            place = os.open(folder, _PLACE)
+        except FileNotFoundError:
+            return
+        try:
+            for name in os.listdir(place):
+                os.unlink(name, dir_fd=place)
+        finally:
+            os.close(place)
+        os.rmdir(folder)
+
+    def check_hidden(self, policy: Policy) -> None:
+        """No mount may show this directory, or one agent would see another's workspace. Raises PolicyError."""
+        for index, mount in enumerate(policy.mounts):
+            source = os.path.realpath(os.fspath(mount.source))
+            common = os.path.commonpath([source, self.path])
+            if common in (source, self.path):
+                raise PolicyError(
+                    f"mounts[{index}] shows {source}, which is or holds the manager's state directory {self.path}",
+                    key=f"mounts[{index}]",
+                    code="state-mounted",
+                    fix="keep the state outside of what is mounted",
+                )
+
+
+def _without_links(path: str) -> str:
+    """Guests' work is kept there: none of them may have chosen where that is (L15)."""
+    try:
+        return without_links(path)
+    except LinkError as error:
+        raise PolicyError(
+            f"{path} cannot be a state directory: {error.strerror}", key="state", code="link", fix=error.fix
+        ) from None
+    except OSError:
+        return path  # it is still to be made
+
+
+_taken: list[StateDirectory] = []
+_registered: list[bool] = []
+
+
+def _let_go_all() -> None:
+    """In a fork: its copy of the lock would outlive the manager's process, and no other could have the directory."""
+    while _taken:
+        _taken[-1].close()
+
+
+def _unusable(path: str, reason: str) -> PolicyError:
+    return PolicyError(
+        f"{path} cannot be a state directory: {reason}", key="state", code="state", fix="a directory of this user's own"
+    )

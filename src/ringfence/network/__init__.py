@@ -1,1 +1,0 @@
-"""The only way out of a sandbox: names, rules, the resolver inside, and the gateway that dials for it."""

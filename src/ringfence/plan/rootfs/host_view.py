@@ -1,0 +1,260 @@
+"""What a guest of the host image sees: the root's layout, a curated /etc, /dev, the interpreter, the policy's mounts.
+
+Pure but for stat, readlink and listdir of host paths. Makes operations (docs/design/process-backend.md); applies none.
+/proc, /tmp, /workspace, /dev/shm, /dev/pts and the masks are made by guest/box.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.plan.rootfs.interpreter import within
+from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
+from ringfence.values import Struct, final, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.plan.rootfs.interpreter import Interpreter
+    from ringfence.plan.rootfs.protected import Protected
+    from ringfence.policy.model import Policy
+
+    Op = list[object]
+
+GUEST_HOME = "/workspace"  # the guest's HOME, also in its /etc/passwd
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_DIRECTORIES = (
+    *("usr", "proc", "dev", "dev/shm", "dev/pts", "tmp", "workspace", "etc", "home", "root", "run"),
+    *("var", "var/lib", "var/cache", "var/log", "opt", "srv", "mnt"),
+)
+_MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = (
+    ("/proc/self/fd", "dev/fd"),
+    ("/proc/self/fd/0", "dev/stdin"),
+    ("/proc/self/fd/1", "dev/stdout"),
+    ("/proc/self/fd/2", "dev/stderr"),
+    ("pts/ptmx", "dev/ptmx"),
+)
+_LINKS = (  # but where the interpreter itself lies below one: that is a directory then
+    ("/proc/self/mounts", "etc/mtab"),
+    ("/tmp", "var/tmp"),  # the guest's own
+    ("/run", "var/run"),
+)
+
+# Written by us: no user, host or network name of the host is among them (B13).
+_FILES = (
+    (
+        "etc/passwd",
+        (
+            "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+            f"user:x:1000:1000:user:{GUEST_HOME}:/bin/sh\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+        ),
+    ),
+    ("etc/group", "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"),
+    ("etc/hosts", "127.0.0.1 localhost ringfence\n::1 localhost ip6-localhost ip6-loopback\n"),
+    ("etc/hostname", "ringfence\n"),
+    ("etc/resolv.conf", "nameserver 127.0.0.1\noptions timeout:2 attempts:2\n"),
+    ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n"),
+    ("etc/timezone", "Etc/UTC\n"),
+    ("etc/shells", "/bin/sh\n/bin/bash\n"),
+)
+
+# Of the host's /etc, what programs under /usr need to work and what names nobody. Keys, accounts, tokens
+# (npmrc, pip.conf, gitconfig) and host names are left out; private key folders lie beside these, never below.
+# Each is a mount that every sandbox's mount namespace copies, so the list is short.
+_ETC = (
+    "alternatives",
+    "crypto-policies",
+    "fonts",
+    "ghostscript",
+    "ld.so.cache",
+    "mime.types",
+    "os-release",
+    "pki/ca-trust/extracted",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "pki/tls/openssl.cnf",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "texmf",
+)
+_ETC_FAMILIES = ("java-", "ImageMagick-")  # a configuration folder for each version installed
+_TOKENS = ("/usr/etc", "/usr/local/etc")  # npm's and pip's global configuration, which may hold a token
+
+
+@final
+class View(Struct):
+    """Operations and what they come to. `template` ones are shared by sandboxes, `box` ones need one sandbox's uid,
+    disk or private file systems, and come after those are mounted."""
+
+    template: tuple[Op, ...]
+    box: tuple[Op, ...]
+    shown: tuple[str, ...]  # for --explain
+    path: str  # the guest's PATH
+    protected: tuple[Protected, ...] = ()  # for backends/process/protect.py, before the operations are applied
+
+
+def view(
+    policy: Policy,
+    interpreter: Interpreter,
+    *,
+    uid: int,
+    home: str,
+    state: tuple[str, ...] = (),
+    stored: tuple[str, ...] = (),
+) -> View:
+    """The guest's view under `policy`. `uid` and `home` are the caller's; uid 0 means that real root makes the mounts.
+
+    `state`: directories of ours, never shown; `stored`: nor are these, but what holds them may be.
+    Raises PolicyError for a mount or command that cannot be shown.
+    Reads host metadata, changes nothing. About 1 ms.
+    """
+    base = _whole_system() if policy.commands == "any" else _listed_programs(policy.commands, interpreter)
+    etc = _etc()
+    roots = base.roots or interpreter.roots
+    links: list[Op] = [["symlink", *link] for link in _LINKS if not any(within(one, f"/{link[1]}") for one in roots)]
+    around = Surroundings(
+        interpreter=replace(interpreter, roots=roots),
+        system=tuple((f"/{op[2]}", str(op[1])) for op in (*base.ops, *etc) if op[0] == "bind"),
+        links=_guest_links((*base.ops, *links)),
+        uid=uid,
+        home=home,
+        state=state,
+        stored=stored,
+        folders=tuple(f"/{name}" for name in _DIRECTORIES),
+    )
+    placed = place(tuple(policy.mounts), around)
+    ops: list[Op] = [["dir", name, 0o755] for name in _DIRECTORIES]
+    ops += [op for op in base.ops if not _is_private(op)]
+    ops += _less(placed.template, (*etc, *_git_excludes(placed.protected)))
+    ops += device_ops()
+    ops += links
+    return View(
+        template=(*ops, *placed.template),
+        box=(*(op for op in base.ops if _is_private(op)), *placed.box),
+        shown=(*base.lines, *placed.shown),
+        path=":".join((*interpreter.programs, SYSTEM_PATH)),
+        protected=placed.protected,
+    )
+
+
+@final
+class _Base(Struct):
+    """The system below the mounts: all of it, or what the named commands need."""
+
+    ops: tuple[Op, ...]
+    lines: tuple[str, ...]
+    roots: tuple[str, ...] = ()  # of the interpreter, when not all of them
+
+
+def _whole_system() -> _Base:
+    """/usr, and the names beside it as this host has them: links into /usr, or directories of their own."""
+    ops: list[Op] = [bind("/usr", "usr")]
+    ops += [["hide", path[1:]] for path in _TOKENS if _listed(path)]
+    ops += _beside_usr()
+    ops += [bind(f"/{name}", name) for name in _MERGED if _is_directory(f"/{name}")]
+    return _Base(ops=tuple(ops), lines=("/usr: read-only, all of the host's programs",))
+
+
+def _listed_programs(names: tuple[str, ...], interpreter: Interpreter) -> _Base:
+    """Folders of programs hold only the named ones and what these start; folders of libraries are whole."""
+    from ringfence.plan.rootfs.commands import PROGRAM_DIRECTORIES, closure, library_directories, roots_without_programs
+
+    named = closure(names, interpreter)
+    roots = roots_without_programs(interpreter, named)
+    whole = [*library_directories(), *(f"/{name}" for name in _MERGED if name[0] == "l" and _is_directory(f"/{name}"))]
+    whole += [path for path in named.directories if not _in_any(path, (*whole, *roots))]
+    ops = _beside_usr()
+    ops += [["dir", path[1:], 0o755] for path in PROGRAM_DIRECTORIES if not os.path.islink(path)]
+    ops += [bind(path, path[1:]) for path in sorted(whole, key=lambda path: (path.count("/"), path))]
+    present = (*whole, *roots, "/etc/alternatives", *(f"/{op[2]}" for op in _beside_usr()))
+    ops += [bind(path, path[1:]) for path in named.files if not _in_any(path, present)]
+    ops += [["symlink", text, link[1:]] for link, text in named.links if not _in_any(link, present)]
+    return _Base(ops=tuple(ops), lines=named.explain_lines(), roots=roots)
+
+
+def _beside_usr() -> list[Op]:
+    return [["symlink", os.readlink(f"/{name}"), name] for name in _MERGED if os.path.islink(f"/{name}")]
+
+
+def _is_directory(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _in_any(path: str, directories: tuple[str, ...]) -> bool:
+    return any(within(path, directory) for directory in directories)
+
+
+def _less(mounts: tuple[Op, ...], own: tuple[Op, ...]) -> list[Op]:
+    """Files and links of ours, without those in whose place the policy mounts something."""
+    points = {op[1] for op in mounts if op[0] in ("dir", "file")}
+    return [op for op in own if op[0] == "bind" or op[2 if op[0] == "symlink" else 1] not in points]
+
+
+def _is_private(op: Op) -> bool:
+    """Whether an operation's place is in a file system of one sandbox, which is mounted over the template's."""
+    target = "/" + str(op[2] if op[0] in ("bind", "symlink") else op[1])
+    return _in_any(target, PRIVATE)
+
+
+def _guest_links(system: tuple[Op, ...]) -> tuple[tuple[str, str], ...]:
+    """Links in the guest's root that a mount's target may go through, with what they stand for."""
+    return tuple((f"/{op[2]}", rooted(str(op[1]))) for op in system if op[0] == "symlink")
+
+
+def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
+    """Placeholders are ours, not the guest's work: its `git status` and `git add --all` leave them out."""
+    names = sorted({os.path.basename(one.path) for one in protected if one.missing or _like_a_placeholder(one)})
+    if not names:
+        return []
+    config = "[core]\n\texcludesFile = /etc/gitexclude\n"
+    text = "".join(f"/{name}\n" for name in names)
+    return [["file", "etc/gitconfig", config, 0o644], ["file", "etc/gitexclude", text, 0o644]]
+
+
+def _like_a_placeholder(one: Protected) -> bool:
+    """Perhaps another sandbox's on the same folder. Excludes concern untracked files only, so a guess is enough."""
+    try:
+        return not one.directory and one.content is not None and os.stat(one.path).st_size == len(one.content)
+    except OSError:
+        return False
+
+
+def device_ops() -> list[Op]:
+    """/dev, as every sandbox has it."""
+    ops: list[Op] = [["dir", "dev/shm", 0o755], ["dir", "dev/pts", 0o755]]
+    ops += [["dev", name] for name in _DEVICES]
+    return ops + [["symlink", text, target] for text, target in _DEVICE_LINKS]
+
+
+def bind(source: str, target: str) -> Op:
+    """Show `source` at `target`, read-only."""
+    return ["bind", source, target, {"rw": False, "idmap": False, "exec": True}]
+
+
+def _etc() -> list[Op]:
+    ops: list[Op] = [["file", target, text, 0o644] for target, text in _FILES]
+    if os.path.exists("/usr/share/zoneinfo/UTC"):
+        ops.append(["symlink", "/usr/share/zoneinfo/UTC", "etc/localtime"])
+    for name in (*_ETC, *(name for name in _listed("/etc") if name.startswith(_ETC_FAMILIES))):
+        source = f"/etc/{name}"
+        if os.path.islink(source):
+            source = os.path.realpath(source)
+        if not os.path.exists(source):
+            continue
+        if within(source, "/usr"):
+            ops.append(["symlink", source, f"etc/{name}"])
+        elif within(source, "/etc"):
+            ops.append(bind(source, f"etc/{name}"))
+    return ops
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []

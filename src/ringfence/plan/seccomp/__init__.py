@@ -1,0 +1,1 @@
+"""The system call filter: a table, its compiler, and the compiled programs."""

@@ -1,0 +1,79 @@
+"""Child processes by descriptor: pidfds, and where the kernel knows none, descriptors of ours in their place.
+
+gVisor of 2022 has no pidfd. There `look`, called after each SIGCHLD, makes the descriptor of an ended child readable. A
+child is not reaped before its descriptor was asked, so that its number stays its own.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringfence.shared import fast_stdlib
+
+_EVENT_CLOEXEC = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+_numbers: dict[int, int] = {}  # descriptor → process, of those without a pidfd
+
+
+def adopt(pid: int) -> int:
+    """A descriptor for a child of ours."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        handle = os.eventfd(0, _EVENT_CLOEXEC)
+        _numbers[handle] = pid
+        look()
+        return handle
+
+
+def signal(handle: int, number: int) -> bool:
+    """False when the process has ended."""
+    if handle not in _numbers:
+        return fast_stdlib.signal_pidfd(handle, number)
+    try:
+        os.kill(_numbers[handle], number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait(handle: int, options: int) -> os.waitid_result | None:
+    """As os.waitid, for this child."""
+    if handle in _numbers:
+        return os.waitid(os.P_PID, _numbers[handle], options)
+    return os.waitid(os.P_PIDFD, handle, options)
+
+
+def has_ended(handle: int) -> bool:
+    """Whether this child has; it is left to be waited for."""
+    try:
+        return wait(handle, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
+
+
+def close(handle: int) -> None:
+    _numbers.pop(handle, None)
+    os.close(handle)
+
+
+def number_of(handle: int) -> int:
+    """Its process, as this one sees it; another may see another number."""
+    if handle in _numbers:
+        return _numbers[handle]
+    fd = os.open(f"/proc/self/fdinfo/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        number = os.read(fd, 4096).partition(b"\nPid:")[2].split(None, 1)
+    finally:
+        os.close(fd)
+    return int(number[0]) if number else 0
+
+
+def look() -> None:
+    """Make the descriptors of ended children readable."""
+    for handle, pid in _numbers.items():
+        try:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:
+            ended = True
+        if ended:
+            os.eventfd_write(handle, 1)

@@ -1,0 +1,76 @@
+"""guestd's half of the wire: frames of length, type and stream, then the payload. The host's half is ringfence.wire."""
+
+from __future__ import annotations
+
+import struct
+
+from ringfence.shared.fast_stdlib import dumps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+HEADER = struct.Struct("<IBI")  # payload length, type, stream
+JSON, STDIN, STDOUT, STDERR, LINE = 0, 1, 2, 3, 4
+# Of connections that are relayed to the gateway: where one is for, its bytes, room for more, its end; a DNS message.
+OPEN, DATA, CREDIT, END, PACKET = 16, 17, 18, 19, 20
+
+
+def pack(kind: int, stream: int, payload: bytes | memoryview) -> bytes:
+    return HEADER.pack(len(payload), kind, stream) + payload
+
+
+def message(**data: object) -> bytes:
+    return pack(JSON, 0, dumps(data))
+
+
+class Reader:
+    """Cuts a byte stream into frames. The payload of DATA comes in pieces as it arrives, uncopied: for now only."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._rest = 0  # of a DATA frame
+        self._stream = 0  # its
+
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
+        """To be used up before `data` changes."""
+        fresh = memoryview(data)
+        while fresh:
+            if self._rest:
+                piece = fresh[: self._rest]
+                self._rest -= len(piece)
+                fresh = fresh[len(piece) :]
+                yield DATA, self._stream, piece  # type: ignore[misc]  # a view, which is sent as bytes are
+                continue
+            held = self._buffer
+            if len(held) < HEADER.size:
+                missing = HEADER.size - len(held)
+                held += fresh[:missing]
+                fresh = fresh[missing:]
+                if len(held) < HEADER.size:
+                    return
+            length, kind, stream = HEADER.unpack_from(held)
+            if kind == DATA:
+                self._rest, self._stream = length, stream
+                held.clear()
+                continue
+            missing = HEADER.size + length - len(held)
+            held += fresh[:missing]
+            fresh = fresh[missing:]
+            if len(held) < HEADER.size + length:
+                return
+            payload = bytes(memoryview(held)[HEADER.size :])
+            self._buffer = bytearray()
+            yield kind, stream, payload
+
+
+# MERGED: Numbers that both sides of a sandbox count with.
+
+
+# Processes of the sandbox that are ours and count against RLIMIT_NPROC: PID 1, spawner.
+OURS = 2
+# What the spawner may start beyond the guest's limit, so that a guest at its limit can still be served (F07).
+RESERVE = 5
+# A sandbox nobody has asked anything for so long is a spare: it may do ahead what a run will need.
+QUIET_S = 0.005

@@ -1,0 +1,194 @@
+"""Owns how a tree is walked and put into a tar stream, on either side: by descriptors, no link followed.
+
+Nothing here opens an absolute path; who calls holds the top directory open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ringfence.shared import tar as tarstream
+from ringfence.shared.tree_walk import TOP, Cursor, Folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MOST_IN_FOLDER = 1 << 26  # bytes of names: half a million of sixty characters
+_BESIDE = 64  # what a name is charged beyond its bytes
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # removed or replaced while we walk
+
+
+class Found:
+    """One entry of a walk. `directory` is open until the next one is asked for."""
+
+    __slots__ = ("directory", "info", "name", "path")
+
+    def __init__(self, directory: int, name: bytes, path: bytes, info: os.stat_result) -> None:
+        self.directory = directory
+        self.name = name
+        self.path = path
+        self.info = info
+
+
+class Body:
+    """The bytes of one file, to be copied by who gets this; `fd` is closed afterwards by who gave it."""
+
+    __slots__ = ("fd", "path", "size")
+
+    def __init__(self, fd: int, size: int, path: bytes) -> None:
+        self.fd = fd
+        self.size = size
+        self.path = path
+
+
+class Caps:
+    """The most that one transfer may hold. None: what the file system takes."""
+
+    def __init__(self, most_bytes: int | None, most_files: int | None) -> None:
+        self._bytes = most_bytes
+        self._files = most_files
+        self.bytes = 0
+        self.files = 0
+
+    def count(self, size: int, path: bytes) -> None:
+        """Before anything of an entry is taken. Raises Refused (F21, A26)."""
+        self.bytes += size
+        self.files += 1
+        if self._bytes is not None and self.bytes > self._bytes:
+            raise tarstream.Refused("bytes", path)
+        if self._files is not None and self.files > self._files:
+            raise tarstream.Refused("files", path)
+
+
+def descend(top: int, path: bytes) -> int:
+    """A directory below another, step by step, no link on the way followed."""
+    cursor = Cursor(top)
+    try:
+        return os.dup(cursor.go([part for part in path.split(b"/") if part]))
+    finally:
+        cursor.close()
+
+
+def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
+    """Everything below an open directory, sorted, parents first; links are told and not followed.
+
+    Without recursion and with few descriptors, whatever the tree (A27). What goes while we look is left out.
+    `skip_closed`: so are folders that may not be read.
+    """
+    passed = (*_GONE, errno.EACCES) if skip_closed else _GONE
+    cursor = Cursor(top)
+    pending = [TOP]
+    try:
+        while pending:
+            folder = pending.pop()
+            parts = folder.parts()
+            try:
+                directory = cursor.go(parts)
+            except OSError as error:
+                if parts and error.errno in passed:
+                    continue
+                raise _named(error, b"/".join(parts)) from None
+            inner = []
+            prefix = b"".join(part + b"/" for part in parts)
+            for name in sorted(_names(directory, prefix)):
+                try:
+                    info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                except OSError as error:
+                    if error.errno in passed:
+                        continue
+                    raise _named(error, prefix + name) from None
+                if stat.S_ISDIR(info.st_mode):
+                    inner.append(Folder(folder, name))
+                yield Found(directory, name, prefix + name, info)
+            pending += reversed(inner)
+    finally:
+        cursor.close()
+
+
+def _names(directory: int, prefix: bytes) -> list[bytes]:
+    """Of one folder. Raises Refused for more than anybody keeps in one: they are sorted, and so held (O22)."""
+    names, left = [], _MOST_IN_FOLDER
+    with os.scandir(directory) as entries:
+        for name in map(os.fsencode, (entry.name for entry in entries)):
+            names.append(name)
+            left -= len(name) + _BESIDE
+            if left < 0:
+                raise tarstream.Refused("files", prefix)
+    return names
+
+
+def _named(error: OSError, path: bytes) -> OSError:
+    return OSError(error.errno, os.strerror(error.errno or 0), os.fsdecode(path))
+
+
+def tar(top: int, caps: Caps) -> Iterator[bytes | Body]:
+    """A folder as a tar stream. What can be neither a file, a folder nor a link is refused."""
+    info = os.fstat(top)
+    yield tarstream.header(b"./", tarstream.DIRECTORY, size=0, mode=info.st_mode, mtime=int(info.st_mtime))
+    for found in walk(top):
+        yield from _entry(found, caps)
+    yield tarstream.END
+
+
+def tar_file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
+    """One open regular file as a tar stream."""
+    yield from _file(fd, name, caps)
+    yield tarstream.END
+
+
+def _entry(found: Found, caps: Caps) -> Iterator[bytes | Body]:
+    mode, mtime = found.info.st_mode, int(found.info.st_mtime)
+    if stat.S_ISDIR(mode):
+        caps.count(0, found.path)
+        yield tarstream.header(found.path + b"/", tarstream.DIRECTORY, size=0, mode=mode, mtime=mtime)
+    elif stat.S_ISLNK(mode):
+        caps.count(0, found.path)
+        link = os.readlink(found.name, dir_fd=found.directory)
+        yield tarstream.header(found.path, tarstream.SYMLINK, size=0, mode=0o777, mtime=mtime, link=link)
+    elif stat.S_ISREG(mode):
+        fd = opened(found)
+        if fd is None:
+            return
+        try:
+            yield from _file(fd, found.path, caps)
+        finally:
+            os.close(fd)
+    else:
+        raise tarstream.Refused("special", found.path)
+
+
+def opened(found: Found) -> int | None:
+    """That file, open for reading; None when it is gone. Raises when it is no regular file any more (A24, C02)."""
+    try:
+        fd = os.open(found.name, _FILE, dir_fd=found.directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _named(error, found.path) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise tarstream.Refused("changed", found.path)
+    return fd
+
+
+def _file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
+    info = os.fstat(fd)
+    size = info.st_size
+    caps.count(size, name)
+    yield tarstream.header(name, tarstream.FILE, size=size, mode=info.st_mode, mtime=int(info.st_mtime))
+    if size:
+        yield Body(fd, size, name)
+        yield tarstream.padding(size)
+
+
+def measure(top: int, caps: Caps) -> None:
+    """What a transfer of this folder will hold, counted in `caps`. Raises as the transfer would."""
+    for found in walk(top):
+        mode = found.info.st_mode
+        if not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode) or stat.S_ISREG(mode)):
+            raise tarstream.Refused("special", found.path)
+        caps.count(found.info.st_size if stat.S_ISREG(mode) else 0, found.path)

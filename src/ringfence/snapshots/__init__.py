@@ -1,0 +1,1 @@
+"""Snapshots of a sandbox's files: take, keep, compare, restore, export."""

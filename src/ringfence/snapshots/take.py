@@ -1,0 +1,441 @@
+"""Takes in what a sandbox tells of its files, and says how to make its files those of a snapshot. Does no I/O inside.
+
+The bytes of `Taking.feed` come from inside and are hostile: records are capped, every row is checked, content is hashed
+here. A digest from inside is taken only for content that this very sandbox has sent or was given: whoever could name
+any digest could fetch another sandbox's files by it.
+"""
+
+from __future__ import annotations
+
+from ringfence.errors import SnapshotError
+from ringfence.guest.files.snapshot_apply import ORDER
+from ringfence.guest.files.snapshot_scan import AGAIN, CHUNK, DATA, DONE, END, ENTRY, GONE, HEADER
+from ringfence.shared import fast_stdlib, stamps
+from ringfence.shared.stamps import STAMP, UNKNOWN, Memory
+from ringfence.snapshots.content import Holder, Writer
+from ringfence.snapshots.manifest import (
+    DIGEST_CHARACTERS,
+    Caps,
+    Entry,
+    Manifest,
+    entry,
+    names_too_long,
+    refused,
+    text_of,
+    too_large,
+)
+from ringfence.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ringfence.snapshots.content import Store
+    from ringfence.snapshots.manifest import Caps, Entry
+
+
+# MERGED: What the host remembers of a sandbox's files between two looks, so that the next look costs what changed.
+#
+# Stamps are guest-made: they are given back to the next worker inside and read by nobody else.
+
+
+_SMALL = 1 << 16
+
+
+class Look:
+    """What one look found: the tree, and how it differs from the one it began with."""
+
+    def __init__(self, before: Manifest, told: Mapping[str, Entry], gone: set[str], caps: Caps) -> None:
+        """Raises SnapshotError when it is no tree."""
+        self.manifest = before.patched(told, gone, caps)
+        self.gone = gone
+        self.stamps: Mapping[str, bytes] = {}  # of every entry that was told
+        self.top = UNKNOWN
+        old = [before.by_path[path] for path in (*gone, *told) if path in before.by_path]
+        self.added = {made.text for made in told.values() if made.kind == "f" and made.text not in before.digests}
+        self.removed = {made.text for made in old if made.kind == "f" and made.text not in self.manifest.digests}
+
+    def content(self, holder: Holder) -> Holder:
+        """Content of the tree that it began with, made that of the one that was found."""
+        holder.change(self.added, self.removed)
+        return holder
+
+
+class Lineage:
+    """One sandbox's files when the host last looked, and the content that this sandbox may name."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.holder = holder
+        self.manifest = Manifest(())
+        self.exact = False  # whether it may name the content of that tree, and nothing else
+        self._memory = Memory()
+        self._top = UNKNOWN
+
+    def close(self) -> None:
+        self.holder.close()
+
+    def known(self) -> bytes:
+        """For a new worker's standard input."""
+        return self._packed(self._memory)
+
+    def known_to_one_that_stayed(self) -> bytes:
+        return self._packed(Memory())
+
+    def _packed(self, memory: Memory) -> bytes:
+        return stamps.pack(memory, self._worth_telling(), links=bool(self.manifest.links), top=self._top)
+
+    def _worth_telling(self) -> list[str]:
+        """Digests of content that the worker need not send. When few files changed, small ones are sent anyway."""
+        if not self._memory.groups:
+            return self.holder.digests()
+        return [digest for digest, size in self.manifest.digests.items() if size > _SMALL and digest in self.holder]
+
+    def follow(self, look: Look, holder: Holder | None = None) -> None:
+        """Remember what a look found that began with what is remembered now: of two looks one waits for the other.
+
+        `holder`: what the sandbox may name from now on; without, that is the content of what was found.
+        """
+        self.manifest, self._top = look.manifest, look.top
+        kinds = look.manifest.by_path
+        self._memory.follow({path: (kinds[path].kind == "d", s) for path, s in look.stamps.items()}, look.gone)
+        if holder is not None:
+            self.holder.close()
+            self.holder, self.exact = holder, False
+            # A file whose content the sandbox may not name has to be sent again.
+            unnamed = [made.path for made in self.manifest.entries if made.kind == "f" and made.text not in holder]
+            self._memory.follow(dict.fromkeys(unnamed, (False, UNKNOWN)), ())
+        elif self.exact:
+            look.content(self.holder)
+        else:
+            self.holder.become(self.manifest.digests)
+            self.exact = True
+
+
+_MAX_ROW = 1 << 18
+_MOST = {ENTRY: _MAX_ROW, GONE: _MAX_ROW, DATA: CHUNK, END: 0, AGAIN: 0, DONE: _MAX_ROW}
+_HEX = frozenset("0123456789abcdef")
+_PIECE = 1 << 16  # of what goes in: small enough to be sent at once
+
+
+class Taking:
+    """One look at a sandbox's files. Feed it what the worker writes until `done`, then `finish`; `drop` it at the end.
+
+    It begins with what `lineage` remembers, and holds what was sent until it is dropped.
+    """
+
+    def __init__(self, store: Store, caps: Caps, lineage: Lineage, *, contents: bool, others: bool = False) -> None:
+        """`others`: the tree began as a copy of a folder of the host's, so files of other owners are of it too."""
+        self._caps = caps
+        self._contents = contents  # without: digests alone, which are believed by nobody but `orders`
+        self._others = others
+        self._lineage = lineage
+        self._before = lineage.manifest
+        self._own = Holder(store)
+        self._copy: Holder | None = None
+        self._told: dict[str, Entry] = {}
+        self._stamps: dict[str, bytes] = {}
+        self._gone: set[str] = set()
+        self._buffer = bytearray()
+        self._pending: tuple[Entry, bytes] | None = None  # a file whose content is being sent
+        self._writer: Writer | None = None
+        self._bytes = 0
+        self._text = 0
+        self._top = UNKNOWN
+        self._problem: SnapshotError | None = None
+        self.done = False
+
+    def args(self, *, stays: bool) -> dict[str, object]:
+        return {"contents": self._contents, "bytes": self._caps.bytes, "stays": stays, "others": self._others}
+
+    def known(self, *, stayed: bool) -> bytes:
+        """For the worker's standard input. `stayed`: it took the last look too, and remembers that."""
+        return self._lineage.known_to_one_that_stayed() if stayed else self._lineage.known()
+
+    def prepare(self) -> None:
+        """What can be done while the worker looks."""
+        if self._contents and self._lineage.exact:
+            self._copy = self._lineage.holder.copy()
+
+    # what comes from inside
+
+    def feed(self, data: bytes) -> None:
+        """Raises SnapshotError at the first thing that no honest worker sends."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= HEADER.size:
+            kind, size = HEADER.unpack_from(buffer, start)
+            if size > _MOST.get(kind, -1):
+                raise refused("a record that is none, or too long")
+            end = start + HEADER.size + size
+            if len(buffer) < end:
+                break
+            self._record(kind, bytes(buffer[start + HEADER.size : end]))
+            start = end
+        del buffer[:start]
+
+    def _record(self, kind: bytes, payload: bytes) -> None:
+        if self.done:
+            raise refused("something after its end")
+        if (kind in (DATA, END, AGAIN)) != (self._pending is not None):
+            raise refused("content without a file, or a file without content")
+        if kind == DATA:
+            self._content(payload)
+        elif kind == END:
+            self._whole_file()
+        elif kind == AGAIN:
+            self._take_back()
+        elif kind == ENTRY:
+            self._entry(_json(payload))
+        elif kind == GONE:
+            self._names_gone(_json(payload))
+        else:
+            self._end(_json(payload))
+
+    def _entry(self, said: dict[str, object]) -> None:
+        row = said.get("row")
+        if not isinstance(row, list) or len(said) != 2:
+            raise refused("a row with other fields than it has")
+        stamp = _stamp(said.get("stamp"))
+        sends = row[1:2] == ["f"] and row[-1:] == [""]
+        made = entry([*row[:-1], "0" * DIGEST_CHARACTERS] if sends else row)
+        if sends and not self._contents:
+            raise refused("content that was not asked for")
+        self._count(made)
+        if sends:
+            self._pending = (made, stamp)
+            self._writer = Writer(self._own.store, made.size)
+            return
+        if made.kind == "f" and not self._may_name(made.text):
+            if self._contents:
+                raise refused("content that this sandbox never had")
+            stamp = UNKNOWN  # it will have to be sent
+        elif made.kind == "f" and self._own.store.size_of(made.text) != made.size:
+            raise refused(f"{made.path!r} with another size than its content")
+        self._tell(made, stamp)
+
+    def _may_name(self, digest: str) -> bool:
+        return digest in self._lineage.holder or digest in self._own
+
+    def _count(self, made: Entry) -> None:
+        self._bytes += made.size
+        if self._bytes > self._caps.bytes:
+            raise too_large(f"its files have more than limits.disk = {self._caps.bytes:,} bytes, holes counted")
+        if len(self._told) > 2 * self._caps.files:
+            raise too_large(f"it has more than limits.disk_files = {self._caps.files:,} names")
+        self._text += text_of(made)
+        if self._text > self._caps.text:
+            raise names_too_long(self._caps)
+
+    def _content(self, payload: bytes) -> None:
+        assert self._pending is not None
+        assert self._writer is not None
+        if self._writer.size + len(payload) > self._pending[0].size:
+            raise refused("more content than the file's size")
+        self._writer.write(payload)
+
+    def _whole_file(self) -> None:
+        assert self._pending is not None
+        assert self._writer is not None
+        made, stamp = self._pending
+        if self._writer.size != made.size:
+            raise refused("less content than the file's size")
+        digest = self._own.commit(self._writer)
+        self._pending = self._writer = None
+        self._tell(made._replace(text=digest), stamp)
+
+    def _take_back(self) -> None:
+        """It changed while it was read: it is told of again."""
+        assert self._pending is not None
+        assert self._writer is not None
+        self._bytes -= self._pending[0].size
+        self._writer.drop()
+        self._pending = self._writer = None
+
+    def _tell(self, made: Entry, stamp: bytes) -> None:
+        if made.path in self._told:
+            raise refused("a name twice")
+        self._told[made.path] = made
+        self._stamps[made.path] = stamp
+
+    def _names_gone(self, said: dict[str, object]) -> None:
+        names = said.get("names")
+        if not isinstance(names, list):
+            raise refused("an answer that is none")
+        for name in names:
+            if not isinstance(name, str) or name not in self._before.by_path:
+                raise refused("a name that was not asked for")
+            self._gone.add(name)
+
+    def _end(self, said: dict[str, object]) -> None:
+        self.done = True
+        self._problem = problem(said)
+        if self._problem is None:
+            self._top = _stamp(said.get("top"))
+
+    # the end
+
+    def finish(self) -> Look:
+        """What was told, as a tree. Raises SnapshotError, also for what the worker says it cannot keep."""
+        if self._problem is not None:
+            raise self._problem
+        if not self.done or self._buffer:
+            raise refused("no end of what was told")
+        if self._gone & self._told.keys():
+            raise refused("a name that is there and gone")
+        look = Look(self._before, self._told, self._gone, self._caps)
+        look.stamps, look.top = self._stamps, self._top
+        return look
+
+    def content(self, look: Look) -> Holder:
+        """What the tree that was found needs, held for the caller."""
+        if self._copy is not None:
+            copy, self._copy = self._copy, None
+            return look.content(copy)
+        holder = Holder(self._own.store)
+        holder.hold_all(look.manifest.digests)
+        return holder
+
+    def follow(self, look: Look, holder: Holder | None = None) -> None:
+        """Have the lineage remember it: see there."""
+        self._lineage.follow(look, holder)
+
+    def drop(self) -> None:
+        if self._writer is not None:
+            self._writer.drop()
+        if self._copy is not None:
+            self._copy.close()
+        self._own.close()
+
+
+def _stamp(said: object) -> bytes:
+    """As hexadecimal digits; none of them: nothing that could still hold."""
+    if not isinstance(said, str) or len(said) not in (0, 2 * STAMP.size) or not _HEX.issuperset(said):
+        raise refused("a stamp that is none")
+    return bytes.fromhex(said) or UNKNOWN
+
+
+def _json(payload: bytes) -> dict[str, object]:
+    try:
+        data = frames.strict_json(payload)
+    except frames.WireError as error:
+        raise refused(f"no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise refused("an answer that is none")
+    return data
+
+
+PROBLEMS = {
+    "moving": ("{} changed each time it was read", "stop what writes it, then take the snapshot again"),
+    "large": ("{} is larger than limits.disk, holes counted", "remove it, or raise the limit"),
+    "long": ("{}… is a longer path than can be kept", "remove it"),
+}
+
+
+def problem(report: dict[str, object]) -> SnapshotError | None:
+    """What the worker says it cannot keep; None when it says nothing of the kind."""
+    said = report.get("problem")
+    if not isinstance(said, str) or said not in PROBLEMS:
+        return None
+    text, fix = PROBLEMS[said]
+    return SnapshotError(text.format(repr(str(report.get("path"))[:300])), code=f"snapshot-{said}", fix=fix)
+
+
+# ── the way back ─────────────────────────────────────────────────────────────────────────────────
+
+
+def orders(now: Manifest | None, wanted: Manifest, store: Store) -> Iterator[bytes]:
+    """For the worker's standard input: what turns the one tree into the other, touching only what differs.
+
+    `now`: None when nobody could tell what is there. Then all of it goes first.
+    """
+    pending = bytearray()
+    if now is None:
+        pending += _packed(ORDER, fast_stdlib.dumps({"do": "clear", "path": ""}))
+    for order, content in _steps(now or Manifest(()), wanted):
+        pending += _packed(ORDER, fast_stdlib.dumps(order))
+        if content is not None:
+            for chunk in store.read(content.text, content.size):
+                for start in range(0, len(chunk), CHUNK):
+                    pending += _packed(DATA, chunk[start : start + CHUNK])
+                    if len(pending) >= _PIECE:
+                        yield bytes(pending)
+                        pending.clear()
+            pending += _packed(END, b"")
+        if len(pending) >= _PIECE:
+            yield bytes(pending)
+            pending.clear()
+    yield bytes(pending)
+
+
+def _packed(kind: bytes, payload: bytes) -> bytes:
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def _steps(now: Manifest, wanted: Manifest) -> Iterator[tuple[dict[str, object], Entry | None]]:
+    remade = _remade(now, wanted)
+    gone = [made for made in now.entries if made.path not in wanted.by_path or made.path in remade]
+    touched = _touched([made.path for made in gone], remade)
+    for made in now.entries:  # parents first: nobody gets through a shut one
+        if made.kind == "d" and made.path in touched and made.mode & 0o700 != 0o700:
+            yield {"do": "open", "path": made.path}, None
+    for made in _topmost(gone):
+        yield {"do": "remove", "path": made.path}, None
+    for made in wanted.entries:
+        if made.path in remade and made.kind != "h":
+            yield _making(made), made if made.kind == "f" else None
+        elif made.kind == "f" and _facts(now.by_path[made.path]) != _facts(made):
+            yield {"do": "facts", **_facts(made)}, None
+    for made in wanted.entries:
+        if made.path in remade and made.kind == "h":
+            yield {"do": "link", "path": made.path, "target": made.text}, None
+    for made in reversed(wanted.entries):  # the deepest first, when nothing in them changes any more
+        if made.kind == "d" and (made.path in touched or now.by_path.get(made.path) != made):
+            yield {"do": "facts", **_facts(made)}, None
+
+
+def _making(made: Entry) -> dict[str, object]:
+    if made.kind == "d":
+        return {"do": "mkdir", "path": made.path}
+    if made.kind == "l":
+        return {"do": "symlink", "path": made.path, "target": made.text, "mtime_ns": made.mtime_ns}
+    return {"do": "file", **_facts(made)}
+
+
+def _facts(made: Entry) -> dict[str, object]:
+    return {"path": made.path, "mode": made.mode, "mtime_ns": made.mtime_ns}
+
+
+def _remade(now: Manifest, wanted: Manifest) -> set[str]:
+    """Names to be made anew: what is missing or of another kind, content or target, and all names of such a file."""
+    remade: set[str] = set()
+    for made in wanted.entries:
+        old = now.by_path.get(made.path)
+        kept = old is not None and (old.kind, old.text) == (made.kind, made.text)
+        if kept and made.kind == "l":
+            kept = old == made  # its time cannot be set apart
+        if not kept or (made.kind == "h" and made.text in remade):
+            remade.add(made.path)
+    # a further name may come before the first one
+    return remade | {made.path for made in wanted.entries if made.kind == "h" and made.text in remade}
+
+
+def _touched(gone: list[str], remade: set[str]) -> set[str]:
+    """Directories in which a name goes or comes, and all above them."""
+    found: set[str] = set()
+    for path in (*gone, *remade):
+        parent = path.rpartition("/")[0]
+        while parent and parent not in found:
+            found.add(parent)
+            parent = parent.rpartition("/")[0]
+    return found
+
+
+def _topmost(gone: list[Entry]) -> Iterator[Entry]:
+    """Without what goes with a directory above it."""
+    last = "\0"
+    for made in gone:
+        if not made.path.startswith(f"{last}/"):
+            yield made
+            if made.kind == "d":
+                last = made.path

@@ -1,0 +1,1 @@
+"""Move files between the host and a sandbox."""
