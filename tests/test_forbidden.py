@@ -206,11 +206,11 @@ PROGRAMS = frozenset(
     """.split()  # noqa: SIM905  # a column of words reads better than a column of quotes
 )
 THROUGH_THE_ONE = {
-    "backends/container/engine.py": ["docker", "podman", "docker", "podman"],  # names of engines with their sockets
+    "backends/container/api.py": ["docker", "podman", "docker", "podman"],  # names of engines with their sockets
     "cli/notes.py": ["which"],  # tells a person where a program is that the guest did not find; starts nothing
-    "doctor/others.py": ["qemu-system-x86_64"],  # handed to `host_programs.look_up`
-    "files/imagelocks.py": ["rm"],  # the same
-    "images/engines.py": ["docker"],  # names of engines
+    "doctor/examine.py": ["unshare", "docker", "qemu-system-x86_64"],  # handed to `host.programs.look_up`
+    "images/store.py": ["rm"],  # the same
+    "images/importer.py": ["docker"],  # names of engines
 }
 
 

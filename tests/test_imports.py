@@ -21,8 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("guest",),  # imports `shared` alone, so that it can run in an image that holds nothing of ours
     ("values", "errors", "results", "events", "rendering"),
     ("policy",),
-    ("plan", "wire", "host"),
-    ("backends", "gateway", "snapshots", "transfer"),
+    ("plan", "wire", "host", "backends", "gateway", "snapshots", "transfer"),
     ("core", "manager", "early", "launching", "choosing", "walls", "_async", "_sync", "images"),
     ("testing",),
     ("audit",),

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from ringfence import Mount, Policy, Sandbox, UnsupportedError
-from ringfence.gateway.secrets import ca
+from ringfence.gateway.secrets import trust
 from ringfence.host import import_path
 from ringfence.shared.tree_pack import Caps
 from ringfence.transfer.download import Landing
@@ -225,12 +225,12 @@ def test_a_thread_of_the_standard_librarys_own_finds_no_guests_module_for_its_na
 
 
 def test_a_package_that_only_a_guest_has_counts_as_missing(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ca, "_PACKAGES", ("rf_left",))
+    monkeypatch.setattr(trust, "_PACKAGES", ("rf_left",))
     sys.path.insert(0, str(mount))
-    ca.check_packages()
+    trust.check_packages()
     import_path.shown_writable([str(mount)])
     with pytest.raises(UnsupportedError, match="rf_left is not installed"):
-        ca.check_packages()
+        trust.check_packages()
 
 
 def test_the_finder_stands_first_again_after_another_came(mount: Path) -> None:

@@ -187,7 +187,7 @@ def _has_cgroup() -> bool:
 
 def _lacking() -> str:
     """Packages that reading requests takes."""
-    from ringfence.gateway.secrets.ca import check_packages
+    from ringfence.gateway.secrets.trust import check_packages
 
     try:
         check_packages()

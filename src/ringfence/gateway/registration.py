@@ -19,7 +19,7 @@ from ringfence.gateway import rules
 from ringfence.gateway.budget import SANDBOX_BURST, SANDBOX_RATE, Bucket
 from ringfence.gateway.dial import fault
 from ringfence.gateway.log import Logbook
-from ringfence.gateway.secrets import ca
+from ringfence.gateway.secrets import trust
 from ringfence.gateway.secrets.vault import Vault
 from ringfence.gateway.types import OverBudget, Refusal
 from ringfence.policy.reach import listening_ports, proxy_port
@@ -157,11 +157,11 @@ class Registration:
         self.closed = False
         self._ended = threading.Event()
         self._authority: Authority | None = None
-        self._reads = ca.is_needed(network, secrets)
+        self._reads = trust.is_needed(network, secrets)
         if self._reads and twin_of is not None:
             self._authority = twin_of.authority
         if self._reads:
-            self.defaults, self.files = ca.environment(), ca.files(self.authority)
+            self.defaults, self.files = trust.environment(), trust.files(self.authority)
         self._pid = os.getpid()
 
     # for connections: targets.Context
@@ -284,7 +284,7 @@ class Registration:
                 key="network.ports",
                 fix="name every port in the policy that the sandbox starts with",
             )
-        if ca.is_needed(network, ()) and not self._reads:
+        if trust.is_needed(network, ()) and not self._reads:
             fix = "start the sandbox with such a rule, or with a secret"
             raise PolicyError(
                 "the sandbox was started without rules for methods or paths, so nothing inside trusts its gateway",

@@ -151,10 +151,10 @@ def check_network(policy: Policy) -> None:
     if len(ports) > MOST_PORTS:
         raise PolicyError(f"the network names {len(ports)} ports; the most is {MOST_PORTS}", key="network.ports")
     if policy.secrets or policy.network.rules:
-        from ringfence.gateway.secrets import ca
+        from ringfence.gateway.secrets import trust
 
-        if ca.is_needed(policy.network, policy.secrets):
-            ca.check_packages()
+        if trust.is_needed(policy.network, policy.secrets):
+            trust.check_packages()
     if policy.secrets:
         from ringfence.gateway.secrets.vault import Vault
 

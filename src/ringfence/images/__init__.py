@@ -107,7 +107,7 @@ def export(name: str, path: HostPath) -> None:
 
     Raises ImageError when the image is unknown or damaged; then no file is left.
     """
-    from ringfence.images.export import export_image
+    from ringfence.images.exporter import export_image
 
     export_image(Store(), name, os.fspath(path))
 
@@ -153,6 +153,6 @@ def gc() -> Collected:
 
 def verify(name: str) -> None:
     """Read all of an image and compare it with its digest. Raises ImageError when it is not what was stored."""
-    from ringfence.images.export import verify_image
+    from ringfence.images.exporter import verify_image
 
     verify_image(Store(), name)

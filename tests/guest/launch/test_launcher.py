@@ -43,7 +43,7 @@ def test_a_link_to_it_does_not_make_other_files_ours(tmp_path: Path) -> None:
 
 def test_it_starts_the_zygote_with_the_python_named() -> None:
     code, said = launch(PYTHON)
-    assert (code, "ringfence launch" in said, "ringfence/guest/zygote.py" in said) == (1, False, True)
+    assert (code, "ringfence launch" in said, "ringfence/guest/launch/zygote.py" in said) == (1, False, True)
 
 
 _FOREIGN = """
@@ -56,7 +56,7 @@ for program in sys.argv[2:]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root owns the launcher here, and another user calls it")
 def test_who_may_not_change_the_launcher_does_not_choose_its_program(ordinary_user: OrdinaryUser) -> None:
-    launcher = str(ordinary_user.source / "ringfence" / "guest" / "launch")
+    launcher = str(ordinary_user.source / "ringfence" / "guest" / "launch" / "launch")
     mine, open_to_all = ordinary_user.home / "my-python3", Path(ordinary_user.source, "python3")
     try:
         for path in (mine, open_to_all):

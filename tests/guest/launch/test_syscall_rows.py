@@ -66,7 +66,12 @@ def both() -> list[Program]:
 def test_the_machine_code_is_what_its_listing_says(tmp_path: Path) -> None:
     if shutil.which("as") is None or shutil.which("objcopy") is None:
         pytest.skip("no assembler (binutils)")
-    lines = (SOURCE / "guest" / "program.py").read_text().partition("# The routine:")[2].partition("CODE =")[0]
+    lines = (
+        (SOURCE / "guest" / "launch" / "syscall_rows.py")
+        .read_text()
+        .partition("# The routine:")[2]
+        .partition("CODE =")[0]
+    )
     listing = [line[1:] for line in lines.splitlines() if line.startswith("#  ")]
     (tmp_path / "r.s").write_text(".intel_syntax noprefix\n" + "\n".join(listing).replace(";", "\n") + "\n")
     subprocess.run(["as", "--64", "-o", tmp_path / "r.o", tmp_path / "r.s"], check=True)
@@ -173,10 +178,10 @@ def test_memory_is_compared_byte_by_byte() -> None:
 
 
 def copied(tmp_path: Path, change: str) -> Path:
-    """The package with a line at the end of `guest/program.py`."""
+    """The package with a line at the end of `guest/launch/syscall_rows.py`."""
     root = tmp_path / "root"
     shutil.copytree(SOURCE, root / "ringfence", ignore=shutil.ignore_patterns("__pycache__"))
-    with (root / "ringfence" / "guest" / "program.py").open("a") as file:
+    with (root / "ringfence" / "guest" / "launch" / "syscall_rows.py").open("a") as file:
         file.write(change)
     for path in (root, *root.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.name == "launch" else 0o644)
@@ -207,7 +212,7 @@ def test_an_ordinary_user_gets_the_same_sandbox_without_machine_code_too(
         root = ordinary_user.home / f"program{len(found)}"
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(ordinary_user.source, root)
-        with (root / "ringfence" / "guest" / "program.py").open("a") as file:
+        with (root / "ringfence" / "guest" / "launch" / "syscall_rows.py").open("a") as file:
             file.write(change)
         ran = ordinary_user.run(PROBE, str(root))
         shutil.rmtree(root)

@@ -239,7 +239,7 @@ def test_the_description_is_the_golden_one() -> None:
 
 
 def test_another_machine_is_unsupported_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile, "_compiled", {})
+    monkeypatch.setattr(compiler, "_compiled", {})
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", "6", "1", "aarch64")))
     with pytest.raises(UnsupportedError, match="no system call table for aarch64") as caught:
         compiler.guest_filter()

@@ -108,7 +108,7 @@ tell(dumped=1)
 def left_behind(arm: Arm) -> Seen:
     """What a snapshot would hold: the workspace, and the trusted roots, read from outside."""
     from ringfence.attacks import web
-    from ringfence.gateway.secrets.ca import BUNDLE, JAVA_STORE
+    from ringfence.gateway.secrets.trust import BUNDLE, JAVA_STORE
 
     box = arm.sandbox(_given(arm, web.echo(arm)))
     told = arm.python(_DUMP, box=box)

@@ -141,9 +141,9 @@ def _sweep(root: str) -> None:
 
 
 def _sources() -> str:
-    import ringfence
+    from ringfence import guest
 
-    return os.path.dirname(os.path.abspath(ringfence.__file__))
+    return os.path.dirname(os.path.dirname(os.path.abspath(guest.__file__)))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Puts seccomp filters on itself and then makes system calls or becomes a program. Run by tests/plan/seccomp/test_compiler.py.
+"""Puts seccomp filters on itself and then makes system calls or becomes a program. Run by test_compiler.py.
 
 usage: under_filter.py FILTERS.json call CALLS.json | run ARGV...
 FILTERS is a list of hex strings. CALLS is a list of lists: number, then integers or strings (passed by address).

@@ -1,0 +1,77 @@
+"""What a sandbox needs so that programs inside accept its own certificate authority: files, and variables naming them.
+
+The files lie where the guest may change them: one that does harms nobody but itself, as the server's certificate is
+checked outside.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringfence.errors import Missing, UnsupportedError
+from ringfence.host import import_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence.gateway.secrets.ca import Authority
+    from ringfence.policy.model import Network
+    from ringfence.policy.secrets import Secret
+
+BUNDLE = "/tmp/.ringfence/ca-bundle.pem"  # inside
+JAVA_STORE = "/tmp/.ringfence/ca-bundle.p12"
+WGET_SETTINGS = "/tmp/.ringfence/wgetrc"
+_PACKAGES = ("cryptography", "h11", "h2")
+# Each replaces the roots of a program or library, so the file holds the host's roots too.
+_BUNDLE_VARIABLES = (
+    "SSL_CERT_FILE",  # OpenSSL, Python's ssl, Go, Ruby, uv
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "PIP_CERT",
+    "AWS_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "DENO_CERT",
+    "CARGO_HTTP_CAINFO",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "HTTPLIB2_CA_CERTS",
+    "NIX_SSL_CERT_FILE",
+)
+_JAVA_OPTIONS = (
+    f"-Djavax.net.ssl.trustStore={JAVA_STORE} -Djavax.net.ssl.trustStoreType=PKCS12 "
+    "-Djavax.net.ssl.trustStorePassword=changeit"
+)
+
+
+def is_needed(network: Network, secrets: tuple[Secret, ...]) -> bool:
+    """Whether some host's TLS will be read."""
+    rules = network.rules
+    return bool(secrets) or any(rule.protocol == "tls" and (rule.methods or rule.paths) for rule in rules)
+
+
+def check_packages() -> None:
+    """Raises UnsupportedError when what reads TLS and HTTP is not installed on the host."""
+    missing = [name for name in _PACKAGES if not import_path.is_installed(name)]
+    if missing:
+        raise UnsupportedError(
+            f"secrets, methods and paths are kept by reading requests, and {', '.join(missing)} is not installed",
+            code="network-packages",
+            missing=[Missing("process", name, "pip install 'ringfence[network]'") for name in missing],
+        )
+
+
+def environment() -> dict[str, str]:
+    """Variables for the guest; its policy's own come before them."""
+    return {**dict.fromkeys(_BUNDLE_VARIABLES, BUNDLE), "JAVA_TOOL_OPTIONS": _JAVA_OPTIONS, "WGETRC": WGET_SETTINGS}
+
+
+def files(authority: Authority) -> Mapping[str, bytes]:
+    """By their path inside."""
+    from ringfence.gateway.secrets.ca import host_bundle, java_trust_store, trust_bundle
+
+    bundle = host_bundle()
+    return {
+        BUNDLE: trust_bundle(authority, bundle),
+        JAVA_STORE: java_trust_store(authority, bundle),
+        WGET_SETTINGS: f"ca_certificate = {BUNDLE}\n".encode(),
+    }
