@@ -43,7 +43,7 @@ def readable(watch: Watch) -> bool:
 
 
 def test_a_protected_file_replaced_by_rename_is_noticed_once(repository: Path) -> None:
-    """M10: the kernel takes the read-only mount off a name that is replaced on the host, as git itself does."""
+    """Kernel fact 10: the kernel takes the read-only mount off a name that is replaced on the host, as git itself does."""
     watch = Watch(protected(repository))
     subprocess.run(["git", "-C", repository, "config", "user.name", "x"], check=True)
     assert readable(watch)
@@ -316,7 +316,7 @@ def test_a_changed_file_cannot_pass_for_an_old_one(tmp_path: Path) -> None:
 
 
 def test_set_uid_files_are_reported(tmp_path: Path) -> None:
-    """A16, M3"""
+    """A16, kernel fact 3"""
 
     def work() -> None:
         (tmp_path / "tool").write_text("")

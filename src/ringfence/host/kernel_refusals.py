@@ -122,7 +122,7 @@ def container() -> str | None:
 
 
 def container_fix() -> str:
-    """What lets the process backend run in a container (M9, M14). Not for root: it would need CAP_SYS_ADMIN."""
+    """What lets the process backend run in a container (kernel facts 9 and 14). Not for root: it would need CAP_SYS_ADMIN."""
     match container():
         case "kubernetes":
             return (
@@ -139,7 +139,7 @@ def container_fix() -> str:
 
 
 def proc_fix() -> str:
-    """What lets a fresh /proc be mounted in a container (M9)."""
+    """What lets a fresh /proc be mounted in a container (kernel fact 9)."""
     match container():
         case "kubernetes":
             return "in the container's securityContext: procMount: Unmasked; in the pod: hostUsers: false"

@@ -42,7 +42,7 @@ def test_a_binary_brings_exactly_the_libraries_its_linker_loads(name: str) -> No
 
 
 def test_a_link_is_followed_through_alternatives_and_every_step_is_kept() -> None:
-    """M15: without the steps awk and java are ENOENT on Debian."""
+    """Kernel fact 15: without the steps awk and java are ENOENT on Debian."""
     if not os.path.islink("/etc/alternatives/awk"):
         pytest.skip("/etc/alternatives is missing")
     program = brought("awk").programs[0]

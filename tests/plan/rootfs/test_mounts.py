@@ -282,7 +282,7 @@ def test_the_root_and_the_kernels_file_systems_are_never_shown(source: str) -> N
 
 @pytest.mark.needs_root
 def test_a_folder_with_a_kernel_file_system_mounted_below_it_is_refused(folder: Path) -> None:
-    """A bind is recursive: a chroot's /proc would come along and show the host's processes (M9)."""
+    """A bind is recursive: a chroot's /proc would come along and show the host's processes (kernel fact 9)."""
     if os.geteuid() != 0:
         pytest.skip("root is missing")
     (folder / "chroot" / "proc").mkdir(parents=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # MERGED: Gives a container's loopback one address more, from outside: inside, nobody has the right to.
 #
-# Without it `getaddrinfo` with AI_ADDRCONFIG finds nothing (M13). Only root can; for others the proxy stands in.
+# Without it `getaddrinfo` with AI_ADDRCONFIG finds nothing (kernel fact 13). Only root can; for others the proxy stands in.
 
 
 _WITHIN_S = 5.0

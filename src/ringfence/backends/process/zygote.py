@@ -346,7 +346,7 @@ def _preload_failed(answer: dict[str, object]) -> Exception:
 
 
 def explain_refusal(text: str, number: object, *, out_of_memory: bool = False) -> UnsupportedError | SandboxError:
-    """A step failed: which one, and what the host's owner can do about it (M9, M14).
+    """A step failed: which one, and what the host's owner can do about it (kernel facts 9 and 14).
 
     UnsupportedError when that is a fact of this host or of the policy; SandboxError when it may pass. Or we refused it,
     because a mount's source is not what the plan looked at: no other wall is to be tried for that.

@@ -25,7 +25,7 @@ _RESOLVER = "127.0.0.1"
 _LOOPBACK_INDEX = 1  # in every new network namespace
 _RTM_NEWADDR, _REQUEST_ACK_CREATE_EXCLUSIVE = 20, 0x1 | 0x4 | 0x400 | 0x200
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
-# Besides 127.0.0.1: where loopback has no other address, getaddrinfo with AI_ADDRCONFIG finds none (M13).
+# Besides 127.0.0.1: where loopback has no other address, getaddrinfo with AI_ADDRCONFIG finds none (kernel fact 13).
 _EXTRA_ADDRESS = bytes([198, 18, 0, 1])
 
 

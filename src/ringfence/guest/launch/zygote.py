@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def _preload(hello: Hello) -> dict[str, object]:
-    """Import what guests will want. Thread pools stay off: a fork takes one thread along (M6)."""
+    """Import what guests will want. Thread pools stay off: a fork takes one thread along (kernel fact 6)."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     forker.preloaded = bool(hello["preload"])

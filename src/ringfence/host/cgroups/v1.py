@@ -138,7 +138,7 @@ class Group(base.Group):
         fds: list[int] = []
         try:
             # A thread that moves itself by `tasks` takes no lock of the whole kernel's; by cgroup.procs it would, and
-            # wait 5 to 20 ms. Who writes there has one thread (M8).
+            # wait 5 to 20 ms. Who writes there has one thread (kernel fact 8).
             flags = os.O_WRONLY | os.O_CLOEXEC
             fds.extend(os.open(f"{directory}/tasks", flags) for directory in self._directories)
         except OSError:

@@ -372,7 +372,7 @@ def rooted(path: str) -> str:
 
 
 def closed_to_others(path: str, *, entries: int = 64) -> bool:
-    """Whether an unrelated uid could not read `path` or one of the first `entries` things below it (M4)."""
+    """Whether an unrelated uid could not read `path` or one of the first `entries` things below it (kernel fact 4)."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
