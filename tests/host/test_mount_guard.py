@@ -43,7 +43,7 @@ def readable(watch: Watch) -> bool:
 
 
 def test_a_protected_file_replaced_by_rename_is_noticed_once(repository: Path) -> None:
-    """Kernel fact 10: the kernel takes the read-only mount off a name that is replaced on the host, as git itself does."""
+    """Kernel fact 10: the kernel takes the read-only mount off a name that is replaced on the host, as git does."""
     watch = Watch(protected(repository))
     subprocess.run(["git", "-C", repository, "config", "user.name", "x"], check=True)
     assert readable(watch)

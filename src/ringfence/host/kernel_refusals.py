@@ -122,7 +122,7 @@ def container() -> str | None:
 
 
 def container_fix() -> str:
-    """What lets the process backend run in a container (kernel facts 9 and 14). Not for root: it would need CAP_SYS_ADMIN."""
+    """Return what lets the process backend run in a container (kernel facts 9, 14). Root would need CAP_SYS_ADMIN."""
     match container():
         case "kubernetes":
             return (

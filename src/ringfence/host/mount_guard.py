@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 #
 # The read-only mounts themselves are made by guest/box.py. When a program on the host replaces a protected file by
 # rename
-# (git and editors do), the kernel takes the mount off in the sandbox too, and only the watch notices (kernel fact 10). Whoever
+# (git and editors do), the kernel takes the mount off in the sandbox too, and only the watch notices (kernel fact 10).
+# Whoever
 # wants
 # no such limits takes a mount of mode "copy".
 

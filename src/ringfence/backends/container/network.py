@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # MERGED: Gives a container's loopback one address more, from outside: inside, nobody has the right to.
 #
-# Without it `getaddrinfo` with AI_ADDRCONFIG finds nothing (kernel fact 13). Only root can; for others the proxy stands in.
+# Without the address, `getaddrinfo` with AI_ADDRCONFIG finds nothing (kernel fact 13). Only root can add it; for other
+# callers the proxy stands in.
 
 
 _WITHIN_S = 5.0

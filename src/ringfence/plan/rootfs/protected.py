@@ -108,7 +108,8 @@ def protection(
     """Operations for a writable directory `source` shown at `target`. `extra`: relative paths besides the built-in.
 
     Every ancestor below the mount is made a mount point of its own, or `mv .git .git2` would take the protection along
-    (A12, kernel fact 10); so are those of `hidden` paths, and what a git directory is known by: the next sandbox looks for it.
+    (A12, kernel fact 10); so are those of `hidden` paths, and what a git directory is known by: the next sandbox looks
+    for it.
     Raises PolicyError for a path that leaves the mount, is a link or has a second name there: none can be held.
     """
     wanted = _builtin(source)
