@@ -282,7 +282,7 @@ def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
     """Build the root in this (new) mount namespace, pivot into it, make it read-only.
 
     `keep_outer_proc`: in a user namespace the kernel grants a fresh /proc only where a complete one is already mounted
-    (kernel fact 9), so the outer one lies below the mount point until the sandbox's own covers it; no process inside can
+    (kernel fact 9), so the outer one lies below the mount point until the sandbox covers it; no process inside can
     uncover it.
     """
     k.mount(None, "/", None, k.MS_REC | k.MS_PRIVATE)
