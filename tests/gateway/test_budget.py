@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.test_gateway import until
-from gateway.test_quick import ASK
+from gateway.test_plain_http import ASK
 from gateway.world import World, listening
 from ringfence import Rule, Sandbox
 from ringfence.gateway import budget

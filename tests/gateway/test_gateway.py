@@ -17,7 +17,6 @@ import ringfence
 from gateway.world import World, codes, curl, listening
 from ringfence import Network, Policy, PolicyError, Rule, Sandbox, UnsupportedError
 from ringfence.events import Denied, HostSummary
-from ringfence.gateway.quick import Quick
 from ringfence.gateway.service import service
 
 DIRECT = ("--noproxy", "*")
@@ -569,15 +568,31 @@ def _sleeper() -> int:
 
 
 def test_without_the_parser_nothing_passes_and_it_is_told_why(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ringfence.gateway.http.intercept", None)
-    monkeypatch.setattr(Quick, "begin", lambda self: self._hand_over())
+    for name in [name for name in sys.modules if name.startswith(("ringfence.gateway.http.", "h11"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "h11", None)
     with internet.http("web.test") as server, internet.sandbox(internet.policy(f"web.test:{server.port}")) as box:
-        refused = curl(box, "http://other.test/")
-        assert (refused.stdout[-3:], codes(refused)) == ("403", [("other.test:80", "net.not-allowed")])
         for options in ((), DIRECT):
-            assert "h11" in curl(box, f"http://web.test:{server.port}/", *options).stdout
-        until(lambda: [line.code for line in box.network.log()] == ["net.not-allowed", *["net.unsupported"] * 2])
+            body, _, status = curl(box, f"http://web.test:{server.port}/", *options).stdout.rpartition("\n")
+            assert "pip install 'ringfence[network]'" in json.loads(body)["message"]
+            assert status == "502"
+        until(
+            lambda: (
+                [(line.host, line.code) for line in box.network.log()]
+                == [("(proxy)", "net.unsupported"), ("web.test", "net.unsupported")]
+            )
+        )
         assert server.seen == []
+
+
+def test_without_the_parser_tls_connect_and_socks_pass(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its allowing twin: what is not read needs no package."""
+    for name in [name for name in sys.modules if name.startswith(("ringfence.gateway.http.", "h11"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "h11", None)
+    with internet.https("web.test") as server, internet.sandbox(internet.policy(f"web.test:{server.port}")) as box:
+        for options in ((), DIRECT, ("-x", "socks5h://127.0.0.1:3128")):
+            assert curl(box, f"https://web.test:{server.port}/body", "-d", "hello", *options).stdout == "hello\n200"
 
 
 def test_the_proxy_is_named_in_both_cases(internet: World) -> None:

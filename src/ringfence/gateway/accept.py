@@ -98,8 +98,9 @@ async def serve_http(registration: Registration, client: Client, target: Target)
 
 
 def without_parser() -> Refusal:
-    """Requests are only passed on when they can be read."""
-    return Refusal("net.unsupported", "plain HTTP needs the package h11 on the host", verdict="failed")
+    """Return the refusal of plain HTTP where h11 is missing: what cannot be read is not passed on (G12)."""
+    words = "plain HTTP needs the package h11 on the host: pip install 'ringfence[network]'; https needs none"
+    return Refusal("net.unsupported", words, verdict="failed")
 
 
 async def _first_bytes(client: Client) -> bytes:

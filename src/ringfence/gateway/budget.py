@@ -100,10 +100,6 @@ class Totals:
             self._new_day("download", self.download)
         self._received += size
 
-    def uncount_up(self, size: int) -> None:
-        """They did not go after all."""
-        self._sent -= size
-
     def _new_day(self, name: str, limit: int) -> None:
         now = time.monotonic()
         if now - self._day < _DAY_S:

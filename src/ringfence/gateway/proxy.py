@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ringfence.gateway import refuse, rules, simple, socks
+from ringfence.gateway import refuse, rules, socks
 from ringfence.gateway.accept import serve_tunnel, without_parser
 from ringfence.gateway.http.request import LARGEST_HEAD, check_raw_head, malformed
 from ringfence.gateway.splice import reset
@@ -66,24 +66,11 @@ async def _serve_http(registration: Registration, one: Open, client: Client) -> 
     try:
         from ringfence.gateway.http.intercept import serve_plain
     except ImportError:
-        named, refusal = _unread(registration, client.received)
-        registration.deny(*named, refusal)
+        refusal = without_parser()
+        registration.deny("(proxy)", 0, refusal)
         await refuse.say_and_close(client.sock, refuse.http_response(refusal))
         return
     await serve_plain(client, registration, chooser(registration, one))
-
-
-def _unread(registration: Registration, head: bytes) -> tuple[tuple[str, int], Refusal]:
-    """Without h11 nothing passes; where the plainest request was to go can be told all the same."""
-    asked = simple.request(head)
-    named = ("(proxy)", 0)
-    try:
-        if asked is not None:
-            named, _ = absolute(asked.target)
-            return named, registration.rules.decide(*named).refusal or without_parser()
-    except Refusal as refusal:
-        return named, refusal
-    return named, without_parser()
 
 
 def chooser(registration: Registration, one: Open) -> Callable[[str, list[str]], tuple[Target, str]]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from ringfence.events import HostSummary, Request
     from ringfence.gateway.budget import Counted, Totals
-    from ringfence.gateway.quick import Quick
     from ringfence.gateway.relay.mux import Relay
     from ringfence.gateway.relay.socket import Relayed
     from ringfence.gateway.secrets.ca import Authority
@@ -94,17 +93,14 @@ class Open:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self.task: asyncio.Task[None] | None = None  # that serves it, unless it is a quick one
-        self.quick: Quick | None = None
+        self.task: asyncio.Task[None] | None = None  # that serves it
         self.verdict: rules.Verdict | None = None  # None: where it goes is not known yet
         self.cut: Refusal | None = None  # why it was ended from here
 
     def stop(self) -> None:
         """Cut it."""
-        if self.quick is not None:
-            self.quick.cancel()
-        elif self.task is not None:
-            self.task.cancel()
+        if self.task is not None:
+            self.task.cancel(self.cut)
 
     def let_go(self) -> None:
         """In a fork of the process: it is the parent's, and would not end while we have it too."""
@@ -185,13 +181,9 @@ class Registration:
         if code is not None:  # the rules have changed meanwhile
             sock.close()
             raise dialling.refused_address(code, target, sock.address)
-        self.dialled(target, sock)
-        return sock
-
-    def dialled(self, target: Target, sock: Counted) -> None:
-        """A connection is there, or on its way."""
         self._service.totals.opened(target, sock)
         self._dialled[sock] = target
+        return sock
 
     async def _turn(self, target: Target) -> None:
         """Nobody is refused at once for a rate: they wait."""
@@ -239,11 +231,6 @@ class Registration:
             raise _over("upload", self._network.upload)
         self._service.totals.count_up(size)
         self.book.sent += size
-
-    def uncount_up(self, size: int) -> None:
-        """They did not go after all."""
-        self.book.sent -= size
-        self._service.totals.uncount_up(size)
 
     def count_down(self, size: int) -> None:
         if self.book.received + size > self._network.download:

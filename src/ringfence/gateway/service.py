@@ -352,10 +352,7 @@ def _serve_proxy(service: Service, registration: Registration, one: Open, sock: 
     from ringfence.gateway.proxy import serve_proxy
     from ringfence.gateway.types import Client
 
-    if registration.vault.is_empty:
-        _quickly(service, registration, one, sock)
-    else:
-        service.take(registration, one, sock, serve_proxy(registration, one, Client(sock)))
+    service.take(registration, one, sock, serve_proxy(registration, one, Client(sock)))
 
 
 def _serve_name(service: Service, registration: Registration, one: Open, sock: socket.socket) -> None:
@@ -367,18 +364,8 @@ def _serve_name(service: Service, registration: Registration, one: Open, sock: s
     if verdict is None:
         registration.done(one)
         reset(sock)
-    elif registration.vault.is_empty and verdict.refusal is None and verdict.protocol in ("any", "http"):
-        _quickly(service, registration, one, sock)
     else:
         service.take(registration, one, sock, serve_tunnel(registration, one, Client(sock), None))
-
-
-def _quickly(service: Service, registration: Registration, one: Open, sock: socket.socket) -> None:
-    """Where no placeholder has to be looked for."""
-    from ringfence.gateway.quick import Quick
-
-    one.quick = Quick(registration, one, sock, service.take)
-    one.quick.begin()
 
 
 _services: dict[int, Service] = {}  # by process: a fork has its own, as threads do not come along

@@ -47,27 +47,13 @@ class Route:
         self.verified = verified  # it is TLS whose certificate was checked
 
 
-class Begun:
-    """An exchange that was begun elsewhere: a request without a body, where it went, and how far it came."""
-
-    def __init__(
-        self, head: bytes, target: Target, entry: Entry | None, stream: Stream | None, refusal: Refusal | None
-    ) -> None:
-        """Without an entry it is over, and its stream is for the next. A refusal is still to be told."""
-        self.head = head
-        self.target = target
-        self.entry = entry
-        self.stream = stream
-        self.refusal = refusal
-
-
 class Server:
     """The connection to the server, kept for the next request to the same target."""
 
-    def __init__(self, route: Route, begun: Begun | None) -> None:
+    def __init__(self, route: Route) -> None:
         self._route = route
-        self._target = None if begun is None else begun.target
-        self._stream = None if begun is None else begun.stream
+        self._target: Target | None = None
+        self._stream: Stream | None = None
         self.is_reused = False
 
     async def get(self, target: Target) -> Stream:
@@ -107,16 +93,13 @@ class Closed(Exception):  # noqa: N818  # an end, not an error
     """The connection is over, and all that could be said has been said."""
 
 
-async def serve_http1(guest: Stream, route: Route, begun: Begun | None = None) -> None:
+async def serve_http1(guest: Stream, route: Route) -> None:
     """Until the guest or the server ends it. The caller closes `guest`. Raises OSError, TimeoutError."""
-    server = Server(route, begun)
+    server = Server(route)
     rest = b""
     try:
-        if begun is not None and begun.entry is not None:
-            rest = await _Exchange(guest, route, server).go_on(begun, begun.entry)
         while True:
-            exchange = _Exchange(guest, route, server)
-            rest = await exchange.run(rest)
+            rest = await _Exchange(guest, route, server).run(rest)
             if rest:
                 await asyncio.sleep(0)  # many small requests in one read, all refused, wait for nothing else
     except Closed:
@@ -147,39 +130,15 @@ class _Exchange:
 
     async def run(self, rest: bytes) -> bytes:
         """Returns what was read of the next request. Raises Closed when there will be none."""
-        return await self._to_its_end(self._from_its_head(rest))
-
-    async def go_on(self, begun: Begun, entry: Entry) -> bytes:
-        """The same, for one whose request was sent, or cannot be."""
-        return await self._to_its_end(self._from_its_answer(begun, entry))
-
-    async def _from_its_head(self, rest: bytes) -> None:
-        await self._pass_on(await self._head(rest))
-
-    async def _from_its_answer(self, begun: Begun, entry: Entry) -> None:
-        self._entry = entry
-        self._above.receive_data(begun.head)
-        request = self._above.next_event()
-        if type(request) is not h11.Request or type(self._above.next_event()) is not h11.EndOfMessage:
-            raise requests.malformed("it is not HTTP/1.1")
-        self._is_head = request.method == b"HEAD"
-        if begun.refusal is not None:
-            raise begun.refusal
-        assert begun.stream is not None
-        self._pumps = True
-        for event in (h11.Request(method=request.method, target="/", headers=[("Host", "-")]), h11.EndOfMessage()):
-            self._below.send(event)  # so that it knows what is answered
-        await self._only_answer(begun.stream, begun.target, Asked(request.method.decode(), "/", "", (), False))
-
-    async def _to_its_end(self, work: Awaitable[None]) -> bytes:
         try:
-            await work
+            await self._pass_on(await self._head(rest))
         except Refusal as refusal:
             await self._refuse(refusal)
         except (h11.ProtocolError, OSError, TimeoutError):
             await self._break_off()
-        except asyncio.CancelledError:
-            self._finish(Refusal("net.cut", "the connection was cut", verdict="failed"))
+        except asyncio.CancelledError as error:
+            why = error.args[0] if error.args and isinstance(error.args[0], Refusal) else None
+            self._finish(why or Refusal("net.cut", "the connection was cut", verdict="failed"))
             raise
         return self._rest()
 

@@ -6,18 +6,19 @@ Both sides speak the same HTTP: the server is asked first, and the guest is offe
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
 from ringfence.gateway.http.http1 import Route, serve_http1
 from ringfence.gateway.http.request import check_authority, malformed
+from ringfence.gateway.splice import reset
 from ringfence.gateway.stream import Plain, Tls, open_plain, open_tls
 from ringfence.gateway.types import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.gateway.http.http1 import Begun
     from ringfence.gateway.stream import Stream
     from ringfence.gateway.types import Client, Context, Target
 
@@ -35,6 +36,9 @@ async def intercept(client: Client, target: Target, context: Context) -> None:
         await _intercept(guest, client.received, target, context)
     except (OSError, TimeoutError):
         pass  # the guest is gone, or took nothing; what was asked for stands in the log
+    except asyncio.CancelledError:
+        reset(client.sock)  # it was cut: an end would look like the end of an answer
+        raise
     except Exception as error:  # noqa: BLE001  # ours: a traceback on the host's terminal could quote a value (I03)
         context.finish(context.log(target), refusal=_ours(error))
     finally:
@@ -45,7 +49,6 @@ async def serve_plain(
     client: Client,
     context: Context,
     choose: Callable[[str, list[str]], tuple[Target, str]],
-    begun: Begun | None = None,
 ) -> None:
     """Plain HTTP, by the same checks, secrets never put in. Closes the client's socket. Raises only what cancels it.
 
@@ -58,9 +61,12 @@ async def serve_plain(
 
     guest = Plain(client.sock, client.received)
     try:
-        await serve_http1(guest, Route(context, choose, connect, verified=False), begun)
+        await serve_http1(guest, Route(context, choose, connect, verified=False))
     except (OSError, TimeoutError):
         pass  # as above
+    except asyncio.CancelledError:
+        reset(client.sock)
+        raise
     finally:
         guest.close()
 
