@@ -7,6 +7,7 @@ import sys
 import time
 
 from ringfence.errors import Missing, PolicyError, SandboxError, UnsupportedError
+from ringfence.plan.controls import ALL_ON
 from ringfence.plan.model import Plan, make_plan
 
 TYPE_CHECKING = False
@@ -74,6 +75,7 @@ class ProcessLauncher:
         self._rejected = rejected
         self._plan: ProcessPlan | None = None
         self.twin_of: Outlet | None = None  # a sandbox whose placeholders and authority this one shares
+        self.controls = ALL_ON
 
     def plan(self) -> Plan:
         made = self.process_plan()
@@ -102,7 +104,7 @@ class ProcessLauncher:
             early.end_unneeded()
 
     def _launch_whole(self, trial: bool) -> ProcessBox:
-        made = self.process_plan()
+        made = self.controls.plan(self.process_plan())
         if not trial:
             _warn_if_weaker(made)
         if made.box["outlets"] is None:
@@ -158,7 +160,7 @@ class ProcessLauncher:
                     raise
             time.sleep(_AGAIN_S * (attempt + 1))
             self._plan = None
-            made = self.process_plan()
+            made = self.controls.plan(self.process_plan())
         raise AssertionError("unreachable")
 
 

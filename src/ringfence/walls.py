@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import Missing, SandboxLostError, UnsupportedError
+from ringfence.plan.controls import ALL_ON
 from ringfence.plan.model import Plan, make_plan
 from ringfence.results import Control, Enforcement
 from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from ringfence.backends.container.api import Engine
     from ringfence.backends.contract import Box, Outlet
     from ringfence.backends.engine.box import WalledBox
@@ -35,7 +33,7 @@ class WalledLauncher:
         self.twin_of: Outlet | None = None
         self._rejected = rejected
         self._made: ProcessPlan | None = None
-        self.loosen: Callable[[dict[str, Any]], None] | None = None  # of our own attacks, and of nobody else
+        self.controls = ALL_ON
 
     def _plan(self) -> ProcessPlan:
         from ringfence.launching import process_plan
@@ -54,7 +52,7 @@ class WalledLauncher:
 
     def launch(self) -> Box:
         """A sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
-        made = self._plan()
+        made = self.controls.plan(self._plan())
         if made.box["outlets"] is not None:
             from ringfence.gateway.service import service
 
@@ -174,7 +172,7 @@ class GvisorLauncher(WalledLauncher):
             env=made.env,
             shares=bool(self.policy.mounts),
             exact=self.policy.strict,
-            loosen=self.loosen,
+            controls=self.controls,
         )
 
     def _starts_python_anew(self, made: ProcessPlan) -> bool:
@@ -266,7 +264,7 @@ class ContainerLauncher(WalledLauncher):
                     enforcement,
                     oci_runtime=self.runtime,
                     writable=made.writable,
-                    loosen=self.loosen,
+                    controls=self.controls,
                 )
             except SandboxLostError:
                 if last or not was_killed(found):

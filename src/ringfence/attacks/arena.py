@@ -22,13 +22,15 @@ from ringfence.attacks.guestside import PRELUDE
 from ringfence.attacks.trace import host_pid, pid_told
 from ringfence.core import arguments
 from ringfence.launching import ProcessLauncher
+from ringfence.plan.controls import Controls
 from ringfence.plan.mutate import without
 from ringfence.policy.image import Image
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     from ringfence._sync.process import Process
     from ringfence.attacks.case import ArmName, Attack
@@ -89,19 +91,27 @@ class Told(Struct):
         return f"{self.status}, {ended}" + (f": {last[0][:160]}" if last else "")
 
 
-class _Weakened(ProcessLauncher):
-    """The process backend with a plan that lacks something."""
+def unchanged(plan: ProcessPlan) -> ProcessPlan:
+    return plan
 
-    def __init__(self, whole: ProcessLauncher, arm: Arm) -> None:
-        super().__init__(
-            whole.policy, whole.image, fresh=whole.fresh, rejected={}, workspace=whole.workspace, used=whole.used
-        )
-        self._arm = arm
 
-    def process_plan(self) -> ProcessPlan:
-        if self._plan is None:
-            self._plan = self._arm.weaken(super().process_plan())
-        return self._plan
+@final
+class Lacking(Controls):
+    """The controls of an arm in which something is missing: from the plan, or from what an engine is asked for."""
+
+    weaken: Callable[[ProcessPlan], ProcessPlan] = unchanged
+    steps: tuple[Callable[[dict[str, Any]], None], ...] = ()  # changes of what an engine is asked for, in place
+
+    def plan(self, plan: ProcessPlan) -> ProcessPlan:
+        return self.weaken(plan)
+
+    def container(self, settings: dict[str, Any]) -> dict[str, Any]:
+        for step in self.steps:
+            step(settings)
+        return settings
+
+    def bundle(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self.container(config)
 
 
 class Arm:
@@ -147,7 +157,7 @@ class Arm:
             made._launcher = launcher  # noqa: SLF001  # nor to a tree without a name
         if not whole and self._weakens:
             assert isinstance(launcher, ProcessLauncher)
-            made._launcher = _Weakened(launcher, self)  # noqa: SLF001  # as above
+            launcher.controls = Lacking(weaken=self.weaken)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a weaker limit is for the matrix's reader, not for each of its rows
             return self._ends.enter_context(made)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from backends.container import equipped
 from ringfence import Mount, Policy, PolicyError, RingfenceError, Sandbox, UnsupportedError, images
 from ringfence.backends import Container
 from ringfence.backends.container import api as clients
+from ringfence.plan.controls import Controls
 
 
 def refused(backend: object, **kwargs: object) -> tuple[str, str, str, str | None]:
@@ -142,10 +144,17 @@ def test_a_container_whose_time_is_up_is_gone_from_the_engine(contained: Contain
     assert mine not in [row["Id"] for row in api.containers(all=True)]
 
 
+class _LongName(Controls):
+    """A host name that no engine takes."""
+
+    def container(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {**settings, "hostname": "x" * 300}
+
+
 def test_an_engine_that_makes_no_container_is_quoted_and_doctor_is_named(contained: Container) -> None:
     box = Sandbox(backend=contained)
     launcher = box._launcher
-    launcher.loosen = lambda settings: settings.update(hostname="x" * 300)  # type: ignore[attr-defined]  # ours alone
+    launcher.controls = _LongName()  # type: ignore[attr-defined]  # no public way leads there
     with pytest.raises(RingfenceError, match=f"{contained.engine} made no container: ") as caught:
         box.start()
     assert caught.value.fix == "ringfence doctor container"

@@ -11,7 +11,7 @@ import subprocess
 import warnings
 
 from ringfence import Sandbox, UnsupportedError
-from ringfence.attacks.arena import POLICY, Arm
+from ringfence.attacks.arena import POLICY, Arm, Lacking, unchanged
 from ringfence.attacks.case import NotApplicable
 from ringfence.attacks.walls import controls
 from ringfence.host import programs
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from ringfence import Policy
     from ringfence.attacks.case import ArmName, Attack
-    from ringfence.attacks.walls.controls import Loosen
+    from ringfence.attacks.walls.controls import Change
     from ringfence.images.store import Used
+    from ringfence.plan.controls import Controls
+    from ringfence.plan.model import ProcessPlan
     from ringfence.values import Workspace
     from ringfence.walls import WalledLauncher
 
@@ -34,12 +36,12 @@ BACKENDS = ("container", "gvisor")
 
 
 class WalledArm(Arm):
-    """As Arm. `loosen`: what a case changes in this arm beside the controls it names."""
+    """As Arm. `also`: what a case changes in this arm beside the controls it names."""
 
     def __init__(self, attack: Attack, name: ArmName, backend: str) -> None:
         super().__init__(attack, name)
         self.backend = backend
-        self.loosen: Loosen | None = None
+        self.also: Change | None = None
 
     @property
     def has_other_uid(self) -> bool:
@@ -71,10 +73,7 @@ class WalledArm(Arm):
             if error.code != "mounts":  # what it does not show, nobody attacks there
                 raise
             raise NotApplicable(str(error)) from None
-        if not whole:
-            self._weaken(launcher)
-        elif self.loosen is not None:
-            launcher.loosen = self.loosen
+        launcher.controls = self._controls(whole=whole)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # as in the arena
             box = self.enter(made)
@@ -82,24 +81,29 @@ class WalledArm(Arm):
             self._weaken_volume(box)
         return box
 
-    def _weaken(self, launcher: WalledLauncher) -> None:
-        missing = self.missing
-        inside = tuple(name for name in missing if name in CONTROLS)
+    def _controls(self, *, whole: bool) -> Controls:
+        steps = [self.also] if self.also else []
+        if not whole:
+            names = controls.at_the_wall(self.backend, self.missing, self.attack.off)
+            steps += [controls.of(self.backend)[name] for name in names]
+        checked = not steps
+        return Lacking(
+            engine_settings=checked,
+            mount_flags=checked,
+            guestd_user=checked,
+            weaken=unchanged if whole else self.weaken,
+            steps=tuple(steps),
+        )
+
+    def weaken(self, plan: ProcessPlan) -> ProcessPlan:
+        inside = tuple(name for name in self.missing if name in CONTROLS)
         if inside:
-            whole = launcher._plan()  # noqa: SLF001  # as above
-            left = without(whole, *inside)
+            left = without(plan, *inside)
             # What the engine is asked for is a control of its own.
-            launcher._made = replace(left, processes=whole.processes) if self.contained else left  # noqa: SLF001  # as above
+            plan = replace(left, processes=plan.processes) if self.contained else left
         if self.off and self.attack.change is not None:
-            launcher._made = self.attack.change(launcher._plan(), self)  # noqa: SLF001  # as above
-        names = controls.at_the_wall(self.backend, missing, self.attack.off)
-        steps = [*([self.loosen] if self.loosen else []), *(controls.of(self.backend)[name] for name in names)]
-
-        def loosen(settings: dict[str, Any]) -> None:
-            for step in steps:
-                step(settings)
-
-        launcher.loosen = loosen if steps else None
+            plan = self.attack.change(plan, self)
+        return plan
 
     def _weaken_volume(self, box: Sandbox) -> None:
         names = controls.at_the_wall(self.backend, self.missing, self.attack.off)

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeAlias
 
-    Loosen: TypeAlias = Callable[[dict[str, Any]], None]
+    Change: TypeAlias = Callable[[dict[str, Any]], None]
 
 _MORE = 1 << 30
 _IDLE_PID_1 = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"  # reaps nobody but its child
 
 
-def _host(name: str, value: object) -> Loosen:
+def _host(name: str, value: object) -> Change:
     """Another value of the host configuration."""
 
-    def loosen(settings: dict[str, Any]) -> None:
+    def change(settings: dict[str, Any]) -> None:
         settings["host_config"][name] = value
 
-    return loosen
+    return change
 
 
 def _network(settings: dict[str, Any]) -> None:
@@ -37,13 +37,13 @@ def _capabilities(settings: dict[str, Any]) -> None:
     settings["host_config"].update(CapDrop=[], CapAdd=["ALL"])
 
 
-def _security(prefix: str, *instead: str) -> Loosen:
-    def loosen(settings: dict[str, Any]) -> None:
+def _security(prefix: str, *instead: str) -> Change:
+    def change(settings: dict[str, Any]) -> None:
         config = settings["host_config"]
         config["SecurityOpt"] = [*(opt for opt in config.get("SecurityOpt") or () if not opt.startswith(prefix))]
         config["SecurityOpt"] += instead
 
-    return loosen
+    return change
 
 
 def _user(settings: dict[str, Any]) -> None:
@@ -58,25 +58,25 @@ def _processes(settings: dict[str, Any]) -> None:
     settings["host_config"]["PidsLimit"] = 400
 
 
-def _ulimit(name: str, value: int) -> Loosen:
-    def loosen(settings: dict[str, Any]) -> None:
+def _ulimit(name: str, value: int) -> Change:
+    def change(settings: dict[str, Any]) -> None:
         for limit in settings["host_config"]["Ulimits"]:
             if limit["Name"] == name:
                 limit["Soft"] = limit["Hard"] = value
 
-    return loosen
+    return change
 
 
-def _tmpfs(option: str, value: str) -> Loosen:
+def _tmpfs(option: str, value: str) -> Change:
     """Another value of an option for every memory file system that has it. Podman's volume: see `AFTERWARDS`."""
 
-    def loosen(settings: dict[str, Any]) -> None:
+    def change(settings: dict[str, Any]) -> None:
         config = settings["host_config"]
         for path, options in config["Tmpfs"].items():
             words = [f"{option}={value}" if word.startswith(f"{option}=") else word for word in options.split(",")]
             config["Tmpfs"][path] = ",".join(words)
 
-    return loosen
+    return change
 
 
 def _is_guestds(target: str) -> bool:
@@ -158,7 +158,7 @@ def _engine_socket(settings: dict[str, Any]) -> None:
     settings["host_config"]["Mounts"].append(shown)
 
 
-CONTAINER: dict[str, Loosen] = {
+CONTAINER: dict[str, Change] = {
     "network-none": _network,
     "read-only-root": _host("ReadonlyRootfs", value=False),
     "binds-read-only": _binds_writable,
@@ -192,21 +192,21 @@ CONTAINER: dict[str, Loosen] = {
 AFTERWARDS = {"tmpfs-bytes": "size=64m", "tmpfs-files": "nr_inodes=20000"}
 
 
-def _process(name: str, value: object) -> Loosen:
-    def loosen(config: dict[str, Any]) -> None:
+def _process(name: str, value: object) -> Change:
+    def change(config: dict[str, Any]) -> None:
         config["process"][name] = value
 
-    return loosen
+    return change
 
 
-def _gvisor_writable(*, guestd: bool) -> Loosen:
-    def loosen(config: dict[str, Any]) -> None:
+def _gvisor_writable(*, guestd: bool) -> Change:
+    def change(config: dict[str, Any]) -> None:
         for mount in config["mounts"]:
             target = mount["destination"]
             if mount["type"] == "bind" and target != guestd_bundle.INSIDE and _is_guestds(target) is guestd:
                 mount["options"] = ["rbind", "rw"]
 
-    return loosen
+    return change
 
 
 def _gvisor_root(config: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ def _gvisor_network(config: dict[str, Any]) -> None:
     config["linux"]["namespaces"] = [each for each in spaces if each["type"] != "network"]
 
 
-GVISOR: dict[str, Loosen] = {
+GVISOR: dict[str, Change] = {
     "network-none": _gvisor_network,
     "read-only-root": _gvisor_root,
     "binds-read-only": _gvisor_writable(guestd=False),
@@ -243,7 +243,7 @@ GVISOR: dict[str, Loosen] = {
 }
 
 
-def of(backend: str) -> dict[str, Loosen]:
+def of(backend: str) -> dict[str, Change]:
     return CONTAINER if backend == "container" else GVISOR
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ringfence.attacks.arena import Arm
-    from ringfence.attacks.walls.controls import Loosen
+    from ringfence.attacks.walls.controls import Change
 
 _SMALL = Policy(limits=Limits(timeout_s=20, memory="96M", processes=24, disk="1M", disk_files=200))
 _LOOSE = ("own-user", "landlock-files")
@@ -70,24 +70,24 @@ def overwrite_guestd(arm: Arm) -> Seen:
 
     copy = os.path.join(arm.directory, "guest")
     shutil.copytree(f"{guestd_bundle.folder(state.disk_directory('runtime'))}/ringfence/guest", copy)
-    target = os.path.join(copy, "within.py")
+    target = os.path.join(copy, "guestd", "engine_pid1.py")
     os.chmod(copy, 0o777)
     os.chmod(target, 0o666)
     before = _text(target)
-    walled(arm).loosen = _shown(copy, f"{guestd_bundle.INSIDE}/ringfence/guest", contained=walled(arm).contained)
+    walled(arm).also = _shown(copy, f"{guestd_bundle.INSIDE}/ringfence/guest", contained=walled(arm).contained)
     code = """
     for path in ("/proc/1/exe", "/proc/self/exe", "/.ringfence/bin/python3", "/.ringfence/lib/ld.so"):
         attempt(path, spill, path, "taken")
-    attempt("guestd", spill, "/.ringfence/ringfence/guest/within.py", "# taken")
+    attempt("guestd", spill, "/.ringfence/ringfence/guest/guestd/engine_pid1.py", "# taken")
     """
     told = arm.python(code)
     return Seen(_text(target) != before, told.words())
 
 
-def _shown(source: str, target: str, *, contained: bool) -> Loosen:
+def _shown(source: str, target: str, *, contained: bool) -> Change:
     """One more read-only bind."""
 
-    def loosen(settings: dict[str, Any]) -> None:
+    def change(settings: dict[str, Any]) -> None:
         if contained:
             from docker.types import Mount as Bind
 
@@ -96,7 +96,7 @@ def _shown(source: str, target: str, *, contained: bool) -> Loosen:
             options = ["rbind", "nosuid", "nodev", "ro"]
             settings["mounts"].append({"destination": target, "type": "bind", "source": source, "options": options})
 
-    return loosen
+    return change
 
 
 def _text(path: str) -> str:

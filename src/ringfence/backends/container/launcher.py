@@ -17,22 +17,22 @@ from ringfence.backends.engine.box import WalledBox
 from ringfence.backends.engine.rootfs import Bind, skeleton
 from ringfence.errors import SandboxLostError
 from ringfence.host import process_id, state
+from ringfence.plan.controls import ALL_ON
 from ringfence.results import Control
 from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any, TypeAlias
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
     from ringfence.backends.container.api import Engine
     from ringfence.backends.container.channel import Door
     from ringfence.backends.engine.rootfs import Skeleton
+    from ringfence.plan.controls import Controls
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.model import Limits
     from ringfence.results import Enforcement
-
-    Loosen: TypeAlias = Callable[[dict[str, Any]], None]
 
 _START_S = 60.0
 _END_S = 20.0
@@ -47,11 +47,9 @@ def launch(
     *,
     oci_runtime: str | None,
     writable: tuple[str, ...] = (),
-    loosen: Loosen | None = None,
+    controls: Controls = ALL_ON,
 ) -> WalledBox:
     """A sandbox that has run nothing. `writable`: host paths that the guest may write to.
-
-    `loosen` is for our own attacks, which leave out one control: it changes what the container is created with.
 
     Raises SandboxLostError when the engine fails, UnsupportedError, …
     """
@@ -69,12 +67,12 @@ def launch(
         for mount in shown
         for where, target in [(mount["Source"], mount["Target"])]
     ]
-    # gVisor's kernel holds them itself; and what an attack takes away is not to be missed here.
-    flags = loosen is None and channel.leads_into(oci_runtime or engine.runtime)
+    # Where the runtime has a kernel of its own, that kernel holds the flags.
+    flags = controls.mount_flags and channel.leads_into(oci_runtime or engine.runtime)
     with contextlib.closing(mount_identity.Meaning(asked, flags=flags)) as meaning:
         try:
             sweep.sweep(engine)
-            asked_for = (made, plan, limits, shown, oci_runtime, writable, loosen, deadline)
+            asked_for = (made, plan, limits, shown, oci_runtime, writable, controls, deadline)
             try:
                 wall = _start(engine, sweep.of(engine, made), *asked_for)
             except docker.errors.ImageNotFound:  # removed by somebody since we looked, as `docker image prune` does
@@ -144,7 +142,7 @@ def _start(
     shown: list[Any],
     oci_runtime: str | None,
     writable: tuple[str, ...],
-    loosen: Loosen | None,
+    controls: Controls,
     deadline: float,
 ) -> ContainerWall:
     with contextlib.ExitStack() as undo:
@@ -159,21 +157,24 @@ def _start(
         own_kernel = channel.has_own_kernel(oci_runtime or engine.runtime)
         around = hardening.own_kernel(plan) if own_kernel else hardening.shared_kernel(plan)
         config = hardening.host_config(engine, [*shown, *user.mounts()], room, plan, limits, oci_runtime, around)
-        identity = _create(engine.api, image, config, user.uid, way, loosen)
+        settings = controls.container(_settings(config, user.uid, way))
+        config = settings["host_config"]
+        identity = str(engine.api.create_container(image, **settings)["Id"])
         undo.callback(sweep.remove, engine, identity)
-        if loosen is None:
+        if controls.engine_settings:
             checking.check(engine, identity, config)
         wall = ContainerWall(engine, identity, way, targets=checking.targets(config))
         undo.callback(wall.hang_up)
         engine.api.start(identity)
-        by_key_alone = engine.mapped or loosen is not None
-        wall.wait_for_guestd(deadline, None if by_key_alone else user.uid)
+        by_uid = controls.guestd_user and not engine.mapped
+        wall.wait_for_guestd(deadline, user.uid if by_uid else None)
         wall.keep(undo.pop_all())
         return wall
 
 
-def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loosen: Loosen | None) -> str:
-    settings: dict[str, Any] = {
+def _settings(config: Any, uid: int, way: Door | None) -> dict[str, Any]:
+    """Return what a container is created with, beside its image."""
+    return {
         "command": None,
         "entrypoint": guestd_bundle.command(),
         "user": f"{uid}:{uid}",
@@ -193,9 +194,6 @@ def _create(api: Any, image: str, config: Any, uid: int, way: Door | None, loose
         "host_config": config,
         "name": sweep.name(),
     }
-    if loosen is not None:
-        loosen(settings)
-    return str(api.create_container(image, **settings)["Id"])
 
 
 def fence(plan: ProcessPlan, memory: int, engine: Engine, *, shares_kernel: bool) -> Mapping[str, object]:

@@ -13,14 +13,16 @@ import os
 
 from ringfence.backends.engine import guestd_bundle
 from ringfence.backends.engine.rootfs import Bind, write
+from ringfence.plan.controls import ALL_ON
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     from ringfence.backends.engine.rootfs import Skeleton
+    from ringfence.plan.controls import Controls
     from ringfence.policy.model import Limits
 
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
@@ -35,7 +37,7 @@ class Made(Struct):
     """How a bundle is to be started."""
 
     mounted: bool  # there is an fstab in it, to be mounted first
-    network: str  # none, but in attacks
+    network: str  # of runsc's words: "none", unless config.json names another
     binds: tuple[Bind, ...]  # of the host's files, covers of hidden ones too
 
 
@@ -51,14 +53,13 @@ def make(
     mounted: bool = False,
     shares: bool = False,
     exact: bool = False,
-    loosen: Callable[[dict[str, Any]], None] | None = None,
+    controls: Controls = ALL_ON,
 ) -> Made:
     """`guestd`: the folder of `runtime`; `python`: as `runtime.command` takes it.
 
     `mounted`: we may mount, and an `fstab` in it is to be mounted first.
     `shares`: others may change host files that are seen inside, and each such change is seen there too.
     `exact`: files are counted, for which it must be `mounted`.
-    `loosen` is for our own attacks, which leave out one control: it changes the configuration.
     """
     os.makedirs(path, 0o755)
     write(made, f"{path}/root")
@@ -69,8 +70,7 @@ def make(
     config["process"]["args"] = guestd_bundle.command(python)
     capabilities = [*_CAPABILITIES, *(_NETWORK if network else ())]
     config["process"]["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), capabilities)
-    if loosen is not None:
-        loosen(config)
+    config = controls.bundle(config)
     asked = [mount for mount in config["mounts"] if mount["type"] == "bind"]
     inodes = {(bind.source, bind.target): bind.inode for bind in made.binds}
     binds = tuple(

@@ -17,15 +17,16 @@ from ringfence.backends.gvisor import bundle, runsc
 from ringfence.host import process_id, state
 from ringfence.host.cgroups import find
 from ringfence.host.cgroups.base import GroupLimits
+from ringfence.plan.controls import ALL_ON
 from ringfence.results import Usage
 from ringfence.shared import fast_stdlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
+    from collections.abc import Mapping
 
     from ringfence.host.cgroups.base import Group
+    from ringfence.plan.controls import Controls
     from ringfence.plan.model import ProcessPlan
     from ringfence.policy.model import Limits
     from ringfence.results import Enforcement
@@ -172,7 +173,7 @@ def launch(
     env: Mapping[str, str],
     shares: bool = False,
     exact: bool = False,
-    loosen: Callable[[dict[str, Any]], None] | None = None,
+    controls: Controls = ALL_ON,
 ) -> WalledBox:
     """A sandbox that has run nothing.
 
@@ -204,7 +205,7 @@ def launch(
             mounted=os.geteuid() == 0,
             shares=shares,
             exact=exact,
-            loosen=loosen,
+            controls=controls,
         )
         meaning = mount_identity.Meaning(bundled.binds, flags=False)
         if tree is not None and plan.cgroup:
