@@ -16,7 +16,7 @@ import pytest
 
 import ringfence.values
 from ringfence import Policy
-from ringfence.errors import Missing, PolicyError, QuotaError, RemoteError, RingfenceError, StartTimeoutError
+from ringfence.errors import Missing, PolicyError, QuotaError, RingfenceError, StartTimeoutError
 from ringfence.values import FrozenMap, Struct, StructMeta, astuple, factory, frozen_map, put, replace
 
 
@@ -161,7 +161,6 @@ def test_frozen_map_copies_what_it_is_given() -> None:
     "error",
     [
         PolicyError("bad", key="limits.memory", line=3, fix="less"),
-        RemoteError("no", http_status=503, retryable=True),
         QuotaError("later", retry_after_s=2.5),
         StartTimeoutError("slow", fix="wait"),
     ],

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ringfence._async.environment import AsyncEnvironment
     from ringfence._async.files import AsyncFiles, AsyncWatch
     from ringfence._async.gateway import AsyncGateway
-    from ringfence._async.later import connect_async
     from ringfence._async.manager import AsyncSandboxManager
     from ringfence._async.ports import AsyncAddress
     from ringfence._async.process import AsyncProcess, AsyncPty
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ringfence._sync.environment import Environment
     from ringfence._sync.files import Files, Watch
     from ringfence._sync.gateway import Gateway
-    from ringfence._sync.later import connect
     from ringfence._sync.manager import SandboxManager
     from ringfence._sync.ports import Address
     from ringfence._sync.process import Process, Pty
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
         Missing,
         PolicyError,
         QuotaError,
-        RemoteError,
         RingfenceError,
         SandboxClosedError,
         SandboxError,
@@ -77,7 +74,6 @@ _HOMES = {
     "_async.files": "AsyncFiles AsyncWatch",
     "_async.gateway": "AsyncGateway",
     "_async.environment": "AsyncEnvironment",
-    "_async.later": "connect_async",
     "_async.manager": "AsyncSandboxManager",
     "_async.run": "run_async",
     "_async.process": "AsyncProcess AsyncPty",
@@ -87,13 +83,12 @@ _HOMES = {
     "_sync.files": "Files Watch",
     "_sync.gateway": "Gateway",
     "_sync.environment": "Environment",
-    "_sync.later": "connect",
     "_sync.manager": "SandboxManager",
     "_sync.run": "run",
     "_sync.process": "Process Pty",
     "_sync.sandbox": "Sandbox",
     "_sync.session": "Session",
-    "errors": "GuestError ImageError Missing PolicyError QuotaError RemoteError RingfenceError SandboxClosedError "
+    "errors": "GuestError ImageError Missing PolicyError QuotaError RingfenceError SandboxClosedError "
     "SandboxError SandboxLostError SnapshotError StartTimeoutError UnsupportedError WeakerLimitWarning",
     "events": "Change Denied DiskUsage Display Event Exit FileEvent FileInfo Gap HostSummary Match ProcessInfo Prompt "
     "Request SandboxInfo Stderr Stdout",
@@ -153,7 +148,6 @@ __all__ = [
     "Pty",
     "Quota",
     "QuotaError",
-    "RemoteError",
     "Request",
     "Result",
     "RingfenceError",
@@ -176,8 +170,6 @@ __all__ = [
     "Watch",
     "WeakerLimitWarning",
     "__version__",
-    "connect",
-    "connect_async",
     "run",
     "run_async",
 ]  # fmt: skip  # the surface's own order

@@ -10,7 +10,6 @@ RingfenceError
 │   ├── SandboxLostError             engine, kernel or supervisor gone under it
 │   └── StartTimeoutError (TimeoutError)
 ├── QuotaError                       an agent's or tenant's quota; `retry_after_s`
-├── RemoteError                      the server said no; `http_status`
 └── GuestError                       only from Result.check(); `result`
 
 `str(error)` says what happened and to what; `fix` says what to do now and is printed after it.
@@ -24,6 +23,7 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
 
     from ringfence.results import Result
@@ -168,25 +168,6 @@ class QuotaError(RingfenceError):
         self.retry_after_s = retry_after_s
 
 
-class RemoteError(RingfenceError):
-    """A Ringfence server refused, or answered with something that is not an answer."""
-
-    code = "remote"
-    http_status: int
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        http_status: int,
-        code: str | None = None,
-        fix: str | None = None,
-        retryable: bool | None = None,
-    ) -> None:
-        super().__init__(message, code=code, fix=fix, retryable=retryable)
-        self.http_status = http_status
-
-
 class GuestError(RingfenceError):
     """Raised only by Result.check(): the guest's code did not end well."""
 
@@ -200,6 +181,14 @@ class GuestError(RingfenceError):
 
 class WeakerLimitWarning(UserWarning):
     """Once per process: a limit is held by a weaker mechanism than the policy's default."""
+
+
+def unknown_attribute(owner: object, name: str, renamed: Mapping[str, str]) -> AttributeError:
+    """Return the error of a class's `__getattr__`; where `name` is an old one, the error says the new one."""
+    kind = type(owner).__name__
+    if name in renamed:
+        return AttributeError(f"{kind}.{name} is now called {kind}.{renamed[name]}", name=name, obj=owner)
+    return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
 
 
 def warn(message: str, kind: type[Warning]) -> None:

@@ -309,7 +309,7 @@ def _shared_kernel(name: str) -> UnsupportedError:
     return UnsupportedError(
         f"the policy asks for a kernel of its own (isolation = own-kernel); the {name} backend shares the host's",
         code="isolation",
-        missing=[Missing(name, "a kernel of its own", 'isolation = "kernel"')],
+        missing=[Missing(name, "a kernel of its own", 'isolation = "shared-kernel"')],
     )
 
 

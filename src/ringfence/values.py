@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     Tool: TypeAlias = Callable[..., "Json"] | Callable[..., Awaitable["Json"]]
     Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
-    BackendName: TypeAlias = Literal["auto", "process", "container", "gvisor", "vm", "wasm", "remote"]
+    BackendName: TypeAlias = Literal["auto", "process", "container", "gvisor"]
     SessionLanguage: TypeAlias = Literal["python", "javascript", "bash"]
-    Isolation: TypeAlias = Literal["runtime", "kernel", "own-kernel"]
+    Isolation: TypeAlias = Literal["runtime", "shared-kernel", "own-kernel"]
     PresetName: TypeAlias = Literal["offline", "dev", "hostile"]
     MountMode: TypeAlias = Literal["ro", "rw", "copy"]
     OnIdle: TypeAlias = Literal["close", "pause"]

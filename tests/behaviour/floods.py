@@ -496,7 +496,7 @@ def _standing(place: Place) -> object:
     with contextlib.suppress(RingfenceError):
         box.pause()
         box.resume()
-    box.extend(60)
+    box.set_lifetime(60)
     told = (box.state, box.backend, box.plan().backend, box.enforcement.memory.level, box.usage().cpu_s)
     box.close()
     return told

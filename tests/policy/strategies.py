@@ -82,6 +82,6 @@ def policies(draw: st.DrawFn) -> Policy:
         commands=draw(st.one_of(st.just("any"), st.just(["git", "python3"]))),
         env={name: value for name, value in env.items() if name not in names},
         secrets=secrets,
-        isolation=draw(st.sampled_from(["runtime", "kernel", "own-kernel"])),
+        isolation=draw(st.sampled_from(["runtime", "shared-kernel", "own-kernel"])),
         strict=draw(st.booleans()),
     )

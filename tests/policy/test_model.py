@@ -33,7 +33,7 @@ def refusal(make: Any, *args: Any, **kwargs: Any) -> PolicyError:
 def test_the_default_policy_is_closed() -> None:
     policy = Policy()
     assert (policy.network.allow, policy.network.rules, policy.mounts, policy.secrets) == ((), (), (), ())
-    assert (dict(policy.env), policy.isolation, policy.strict) == ({}, "kernel", False)
+    assert (dict(policy.env), policy.isolation, policy.strict) == ({}, "shared-kernel", False)
 
 
 def test_limits_read_back_as_numbers_of_their_unit() -> None:

@@ -22,10 +22,10 @@ def keys(ceiling: Policy, request: Policy) -> list[str]:
     """The parts that do not fit; the error must name each of them."""
     found = [key for key, _ in widenings(ceiling, request)]
     if not found:
-        assert ceiling.narrow(request) is request
+        assert ceiling.must_allow(request) is request
         return []
     with pytest.raises(PolicyError) as caught:
-        ceiling.narrow(request)
+        ceiling.must_allow(request)
     assert caught.value.key == found[0]
     assert all(f"{key}: " in str(caught.value) for key in found)
     return found
@@ -38,9 +38,9 @@ def net(ceiling: Network, request: Network) -> list[str]:
 @given(policies())
 @settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
 def test_a_policy_fits_itself_and_closing_it_further_always_fits(policy: Policy) -> None:
-    assert policy.narrow(policy) is policy
+    assert policy.must_allow(policy) is policy
     closed = policy.replace(network=replace(policy.network, allow=(), rules=()), mounts=[], secrets=[], strict=True)
-    assert policy.narrow(closed) is closed
+    assert policy.must_allow(closed) is closed
 
 
 @given(policies(), st.sampled_from([name for name in Limits.__fields__ if name != "on_idle"]))
@@ -81,7 +81,7 @@ def test_every_part_that_widens_is_named_at_once() -> None:
 def test_what_is_no_policy_is_refused() -> None:
     anything: Any = {"limits": 3}
     with pytest.raises(PolicyError):
-        Policy().narrow(anything)
+        Policy().must_allow(anything)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_host_permitted_by_rule_is_not_opened_by_a_wider_rule() -> None:
     with pytest.raises(
         PolicyError, match=r"network\.rules\[0\]: api\.a\.com:80 is permitted by the rule for api\.a\.com"
     ):
-        Policy(network=ceiling).narrow(Policy(network=Network(rules=[Rule("*.a.com")])))
+        Policy(network=ceiling).must_allow(Policy(network=Network(rules=[Rule("*.a.com")])))
 
 
 def test_a_port_of_one_rule_is_not_opened_for_the_public() -> None:

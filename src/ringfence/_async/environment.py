@@ -100,7 +100,7 @@ class AsyncEnvironment:
         if policy is None:
             return self._making(self._owner, self.policy)
         check_policy(policy)
-        return self._making(self._owner, self.policy.narrow(policy))
+        return self._making(self._owner, self.policy.must_allow(policy))
 
     async def sandboxes(self) -> tuple[SandboxInfo, ...]:
         """Those that live, its own among them."""
@@ -411,8 +411,8 @@ class AsyncOwnedSandbox(AsyncSandbox):
         await super().close()
         self._owner.ended(self, *self._used_in_all)
 
-    async def extend(self, lifetime_s: float) -> datetime:
-        until = await super().extend(lifetime_s)
+    async def set_lifetime(self, lifetime_s: float) -> datetime:
+        until = await super().set_lifetime(lifetime_s)
         self._ends_at = until.timestamp()
         return until
 
@@ -468,5 +468,5 @@ class AsyncOwnedGateway(AsyncGateway):
     async def set(self, network: Network) -> None:
         """Replace the rules; connections no longer permitted are cut. Never beyond a manager's policy."""
         ceiling = self._sandbox._owner.ceiling
-        ceiling.narrow(ceiling.replace(network=network))
+        ceiling.must_allow(ceiling.replace(network=network))
         await super().set(network)

@@ -31,7 +31,7 @@ _MOST_WARM = 1000
 
 
 class AsyncSandboxManager:
-    """Many sandboxes for many agents, here or on a server (`connect`). `policy` is a ceiling."""
+    """Many sandboxes for many agents, `policy` is a ceiling."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class AsyncSandboxManager:
             return self._policy
         check_policy(policy)
         self._check_hidden(policy)
-        return self._policy.narrow(policy)
+        return self._policy.must_allow(policy)
 
     def _check_hidden(self, policy: Policy) -> None:
         if self._state is not None:

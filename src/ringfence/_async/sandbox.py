@@ -9,7 +9,7 @@ import time
 from ringfence._async.compat import blocking, launched, lock, opening
 from ringfence._async.gateway import AsyncGateway
 from ringfence.core import arguments, endings
-from ringfence.errors import PolicyError, SandboxClosedError, SandboxError
+from ringfence.errors import PolicyError, SandboxClosedError, SandboxError, unknown_attribute
 from ringfence.launching import check_policy, is_command, prepare
 from ringfence.policy.model import Policy
 from ringfence.values import replace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
     from types import TracebackType
-    from typing import Self
+    from typing import NoReturn, Self
 
     from ringfence._async.compat import Opening
     from ringfence._async.files import AsyncFiles
@@ -226,11 +226,10 @@ class AsyncSandbox:
         stdin: bytes | str | None = None,
         cwd: GuestPath | None = None,
         env: Mapping[str, str] | None = None,
-        user: str | None = None,
         timeout_s: float | None = None,
     ) -> Result:
         """A command, without a shell. A str raises TypeError that names `run(…, language="bash")`."""
-        place, call = self._exec_call(argv, cwd, env, user, timeout_s, stdin=arguments.check_stdin(stdin))
+        place, call = self._exec_call(argv, cwd, env, timeout_s, stdin=arguments.check_stdin(stdin))
         from ringfence._async.process import completed
 
         return await completed(place, call)
@@ -241,11 +240,10 @@ class AsyncSandbox:
         *,
         cwd: GuestPath | None = None,
         env: Mapping[str, str] | None = None,
-        user: str | None = None,
         timeout_s: float | None = None,
     ) -> Opening[AsyncProcess]:
         """exec that does not wait: iterate its events, write to it, signal it."""
-        place, call = self._exec_call(argv, cwd, env, user, timeout_s, keeps_stdin=True)
+        place, call = self._exec_call(argv, cwd, env, timeout_s, keeps_stdin=True)
         return opening(self._spawn(place, call))
 
     async def _spawn(self, place: Place, call: arguments.Call) -> AsyncProcess:
@@ -261,14 +259,11 @@ class AsyncSandbox:
         argv: Argv,
         cwd: GuestPath | None,
         env: Mapping[str, str] | None,
-        user: str | None,
         timeout_s: float | None,
         *,
         stdin: bytes | None = None,
         keeps_stdin: bool = False,
     ) -> tuple[Place, arguments.Call]:
-        if user not in (None, "user"):
-            raise PolicyError(f"no user named {user!r} inside", key="user", fix='the only one is "user"')
         words, where, variables = arguments.check_argv(argv), arguments.check_cwd(cwd), arguments.check_env(env)
         limits = self.policy.limits
         seconds = (
@@ -296,9 +291,8 @@ class AsyncSandbox:
         rows: int = 24,
         cwd: GuestPath | None = None,
         env: Mapping[str, str] | None = None,
-        user: str | None = None,
     ) -> Opening[AsyncPty]:
-        return self._pty(_SHELL if argv is None else argv, cols=cols, rows=rows, cwd=cwd, env=env, user=user)
+        return self._pty(_SHELL if argv is None else argv, cols=cols, rows=rows, cwd=cwd, env=env)
 
     def _pty(
         self,
@@ -308,10 +302,9 @@ class AsyncSandbox:
         rows: int,
         cwd: GuestPath | None = None,
         env: Mapping[str, str] | None = None,
-        user: str | None = None,
         timeout_s: float | None = None,
     ) -> Opening[AsyncPty]:
-        place, call = self._exec_call(argv, cwd, env, user, timeout_s, keeps_stdin=True)
+        place, call = self._exec_call(argv, cwd, env, timeout_s, keeps_stdin=True)
         size = arguments.check_size(cols, rows)
         return opening(self._open_terminal(place, replace(call, pty=size, one_shot=False)))
 
@@ -456,7 +449,8 @@ class AsyncSandbox:
         await place.link.say(op="resume")
         await place.link.wait(lambda: not place.link.paused, time.monotonic() + _PAUSE_S)
 
-    async def extend(self, lifetime_s: float) -> datetime:
+    async def set_lifetime(self, lifetime_s: float) -> datetime:
+        """End the sandbox `lifetime_s` seconds from now, at most the policy's; return when that is."""
         from datetime import UTC, datetime
 
         seconds = arguments.narrower(lifetime_s, self.policy.limits.lifetime_s, "lifetime_s")
@@ -464,6 +458,11 @@ class AsyncSandbox:
         limits = self.policy.limits
         await place.link.say(op="clocks", lifetime_s=seconds, idle_s=limits.idle_s, on_idle=limits.on_idle)
         return datetime.fromtimestamp(time.time() + seconds, UTC)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise unknown_attribute(self, name, {"extend": "set_lifetime"})
 
     # looking in, reaching in
 

@@ -101,7 +101,7 @@ class Environment:
         if policy is None:
             return self._making(self._owner, self.policy)
         check_policy(policy)
-        return self._making(self._owner, self.policy.narrow(policy))
+        return self._making(self._owner, self.policy.must_allow(policy))
 
     def sandboxes(self) -> tuple[SandboxInfo, ...]:
         """Those that live, its own among them."""
@@ -410,8 +410,8 @@ class OwnedSandbox(Sandbox):
         super().close()
         self._owner.ended(self, *self._used_in_all)
 
-    def extend(self, lifetime_s: float) -> datetime:
-        until = super().extend(lifetime_s)
+    def set_lifetime(self, lifetime_s: float) -> datetime:
+        until = super().set_lifetime(lifetime_s)
         self._ends_at = until.timestamp()
         return until
 
@@ -467,5 +467,5 @@ class OwnedGateway(Gateway):
     def set(self, network: Network) -> None:
         """Replace the rules; connections no longer permitted are cut. Never beyond a manager's policy."""
         ceiling = self._sandbox._owner.ceiling
-        ceiling.narrow(ceiling.replace(network=network))
+        ceiling.must_allow(ceiling.replace(network=network))
         super().set(network)

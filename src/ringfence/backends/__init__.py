@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-__all__ = ["Backend", "Container", "Gvisor", "Process", "Remote", "Vm", "Wasm"]
+__all__ = ["Backend", "Container", "Gvisor", "Process"]
 
 
 class Backend(Protocol):
@@ -50,36 +50,3 @@ class Gvisor(Struct):
     @property
     def name(self) -> str:
         return "gvisor"
-
-
-class Vm(Struct):
-    """Its own kernel, under QEMU."""
-
-    kernel: str | None = None
-    accelerator: Literal["kvm", "tcg"] | None = None
-
-    @property
-    def name(self) -> str:
-        return "vm"
-
-
-class Wasm(Struct):
-    """WebAssembly on wasmtime."""
-
-    @property
-    def name(self) -> str:
-        return "wasm"
-
-
-class Remote(Struct):
-    """Another Ringfence server."""
-
-    url: str | None = None  # RINGFENCE_URL
-    key: str | None = None  # RINGFENCE_KEY
-
-    @property
-    def name(self) -> str:
-        return "remote"
-
-    def __repr__(self) -> str:
-        return f"Remote(url={self.url!r}, key={'None' if self.key is None else '…'})"

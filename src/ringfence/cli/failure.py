@@ -18,7 +18,7 @@ _OURS = 125
 _AS_OPTIONS = {
     "network": "leave --allow-net out; what the code needs goes in with --ro or --copy",
     "secrets": "leave --secret out",
-    "isolation": "to accept less: --isolation kernel",
+    "isolation": "to accept less: --isolation shared-kernel",
 }
 
 # What to do about an error of the system's own.

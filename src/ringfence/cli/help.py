@@ -106,7 +106,8 @@ how
   -p, --policy NAME|FILE    offline, dev, hostile, one of yours, or a .toml
   -b, --backend NAME    auto, process, container, gvisor, vm, wasm, remote
   -i, --image NAME      host, or one of "ringfence image list"
-  --isolation LEVEL     weakest wall accepted: runtime, kernel, own-kernel
+  --isolation LEVEL     weakest wall accepted: runtime, shared-kernel,
+                        own-kernel
   --strict              refuse limits that only a weaker mechanism can hold
   -C, --cwd PATH        where it starts
   -t, --tty             on a terminal: editors, coding agents, progress bars

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ringfence.cli.options import Check
 
 BACKENDS = ("auto", "process", "container", "gvisor", "vm", "wasm", "remote")
-ISOLATION = ("runtime", "kernel", "own-kernel")
+ISOLATION = ("runtime", "shared-kernel", "own-kernel")
 LANGUAGES = ("python", "javascript", "bash", "go", "ruby", "java", "c", "c++", "r", "wasm")
 
 # The keys of Limits and what each takes.
@@ -44,6 +44,13 @@ def one_of(choices: tuple[str, ...]) -> Check:
         raise Problem(f"{name} {raw!r} is not known", fix=f"{fix}it takes one of: {', '.join(choices)}")
 
     return check
+
+
+def isolation(name: str, raw: str) -> str:
+    """A check for a level of isolation, which also knows the old word for one."""
+    if raw == "kernel":
+        raise Problem(f"{name} kernel is now called shared-kernel", fix=f"write: {name} shared-kernel")
+    return one_of(ISOLATION)(name, raw)
 
 
 def seconds(name: str, raw: str) -> str:
@@ -129,7 +136,7 @@ _POLICY = [
     Option("--memory", value="SIZE", check=filled),
     Option("--limit", value="KEY=VALUE", check=limit),
     Option("--policy", short="-p", value="NAME|FILE", check=filled),
-    Option("--isolation", value="LEVEL", check=one_of(ISOLATION)),
+    Option("--isolation", value="LEVEL", check=isolation),
     Option("--strict"),
 ]
 _HOW = [

@@ -41,7 +41,7 @@ class Sources:
         followed = _followed(policy)
         try:
             for ceiling in self.ceilings:
-                ceiling.narrow(followed)
+                ceiling.must_allow(followed)
         except PolicyError as error:
             raise PolicyError(
                 f"{error} (with links followed: {_ways(policy, followed)})",

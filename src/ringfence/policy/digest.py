@@ -22,7 +22,7 @@ def canonical(value: object) -> str:
     """JSON in one form: ASCII, no spaces, fields in the order of their class, other keys sorted."""
     if isinstance(value, Struct):
         names = type(value).__fields__
-        return "{" + ",".join(f"{_quote(name)}:{canonical(getattr(value, name))}" for name in names) + "}"
+        return "{" + ",".join(f"{_quote(name)}:{canonical(_content(value, name))}" for name in names) + "}"
     if isinstance(value, dict):
         return "{" + ",".join(f"{_quote(key)}:{canonical(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, tuple):
@@ -34,6 +34,12 @@ def canonical(value: object) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     raise TypeError(f"a {type(value).__name__} has no canonical form")
+
+
+def _content(value: Struct, name: str) -> object:
+    """Return a field, `isolation` in the words that snapshots on disk were bound with."""
+    content = getattr(value, name)
+    return "kernel" if name == "isolation" and content == "shared-kernel" else content
 
 
 def _quote(text: str) -> str:

@@ -18,7 +18,7 @@ _MODES = {
 }
 _WALLS = {
     "runtime": "A language runtime alone is accepted as the wall.",
-    "kernel": "The host's kernel is the weakest wall accepted.",
+    "shared-kernel": "The host's kernel is the weakest wall accepted.",
     "own-kernel": "Only a kernel of its own (gVisor or a virtual machine) is accepted as the wall.",
 }
 

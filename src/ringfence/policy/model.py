@@ -5,7 +5,7 @@ A value that exists is valid and in canonical form. Nothing here looks at this h
 
 from __future__ import annotations
 
-from ringfence.errors import PolicyError
+from ringfence.errors import PolicyError, unknown_attribute
 from ringfence.policy.checks import (
     below,
     choice,
@@ -31,7 +31,7 @@ from ringfence.values import FrozenMap, Struct, fill, final, put, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Literal, Self
+    from typing import Any, Literal, NoReturn, Self
 
     from ringfence.policy.checks import Check
     from ringfence.values import GuestPath, HostPath, Isolation, MountMode, PresetName, Size, Strings
@@ -282,10 +282,20 @@ def _commands(value: object, key: str) -> tuple[str, ...] | str:
     return "any" if value == "any" else each(value, key, program)
 
 
+_known_isolation = choice("runtime", "shared-kernel", "own-kernel")
+
+
+def _isolation(value: object, key: str) -> object:
+    if value == "kernel":
+        fix = 'isolation = "shared-kernel"'
+        raise PolicyError(f'{key}: "kernel" is now called "shared-kernel"', key=key, fix=fix)
+    return _known_isolation(value, key)
+
+
 POLICY_CHECKS: dict[str, Check] = {
     "commands": _commands,
     "env": environment,
-    "isolation": choice("runtime", "kernel", "own-kernel"),
+    "isolation": _isolation,
     "strict": flag,
 }
 
@@ -313,7 +323,7 @@ class Policy(Struct):
         commands: Strings | Literal["any"] = "any",  # programs that exist for the guest
         env: Mapping[str, str] = FrozenMap(),
         secrets: list[Secret] | tuple[Secret, ...] = (),
-        isolation: Isolation = "kernel",
+        isolation: Isolation = "shared-kernel",
         strict: bool = False,  # True: a limit only a weaker mechanism can hold is refused
     ) -> None:
         given = locals()
@@ -378,14 +388,19 @@ class Policy(Struct):
         given = locals()
         return replace(self, **{name: given[name] for name in Policy.__fields__ if given[name] is not _KEEP})
 
-    def narrow(self, request: Policy) -> Self:
-        """`request`, if this policy allows all of it; else PolicyError naming each part that does not fit.
+    def must_allow(self, request: Policy) -> Self:
+        """Return `request` if this policy allows all of it; else raise PolicyError naming each part that does not fit.
 
         Paths are compared as text: a manager follows links too, before it starts a sandbox.
         """
-        from ringfence.policy.narrow import narrow
+        from ringfence.policy.narrow import must_allow
 
-        return narrow(self, request)
+        return must_allow(self, request)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise unknown_attribute(self, name, {"narrow": "must_allow"})
 
     @property
     def digest(self) -> str:

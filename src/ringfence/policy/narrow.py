@@ -162,15 +162,15 @@ def _fault(most: _Reach, name: str, port: int, wanted: _Permit, held: _Permit | 
     return wanted.key, f'"public" is not permitted on port {port}' if public else f"{name}:{port} is not permitted"
 
 
-_ISOLATION = ("runtime", "kernel", "own-kernel")
+_ISOLATION = ("runtime", "shared-kernel", "own-kernel")
 _MODES = ("ro", "copy", "rw")
 _SIZES = ("memory", "disk", "output", "upload", "download")
 
 
-def narrow(ceiling: Policy, request: Policy) -> Policy:
+def must_allow(ceiling: Policy, request: Policy) -> Policy:
     """`request` itself when all of it fits; else PolicyError whose message names each part that does not."""
     if type(request) is not type(ceiling):
-        raise PolicyError(f"narrow takes a Policy, not {type(request).__name__}", key="policy")
+        raise PolicyError(f"must_allow takes a Policy, not {type(request).__name__}", key="policy")
     found = list(widenings(ceiling, request))
     if not found:
         return request

@@ -240,11 +240,11 @@ def idleness_ends_a_sandbox_that_does_nothing_and_only_that(make: MakeSandbox) -
 def extend_starts_the_lifetime_anew_within_the_policy(make: MakeSandbox) -> None:
     with make(policy=limited(lifetime_s=2)) as box:
         time.sleep(1.2)
-        box.extend(2)
+        box.set_lifetime(2)
         time.sleep(1.2)
         assert box.exec(["true"]).ok
         with raises(PolicyError, match=r"lifetime_s=5 is more than the policy's"):
-            box.extend(5)
+            box.set_lifetime(5)
 
 
 def usage_grows_with_what_is_used(box: Sandbox) -> None:
