@@ -19,7 +19,7 @@ PACKAGE = "ringfence"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("shared",),  # both sides of the wall: imports nothing of ours
     ("guest",),  # imports `shared` alone, so that it can run in an image that holds nothing of ours
-    ("values", "errors", "results", "events", "rendering"),
+    ("values", "errors", "results", "events", "rendering", "text"),
     ("policy",),
     ("plan", "wire", "host", "backends", "gateway", "snapshots", "transfer"),
     ("core", "manager", "early", "launching", "choosing", "walls", "_async", "_sync", "images"),

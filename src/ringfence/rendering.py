@@ -5,6 +5,7 @@ Guest-made text is indented and ours is not, so that nothing a guest prints read
 
 from __future__ import annotations
 
+from ringfence.text import encodable, printable
 from ringfence.values import Struct
 
 TYPE_CHECKING = False
@@ -60,7 +61,7 @@ def failure(result: Result) -> str:
         said = f"{result.exception.name}: {result.exception.message}"
     elif result.stderr_bytes:
         said = result.stderr.strip().rpartition("\n")[2]
-    return headline(result) + (f"; the guest said: {_clean(said[:_MESSAGE_CHARS])}" if said else "")
+    return headline(result) + (f"; the guest said: {printable(said, _MESSAGE_CHARS)}" if said else "")
 
 
 def render(result: Result, max_chars: int) -> str:
@@ -121,7 +122,7 @@ def _denial_line(denial: Denial, alike: int, size: int) -> str:
     # Whole or not at all: a part of it would be another line of the policy.
     how = f"; to allow it: {allow}" if allow and len(allow) <= min(max(size, _SHORT_CHARS), _ALLOW_CHARS) else ""
     message = _middle_out(denial.message, min(max(size, _SHORT_CHARS), _DENIAL_CHARS))
-    return _clean(f"{word_of(denial)}: {message}{times}{others}{how}")
+    return printable(f"{word_of(denial)}: {message}{times}{others}{how}")
 
 
 def word_of(denial: Denial) -> str:
@@ -171,14 +172,8 @@ def _middle_out(text: str, size: int) -> str:
     return text if len(text) <= size else f"{text[:half]}…{text[len(text) - half :]}"
 
 
-def _clean(text: str) -> str:
-    """One line: what would end it, or cannot be printed, is escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
-
-
 def _indent(text: str) -> str:
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return "\n".join("  " + line for line in text.splitlines())
+    return "\n".join("  " + line for line in encodable(text).splitlines())
 
 
 def _ends(text: str, size: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.cli.escapes import EscapeFilter, charset, for_terminal, one_line
+from ringfence.cli.escapes import EscapeFilter, charset, for_terminal
 
 SGR = re.compile(rb"\x1b\[[0-9;:]*m")
 
@@ -97,15 +97,6 @@ def test_nothing_but_colours_and_text_comes_out(stream: bytes) -> None:
     text = SGR.sub(b"", filtered(stream)).decode().replace("\r\n", "\n")
     assert not [char for char in text if char not in "\n\t" and (char < " " or "\x7f" <= char <= "\x9f")]
     assert not set(text) & set("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-
-
-@given(st.text())
-def test_a_guests_word_in_our_message_is_one_printable_line(text: str) -> None:
-    assert one_line(text).isprintable()
-
-
-def test_a_forged_message_stays_on_its_line() -> None:
-    assert one_line("x\nringfence: all is well\x1b[2K") == "x\\nringfence: all is well\\x1b[2K"
 
 
 @pytest.mark.parametrize(

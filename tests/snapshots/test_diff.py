@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,11 @@ from ringfence.snapshots.manifest import Entry, Manifest
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path))
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(str(tmp_path))
+    yield made
+    if made._fd >= 0:
+        os.close(made._fd)  # these tests hold content until the end
 
 
 def tree(store: Store, *entries: Entry, **files: bytes) -> Tree:

@@ -51,6 +51,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(str(tmp_path))
     yield made
     assert list(tmp_path.iterdir()) == [], "content has no name on the host"
+    if made._fd >= 0:
+        os.close(made._fd)  # some tests hold content until the end
 
 
 def taking(store: Store, lineage: Lineage | None = None, *, contents: bool = True) -> Taking:

@@ -61,7 +61,7 @@ def test_known_frames_in_any_order_end_each_thing_once_or_all_of_them(sent: list
 def test_a_monitor_that_crashed_ends_everything_with_its_last_words_made_harmless() -> None:
     switch, inbox = opened()
     switch.feed(message(ev="crashed", error="KeyError: \x1b[2J\n" + "x" * 9000))
-    assert switch.over == "its monitor crashed: KeyError: ?[2J?" + "x" * 185
+    assert switch.over == "its monitor crashed: KeyError: \\x1b[2J\\n" + "x" * 181
     assert inbox.end == {"ev": "over", "why": switch.over}
 
 

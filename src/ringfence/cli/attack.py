@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import ERR, OUT, Problem, colours, write
-from ringfence.cli.escapes import one_line
+from ringfence.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,13 +128,13 @@ def _lines(row: Row, width: int, coloured: bool) -> list[str]:
     mark = f"{row.verdict:14}"
     if coloured:
         mark = f"\x1b[{_COLOURS[row.verdict]}m{mark}\x1b[0m"
-    lines = [f"{row.id:{width}}  {mark}  {row.outcome:7}  {one_line(row.title)}"]
+    lines = [f"{row.id:{width}}  {mark}  {row.outcome:7}  {printable(row.title)}"]
     margin = " " * (width + 2)
     if row.verdict in ("got through", "inconclusive"):
         lines.append(f"{margin}control: {row.control}")
-        lines += [f"{margin}{arm}: {one_line(said)}" for arm, said in row.arms.items()]
+        lines += [f"{margin}{arm}: {printable(said)}" for arm, said in row.arms.items()]
     if row.detail and row.verdict != "held":
-        lines.append(f"{margin}{one_line(row.detail)}")
+        lines.append(f"{margin}{printable(row.detail)}")
     return lines
 
 
@@ -142,7 +142,7 @@ def progress_line() -> Callable[[int, int, str], None]:
     """Draws "12/104 F07" over itself on the terminal of standard error."""
 
     def draw(done: int, total: int, attack: str) -> None:
-        write(ERR, f"\r\x1b[K{done}/{total} {one_line(attack)}".encode())
+        write(ERR, f"\r\x1b[K{done}/{total} {printable(attack)}".encode())
 
     return draw
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from ringfence.text import printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +56,7 @@ class Console:
     def say(self, message: str) -> None:
         """A message of ours: every line of it starts with our name, so that no guest line passes for one."""
         lines = message.splitlines() or [""]
-        text = "".join(f"ringfence: {_safe(line)}\n" for line in lines)
+        text = "".join(f"ringfence: {printable(line)}\n" for line in lines)
         write(ERR, text.encode() if text.isascii() or not os.isatty(ERR) else text.encode(_charset(ERR), "replace"))
 
     def note(self, message: str) -> None:
@@ -145,11 +147,3 @@ def _charset(fd: int) -> str:
     from ringfence.cli.escapes import charset
 
     return charset(fd)
-
-
-def _safe(line: str) -> str:
-    if line.isascii() and line.isprintable():
-        return line
-    from ringfence.cli.escapes import one_line
-
-    return one_line(line)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringfence.cli.console import OUT, Problem, colours
-from ringfence.cli.escapes import one_line
 from ringfence.cli.tables import BACKENDS
+from ringfence.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def table(report: Report, policy: str, wanted: list[str], *, coloured: bool) -> 
         for what, state, detail, fix in backend.lines:
             word, colour = _MARKS[state]
             mark = f"\x1b[{colour}m{word:7}\x1b[0m" if coloured else f"{word:7}"
-            lines.append(f"  {mark}  {what:{width}}  {one_line(detail)}".rstrip())
+            lines.append(f"  {mark}  {what:{width}}  {printable(detail)}".rstrip())
             if fix:
                 lines += [
                     f"  {'':7}  fix: {line}" if n == 0 else f"  {'':7}       {line}"
@@ -91,7 +91,7 @@ def table(report: Report, policy: str, wanted: list[str], *, coloured: bool) -> 
         lines.append(f"auto: none keeps the policy {policy!r}")
     else:
         lines.append(f"auto: {report.auto} keeps the policy {policy!r}")
-    lines += [f"  {name} was not taken: {one_line(why)}" for name, why in report.rejected.items()]
+    lines += [f"  {name} was not taken: {printable(why)}" for name, why in report.rejected.items()]
     if report.fixes():
         lines.append("all fixes as a script: ringfence doctor --fix")
     return "\n".join(lines) + "\n"

@@ -172,14 +172,3 @@ def for_terminal(data: bytes, charset: str = "utf-8") -> bytes:
     """A whole text, filtered."""
     strip = EscapeFilter(charset)
     return strip.feed(data) + strip.finish()
-
-
-def one_line(text: str) -> str:
-    """`text` as one line without controls or reordering characters: for guest-made words in our own messages (J13)."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(char if char.isprintable() and char not in REORDER else _spelled(char) for char in text)
-
-
-def _spelled(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")

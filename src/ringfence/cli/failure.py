@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from ringfence.cli.escapes import one_line
 from ringfence.errors import PolicyError, RingfenceError, UnsupportedError
 from ringfence.policy.host_paths import LinkError
+from ringfence.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         console.fail("this machine has no room for another thread", code="os-error", fix=_BY_NUMBER[errno.EAGAIN])
         return _OURS
-    words = one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    words = printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     console.fail(f"internal error: {words} ({_where(error)}); please report", code="internal", fix=None)
     return _OURS
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import ERR, Problem, colours, write
-from ringfence.cli.escapes import charset, one_line
+from ringfence.cli.escapes import charset
 from ringfence.cli.options import action_of
+from ringfence.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ def _progress(console: Console) -> Callable[[str], None] | None:
     if console.json or console.quiet:
         return None
     if not os.isatty(ERR):
-        return lambda message: console.say(one_line(message))
+        return lambda message: console.say(printable(message))
 
     def draw(message: str) -> None:
-        text = one_line(message)[:100]
+        text = printable(message)[:100]
         shown = f"\r\x1b[K\x1b[2m{text}\x1b[0m" if colours(ERR) else f"\r\x1b[K{text}"
         write(ERR, shown.encode(charset(ERR), "replace"))
 
@@ -209,7 +210,7 @@ def _inspect(name: str, console: Console) -> int:
         *(("recipe", f"{key} = {value}") for key, value in sorted(info.recipe.items()) if value),
         *(("note", note) for note in info.notes),
     ]
-    console.out("".join(f"{label:8}{one_line(str(text))}\n" for label, text in lines))
+    console.out("".join(f"{label:8}{printable(str(text))}\n" for label, text in lines))
     return 0
 
 
@@ -274,5 +275,5 @@ def _agreed(question: str, given: Given) -> bool:
         return True
     if not os.isatty(0):
         raise Problem(f"nobody to ask: {question}", fix="to do it without a question: --yes")
-    write(ERR, f"ringfence: {one_line(question)} [y/N] ".encode())
+    write(ERR, f"ringfence: {printable(question)} [y/N] ".encode())
     return os.read(0, 64).strip().lower() in (b"y", b"yes")

@@ -7,6 +7,7 @@ import time
 
 from ringfence.errors import PolicyError
 from ringfence.results import Denial, GuestException, Result
+from ringfence.text import encodable
 from ringfence.values import Struct, final, replace
 from ringfence.wire import frames
 
@@ -431,13 +432,8 @@ def _exception(found: Mapping[str, object] | None) -> GuestException | None:
     if found is None:
         return None
     texts = [found.get(name) for name in ("name", "message", "traceback")]
-    name, message, traceback = (_printable(text) if isinstance(text, str) else "" for text in texts)
+    name, message, traceback = (encodable(text) if isinstance(text, str) else "" for text in texts)
     return GuestException(name, message, traceback)
-
-
-def _printable(text: str) -> str:
-    """Without lone surrogates, which no stream of the host's can encode (J08)."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _refused(box: Box, mark: int) -> tuple[Denial, ...]:

@@ -10,6 +10,7 @@ import keyword
 
 from ringfence.errors import PolicyError
 from ringfence.results import Denial
+from ringfence.text import printable
 from ringfence.values import Struct, final, replace
 from ringfence.wire import frames, line
 
@@ -143,7 +144,7 @@ def _once_more(denial: Denial) -> Denial:
 
 def _shown(name: str) -> str:
     """A name of the guest's, for people."""
-    text = "".join(c if c.isprintable() else "?" for c in name[:_SHOWN])
+    text = printable(name, _SHOWN)
     return text if len(name) <= _SHOWN else f"{text}… ({len(name)} characters)"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ringfence.gateway.registration import MOST_NAMES
 from ringfence.gateway.types import Refusal
 from ringfence.policy.hosts import canonical_host
+from ringfence.text import printable
 from ringfence.values import Struct, final
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def lookup(registration: Registration, asked: str) -> str | None:
         name = canonical_host(asked)
     except ValueError:
         if not _is_about_service(registration, asked):
-            shown = "".join(char if char.isprintable() else "?" for char in asked[:_LONGEST_SHOWN])
+            shown = printable(asked, _LONGEST_SHOWN)
             _deny(registration, shown, Refusal("net.name", f"{shown} is not a host name"))
         return None
     if not registration.rules.resolves(name):

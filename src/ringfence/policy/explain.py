@@ -5,6 +5,7 @@ from __future__ import annotations
 from ringfence.policy.checks import format_size
 from ringfence.policy.model import mount_path
 from ringfence.policy.reach import permitted_and_denied
+from ringfence.text import bare_or_in_quotes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def _mounts(mounts: tuple[Mount, ...]) -> list[str]:
 
 def _mount(mount: Mount) -> str:
     path = mount_path(mount)
-    at = "" if path == mount.source else f" is shown as {_plain(path)} and"
-    parts = [f"{_plain(str(mount.source))}{at} {_MODES[mount.mode]}"]
+    at = "" if path == mount.source else f" is shown as {bare_or_in_quotes(path)} and"
+    parts = [f"{bare_or_in_quotes(str(mount.source))}{at} {_MODES[mount.mode]}"]
     if mount.hide:
         emptied = f"with {_all(mount.hide)} shown as empty and read-only"  # an overlay would not write through
         parts.append(emptied if mount.mode == "rw" else f"without {_all(mount.hide)}")
@@ -129,11 +130,6 @@ def _time(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def _plain(text: str) -> str:
-    """Text of the policy as one line: a file name may hold line breaks (J13)."""
-    return text if text.isprintable() else ascii(text)
-
-
 def _all(items: tuple[str, ...] | list[str]) -> str:
     return _join(items, "and")
 
@@ -143,5 +139,5 @@ def _any(items: tuple[str, ...] | list[str]) -> str:
 
 
 def _join(items: tuple[str, ...] | list[str], word: str) -> str:
-    shown = [_plain(item) for item in items]
+    shown = [bare_or_in_quotes(item) for item in items]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} {word} {shown[-1]}"

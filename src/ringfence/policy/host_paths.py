@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import os
 
+from ringfence.text import printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,12 +101,6 @@ def _duplicate(number: int, flags: int, path: str) -> int:
         return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None
-
-
-def printable(path: str) -> str:
-    """A path that a guest may have named, for people: one line, and nothing that a terminal obeys."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 class _Way:

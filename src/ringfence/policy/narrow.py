@@ -12,6 +12,7 @@ from ringfence.policy.hosts import HostPattern, is_address, parse_pattern
 from ringfence.policy.model import allow_patterns
 from ringfence.policy.reach import listening_ports, ports_of
 from ringfence.policy.secrets import origin
+from ringfence.text import bare_or_in_quotes
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -236,7 +237,7 @@ def _mount(ceiling: tuple[Mount, ...], wanted: Mount, key: str) -> Iterator[tupl
     source = str(wanted.source)
     holders = [mount for mount in ceiling if within(source, str(mount.source))]
     if not holders:
-        yield f"{key}.source", f"{_shown(source)} is not shown by the policy"
+        yield f"{key}.source", f"{bare_or_in_quotes(source)} is not shown by the policy"
         return
     faults = [list(_mount_faults(mount, wanted, key)) for mount in holders]
     if all(faults):
@@ -252,13 +253,13 @@ def _mount_faults(ceiling: Mount, wanted: Mount, key: str) -> Iterator[tuple[str
     hidden = [f"{source}/{path}" for path in wanted.hide]
     for path in _inside(ceiling, ceiling.hide, source):
         if not any(within(path, cover) for cover in hidden):
-            yield f"{key}.hide", f"{_shown(path)} must stay hidden"
+            yield f"{key}.hide", f"{bare_or_in_quotes(path)} must stay hidden"
     if wanted.mode != "rw":
         return
     kept = hidden + [f"{source}/{path}" for path in wanted.protect]
     for path in _inside(ceiling, ceiling.protect, source):
         if not any(within(path, cover) for cover in kept):
-            yield f"{key}.protect", f"{_shown(path)} must stay read-only"
+            yield f"{key}.protect", f"{bare_or_in_quotes(path)} must stay read-only"
 
 
 def _inside(ceiling: Mount, paths: list[str] | tuple[str, ...], source: str) -> list[str]:
@@ -278,7 +279,7 @@ def _commands(ceiling: tuple[str, ...] | str, request: tuple[str, ...] | str) ->
         return
     for index, name in enumerate(request):
         if name not in ceiling:
-            yield f"commands[{index}]", f"{_shown(name)} is not permitted"
+            yield f"commands[{index}]", f"{bare_or_in_quotes(name)} is not permitted"
 
 
 def _secret(ceiling: tuple[Secret, ...], wanted: Secret, key: str) -> Iterator[tuple[str, str]]:
@@ -297,7 +298,3 @@ def _secret(ceiling: tuple[Secret, ...], wanted: Secret, key: str) -> Iterator[t
     for index, place in enumerate(wanted.inject):
         if place not in held.inject:
             yield f"{key}.inject[{index}]", f"{place} is not permitted"
-
-
-def _shown(text: str) -> str:
-    return text if text.isprintable() else ascii(text)

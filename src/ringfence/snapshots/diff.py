@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from ringfence.events import Change
+from ringfence.text import bare_or_in_quotes, in_quotes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,16 +65,10 @@ def _diff(path: str, old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tr
     if sides[0] is None or sides[1] is None:
         return "".join(lines) or None
     if sides[0] != sides[1]:
-        lines.append(f"--- {_shown(path, 'a') if old[0] else '/dev/null'}\n")
-        lines.append(f"+++ {_shown(path, 'b') if new[0] else '/dev/null'}\n")
+        lines.append(f"--- {bare_or_in_quotes(f'a/{path}') if old[0] else '/dev/null'}\n")
+        lines.append(f"+++ {bare_or_in_quotes(f'b/{path}') if new[0] else '/dev/null'}\n")
         lines += unified(sides[0], sides[1], work)
     return "".join(lines) or None
-
-
-def _shown(path: str, side: str) -> str:
-    """A name with a newline or an escape in it makes no line of its own (K03)."""
-    whole = f"{side}/{path}"
-    return whole if whole.isprintable() else ascii(whole)
 
 
 def _modes(old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tree]) -> list[str]:
@@ -96,7 +91,7 @@ def _lines(made: Entry | None, tree: Tree) -> list[str] | None:
     if first.kind == "d":
         return []
     if first.kind == "l":
-        return [ascii(first.text)[1:-1]]
+        return [in_quotes(first.text)[1:-1]]
     if first.size > _MAX_TEXT:
         return None
     data = b"".join(tree.store.read(first.text, first.size))

@@ -7,6 +7,7 @@ import os
 
 from ringfence.errors import SandboxError
 from ringfence.events import FileEvent, FileInfo, Match
+from ringfence.text import in_quotes
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
@@ -54,18 +55,12 @@ TOO_LONG_TO_READ = "the file is too large to be read as a whole: read parts of i
 _WHOLE = ("not-tar", "not-zip", "cut-short", "after-the-end")
 
 
-def shown(name: str) -> str:
-    """A guest-made name for a message: one line, printable, not long."""
-    text = name if len(name) <= _SHOWN else name[:_SHOWN] + "…"
-    return ascii(text) if not text.isprintable() else repr(text)
-
-
 def refusal(why: str, name: str, path: str) -> OSError:
     """An archive or tree that was not taken. `why` is a word of ours."""
     reason = _WHY.get(why, "it was refused")
     if why in ("bytes", "files"):
         return OSError(errno.EFBIG, f"too much to transfer: {reason}", path)
-    about = "the archive" if why in _WHOLE or not name else shown(name)
+    about = "the archive" if why in _WHOLE or not name else in_quotes(name, _SHOWN)
     return OSError(errno.EINVAL, f"refused, nothing was written: {about}: {reason}", path)
 
 
@@ -83,7 +78,7 @@ def explained(number: int, found: Mapping[str, object], path: str, *, call: str)
         return "a file would be larger than limits.disk; write less, or raise the limit"
     words = os.strerror(number)
     if isinstance(inner, str) and inner and not _same(inner, path):
-        return f"{words}: {shown(inner)}"
+        return f"{words}: {in_quotes(inner, _SHOWN)}"
     return words
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ringfence.text import printable
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
@@ -117,8 +118,7 @@ class Switchboard:
             self.finish(str(event["why"]))
             return
         if event["ev"] == "crashed":
-            said = "".join(c if c.isprintable() else "?" for c in str(event["error"])[:_WORDS])
-            self.finish(f"its monitor crashed: {said}")
+            self.finish(f"its monitor crashed: {printable(str(event['error']), _WORDS)}")
             return
         if event["ev"] in ("paused", "resumed"):
             self._stood_s = self.stood_still()

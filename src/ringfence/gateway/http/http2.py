@@ -25,6 +25,7 @@ from ringfence.gateway.http import request
 from ringfence.gateway.http.request import LARGEST_HEAD, Asked, refusal_body, refusal_headers, status_of
 from ringfence.gateway.stream import STALL_S
 from ringfence.gateway.types import Refusal
+from ringfence.text import plain_ascii
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -405,7 +406,7 @@ class _Connection:
         pseudo = {name: value.decode("latin-1") for name, value in pairs if name.startswith(b":")}
         method, path = pseudo.get(b":method", ""), pseudo.get(b":path", "")
         entry = self._context.log(
-            self._target, method=_printable(method[:64]), path=_printable(path.partition("?")[0][:4096])
+            self._target, method=plain_ascii(method, 64), path=plain_ascii(path.partition("?")[0], 4096)
         )
         try:
             out = self._checked(pseudo, pairs, has_body=has_body)
@@ -625,11 +626,6 @@ class _Connection:
 
 
 _CODES = frozenset(int(code) for code in _Code)
-
-
-def _printable(text: str) -> str:
-    """For the log, where a request stands before it is checked: whoever reads it may do so at a terminal."""
-    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
 
 
 def _close(side: Side, code: _Code) -> None:

@@ -1,0 +1,47 @@
+"""Make text that a guest wrote, or named a file with, safe to show (J12, J13).
+
+Every message, log entry and table of the host that quotes such text goes through this module. Without it a guest could
+end our line and write one of its own, or send a terminal sequences that it obeys. Text that is shown as it is, a
+guest's output on a terminal, goes through `ringfence.cli.escapes` instead.
+"""
+
+from __future__ import annotations
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    """Return `text` as one line of printable characters, at most `limit` of them.
+
+    All others are spelled as Python does: controls, line ends, characters that reorder a line, spaces that are not
+    U+0020, and the bytes of a file name that are not UTF-8 (`\\xff`).
+    """
+    cut = text if limit is None else text[:limit]
+    if cut.isprintable():
+        return cut
+    return "".join(char if char.isprintable() else _spelled(char) for char in cut)[:limit]
+
+
+def in_quotes(text: str, limit: int | None = None) -> str:
+    """Return `text` as one printable line in quotes; what follows its first `limit` characters becomes an ellipsis."""
+    return repr(text if limit is None or len(text) <= limit else text[:limit] + "…")
+
+
+def bare_or_in_quotes(text: str) -> str:
+    """Return `text` as it is when that is one printable line, else in quotes: for lists of names and for headers."""
+    return text if text.isprintable() else in_quotes(text)
+
+
+def plain_ascii(text: str, limit: int) -> str:
+    """Return `printable(text, limit)` with all that is not ASCII spelled as well."""
+    return printable(text, limit).encode("ascii", "backslashreplace").decode("ascii")[:limit]
+
+
+def encodable(text: str) -> str:
+    """Return `text` with lone surrogates replaced by `?`: no stream of the host can encode one (J08)."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _spelled(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # how `os.fsdecode` keeps a byte that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii")
