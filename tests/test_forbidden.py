@@ -208,7 +208,7 @@ PROGRAMS = frozenset(
 THROUGH_THE_ONE = {
     "backends/container/api.py": ["docker", "podman", "docker", "podman"],  # names of engines with their sockets
     "cli/notes.py": ["which"],  # tells a person where a program is that the guest did not find; starts nothing
-    "doctor/examine.py": ["unshare", "docker", "qemu-system-x86_64"],  # handed to `host.programs.look_up`
+    "doctor/examination.py": ["unshare", "docker", "qemu-system-x86_64"],  # handed to `host.programs.look_up`
     "images/store.py": ["rm"],  # the same
     "images/importer.py": ["docker"],  # names of engines
 }

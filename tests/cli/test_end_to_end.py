@@ -427,10 +427,10 @@ os.mkdir(home + "/real")
 os.symlink("real", home + "/.local")
 os.environ["HOME"] = home
 from ringfence import Sandbox
-from ringfence.cli import kept
+from ringfence.cli.launch import load_snapshot, save_snapshot
 with Sandbox() as box:
     box.files.write("f", "kept")
-    print(kept.save(box, "mine"), kept.load("mine").size_bytes)
+    print(save_snapshot(box, "mine"), load_snapshot("mine").size_bytes)
 shutil.rmtree(home)
 """
 

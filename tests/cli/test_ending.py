@@ -9,11 +9,10 @@ import pytest
 
 from cli.samples import OK, denied, ended
 from ringfence.cli.console import Console
-from ringfence.cli.ending import exit_code, has_notes
-from ringfence.cli.launch import Job
+from ringfence.cli.launch import Job, exit_code, has_notes
 from ringfence.cli.notes import notes
+from ringfence.cli.options import exec_table
 from ringfence.cli.settings import Settings
-from ringfence.cli.tables import exec_table
 from ringfence.results import Control, Denial, Result
 from ringfence.values import replace
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.cli.escapes import EscapeFilter, charset, for_terminal
+from ringfence.cli.terminal_filter import EscapeFilter, charset, for_terminal
 
 SGR = re.compile(rb"\x1b\[[0-9;:]*m")
 

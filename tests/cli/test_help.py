@@ -8,7 +8,7 @@ import pytest
 
 from ringfence.cli import LATER, VERBS, main
 from ringfence.cli.help import TEXTS
-from ringfence.cli.tables import attack_table, doctor_table, exec_table, policy_table, run_table, shell_table
+from ringfence.cli.options import attack_table, doctor_table, exec_table, policy_table, run_table, shell_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SURFACE = ROOT / "tests" / "surface" / "cli.txt"

@@ -16,7 +16,7 @@ import pytest
 import ringfence
 import weaker
 from ringfence.cli import LATER, main
-from ringfence.cli.source import MAX_CODE
+from ringfence.cli.run import MAX_CODE
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +75,8 @@ MISTAKES = [
     ("exec --allow-net a..com -- ls", "network.allow[0]", ""),
     ("exec --allow-net public --allow-net a.com:8443 -- ls", "--allow-net a.com:8443 and --allow-net public cannot be", ""),
     ("exec --backend proces -- ls", "--backend 'proces' is not known", "did you mean --backend process? it takes one of:"),
-    ("exec --isolation shared-kernal -- ls", "'shared-kernal' is not known", "did you mean --isolation shared-kernel?"),
-    ("exec --isolation kernel -- ls", "--isolation kernel is now called shared-kernel", "--isolation shared-kernel"),
+    ("exec --isolation shared-kernal -- ls", "--isolation 'shared-kernal' is not known", "did you mean --isolation shared-kernel?"),
+    ("exec --isolation kernel -- ls", "--isolation kernel is now called shared-kernel", "write: --isolation shared-kernel"),
     ("exec --tty --report r -- ls", "standard input is not a terminal", "leave --tty out"),
     ("shell --keep ../x", "--keep '../x' is no name for a snapshot", "letters, digits"),
     ("shell", "standard input is not a terminal", "without one: ringfence exec -- COMMAND"),

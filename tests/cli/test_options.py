@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from ringfence.cli import main
 from ringfence.cli.console import Console, Problem
-from ringfence.cli.names import distance, nearest
-from ringfence.cli.options import Option, Table
-from ringfence.cli.tables import exec_table, run_table
+from ringfence.cli.options import Option, Table, distance, exec_table, nearest, run_table
 
 
 def read(*argv: str) -> tuple[list[tuple[str, str]], list[str]]:

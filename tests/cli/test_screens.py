@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.cli.screens import ScreenFilter
+from ringfence.cli.terminal_filter import ScreenFilter
 
 
 def shown(*pieces: bytes) -> bytes:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.cli.console import Console, Problem
-from ringfence.cli.policies import find
-from ringfence.cli.settings import Settings
-from ringfence.cli.tables import LIMITS, exec_table
+from ringfence.cli.options import LIMITS, exec_table
+from ringfence.cli.settings import Settings, find_policy
 from ringfence.policy import Limits, Mount, Network, Policy, Secret
 from ringfence.values import replace
 
@@ -201,6 +200,6 @@ def test_a_policy_is_found_by_name_in_the_home_folder_and_never_here(folder: Pat
     (own / "shop.toml").write_text("version = 1\nstrict = true\n")
     (own / "dev.toml").write_text("version = 1\nstrict = true\n")
     (folder / "ringfence.toml").write_text("version = 1\nstrict = true\n")
-    assert find("shop") == Policy(strict=True)
-    assert find("dev") == Policy.preset("dev")
+    assert find_policy("shop") == Policy(strict=True)
+    assert find_policy("dev") == Policy.preset("dev")
     assert settings().policy.strict is False

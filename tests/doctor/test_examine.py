@@ -15,9 +15,8 @@ import engines
 import leftovers
 from ringfence import launching
 from ringfence.backends.container import api as clients
-from ringfence.doctor import BackendReport, Finding, Report, examine, fixes, process, programs
-from ringfence.doctor import engines as escapes
-from ringfence.doctor import examine as examining
+from ringfence.doctor import BackendReport, Finding, Report, examination, examine, fixes, process, trial_runner
+from ringfence.doctor import engines as engine_trials
 from ringfence.errors import PolicyError
 from ringfence.host import kernel_refusals
 from ringfence.policy import Policy
@@ -60,7 +59,7 @@ def test_no_module_is_taken_from_the_working_directory(tmp_path: Path, monkeypat
     ],
 )
 def test_versions_with_a_known_escape_are_named(program: str, version: str, expected: set[str]) -> None:
-    assert {each.cve for each in escapes.known(program, version)} == expected
+    assert {each.cve for each in engine_trials.known(program, version)} == expected
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +119,7 @@ def test_a_policy_that_asks_for_a_kernel_of_its_own_is_not_kept_by_the_process_b
 def test_auto_is_one_that_was_seen_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("process", "container", "gvisor"):
         broken = BackendReport(name, False, (Finding("a whole sandbox", "missing", f"no {name}", "ringfence doctor"),))
-        monkeypatch.setattr(examining, f"examine_{name}", lambda broken=broken: broken)
+        monkeypatch.setattr(examination, f"examine_{name}", lambda broken=broken: broken)
     monkeypatch.setattr(launching, "prepare", lambda *_: SimpleNamespace(plan=lambda: None))
     report = examine(None, ["process"])
     refused = {name: report.rejected[name] for name in ("process", "container", "gvisor")}
@@ -142,7 +141,7 @@ hang = attempt(lambda: time.sleep(60), timeout_s=0.2)
 crash = attempt(lambda: os.kill(os.getpid(), signal.SIGSEGV))
 print(json.dumps([hang, crash]))
 """
-    env = {**os.environ, "PYTHONPATH": str(Path(programs.__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(trial_runner.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, env=env)
     assert json.loads(done.stdout) == [
         {"ok": False, "detail": "no answer in 0.2 s", "errno": None},
@@ -151,8 +150,8 @@ print(json.dumps([hang, crash]))
 
 
 def test_a_whole_run_that_hangs_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_WHOLE_S", 0.01)
-    assert programs.whole() == programs.Answer(False, "no answer in 0.01 s")
+    monkeypatch.setattr(trial_runner, "_WHOLE_S", 0.01)
+    assert trial_runner.whole() == trial_runner.Answer(False, "no answer in 0.01 s")
 
 
 def test_json_and_script_come_from_the_same_findings() -> None:
@@ -236,7 +235,7 @@ def test_a_user_without_every_controller_is_told_how_to_get_them(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(kernel_refusals, "container", lambda: engine)
-    found = process._cgroup(programs.Answer(ok, mode, None, {"mode": mode, "lacks": lacks}))
+    found = process._cgroup(trial_runner.Answer(ok, mode, None, {"mode": mode, "lacks": lacks}))
     assert (found.state, str(found.fix).startswith(fix), script in str(found.script)) == ("weaker", True, True)
 
 

@@ -114,7 +114,7 @@ def test_a_limit_of_namespaces_is_raised_now_and_for_the_next_start(ordinary_use
 
 def test_apparmor_is_fixed_by_a_profile_for_the_launcher_alone(ordinary_user: OrdinaryUser) -> None:
     found = probe(ordinary_user, "apparmor")
-    launcher = ordinary_user.source / "ringfence" / "guest" / "launch"
+    launcher = ordinary_user.source / "ringfence" / "guest" / "launch" / "launch"
     state, detail, fix = found.lines["user namespaces"]
     assert state == "missing"
     assert detail.startswith("AppArmor lets a user namespace be made and denies what is done in it: [Errno 13]")

@@ -85,7 +85,7 @@ def _dispatch(words: list[str], console: Console) -> int:
         if verb != "policy" and not {"--help", "-h"} & set(rest):
             need_linux()
         if verb in MAKERS:
-            from ringfence.cli.stopping import tidily
+            from ringfence.cli.failure import tidily
 
             return tidily(_verb(verb), rest, console)
         return _verb(verb)(rest, console)
@@ -114,7 +114,7 @@ def _verb(verb: str) -> Verb:
     elif verb == "doctor":
         from ringfence.cli.doctor import main as chosen
     elif verb == "shell":
-        from ringfence.cli.shell import main as chosen
+        from ringfence.cli.exec import shell as chosen
     elif verb == "image":
         from ringfence.cli.image import main as chosen
     else:
@@ -138,7 +138,7 @@ def _help(rest: list[str], console: Console) -> int:
     topic = rest[0] if rest and rest[0] not in ("--help", "-h") else ""
     if topic in TEXTS:
         return show_help(topic, console)
-    from ringfence.cli.names import nearest
+    from ringfence.cli.options import nearest
 
     near = nearest(topic, TEXTS)
     see = f"did you mean: ringfence help {near}?" if near else "see: ringfence --help"
@@ -154,7 +154,7 @@ def _later(verb: str, rest: list[str], console: Console) -> int:
 
 
 def _unknown(verb: str) -> Problem:
-    from ringfence.cli.names import nearest
+    from ringfence.cli.options import nearest
 
     if verb.startswith("-"):
         return Problem(f"no verb before {verb}", fix="options come after the verb: ringfence VERB [OPTIONS] ...")

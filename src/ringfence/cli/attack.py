@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import ERR, OUT, Problem, colours, write
+from ringfence.cli.options import attack_table, nearest
 from ringfence.text import printable
 
 TYPE_CHECKING = False
@@ -20,8 +21,6 @@ _COLOURS = {"held": "32", "got through": "31;1", "inconclusive": "33", "not appl
 
 def main(argv: list[str], console: Console) -> int:
     """0 when all held, 1 when one got through, 3 when none did but a case was inconclusive."""
-    from ringfence.cli.tables import attack_table
-
     given = attack_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
@@ -79,8 +78,6 @@ def choose(words: list[str], known: list[str]) -> list[str]:
         wanted = word.upper()
         found = [each for each in known if _means(wanted, each.upper())]
         if not found:
-            from ringfence.cli.names import nearest
-
             near = nearest(wanted, known) if len(wanted) > 1 else None
             guess = f"did you mean {near}? " if near else ""
             raise Problem(f"there is no attack {word!r}", fix=f"{guess}all there are: ringfence attack --list")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ringfence.values import Json
 
+
 OUT, ERR = 1, 2
 
 _OURS = 125
@@ -36,6 +37,14 @@ class Problem(Exception):  # noqa: N818  # a word of the CLI; RingfenceError is 
 
 class OutputClosed(BrokenPipeError):  # noqa: N818  # nobody's mistake: who read our output has gone
     """The reader of our standard output or error has gone."""
+
+
+class Stopped(BaseException):
+    """A signal told us to end. Not an Exception: no handler on the way up may take it for an error of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class Console:
@@ -68,7 +77,7 @@ class Console:
         """Text a verb was asked for. On a terminal a file's name is as little to be obeyed as a guest's output."""
         data = text.encode("utf-8", "surrogateescape")
         if not text.isascii() or not text.replace("\n", "").isprintable():
-            from ringfence.cli.escapes import for_terminal
+            from ringfence.cli.terminal_filter import for_terminal
 
             data = for_terminal(data, _charset(OUT)) if os.isatty(OUT) else data
         write(OUT, data)
@@ -93,9 +102,7 @@ class Console:
         fd, named = self.report, self.named_report
         self.report = self.named_report = None
         if fd is None and named is not None:
-            from ringfence.cli.refused import open_report
-
-            fd = open_report(named)
+            fd = _open_report(named)
         if fd is not None:
             try:
                 write(fd, dump(found()), name="--report")
@@ -144,6 +151,35 @@ def quoted(word: str) -> str:
 
 
 def _charset(fd: int) -> str:
-    from ringfence.cli.escapes import charset
+    from ringfence.cli.terminal_filter import charset
 
     return charset(fd)
+
+
+def _open_report(path: str) -> int | None:
+    """New, or in place of an earlier report; None for all else, which stays as it is.
+
+    No link is followed that a guest could have made in an earlier run (A04, L15). And a line that lacks a word may name
+    here what was to be run.
+    """
+    import stat
+
+    from ringfence.policy.host_paths import open_parent
+
+    try:
+        parent, name = open_parent(path)
+    except (OSError, ValueError):
+        return None
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o666, dir_fd=parent)
+    except OSError:
+        return None
+    finally:
+        os.close(parent)
+    info = os.fstat(fd)
+    if stat.S_ISREG(info.st_mode) and info.st_nlink == 1 and os.pread(fd, 1, 0) in (b"", b"{"):
+        os.ftruncate(fd, 0)
+        return fd
+    os.close(fd)
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.cli.console import OUT, Problem, colours
-from ringfence.cli.tables import BACKENDS
+from ringfence.cli.options import BACKENDS, doctor_table, nearest
 from ringfence.text import printable
 
 TYPE_CHECKING = False
@@ -16,8 +16,6 @@ _MARKS = {"ok": ("ok", "32"), "weaker": ("weaker", "33"), "missing": ("missing",
 
 def main(argv: list[str], console: Console) -> int:
     """0 when some backend (of those named) keeps the policy, 1 when none does."""
-    from ringfence.cli.tables import doctor_table
-
     given = doctor_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
@@ -25,10 +23,10 @@ def main(argv: list[str], console: Console) -> int:
         return show_help("doctor", console)
     wanted = _wanted(given.words)
     name = given.last("--policy") or "offline"
-    from ringfence.cli.policies import find
+    from ringfence.cli.settings import find_policy
     from ringfence.doctor import examine
 
-    report = examine(find(name), wanted)
+    report = examine(find_policy(name), wanted)
     if console.json:
         console.out_json(report.to_dict())
     elif given.has("--fix"):
@@ -42,8 +40,6 @@ def _wanted(words: list[str]) -> list[str]:
     known = [name for name in BACKENDS if name != "auto"]
     for word in words:
         if word not in known:
-            from ringfence.cli.names import nearest
-
             near = nearest(word, known)
             fix = f"did you mean {near}? " if near else ""
             raise Problem(f"there is no backend {word!r}", fix=f"{fix}backends are: {', '.join(known)}")

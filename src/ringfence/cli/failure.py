@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import errno
+import signal
 
+from ringfence.cli.console import OutputClosed, Problem, Stopped
 from ringfence.errors import PolicyError, RingfenceError, UnsupportedError
 from ringfence.policy.host_paths import LinkError
 from ringfence.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
     from ringfence.cli.console import Console
+
 
 _OURS = 125
 
@@ -35,6 +41,8 @@ _BY_NUMBER = {
     errno.EAGAIN: "raise the limit on processes (ulimit -u), or end some",
     errno.ENOMEM: "this machine has no memory left: end some programs",
 }
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # Ctrl-C is Python's own
 
 
 def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
@@ -92,3 +100,28 @@ def _where(error: Exception) -> str:
         return "nowhere"
     code = trace.tb_frame.f_code
     return f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
+
+
+def tidily(verb: Callable[[list[str], Console], int], words: list[str], console: Console) -> int:
+    """The verb's exit code, or 128 and the number of the signal that ended it. A second signal does not wait."""
+    mine = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
+    for number in mine:
+        signal.signal(number, _stop)
+    try:
+        return verb(words, console)
+    except Stopped as stopped:
+        try:
+            console.fail(f"stopped by {signal.Signals(stopped.number).name}", code="stopped", fix=None)
+        except (OutputClosed, Problem):
+            pass  # the terminal went with the signal; the exit code still tells
+        return 128 + stopped.number
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    for each in _SIGNALS:
+        if signal.getsignal(each) is _stop:
+            signal.signal(each, signal.SIG_DFL)
+    raise Stopped(number)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import ERR, Problem, colours, write
-from ringfence.cli.escapes import charset
-from ringfence.cli.options import action_of
+from ringfence.cli.options import action_of, image_table
+from ringfence.cli.terminal_filter import charset
 from ringfence.text import printable
 
 TYPE_CHECKING = False
@@ -31,8 +31,6 @@ _UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 def main(argv: list[str], console: Console) -> int:
     """0, or the error is raised."""
-    from ringfence.cli.tables import image_table
-
     given = image_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help

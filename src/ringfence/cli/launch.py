@@ -11,8 +11,8 @@ import sys
 import time
 
 from ringfence import early
-from ringfence.cli.console import ERR, OUT, OutputClosed, Problem
-from ringfence.cli.ending import exit_code, has_notes
+from ringfence.cli.console import ERR, OUT, OutputClosed, Problem, Stopped, write
+from ringfence.cli.options import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-    from ringfence import Process, Result, Sandbox
+    from ringfence import Process, Result, Sandbox, Snapshot
     from ringfence.cli.console import Console
     from ringfence.cli.settings import Settings
+    from ringfence.events import Request
+    from ringfence.values import Json
 else:
     import _signal as signal  # the same without its enums, which would cost 4 ms
 
@@ -34,10 +36,19 @@ _SIGNALS: dict[int, str] = {
     signal.SIGTERM: "SIGTERM",
     signal.SIGHUP: "SIGHUP",
 }
-
-
-class Stopped(BaseException):
-    """A signal told us to end. Not an Exception: nothing on the way up may take it for an error of its own."""
+_EXIT_CODES = {
+    "wall-clock": 124,
+    "cpu-time": 124,
+    "guest-lost": 125,
+    "protection-lost": 125,
+    "not-executable": 126,
+    "not-found": 127,
+    "caller": 130,
+    "interrupted": 130,
+    "memory": 137,
+}
+_SNAPSHOT_SUFFIX = ".snapshot"
+_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 class Stop:
@@ -57,7 +68,7 @@ class Stop:
             os._exit(128 + number)  # what is left inside dies with us
         self.number = number
         if not self.closing:
-            raise Stopped
+            raise Stopped(number)
 
 
 class Nudges:
@@ -146,9 +157,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
         for number, handler in old.items():
             signal.signal(number, handler)
         if net_log is not None:
-            from ringfence.cli.netlog import save
-
-            save(net_log, box, console)
+            write_net_log(net_log, box, console)
     console.record(result.to_dict)
     if not console.json:
         _tell(result, tail, job, settings, console)
@@ -172,9 +181,7 @@ def _sandbox(settings: Settings) -> Sandbox:
     """Not started, but asked for where nothing can refuse it. Raises Problem for what can be known to fail."""
     snapshot = None
     if settings.start_from is not None:
-        from ringfence.cli.kept import load
-
-        snapshot = load(settings.start_from)
+        snapshot = load_snapshot(settings.start_from)
     else:
         early.ask(settings.backend, settings.image, settings.policy)
     from ringfence import Sandbox
@@ -228,9 +235,7 @@ def _on_terminal(
 
 
 def _keep(box: Sandbox, name: str, console: Console) -> None:
-    from ringfence.cli.kept import save
-
-    console.note(f"kept {save(box, name):,} bytes of files as {name}; to go on: ringfence shell --from {name}")
+    console.note(f"kept {save_snapshot(box, name):,} bytes of files as {name}; to go on: ringfence shell --from {name}")
 
 
 def _show(result: Result, settings: Settings, console: Console) -> bytes:
@@ -364,3 +369,90 @@ def die_of_interrupts() -> None:
     """For the last moments of our process, when nothing is left to clean up: Ctrl-C there would be a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+# How an ending becomes an exit code, as `ringfence help exit` says.
+
+
+def exit_code(result: Result) -> int:
+    """The code for `result`. One of ours may also be a guest's own; --json and --report tell which."""
+    if result.reason in _EXIT_CODES:
+        return _EXIT_CODES[result.reason]
+    if result.reason == "signal" and result.signal is not None:
+        return 128 + result.signal
+    if result.exit_code is not None:
+        return result.exit_code
+    return 0 if result.status == "ok" else 1
+
+
+def has_notes(result: Result) -> bool:
+    """Whether there may be something to say besides the guest's output."""
+    return bool(result.status != "ok" or result.denials or result.enforcement.weaker)
+
+
+# The files a user asked for: the log of --net-log, and the snapshots of --keep and --from.
+
+
+def write_net_log(fd: int, box: Sandbox, console: Console) -> None:
+    """Write the gateway's decisions as JSON lines, say how many are no longer kept, and close the file."""
+    import json
+
+    try:
+        requests = box.network.log()
+        for request in requests:
+            write(fd, json.dumps(_fields(request)).encode() + b"\n", name="--net-log")
+        ended = sum(host.allowed + host.denied + host.failed for host in box.network.summary())
+        if ended > len(requests):  # a guest can ask for names without end, to have an earlier line forgotten
+            console.say(f"--net-log holds the last {len(requests)} connections of {ended}")
+    finally:
+        os.close(fd)
+
+
+def _fields(request: Request) -> dict[str, Json]:
+    """Named as the fields are; the time in ISO 8601."""
+    fields = {name: getattr(request, name) for name in type(request).__fields__}
+    return {**fields, "at": request.at.isoformat()}
+
+
+def snapshot_name(option: str, raw: str) -> str:
+    """A check for a name that is a file's name and nothing else."""
+    if not 0 < len(raw) <= 64 or not _NAME_LETTERS.issuperset(raw) or raw[0] in ".-":
+        raise Problem(
+            f"{option} {raw!r} is no name for a snapshot",
+            fix=f"letters, digits, '.', '_' and '-', 64 at most: {option} before-upgrade",
+        )
+    return raw
+
+
+def _folder() -> str:
+    """By where links of the person's own lead: no guest can have made one, because none may write there (L19)."""
+    from ringfence.host.state import disk_directory
+
+    return os.path.realpath(disk_directory("named"))
+
+
+def load_snapshot(called: str) -> Snapshot:
+    """Raises Problem when there is none of that name, SnapshotError when it was altered."""
+    from ringfence import Snapshot
+
+    path = f"{_folder()}/{called}{_SNAPSHOT_SUFFIX}"
+    if not os.path.exists(path):
+        raise Problem(f"--from {called}: there is no such snapshot", fix=_which(called), code="snapshot-missing")
+    return Snapshot.load(path)
+
+
+def _which(called: str) -> str:
+    known = sorted(
+        entry.removesuffix(_SNAPSHOT_SUFFIX) for entry in os.listdir(_folder()) if entry.endswith(_SNAPSHOT_SUFFIX)
+    )
+    near = nearest(called, known)
+    if near:
+        return f"did you mean --from {near}?"
+    return f"there are: {', '.join(known)}" if known else f"make one: ringfence shell --keep {called}"
+
+
+def save_snapshot(box: Sandbox, called: str) -> int:
+    """Under that name, in place of one that had it. The size in bytes of what was kept."""
+    snapshot = box.snapshot()
+    snapshot.export(f"{_folder()}/{called}{_SNAPSHOT_SUFFIX}")
+    return snapshot.size_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import quoted
-from ringfence.cli.shown import absolute, inside, is_hidden, working_folder
+from ringfence.cli.settings import absolute, inside, is_hidden, working_folder
 from ringfence.policy import format_size
 
 TYPE_CHECKING = False

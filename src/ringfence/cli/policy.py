@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import Problem
-from ringfence.cli.options import action_of
-from ringfence.cli.policies import FOLDER, PRESETS, find, own_policies, path_of
+from ringfence.cli.options import action_of, policy_table
+from ringfence.cli.settings import FOLDER, PRESETS, find_policy, own_policies, path_of, policy_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ _ABOUT = {
 
 def main(argv: list[str], console: Console) -> int:
     """0; 1 for a policy that `check` refuses."""
-    from ringfence.cli.tables import policy_table
-
     given = policy_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
@@ -86,7 +84,7 @@ def _mistakes(path: str) -> list[PolicyError]:
 
 
 def _explain(name: str, console: Console) -> int:
-    policy = find(name)
+    policy = find_policy(name)
     text = policy.explain().rstrip("\n")
     if console.json:
         console.out_json({"policy": name, "digest": policy.digest, "explain": list(text.splitlines())})
@@ -96,8 +94,6 @@ def _explain(name: str, console: Console) -> int:
 
 
 def _show(words: list[str], given: Given, console: Console) -> int:
-    from ringfence.cli.settings import policy_from
-
     if console.json:
         raise Problem("policy show prints TOML, not JSON", fix="for a program: ringfence policy explain --json NAME")
     _no_more("show", words[1:])

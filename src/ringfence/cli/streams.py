@@ -10,7 +10,7 @@ from ringfence.cli.console import ERR, OUT, write
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence import Process
-    from ringfence.cli.escapes import EscapeFilter
+    from ringfence.cli.terminal_filter import EscapeFilter
 
 _PIECE = 64 * 1024
 _TAIL = 8 * 1024
@@ -27,7 +27,7 @@ class OutputStreams:
         self.stderr_tail = b""
         for fd in (OUT, ERR):
             if not raw and os.isatty(fd):
-                from ringfence.cli.escapes import EscapeFilter, charset
+                from ringfence.cli.terminal_filter import EscapeFilter, charset
 
                 self._filters[fd] = EscapeFilter(charset(fd))
 

@@ -7,8 +7,7 @@ import signal
 import termios
 
 from ringfence.cli.console import OUT, Problem, write
-from ringfence.cli.escapes import charset
-from ringfence.cli.screens import ScreenFilter
+from ringfence.cli.terminal_filter import ScreenFilter, charset
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringfence.doctor.examine import examine
+from ringfence.doctor.examination import examine
 from ringfence.doctor.report import BackendReport, Finding, Report
 
 __all__ = ["BackendReport", "Finding", "Report", "examine"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from ringfence.doctor import fixes, programs
+from ringfence.doctor import fixes, trial_runner
 from ringfence.doctor.report import BackendReport, Finding
 from ringfence.host import kernel_refusals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.doctor.programs import Answer
+    from ringfence.doctor.trial_runner import Answer
 
 _OLDEST = (5, 12)  # mount_setattr
 _EXACT = (5, 14)  # RLIMIT_NPROC counts for each user namespace
@@ -32,9 +32,9 @@ def examine_process() -> BackendReport:
     system = [_kernel(os.uname().release), _machine(os.uname().machine)]
     if any(each.state == "missing" for each in system):
         return BackendReport("process", False, tuple(system))
-    answers = programs.trials()
-    run = programs.whole()
-    found = [*system, *_tried(answers), _cgroup(programs.cgroup()), _whole(run), *_held(run), _images(answers)]
+    answers = trial_runner.trials()
+    run = trial_runner.whole()
+    found = [*system, *_tried(answers), _cgroup(trial_runner.cgroup()), _whole(run), *_held(run), _images(answers)]
     return BackendReport("process", run.ok, tuple(found))
 
 

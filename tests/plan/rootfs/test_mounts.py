@@ -212,9 +212,9 @@ def test_settings_that_are_kept_elsewhere_are_held_there_too(folder: Path, monke
 
 
 def test_the_command_looks_for_policies_where_they_are_held() -> None:
-    from ringfence.cli import policies
+    from ringfence.cli.settings import FOLDER
 
-    assert policies.FOLDER in [path.replace("/home/x", "~") for path in own_settings._settings("/home/x")]
+    assert FOLDER in [path.replace("/home/x", "~") for path in own_settings._settings("/home/x")]
 
 
 def test_a_mount_inside_another_comes_after_it(folder: Path) -> None:

@@ -63,7 +63,7 @@ def cgroup() -> Answer:
 
 def _program(name: str, timeout_s: float) -> Answer:
     """A function of `programs.py` in a fresh interpreter of the caller's kind."""
-    code = f"{own_package()}; from ringfence.doctor.programs import main; main({name!r})"
+    code = f"{own_package()}; from ringfence.doctor.trial_runner import main; main({name!r})"
     out, problem = _run([sys.executable, "-I", "-W", "ignore", "-c", code], dict(os.environ), timeout_s)
     lines = out.splitlines()
     if not lines:
