@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.cli.escapes import REORDER
+from ringfence.cli.terminal_filter import REORDER
 from ringfence.text import encodable, in_quotes, plain_ascii, printable
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "ringfence"
