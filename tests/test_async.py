@@ -12,21 +12,10 @@ import pytest
 
 import ringfence
 import weaker
-from ringfence import (
-    AsyncSandbox,
-    Exit,
-    Gap,
-    Limits,
-    Policy,
-    PolicyError,
-    Prompt,
-    SandboxClosedError,
-    SandboxError,
-    SandboxLostError,
-    Stdout,
-)
+from ringfence import AsyncSandbox, Limits, Policy, PolicyError, SandboxClosedError, SandboxError, SandboxLostError
 from ringfence._async.compat import blocking
 from ringfence._async.connection import AsyncConnection
+from ringfence.events import Exit, Gap, Prompt, Stdout
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

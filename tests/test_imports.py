@@ -19,10 +19,10 @@ PACKAGE = "ringfence"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("shared",),  # both sides of the wall: imports nothing of ours
     ("guest",),  # imports `shared` alone, so that it can run in an image that holds nothing of ours
-    ("values", "errors", "results", "events", "rendering", "text"),
+    ("values", "errors", "results", "events", "records", "rendering", "text"),
     ("policy",),
     ("plan", "wire", "host", "backends", "gateway", "snapshots", "transfer"),
-    ("core", "manager", "early", "launching", "choosing", "walls", "_async", "_sync", "images"),
+    ("core", "manager", "early", "launching", "choosing", "walls", "_async", "_sync", "images", "types"),
     ("testing",),
     ("audit",),
     ("attacks",),

@@ -49,7 +49,7 @@ print(json.dumps(loaded))
 
 def launch_modules() -> list[str]:
     """Every module of the layers a launch goes through. Loading TOML is not launching."""
-    packages = ["values", "errors", "results", "events", "policy", "plan", "wire", "backends/process"]
+    packages = ["values", "errors", "results", "events", "records", "policy", "plan", "wire", "backends/process"]
     files = [f for p in packages for f in [SOURCE / "ringfence" / f"{p}.py", *(SOURCE / "ringfence" / p).rglob("*.py")]]
     names = (f.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".") for f in files if f.exists())
     return sorted(name.removesuffix(".__init__") for name in names)

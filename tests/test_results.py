@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ringfence.errors import GuestError
-from ringfence.events import Exit, FileInfo, HostSummary, Stdout
+from ringfence.events import Exit, Stdout
+from ringfence.records import FileInfo, HostSummary
 from ringfence.rendering import telling
 from ringfence.results import Control, Denial, Enforcement, GuestException, Output, Result, Usage
 from ringfence.values import replace

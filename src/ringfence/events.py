@@ -1,17 +1,16 @@
-"""Events of something that runs, and the small records that lists and logs are made of. Data only."""
+"""Events of something that runs, and of a folder that is watched. Match them."""
 
 from __future__ import annotations
 
-from ringfence.values import Struct, final, frozen_map, put
+from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
     from typing import Literal, TypeAlias
 
     from ringfence.results import Denial, Output, Result
-    from ringfence.values import State
+
+__all__ = ["Denied", "Display", "Event", "Exit", "FileEvent", "Gap", "Prompt", "Stderr", "Stdout"]
 
 
 @final
@@ -76,113 +75,9 @@ Event: TypeAlias = Stdout | Stderr | Display | Prompt | Denied | Gap | Exit
 
 
 @final
-class FileInfo(Struct):
-    """One file inside, as the guest's user sees it."""
-
-    path: str  # as asked for, below the listed directory
-    kind: Literal["file", "directory", "symlink", "other"]
-    size: int
-    mode: int
-    modified_at: datetime
-    target: str | None = None  # of a symlink, unresolved
-
-
-@final
 class FileEvent(Struct):
     """One change a watch saw."""
 
     kind: Literal["create", "write", "remove", "rename", "chmod", "overflow"]
     path: str
     source: str | None = None  # of a rename
-
-
-@final
-class Match(Struct):
-    """One line that a search found."""
-
-    path: str
-    line: int
-    text: str
-
-
-@final
-class DiskUsage(Struct):
-    """What the workspace holds, against its limits."""
-
-    bytes: int
-    bytes_limit: int
-    files: int
-    files_limit: int
-
-
-@final
-class Request(Struct):
-    """One connection or, where seen, one HTTP request, and the gateway's decision."""
-
-    at: datetime
-    host: str
-    port: int
-    verdict: Literal["allowed", "denied", "failed"]
-    code: str
-    rule: str | None
-    method: str | None
-    path: str | None
-    status: int | None
-    sent_bytes: int
-    received_bytes: int
-    duration_s: float
-
-
-@final
-class HostSummary(Struct):
-    """All requests to one host, counted."""
-
-    host: str
-    allowed: int
-    denied: int
-    failed: int
-    methods: Mapping[str, int]
-    statuses: Mapping[int, int]
-    sent_bytes: int
-    received_bytes: int
-
-    def __post_init__(self) -> None:
-        put(self, "methods", frozen_map(self.methods))
-        put(self, "statuses", frozen_map(self.statuses))
-
-
-@final
-class ProcessInfo(Struct):
-    """A process that a sandbox spawned."""
-
-    id: str
-    argv: tuple[str, ...]
-    running: bool
-    started_at: datetime
-
-
-@final
-class SandboxInfo(Struct):
-    """A sandbox in a manager's list."""
-
-    id: str
-    state: State
-    backend: str
-    agent: str | None
-    labels: Mapping[str, str]
-    started_at: datetime
-    ends_at: datetime
-
-    def __post_init__(self) -> None:
-        put(self, "labels", frozen_map(self.labels))
-
-
-@final
-class Change(Struct):
-    """One difference between two snapshots."""
-
-    path: str
-    kind: Literal["added", "changed", "removed"]
-    before_bytes: int | None
-    after_bytes: int | None
-    diff: str | None  # unified, for text up to a cap

@@ -25,20 +25,10 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import ringfence
-from ringfence import (
-    AsyncSandbox,
-    Gap,
-    Limits,
-    Mount,
-    Network,
-    Policy,
-    Process,
-    RingfenceError,
-    Sandbox,
-    SandboxManager,
-    Snapshot,
-)
+from ringfence import AsyncSandbox, Limits, Mount, Network, Policy, RingfenceError, Sandbox, SandboxManager, Snapshot
+from ringfence.events import Gap
 from ringfence.shared.tree_walk import remove_tree
+from ringfence.types import Process
 from ringfence.values import replace
 
 MOST = 256 << 20

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from backends_declared import OURS
-from ringfence import AsyncSandbox, FileEvent, Limits, Policy, Sandbox, SandboxError
+from ringfence import AsyncSandbox, Limits, Policy, Sandbox, SandboxError
+from ringfence.events import FileEvent
 from ringfence.transfer.download import Landing
 from ringfence.transfer.upload import Leaving
 

@@ -20,7 +20,6 @@ from accounts import OrdinaryUser
 from behaviour.host import Host, belongings, wait_until_gone
 from ringfence import (
     AsyncSandboxManager,
-    Environment,
     Limits,
     Mount,
     Network,
@@ -35,6 +34,7 @@ from ringfence import (
     SnapshotError,
 )
 from ringfence._sync.environment import OwnedSandbox
+from ringfence.types import Environment
 
 pytestmark = pytest.mark.everywhere
 

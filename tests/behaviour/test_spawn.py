@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from backends_declared import OURS
-from ringfence import Process, Sandbox, Stdout
+from ringfence import Sandbox
+from ringfence.events import Stdout
+from ringfence.types import Process
 
 pytestmark = pytest.mark.everywhere
 

@@ -13,9 +13,10 @@ import leftovers
 from accounts import OrdinaryUser
 from behaviour import host
 from behaviour.host import Host
-from ringfence import DiskUsage, Limits, Mount, Policy, PolicyError, Sandbox, UnsupportedError
+from ringfence import Limits, Mount, Policy, PolicyError, Sandbox, UnsupportedError
 from ringfence.host import loop_disk, programs
 from ringfence.launching import ProcessLauncher
+from ringfence.types import DiskUsage
 
 MIB = 1 << 20
 POLICY = Policy(limits=Limits(disk="1M", disk_files=50))

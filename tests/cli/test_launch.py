@@ -15,7 +15,8 @@ import pytest
 import ringfence
 from cli.samples import OK, ended
 from ringfence.cli import main
-from ringfence.events import Event, Exit, Gap, HostSummary, Request, Stderr, Stdout
+from ringfence.events import Event, Exit, Gap, Stderr, Stdout
+from ringfence.records import HostSummary, Request
 from ringfence.results import Denial, Result
 from ringfence.values import replace
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence import Gap, PolicyError, Prompt, Stdout
+from ringfence import PolicyError
 from ringfence.core.eventlog import EventLog
+from ringfence.events import Gap, Prompt, Stdout
 from ringfence.wire.frames import LINE, STDERR, STDOUT
 
 

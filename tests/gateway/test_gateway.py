@@ -16,8 +16,9 @@ import pytest
 import ringfence
 from gateway.world import World, codes, curl, listening
 from ringfence import Network, Policy, PolicyError, Rule, Sandbox, UnsupportedError
-from ringfence.events import Denied, HostSummary
+from ringfence.events import Denied
 from ringfence.gateway.service import service
+from ringfence.records import HostSummary
 
 DIRECT = ("--noproxy", "*")
 

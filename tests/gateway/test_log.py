@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ringfence.events import HostSummary
 from ringfence.gateway import log
 from ringfence.gateway.log import Logbook
 from ringfence.gateway.registration import MOST_NAMES, Names
 from ringfence.gateway.types import Refusal
+from ringfence.records import HostSummary
 
 
 def deny(book: Logbook, host: str, code: str = "net.not-allowed") -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import ringfence
-from ringfence import HostSummary, PolicyError, Usage
+from ringfence import PolicyError
 from ringfence.manager.history import MOST, History, add_usage, cut
 from ringfence.manager.quota import merged
+from ringfence.types import HostSummary, Usage
 from ringfence.values import replace
 
 

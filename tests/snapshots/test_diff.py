@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence import Change
 from ringfence.snapshots.content import Holder, Store, Writer
 from ringfence.snapshots.diff import Tree, Work, changes, unified
 from ringfence.snapshots.manifest import Entry, Manifest
+from ringfence.types import Change
 
 
 @pytest.fixture

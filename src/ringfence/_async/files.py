@@ -10,7 +10,7 @@ from ringfence._async.compat import blocking, opening
 from ringfence._async.worker import AsyncWorker
 from ringfence.core import arguments
 from ringfence.errors import SandboxError
-from ringfence.events import DiskUsage
+from ringfence.records import DiskUsage
 from ringfence.wire import file_replies
 
 TYPE_CHECKING = False
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from ringfence._async.compat import Opening
     from ringfence._async.process import Place
-    from ringfence.events import FileEvent, FileInfo, Match
+    from ringfence.events import FileEvent
+    from ringfence.records import FileInfo, Match
     from ringfence.transfer.download import Landing
     from ringfence.transfer.upload import Leaving
     from ringfence.values import GuestPath, HostPath

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfence.backends.contract import Box
-    from ringfence.events import HostSummary, Request
     from ringfence.policy.model import Network
+    from ringfence.records import HostSummary, Request
 
 
 class AsyncGateway:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ringfence._async.compat import Every
     from ringfence._async.sandbox import AsyncSandbox
     from ringfence.backends import Backend
-    from ringfence.events import SandboxInfo
     from ringfence.policy.image import Image
+    from ringfence.records import SandboxInfo
     from ringfence.values import BackendName, HostPath
 
 _TICK_S = 1.0  # how late an idle sandbox may be ended, and one that waits be replaced

@@ -13,11 +13,11 @@ from ringfence._sync.sandbox import Sandbox
 from ringfence._sync.session import Session
 from ringfence.core import arguments, endings
 from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError, UnsupportedError
-from ringfence.events import SandboxInfo
 from ringfence.launching import check_policy
 from ringfence.manager.history import History, add_usage
 from ringfence.manager.owner import Owner
 from ringfence.manager.quota import Ledger, merged
+from ringfence.records import SandboxInfo
 from ringfence.results import Denial, Usage
 from ringfence.snapshots import model
 from ringfence.values import replace
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from ringfence._sync.process import Place
     from ringfence._sync.worker import Worker
     from ringfence.backends import Backend
-    from ringfence.events import HostSummary
     from ringfence.manager.state import StateDirectory
     from ringfence.policy.image import Image
     from ringfence.policy.model import Network, Policy, Quota
+    from ringfence.records import HostSummary
     from ringfence.results import Result
     from ringfence.snapshots.model import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage

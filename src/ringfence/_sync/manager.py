@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ringfence._sync.compat import Every
     from ringfence._sync.sandbox import Sandbox
     from ringfence.backends import Backend
-    from ringfence.events import SandboxInfo
     from ringfence.policy.image import Image
+    from ringfence.records import SandboxInfo
     from ringfence.values import BackendName, HostPath
 
 _TICK_S = 1.0  # how late an idle sandbox may be ended, and one that waits be replaced

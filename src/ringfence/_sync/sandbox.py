@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ringfence._sync.snapshots import Trees
     from ringfence.backends import Backend
     from ringfence.backends.contract import Box, Launcher
-    from ringfence.events import ProcessInfo
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
+    from ringfence.records import ProcessInfo
     from ringfence.results import Denial, Enforcement, Result, Usage
     from ringfence.snapshots.model import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
@@ -347,7 +347,7 @@ class Sandbox:
     def processes(self) -> tuple[ProcessInfo, ...]:
         from datetime import UTC, datetime
 
-        from ringfence.events import ProcessInfo
+        from ringfence.records import ProcessInfo
 
         return tuple(
             ProcessInfo(id, process.argv, process.running, datetime.fromtimestamp(at, UTC))

@@ -21,8 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-    from ringfence import Process, Sandbox
+    from ringfence import Sandbox
     from ringfence.attacks.arena import Arm
+    from ringfence.types import Process
 
 _SEIZE, _INTERRUPT, _SYSCALL, _DETACH, _SYSCALL_INFO = 0x4206, 0x4207, 24, 17, 0x420E
 _TRACESYSGOOD = 1

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Protocol
 
-    from ringfence.events import HostSummary, Request
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
     from ringfence.policy.model import Network
+    from ringfence.records import HostSummary, Request
     from ringfence.results import Denial, Enforcement, Usage
 
     class Outlet(Protocol):

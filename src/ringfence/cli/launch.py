@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
-    from ringfence import Process, Result, Sandbox, Snapshot
+    from ringfence import Result, Sandbox, Snapshot
     from ringfence.cli.console import Console
     from ringfence.cli.settings import Settings
-    from ringfence.events import Request
+    from ringfence.records import Request
+    from ringfence.types import Process
     from ringfence.values import Json
 else:
     import _signal as signal  # the same without its enums, which would cost 4 ms

@@ -9,8 +9,8 @@ from ringfence.cli.console import ERR, OUT, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence import Process
     from ringfence.cli.terminal_filter import EscapeFilter
+    from ringfence.types import Process
 
 _PIECE = 64 * 1024
 _TAIL = 8 * 1024

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Self
 
-    from ringfence import Pty, Result
+    from ringfence import Result
+    from ringfence.types import Pty
 
 _IN = 0
 _PIECE = 1 << 16

@@ -8,8 +8,8 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ringfence.events import HostSummary, Request
 from ringfence.gateway.types import Entry
+from ringfence.records import HostSummary, Request
 from ringfence.results import Denial
 
 if TYPE_CHECKING:

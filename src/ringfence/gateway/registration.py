@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
-    from ringfence.events import HostSummary, Request
     from ringfence.gateway.budget import Counted, Totals
     from ringfence.gateway.relay.mux import Relay
     from ringfence.gateway.relay.socket import Relayed
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from ringfence.gateway.types import Entry, Target
     from ringfence.policy.model import Network
     from ringfence.policy.secrets import Secret
+    from ringfence.records import HostSummary, Request
     from ringfence.results import Denial, Usage
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from ringfence.events import HostSummary
     from ringfence.manager.quota import Ledger
+    from ringfence.records import HostSummary
     from ringfence.values import State
 
 

@@ -8,8 +8,8 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from ringfence.errors import QuotaError
-from ringfence.events import HostSummary
 from ringfence.policy.checks import format_size
+from ringfence.records import HostSummary
 from ringfence.values import Struct, final
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from ringfence.events import Change
+from ringfence.records import Change
 from ringfence.text import bare_or_in_quotes, in_quotes
 
 TYPE_CHECKING = False

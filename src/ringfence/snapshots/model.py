@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from ringfence.backends.contract import Outlet
     from ringfence.backends.process.memory.capture import MemoryImage
-    from ringfence.events import Change
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
+    from ringfence.records import Change
     from ringfence.snapshots.content import Holder, Store
     from ringfence.snapshots.diff import Tree
     from ringfence.snapshots.manifest import Manifest

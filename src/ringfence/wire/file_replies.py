@@ -6,7 +6,8 @@ import errno
 import os
 
 from ringfence.errors import SandboxError
-from ringfence.events import FileEvent, FileInfo, Match
+from ringfence.events import FileEvent
+from ringfence.records import FileInfo, Match
 from ringfence.text import in_quotes
 from ringfence.wire import frames
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from ringfence import DiskUsage, Limits, Policy
+from ringfence import Limits, Policy
 from ringfence.testing.model import MakeSandbox, python, raises, with_maker
+from ringfence.types import DiskUsage
 
 PAGE = 4096
 POLICY = Policy(limits=Limits(disk="1M", disk_files=50))

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ringfence import FileInfo, Limits, Policy, PolicyError, Sandbox
+from ringfence import Limits, Policy, PolicyError, Sandbox
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
+from ringfence.types import FileInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from ringfence import FileEvent, Limits, Match, Policy, Sandbox
+from ringfence import Limits, Policy, Sandbox
+from ringfence.events import FileEvent
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
+from ringfence.types import Match
 
 _TREE = """
 mkdir -p src/deep .hidden

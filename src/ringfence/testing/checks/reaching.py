@@ -7,20 +7,14 @@ import socket
 import threading
 import time
 from http.client import HTTPConnection
+from typing import TYPE_CHECKING
 
-from ringfence import (
-    Address,
-    Exit,
-    Limits,
-    Policy,
-    PolicyError,
-    Process,
-    Sandbox,
-    SandboxClosedError,
-    SandboxError,
-    Stdout,
-)
+from ringfence import Limits, Policy, PolicyError, Sandbox, SandboxClosedError, SandboxError
+from ringfence.events import Exit, Stdout
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
+
+if TYPE_CHECKING:
+    from ringfence.types import Address, Process
 
 SERVER = """
 import http.server, threading

@@ -7,10 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from ringfence import Display, Exit, Limits, Policy, PolicyError, Prompt, Sandbox, SandboxClosedError, Session, Stdout
+from ringfence import Limits, Policy, PolicyError, Sandbox, SandboxClosedError
+from ringfence.events import Display, Exit, Prompt, Stdout
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
 
 if TYPE_CHECKING:
+    from ringfence.types import Session
     from ringfence.values import SessionLanguage
 
 STUBBORN = """

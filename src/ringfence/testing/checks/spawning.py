@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import TYPE_CHECKING
 
-from ringfence import Exit, Gap, Limits, Policy, PolicyError, Process, Sandbox, Stderr, Stdout
+from ringfence import Limits, Policy, PolicyError, Sandbox
+from ringfence.events import Exit, Gap, Stderr, Stdout
 from ringfence.testing.model import MakeSandbox, in_box, raises, with_maker
+
+if TYPE_CHECKING:
+    from ringfence.types import Process
 
 
 def lives(box: Sandbox, marker: str) -> bool:
