@@ -12,10 +12,12 @@ from pathlib import Path
 
 from gateway.servers import Loop, Server
 from ringfence.gateway import stream
+from ringfence.gateway.budget import Totals
+from ringfence.gateway.connection import Connection
 from ringfence.gateway.http.intercept import fixed, intercept, serve_plain
 from ringfence.gateway.secrets.ca import Authority
 from ringfence.gateway.secrets.vault import Vault
-from ringfence.gateway.types import Client, Entry, OverBudget, Refusal, Target
+from ringfence.gateway.types import LogEntry, OverBudget, Refusal, Target
 from ringfence.policy.model import Network, Rule
 from ringfence.policy.secrets import Secret
 
@@ -23,14 +25,15 @@ HOST = "api.example.com"
 
 
 class Desk:
-    """The Context of one sandbox, and its only way out."""
+    """The Uplink of one sandbox, and its only way out."""
 
     def __init__(self, server: Server, *secrets: Secret, rule: Rule | None = None, port: int = 443) -> None:
         self.network = Network(allow=[HOST]) if rule is None else Network(rules=[rule])
         self.vault = Vault(secrets)
         self.authority = Authority()
+        self.totals = Totals()
         self.target = Target(HOST, port, rule)
-        self.lines: list[tuple[Entry, int | None, Refusal | None]] = []
+        self.lines: list[tuple[LogEntry, int | None, Refusal | None]] = []
         self.upload = 1 << 30
         self.port = 0
         self._server = server
@@ -46,13 +49,16 @@ class Desk:
             raise Refusal("net.unreachable", f"{target} does not answer", verdict="failed") from None
         return sock
 
-    def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> Entry:
-        entry = Entry(len(self.lines), target.name, target.port)
+    def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> LogEntry:
+        entry = LogEntry(len(self.lines), target.name, target.port)
         entry.method, entry.path = method, path
         return entry
 
-    def finish(self, entry: Entry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
+    def finish(self, entry: LogEntry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
         self.lines.append((entry, status, refusal))
+
+    def deny(self, host: str, port: int, refusal: Refusal) -> None:
+        self.finish(LogEntry(len(self.lines), host, port), refusal=refusal)
 
     def count_up(self, size: int) -> None:
         self.upload -= size
@@ -81,11 +87,12 @@ class Desk:
 
     async def _serve(self, sock: socket.socket, *, tls: bool) -> None:
         received = await asyncio.get_running_loop().sock_recv(sock, 65_536)
-        client = Client(sock, received)
+        connection = Connection(sock, self)
+        connection.received = received
         if tls:
-            await intercept(client, self.target, self)
+            await intercept(connection, self.target)
         else:
-            await serve_plain(client, self, fixed(self.target))
+            await serve_plain(connection, fixed(self.target))
 
 
 @contextmanager

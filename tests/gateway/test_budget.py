@@ -16,7 +16,7 @@ from gateway.test_plain_http import ASK
 from gateway.world import World, listening
 from ringfence import Rule, Sandbox
 from ringfence.gateway import budget
-from ringfence.gateway.budget import Bucket, Counted, Totals
+from ringfence.gateway.budget import Bucket, CountedSocket, Totals
 from ringfence.gateway.service import service
 from ringfence.gateway.types import OverBudget, Refusal, Target
 
@@ -164,7 +164,7 @@ def test_a_closed_connection_counts_no_more_however_often_it_is_closed() -> None
     totals, target = Totals(), Target("a.test", 443, None)
     totals.most_to_one = 1
     assert totals.may_dial(target)
-    sock = Counted()
+    sock = CountedSocket()
     totals.opened(target, sock)
     with pytest.raises(Refusal, match=r"1 connections to a\.test"):
         totals.may_dial(target)

@@ -16,7 +16,7 @@ from gateway.test_gateway import until
 from gateway.world import World, codes, curl, listening
 from ringfence import Rule
 from ringfence.cli import main
-from ringfence.gateway import accept, dial, log, proxy, splice
+from ringfence.gateway import dial, log, proxy, splice, tunnel
 from ringfence.gateway.service import service
 
 DRIP = """
@@ -32,7 +32,7 @@ def drip(address, data):
 
 
 def test_a_hello_that_drips_is_given_up(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept, "HELLO_S", 0.5)
+    monkeypatch.setattr(tunnel, "HELLO_S", 0.5)
     monkeypatch.setattr(proxy, "_FIRST_S", 0.5)
     code = (
         DRIP

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringfence.gateway import log
+from ringfence.gateway.dns import MOST_NAMES, Names
 from ringfence.gateway.log import Logbook
-from ringfence.gateway.registration import MOST_NAMES, Names
 from ringfence.gateway.types import Refusal
 from ringfence.records import HostSummary
 

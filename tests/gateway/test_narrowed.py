@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfence.errors import PolicyError
 from ringfence.gateway.http.request import permitted
-from ringfence.gateway.rules import Rules
+from ringfence.gateway.rules import NetworkRules
 from ringfence.policy import Network, Policy, Rule
 
 PORTS = [443, 8443]
@@ -60,7 +60,7 @@ PAIRS = networks().flatmap(lambda ceiling: st.tuples(st.just(ceiling), networks(
 
 def reached(network: Network) -> set[tuple[object, ...]]:
     """Every probe that the gateway lets pass: host, port, protocol, method and path."""
-    judge = Rules(network)
+    judge = NetworkRules(network)
     found: set[tuple[object, ...]] = set()
     for name, port in product(NAMES, PORTS):
         verdict = judge.decide(name, port)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfence.gateway.rules import Rules, Verdict, decide, intercepted
+from ringfence.gateway.rules import NetworkRules, Verdict, decide, intercepted
 from ringfence.gateway.secrets.vault import Vault
 from ringfence.gateway.types import Target
 from ringfence.policy.model import Network, Rule
@@ -46,7 +46,7 @@ def test_deny_wins_and_what_is_not_named_is_refused(name: str, port: int, expect
 
 def test_an_empty_list_allows_nothing() -> None:
     assert said(Network(), "a.test", 443) == (None, "net.not-allowed")
-    assert not Rules(Network()).resolves("a.test")
+    assert not NetworkRules(Network()).resolves("a.test")
 
 
 def test_public_is_every_name_on_the_named_ports_but_the_denied() -> None:
@@ -79,7 +79,7 @@ def test_a_denial_names_the_line_that_would_permit_it() -> None:
 
 
 def test_names_resolve_when_a_port_is_open() -> None:
-    rules = Rules(NETWORK)
+    rules = NetworkRules(NETWORK)
     names = ["a.test", "x.b.test", "c.test", "b.test", "no.b.test", "192.0.2.1", "[2001:db8::1]"]
     assert [rules.resolves(name) for name in names] == [True, True, True, False, False, False, False]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.gateway import socks
-from ringfence.gateway.socks import BadSocks, Wanted
+from ringfence.gateway.socks import BadSocks, SocksRequest
 from ringfence.policy.hosts import canonical_host
 
 
@@ -30,12 +30,12 @@ def test_a_greeting_says_whether_it_goes_without_a_password() -> None:
 @pytest.mark.parametrize(
     ("data", "wanted"),
     [
-        (named(b"A.Test."), Wanted("a.test", 443)),
-        (request(1, bytes([192, 0, 2, 1])), Wanted("192.0.2.1", 443)),
-        (request(4, bytes.fromhex("20010db8000000000000000000000001")), Wanted("[2001:db8::1]", 443)),
+        (named(b"A.Test."), SocksRequest("a.test", 443)),
+        (request(1, bytes([192, 0, 2, 1])), SocksRequest("192.0.2.1", 443)),
+        (request(4, bytes.fromhex("20010db8000000000000000000000001")), SocksRequest("[2001:db8::1]", 443)),
     ],
 )
-def test_where_it_goes_is_canonical(data: bytes, wanted: Wanted) -> None:
+def test_where_it_goes_is_canonical(data: bytes, wanted: SocksRequest) -> None:
     assert socks.request(data + b"more") == (wanted, len(data))
     assert socks.request(data[:-1]) is None
 

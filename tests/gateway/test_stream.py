@@ -7,12 +7,12 @@ import socket
 import ssl
 
 from ringfence.gateway.secrets.ca import Authority
-from ringfence.gateway.stream import Plain, Stream, Tls, client_context
+from ringfence.gateway.stream import ByteStream, Plain, Tls, client_context
 
 READS = 64
 
 
-async def _turns_of_others(stream: Stream) -> int:
+async def _turns_of_others(stream: ByteStream) -> int:
     """While so many reads find something there."""
     turns = 0
 

@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -15,25 +15,28 @@ from hypothesis import strategies as st
 
 from gateway import hellos
 from ringfence.gateway import tls_hello
-from ringfence.gateway.accept import _check_hello
-from ringfence.gateway.tls_hello import BadHello, Hello
-from ringfence.gateway.types import Client, Refusal, Target
+from ringfence.gateway.connection import Connection
+from ringfence.gateway.tls_hello import BadHello, ClientHello
+from ringfence.gateway.tunnel import _check_hello
+from ringfence.gateway.types import Refusal, Target
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
+
+    from ringfence.gateway.interfaces import Uplink
 
 REAL = hellos.real("a.test")
 
 
 def test_a_real_hello_names_its_server() -> None:
-    assert tls_hello.parse(REAL) == Hello("a.test", encrypted=False)
-    assert tls_hello.parse(hellos.real(None)) == Hello(None, encrypted=False)
+    assert tls_hello.parse(REAL) == ClientHello("a.test", encrypted=False)
+    assert tls_hello.parse(hellos.real(None)) == ClientHello(None, encrypted=False)
 
 
 @given(st.integers(1, 300), st.integers(0, 3000))
 def test_a_hello_cut_into_records_and_segments_is_the_same(size: int, cut: int) -> None:
     whole = hellos.records(hellos.message_of(REAL), size)
-    assert tls_hello.parse(whole) == Hello("a.test", encrypted=False)
+    assert tls_hello.parse(whole) == ClientHello("a.test", encrypted=False)
     if cut < len(whole):
         assert tls_hello.parse(whole[:cut]) is None
 
@@ -45,7 +48,7 @@ def test_a_hello_that_comes_in_pieces_is_the_same_as_a_whole_one(cuts: list[int]
     for cut in cuts:
         piece, rest = rest[:cut], rest[cut:]
         assert gathering.feed(piece) is None
-    assert gathering.feed(rest) == Hello("a.test", encrypted=False)
+    assert gathering.feed(rest) == ClientHello("a.test", encrypted=False)
 
 
 def test_what_follows_a_hello_in_its_record_is_refused_even_before_it_has_come() -> None:
@@ -71,7 +74,9 @@ def _lines_run(size: int) -> int:
         with theirs, ours:
             ours.setblocking(False)
             data = hellos.records(b"\x01\x00\xff\x00" + bytes(size - 4), 1)
-            work = asyncio.create_task(_check_hello(Client(ours, data[:1]), Target("a.test", 443, None)))
+            connection = Connection(ours, cast("Uplink", None))
+            connection.received = data[:1]
+            work = asyncio.create_task(_check_hello(connection, Target("a.test", 443, None)))
             for at in range(1, len(data)):
                 theirs.send(data[at : at + 1])
                 if at % 50 == 0:
@@ -98,7 +103,7 @@ def test_a_hello_of_small_records_in_small_pieces_costs_what_it_is_long() -> Non
 @pytest.mark.parametrize("kind", [0xFE0D, 0xFFCE, 0xFF02])
 def test_an_encrypted_hello_is_seen(kind: int) -> None:
     data = hellos.made(hellos.server_name(b"a.test"), struct.pack("!H", kind) + hellos.vector(2, b"x"))
-    assert tls_hello.parse(data) == Hello("a.test", encrypted=True)
+    assert tls_hello.parse(data) == ClientHello("a.test", encrypted=True)
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
         def wait_ended(self, within_s: float) -> bool:
             """After close(): whether nothing of it is left."""
 
-        def abandon(self) -> None:
-            """The caller closed our descriptors: close none again."""
+        def disown_descriptors(self) -> None:
+            """Close no descriptor again: the caller closed them, and their numbers may be others' by now."""
 
-        def forget(self) -> None:
-            """In a forked child of the library: close this copy of the listeners."""
+        def after_fork(self) -> None:
+            """Close a forked child's copies of listeners and connections. Idempotent."""
 
     class Box(Protocol):
         """One sandbox that has been started and has run nothing yet."""

@@ -1,211 +1,164 @@
-"""What happens to one connection of a guest's: to which name, by which protocol, and whether that is permitted.
+"""Accepts the connections of every registration, by listeners and by relays, and has a task serve each.
 
-A connection to an address of 127.0.0.0/8 means the name that has it; the proxy's connections say where they go.
+In the gateway's loop. What a connection wants is known by its listener, or by the port that a relay names: the
+resolver, the proxy, or the host that an address inside stands for.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from ringfence.gateway import rules, tls_hello
-from ringfence.gateway.refuse import refuse
-from ringfence.gateway.splice import Splice, reset
-from ringfence.gateway.types import Client, Refusal
-from ringfence.policy.hosts import canonical_host, is_address
+from ringfence.gateway import dns
+from ringfence.gateway.connection import reset
+from ringfence.gateway.proxy import serve_proxy
+from ringfence.gateway.tunnel import serve_tunnel, verdict_on
+from ringfence.gateway.types import Refusal
+from ringfence.host import import_path
+from ringfence.policy.reach import RESOLVER_PORT
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
+    from collections.abc import Callable, Coroutine
 
-    from ringfence.gateway.registration import Open, Registration
-    from ringfence.gateway.rules import Verdict
-    from ringfence.gateway.types import Entry, Target
+    from ringfence.gateway.budget import Totals
+    from ringfence.gateway.connection import Connection
+    from ringfence.gateway.registration import Registration
+    from ringfence.gateway.relay.socket import RelayedSocket
 
-HELLO_S = 10.0  # from the connection to the end of the hello
-_READ = 1 << 14
-_SILENT_S = 1.0  # a client that is refused anyway: how long we wait to hear in which protocol
+    _Work = Coroutine[None, None, None]
+    _Serve = Callable[[Registration, Connection], _Work]
 
-
-def named(registration: Registration, sock: socket.socket) -> Verdict | None:
-    """What the rules say to a connection to a port of the sandbox's own loopback; None when it stands for no host."""
-    address, port = sock.getsockname()
-    name = registration.names.name_of(address)
-    if name is not None:
-        return registration.rules.decide(name, port)
-    words = f"{address}:{port} stands for no host: connect by name"
-    registration.deny(address, port, Refusal("net.no-name", words))
-    return None
+_TCP, _NODELAY = 6, 1
+_ACCEPTS = 32  # before other listeners have their turn
+_PAUSE_S = 0.05
+_STREAM_RESOLVERS = 16  # DNS connections at once
 
 
-async def serve_tunnel(registration: Registration, one: Open, client: Client, upstream: socket.socket | None) -> None:
-    """A stream to one target, whose verdict `one` has. `upstream` is connected already, or not yet."""
-    verdict = one.verdict
-    assert verdict is not None
-    try:
-        if verdict.refusal is not None:
-            await _hear_and_refuse(registration, client, verdict.target, verdict.refusal)
-        elif verdict.protocol == "tcp":
-            await _pass(registration, one, client, upstream)
-            upstream = None
-        else:
-            kept, upstream = upstream, None
-            await _look(registration, one, client, kept)
-    finally:
-        if upstream is not None:
-            upstream.close()
+class Acceptor:
+    """Gives each registration its turns. No connection is refused for a rate: it waits in the kernel's queue."""
 
+    def __init__(self, loop: asyncio.AbstractEventLoop, totals: Totals) -> None:
+        self._loop = loop
+        self._totals = totals
 
-async def _look(registration: Registration, one: Open, client: Client, upstream: socket.socket | None) -> None:
-    verdict = one.verdict
-    assert verdict is not None
-    try:
-        first = await _first_bytes(client)
-        is_tls = tls_hello.looks_like_tls(first)
-        _check_protocol(verdict, first, is_tls=is_tls)
-        if is_tls:
-            await _check_hello(client, verdict.target)
-    except Refusal as refusal:
-        if upstream is not None:
-            upstream.close()
-        await _refuse(registration, client, verdict.target, refusal)
-        return
-    except BaseException:
-        if upstream is not None:
-            upstream.close()
-        raise
-    if not is_tls:
-        if upstream is not None:
-            upstream.close()  # whoever reads requests connects for each as it needs
-        await serve_http(registration, client, verdict.target)
-    elif rules.intercepted(verdict.target, registration.vault):
-        if upstream is not None:
-            upstream.close()
-        from ringfence.gateway.http.intercept import intercept
-
-        await intercept(client, verdict.target, registration)
-    else:
-        await _pass(registration, one, client, upstream)
-
-
-async def serve_http(registration: Registration, client: Client, target: Target) -> None:
-    """Requests to one target; its name is checked again for each (G11)."""
-    try:
-        from ringfence.gateway.http.intercept import fixed, serve_plain
-    except ImportError:
-        await _refuse(registration, client, target, without_parser())
-        return
-    await serve_plain(client, registration, fixed(target))
-
-
-def without_parser() -> Refusal:
-    """Return the refusal of plain HTTP where h11 is missing: what cannot be read is not passed on (G12)."""
-    words = "plain HTTP needs the package h11 on the host: pip install 'ringfence[network]'; https needs none"
-    return Refusal("net.unsupported", words, verdict="failed")
-
-
-async def _first_bytes(client: Client) -> bytes:
-    if not client.received:
-        try:
-            async with asyncio.timeout(HELLO_S):
-                client.received = await asyncio.get_running_loop().sock_recv(client.sock, _READ)
-        except TimeoutError:
-            raise Refusal("net.silent", "the client said nothing; a protocol in which the server speaks first needs "
-                          'a rule with protocol = "tcp"') from None  # fmt: skip
-        except OSError:
-            raise Refusal("net.closed", "the client is gone", verdict="failed") from None
-    if not client.received:
-        raise Refusal("net.closed", "the client closed without a word", verdict="failed")
-    return client.received
-
-
-def _check_protocol(verdict: Verdict, first: bytes, *, is_tls: bool) -> None:
-    host = verdict.target.name
-    if not is_tls and not first[:1].isalpha():
-        line = f'network.rules = [..., {{host = "{verdict.target}", protocol = "tcp"}}]'
-        raise Refusal("net.protocol", f"what was sent to {host} is neither TLS nor HTTP", allow=line)
-    wanted = "tls" if is_tls else "http"
-    if verdict.protocol not in ("any", wanted):
-        line = f'protocol = "{wanted}" in the rule for {host}'
-        raise Refusal("net.protocol", f"{host} is permitted for {verdict.protocol} only, not {wanted}", allow=line)
-
-
-async def _check_hello(client: Client, target: Target) -> None:
-    """Read on until the hello is whole; its name must be the one that the connection is for (G10)."""
-    loop = asyncio.get_running_loop()
-    gathering, received, more = tls_hello.Gathering(), bytearray(client.received), client.received
-    try:
-        async with asyncio.timeout(HELLO_S):
-            while (found := gathering.feed(more)) is None:
-                more = await loop.sock_recv(client.sock, _READ)
-                if not more:
-                    raise Refusal("net.closed", "the client closed within its hello", verdict="failed")
-                received += more
-    except TimeoutError:
-        raise Refusal("net.slow", "the TLS hello did not come in time", verdict="failed") from None
-    except tls_hello.BadHello as error:
-        raise Refusal("net.hello", f"the TLS hello is malformed: {error}") from None
-    except OSError:
-        raise Refusal("net.closed", "the client is gone", verdict="failed") from None
-    client.received = bytes(received)
-    _check_name(found, target)
-
-
-def _check_name(found: tls_hello.Hello, target: Target) -> None:
-    unseen = f'network.rules = [..., {{host = "{target}", protocol = "tcp"}}]'  # whose bytes nobody looks at
-    if found.encrypted:
-        raise Refusal("net.ech", "an encrypted hello may name another server, and is refused", allow=unseen)
-    if found.server_name is None:
-        if is_address(target.name):
+    def listen(self, registration: Registration) -> None:
+        """Serve what connects to the registration's sockets from now on. Idempotent."""
+        if registration.closed:
             return
-        raise Refusal("net.no-sni", "the TLS hello names no server", allow=unseen)
+        if registration.is_relayed:
+            (relayed,) = registration.sockets
+            self._loop.add_reader(relayed.fileno(), dns.on_relayed, registration, relayed)
+            return
+        datagrams, streams, proxy, *ports = registration.sockets
+        self._loop.add_reader(datagrams.fileno(), dns.on_datagrams, registration, datagrams)
+        self._loop.add_reader(streams.fileno(), self._accept, registration, streams, _serve_resolver)
+        self._loop.add_reader(proxy.fileno(), self._accept, registration, proxy, serve_proxy)
+        for listener in ports:
+            self._loop.add_reader(listener.fileno(), self._accept, registration, listener, _serve_name)
+
+    def cut(self, registration: Registration) -> list[asyncio.Task[None]]:
+        """Close the registration's sockets and stop its connections, which are gone when the tasks have ended."""
+        for sock in registration.sockets:
+            if sock.fileno() >= 0:
+                self._loop.remove_reader(sock.fileno())
+        return registration.cut()
+
+    def enter(self, registration: Registration, sock: RelayedSocket) -> None:
+        """Serve a connection by a relay. Its port says what is wanted, as a listener would."""
+        port = sock.getsockname()[1]
+        serve: _Serve = _serve_name
+        if port == RESOLVER_PORT:
+            serve = _serve_resolver
+        elif port == registration.proxy:
+            serve = serve_proxy
+        if registration.closed or (serve is _serve_name and port not in registration.ports):
+            registration.entering.discard(sock)
+            sock.close()
+        elif self._has_its_turn(registration):
+            registration.entering.discard(sock)
+            self._begin(registration, sock, serve)
+        else:
+            self._loop.call_later(_PAUSE_S, self.enter, registration, sock)
+
+    def _accept(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
+        import_path.keep_first()  # whatever the caller has done since (L12)
+        for _ in range(_ACCEPTS):
+            if not self._has_its_turn(registration):
+                self._pause(registration, listener, serve)
+                return
+            try:
+                sock, _peer = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # out of descriptors, or the client closed before it was accepted
+                self._pause(registration, listener, serve)
+                return
+            sock.setblocking(False)
+            sock.setsockopt(_TCP, _NODELAY, 1)
+            self._begin(registration, sock, serve)
+
+    def _has_its_turn(self, registration: Registration) -> bool:
+        return registration.connections_rate.take() and self._totals.rate.take()
+
+    def _pause(self, registration: Registration, listener: socket.socket, serve: _Serve) -> None:
+        """Leave the listener alone for a moment."""
+        self._loop.remove_reader(listener.fileno())
+
+        def again() -> None:
+            if not registration.closed and listener.fileno() >= 0:
+                self._loop.add_reader(listener.fileno(), self._accept, registration, listener, serve)
+
+        self._loop.call_later(_PAUSE_S, again)
+
+    def _begin(self, registration: Registration, sock: socket.socket, serve: _Serve) -> None:
+        """Have a task serve an accepted connection, or reset it where there are too many."""
+        refusal = _too_many(registration, serve) or self._totals.is_full()
+        if refusal is not None:
+            registration.deny("*", 0, refusal)
+            reset(sock)
+            return
+        if serve is not _serve_resolver:
+            registration.book.connections += 1
+        connection = registration.begin(sock)
+        work = serve(registration, connection)
+        connection.task = self._loop.create_task(_guarded(work, connection))
+
+        def done(_: object) -> None:
+            work.close()  # never begun, where its task was cancelled before
+            connection.reset()
+            registration.done(connection)
+
+        connection.task.add_done_callback(done)
+
+
+def _too_many(registration: Registration, serve: _Serve) -> Refusal | None:
+    most = registration.network.connections
+    if len(registration.connections) < most + (_STREAM_RESOLVERS if serve is _serve_resolver else 0):
+        return None
+    line = f"network.connections = {most * 2}"
+    return Refusal("net.connections", f"{most} connections are open, the most there may be", allow=line)
+
+
+async def _guarded(work: _Work, connection: Connection) -> None:
+    """Await `work`: whatever goes wrong with a connection ends that connection alone."""
     try:
-        named = canonical_host(found.server_name)
-    except ValueError:
-        named = ""
-    if named != target.name:
-        raise Refusal("net.sni", f"the TLS hello names another server than {target.name}")
-
-
-async def _pass(registration: Registration, one: Open, client: Client, upstream: socket.socket | None) -> None:
-    """Bytes, unseen, in both directions."""
-    verdict = one.verdict
-    assert verdict is not None
-    entry = registration.log(verdict.target)
-    try:
-        if upstream is None:
-            upstream = await registration.dial(verdict.target)
-    except Refusal as refusal:
-        registration.finish(entry, refusal=refusal)
-        await refuse(client.sock, client.received, refusal)
-        return
-    except BaseException:
-        reset(client.sock)
-        registration.finish(entry, refusal=one.cut)
-        raise
-    await _splice(registration, one, entry, Splice(client.sock, upstream, registration, entry, client.received))
-
-
-async def _splice(registration: Registration, one: Open, entry: Entry, splice: Splice) -> None:
-    try:
-        await splice.run()
-    except Refusal as refusal:
-        registration.finish(entry, refusal=refusal)
+        await work
+    except OSError:
+        return  # a peer that went away in the middle of a word
+    except Exception as error:  # noqa: BLE001  # our fault ends this connection, closed, and is in the log
+        fault = Refusal("net.internal", f"the gateway failed: {type(error).__name__}", verdict="failed")
+        connection.uplink.deny("(gateway)", 0, fault)
     finally:
-        registration.finish(entry, refusal=one.cut)
-        splice.close()
+        connection.reset()
 
 
-async def _hear_and_refuse(registration: Registration, client: Client, target: Target, refusal: Refusal) -> None:
-    """What the client speaks decides how it is told."""
-    if not client.received:
-        try:
-            async with asyncio.timeout(_SILENT_S):
-                client.received = await asyncio.get_running_loop().sock_recv(client.sock, _READ)
-        except (TimeoutError, OSError):
-            client.received = b""
-    await _refuse(registration, client, target, refusal)
+def _serve_resolver(registration: Registration, connection: Connection) -> _Work:
+    return dns.serve_stream(registration, connection.sock)
 
 
-async def _refuse(registration: Registration, client: Client, target: Target, refusal: Refusal) -> None:
-    registration.deny(target.name, target.port, refusal)
-    await refuse(client.sock, client.received, refusal)
+async def _serve_name(registration: Registration, connection: Connection) -> None:
+    """Serve a connection to an address that stands for a host; without one it is reset."""
+    connection.verdict = verdict_on(registration, connection.sock)
+    if connection.verdict is not None:
+        await serve_tunnel(connection, None)

@@ -45,10 +45,10 @@ class Bucket:
         return True
 
 
-class Counted(socket.socket):
+class CountedSocket(socket.socket):
     """A connection to a target, counted for it until it is closed."""
 
-    owner: _Target | None = None
+    owner: _TargetCount | None = None
     address = ""  # that was dialled
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Counted(socket.socket):
         super().close()
 
 
-class _Target:
+class _TargetCount:
     def __init__(self) -> None:
         self.open = 0
         self.rate = Bucket(TARGET_RATE, TARGET_BURST)
@@ -76,7 +76,7 @@ class Totals:
         self.rate = Bucket(PROCESS_RATE, PROCESS_BURST)
         self._sent = self._received = 0  # since the day began
         self._day = time.monotonic()
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, _TargetCount] = {}
 
     def is_full(self) -> Refusal | None:
         """What to say to one connection more, if there can be none."""
@@ -113,15 +113,15 @@ class Totals:
         found = self._targets.get(target.name)
         if found is None:
             self._forget_idle()
-            found = self._targets[target.name] = _Target()
+            found = self._targets[target.name] = _TargetCount()
         if found.open >= self.most_to_one:
             words = f"the sandboxes of this process have {found.open} connections to {target.name} open"
             raise Refusal("net.host-connections", f"{words}, the most there may be", verdict="failed")
         return found.rate.take()
 
-    def opened(self, target: Target, sock: Counted) -> None:
+    def opened(self, target: Target, sock: CountedSocket) -> None:
         """After `may_dial`: it counts until it is closed."""
-        found = self._targets.setdefault(target.name, _Target())
+        found = self._targets.setdefault(target.name, _TargetCount())
         found.open += 1
         sock.owner = found
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING
 
-from ringfence.gateway.budget import Counted
+from ringfence.gateway.budget import CountedSocket
 from ringfence.gateway.types import Refusal
 from ringfence.policy.hosts import is_address
 from ringfence.policy.http import METADATA, NEVER
@@ -220,7 +220,7 @@ def _tell(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None
         answer.set_result(found)
 
 
-async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who: object = None) -> Counted:
+async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who: object = None) -> CountedSocket:
     """A connected, non-blocking socket. Raises Refusal. One refused answer refuses the name: it may be the next."""
     addresses = await resolver.addresses(target.name, target.port, who)
     if not addresses:
@@ -254,12 +254,12 @@ def refused_address(code: str, target: Target, address: str) -> Refusal:
     return refusal
 
 
-async def _first_of(addresses: list[str], port: int) -> Counted:
+async def _first_of(addresses: list[str], port: int) -> CountedSocket:
     """In order; with several, one that does not answer is given up sooner."""
     loop = asyncio.get_running_loop()
     last: OSError = OSError(errno.EHOSTUNREACH, "no address")
     for index, address in enumerate(addresses):
-        sock = Counted(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        sock = CountedSocket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         sock.address = address
         try:
             sock.setblocking(False)

@@ -11,7 +11,6 @@ import contextlib
 import struct
 from typing import TYPE_CHECKING
 
-from ringfence.gateway.registration import MOST_NAMES
 from ringfence.gateway.types import Refusal
 from ringfence.policy.hosts import canonical_host
 from ringfence.text import printable
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from ringfence.gateway.registration import Registration
+    from ringfence.gateway.interfaces import Directory
 
 
 A, OPT, IN = 1, 41, 1
@@ -125,8 +124,51 @@ def _header(number: int, flags: int, code: int, questions: int, answers: int, ad
     return struct.pack("!6H", number, _QR | flags & (_RD | _OPCODE) | _RA | code, questions, answers, 0, additional)
 
 
-# MERGED: Answers the guest's DNS queries for one sandbox, by UDP and TCP. No query of a guest's goes anywhere (G09).
+# names inside
 
+MOST_NAMES = 4096  # a pattern such as *.a.com lets a guest make up names without end
+_FIRST = 127 << 24 | 77 << 16  # 127.77.0.1 and on: nobody's servers, nobody's resolver
+MOST_SKIPPED = (1 << 16) - MOST_NAMES - 2
+
+
+class Names:
+    """The addresses in 127.0.0.0/8 that stand for permitted names in one sandbox: one each, as long as it lives.
+
+    How a name is spelled is `policy.hosts`; this table only hands out numbers, none before a guest asks for one.
+    Not safe from two threads at once: the gateway's loop owns it.
+    """
+
+    def __init__(self, skipped: int = 0) -> None:
+        """Leave the first `skipped` addresses out: an address of one sandbox must mean no other host in another.
+
+        A snapshot of memory may hold an address, and a connection to it by a rule for tcp says no name.
+        """
+        self._skipped = skipped
+        self._addresses: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+
+    def address_of(self, name: str) -> str | None:
+        """Return the address of a canonical, permitted name, a new one where needed; None when there are too many."""
+        found = self._addresses.get(name)
+        if found is None and len(self._addresses) < MOST_NAMES:
+            number = _FIRST + self._skipped + len(self._addresses) + 1
+            found = ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
+            self._addresses[name] = found
+            self._names[found] = name
+        return found
+
+    def name_of(self, address: str) -> str | None:
+        """Return the name that a guest connected to, by the address it used; None when it stands for none."""
+        return self._names.get(address)
+
+    def copy(self) -> Names:
+        """Return a copy for a live copy of the sandbox, whose memory holds addresses that the original was given."""
+        made = Names(self._skipped)
+        made._addresses, made._names = dict(self._addresses), dict(self._names)
+        return made
+
+
+# answers for one sandbox, by UDP, by TCP and by a relay: no query of a guest goes anywhere (G09)
 
 _AT_ONCE = 64  # datagrams before others have their turn
 _STREAM_S = 10.0
@@ -135,20 +177,20 @@ _LONGEST_SHOWN = 255
 NUMBER_BYTES = 4  # before a message that a relay passes on
 
 
-def on_datagrams(registration: Registration, sock: socket.socket) -> None:
+def on_datagrams(directory: Directory, sock: socket.socket) -> None:
     """A reader of the loop's: answer what has come."""
     for _ in range(_AT_ONCE):
         try:
             data, peer = sock.recvfrom(LONGEST + 1)
         except OSError:  # BlockingIOError: that was all
             return
-        reply = reply_to(registration, data)
+        reply = reply_to(directory, data)
         if reply is not None:
             with contextlib.suppress(OSError):  # it does not wait for it any more
                 sock.sendto(reply, peer)
 
 
-def on_relayed(registration: Registration, sock: socket.socket) -> None:
+def on_relayed(directory: Directory, sock: socket.socket) -> None:
     """The same for messages that a relay has numbered; an answer has the number of its query."""
     for _ in range(_AT_ONCE):
         try:
@@ -158,68 +200,68 @@ def on_relayed(registration: Registration, sock: socket.socket) -> None:
         if not data:
             asyncio.get_running_loop().remove_reader(sock.fileno())  # the sandbox has ended
             return
-        reply = reply_to(registration, data[NUMBER_BYTES:])
+        reply = reply_to(directory, data[NUMBER_BYTES:])
         if reply is not None:
             with contextlib.suppress(OSError):
                 sock.send(data[:NUMBER_BYTES] + reply)
 
 
-def reply_to(registration: Registration, data: bytes) -> bytes | None:
+def reply_to(directory: Directory, data: bytes) -> bytes | None:
     """The answer to one message; None where there is nobody to answer, or the guest asks too much."""
-    if not registration.queries_rate.take():
+    if not directory.may_look_up():
         return None
     try:
         query = parse(data)
     except Malformed as error:
         return error.answer
     if query.name is None:
-        _deny(registration, "(bytes that are no name)", Refusal("net.name", "what was looked up is not a host name"))
-    return answer(query, lambda name: lookup(registration, name))
+        _deny(directory, "(bytes that are no name)", Refusal("net.name", "what was looked up is not a host name"))
+    return answer(query, lambda name: lookup(directory, name))
 
 
-def lookup(registration: Registration, asked: str) -> str | None:
+def lookup(directory: Directory, asked: str) -> str | None:
     """The address inside of a permitted name; else None, and the denial is in the log."""
     try:
         name = canonical_host(asked)
     except ValueError:
-        if not _is_about_service(registration, asked):
+        if not _is_about_service(directory, asked):
             shown = printable(asked, _LONGEST_SHOWN)
-            _deny(registration, shown, Refusal("net.name", f"{shown} is not a host name"))
+            _deny(directory, shown, Refusal("net.name", f"{shown} is not a host name"))
         return None
-    if not registration.rules.resolves(name):
-        _deny(registration, name, registration.rules.decide(name, 0).refusal)
+    if not directory.resolves(name):
+        _deny(directory, name, directory.decide(name, 0).refusal)
         return None
-    address = registration.names.address_of(name)
+    address = directory.address_of(name)
     if address is None:
         message = f"the sandbox has looked up {MOST_NAMES} names, the most it may"
-        _deny(registration, name, Refusal("net.names", message))
+        _deny(directory, name, Refusal("net.names", message))
     return address
 
 
-def _is_about_service(registration: Registration, asked: str) -> bool:
+def _is_about_service(directory: Directory, asked: str) -> bool:
     """`_http._tcp.a.com`, which programs ask for by habit: that there is none is no news about a permitted host."""
     labels = asked.split(".")
     while labels and labels[0].startswith("_"):
         labels = labels[1:]
     try:
-        return registration.rules.resolves(canonical_host(".".join(labels)))
+        return directory.resolves(canonical_host(".".join(labels)))
     except ValueError:
         return False
 
 
-def _deny(registration: Registration, name: str, refusal: Refusal | None) -> None:
+def _deny(directory: Directory, name: str, refusal: Refusal | None) -> None:
     assert refusal is not None
-    registration.deny(name, 0, refusal)
+    directory.deny(name, 0, refusal)
 
 
-async def serve_stream(registration: Registration, sock: socket.socket) -> None:
+async def serve_stream(directory: Directory, sock: socket.socket) -> None:
     """DNS over TCP: a few queries on one connection, each with its length before it."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_STREAM_S):
             for _ in range(_STREAM_QUERIES):
                 size = int.from_bytes(await _exactly(sock, 2), "big")
-                reply = reply_to(registration, await _exactly(sock, size)) if size <= LONGEST else None
+                reply = reply_to(directory, await _exactly(sock, size)) if size <= LONGEST else None
                 if reply is None:
                     return
                 await loop.sock_sendall(sock, len(reply).to_bytes(2, "big") + reply)

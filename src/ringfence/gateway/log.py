@@ -8,7 +8,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ringfence.gateway.types import Entry
+from ringfence.gateway.types import LogEntry
 from ringfence.records import HostSummary, Request
 from ringfence.results import Denial
 
@@ -32,12 +32,12 @@ class Logbook:
         self._denied = self._marked = 0
         self.sent = self.received = self.connections = 0
 
-    def begin(self, host: str, port: int) -> Entry:
-        entry = Entry(0, host, port)
+    def begin(self, host: str, port: int) -> LogEntry:
+        entry = LogEntry(0, host, port)
         entry.began, entry.at = time.monotonic(), time.time()
         return entry
 
-    def finish(self, entry: Entry, refusal: Refusal | None) -> None:
+    def finish(self, entry: LogEntry, refusal: Refusal | None) -> None:
         """Once for each entry; a second time is nothing."""
         if entry.duration_s is not None:
             return
@@ -60,7 +60,7 @@ class Logbook:
         self._denied += 1
         self._denials.setdefault((denial.target, denial.code), _Same()).add(self._denied, denial, self._marked)
 
-    def _sum(self, entry: Entry) -> _Sum:
+    def _sum(self, entry: LogEntry) -> _Sum:
         host = entry.host if entry.host in self._hosts or len(self._hosts) < MOST_HOSTS else OTHERS
         return self._hosts.setdefault(host, _Sum(host))
 
@@ -121,7 +121,7 @@ class _Sum:
         self._statuses: dict[int, int] = {}
         self._sent = self._received = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LogEntry) -> None:
         self._verdicts[entry.verdict] += 1
         if entry.method is not None and (entry.method in self._methods or len(self._methods) < 32):
             self._methods[entry.method] = self._methods.get(entry.method, 0) + 1
@@ -144,7 +144,7 @@ class _Sum:
         )
 
 
-def _request(entry: Entry) -> Request:
+def _request(entry: LogEntry) -> Request:
     return Request(
         at=datetime.fromtimestamp(entry.at, UTC),
         host=entry.host,
@@ -161,7 +161,7 @@ def _request(entry: Entry) -> Request:
     )
 
 
-def _denial(entry: Entry, refusal: Refusal) -> Denial:
+def _denial(entry: LogEntry, refusal: Refusal) -> Denial:
     target = f"{entry.host}:{entry.port}" if entry.port else entry.host
     at = datetime.fromtimestamp(entry.at, UTC)
     return Denial(refusal.kind, target, refusal.code, refusal.host_message, refusal.host_allow, first_at=at)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ringfence.gateway import refuse, rules, socks
-from ringfence.gateway.accept import serve_tunnel, without_parser
+from ringfence.gateway import rules, socks
+from ringfence.gateway.connection import http_response
 from ringfence.gateway.http.request import LARGEST_HEAD, check_raw_head, malformed
-from ringfence.gateway.splice import reset
+from ringfence.gateway.tunnel import serve_tunnel, without_parser
 from ringfence.gateway.types import Refusal
 from ringfence.policy.hosts import canonical_host, split_port
 
@@ -16,70 +16,71 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from ringfence.gateway.registration import Open, Registration
+    from ringfence.gateway.connection import Connection
+    from ringfence.gateway.interfaces import Directory
     from ringfence.gateway.rules import Verdict
-    from ringfence.gateway.types import Client, Target
+    from ringfence.gateway.types import Target
 
 _FIRST_S = 15.0
 _READ = 1 << 16
 _CONNECT = b"CONNECT "
 
 
-async def serve_proxy(registration: Registration, one: Open, client: Client) -> None:
+async def serve_proxy(directory: Directory, connection: Connection) -> None:
     """One connection to the proxy, until it ends or has become a tunnel."""
-    sock = client.sock
+    sock = connection.sock
     try:
         async with asyncio.timeout(_FIRST_S):
-            if not client.received:
-                client.received = await asyncio.get_running_loop().sock_recv(sock, _READ)
-            while client.received and client.received != _CONNECT and _CONNECT.startswith(client.received):
-                await _more(client)  # the word itself may come in pieces
+            if not connection.received:
+                connection.received = await asyncio.get_running_loop().sock_recv(sock, _READ)
+            while connection.received and connection.received != _CONNECT and _CONNECT.startswith(connection.received):
+                await _more(connection)  # the word itself may come in pieces
     except (TimeoutError, EOFError):
-        reset(sock)
+        connection.reset()
         return
-    if client.received[:1] == b"\x05":
-        await _serve_socks(registration, one, client)
-    elif client.received[:1].isalpha():
-        await _serve_http(registration, one, client)
-    elif client.received:
-        await _refuse_other(registration, client)
+    if connection.received[:1] == b"\x05":
+        await _serve_socks(directory, connection)
+    elif connection.received[:1].isalpha():
+        await _serve_http(directory, connection)
+    elif connection.received:
+        await _refuse_other(connection)
 
 
-async def _refuse_other(registration: Registration, client: Client) -> None:
+async def _refuse_other(connection: Connection) -> None:
     """At once: whoever waited for the end of a request would let such a client wait too."""
-    if client.received[0] == socks.OLD_VERSION:
-        registration.deny("(proxy)", 0, Refusal("net.socks", "SOCKS: version 4 is not served; use version 5"))
-        await refuse.say_and_close(client.sock, socks.OLD_REFUSED)
+    if connection.received[0] == socks.OLD_VERSION:
+        connection.uplink.deny("(proxy)", 0, Refusal("net.socks", "SOCKS: version 4 is not served; use version 5"))
+        await connection.say_and_close(socks.OLD_REFUSED)
         return
     refusal = Refusal("net.protocol", "what was sent to the proxy is neither plain HTTP nor SOCKS5")
-    registration.deny("(proxy)", 0, refusal)
-    await refuse.refuse(client.sock, client.received, refusal)
+    connection.uplink.deny("(proxy)", 0, refusal)
+    await connection.refuse(refusal)
 
 
 # HTTP
 
 
-async def _serve_http(registration: Registration, one: Open, client: Client) -> None:
-    if client.received.startswith(_CONNECT):
-        await _serve_connect(registration, one, client)
+async def _serve_http(directory: Directory, connection: Connection) -> None:
+    if connection.received.startswith(_CONNECT):
+        await _serve_connect(directory, connection)
         return
     try:
         from ringfence.gateway.http.intercept import serve_plain
     except ImportError:
         refusal = without_parser()
-        registration.deny("(proxy)", 0, refusal)
-        await refuse.say_and_close(client.sock, refuse.http_response(refusal))
+        connection.uplink.deny("(proxy)", 0, refusal)
+        await connection.say_and_close(http_response(refusal))
         return
-    await serve_plain(client, registration, chooser(registration, one))
+    await serve_plain(connection, chooser(directory, connection))
 
 
-def chooser(registration: Registration, one: Open) -> Callable[[str, list[str]], tuple[Target, str]]:
+def chooser(directory: Directory, connection: Connection) -> Callable[[str, list[str]], tuple[Target, str]]:
     """For `intercept.serve_plain`."""
 
     def choose(asked: str, _hosts: list[str]) -> tuple[Target, str]:
         """Where one request of a kept connection goes. Host is compared with it afterwards (G11)."""
         named, path = absolute(asked)
-        verdict = _decide(registration, one, named)
+        verdict = _decide(directory, connection, named)
         refusal = verdict.refusal or not_http(verdict)
         if refusal is not None:
             refusal.asked_for = verdict.target, path
@@ -104,9 +105,9 @@ def absolute(url: str) -> tuple[tuple[str, int], str]:
     return found, path if path.startswith("/") else f"/{path}"
 
 
-def _decide(registration: Registration, one: Open, named: tuple[str, int]) -> Verdict:
-    verdict = registration.rules.decide(*named)
-    one.verdict = verdict
+def _decide(directory: Directory, connection: Connection, named: tuple[str, int]) -> Verdict:
+    verdict = directory.decide(*named)
+    connection.verdict = verdict
     return verdict
 
 
@@ -119,26 +120,26 @@ def not_http(verdict: Verdict) -> Refusal | None:
     return Refusal("net.protocol", f"{host} is permitted for {verdict.protocol} only, not http", allow=line)
 
 
-async def _serve_connect(registration: Registration, one: Open, client: Client) -> None:
+async def _serve_connect(directory: Directory, connection: Connection) -> None:
     """Permitted and reached first, then 200: what follows is a stream like any other to that name."""
     named = ("(proxy)", 0)
     try:
         async with asyncio.timeout(_FIRST_S):
-            while b"\r\n\r\n" not in client.received:
-                await _more(client)
-        named, client.received = connect_request(client.received)
-        verdict = _decide(registration, one, named)
+            while b"\r\n\r\n" not in connection.received:
+                await _more(connection)
+        named, connection.received = connect_request(connection.received)
+        verdict = _decide(directory, connection, named)
         if verdict.refusal is not None:
             raise verdict.refusal
-        upstream = await _reached(registration, verdict)
+        upstream = await _reached(connection, verdict)
     except Refusal as refusal:
-        registration.deny(*named, refusal)
-        await refuse.say_and_close(client.sock, refuse.http_response(refusal))
+        connection.uplink.deny(*named, refusal)
+        await connection.say_and_close(http_response(refusal))
         return
     except (TimeoutError, EOFError):
-        reset(client.sock)
+        connection.reset()
         return
-    await _open_tunnel(registration, one, client, upstream, b"HTTP/1.1 200 Connection established\r\n\r\n")
+    await _open_tunnel(connection, upstream, b"HTTP/1.1 200 Connection established\r\n\r\n")
 
 
 def connect_request(data: bytes) -> tuple[tuple[str, int], bytes]:
@@ -158,72 +159,70 @@ def connect_request(data: bytes) -> tuple[tuple[str, int], bytes]:
     return (host, port), rest
 
 
-async def _open_tunnel(
-    registration: Registration, one: Open, client: Client, upstream: socket.socket | None, word: bytes
-) -> None:
+async def _open_tunnel(connection: Connection, upstream: socket.socket | None, word: bytes) -> None:
     try:
-        await asyncio.get_running_loop().sock_sendall(client.sock, word)
+        await asyncio.get_running_loop().sock_sendall(connection.sock, word)
     except BaseException:
         if upstream is not None:
             upstream.close()
         raise
-    await serve_tunnel(registration, one, client, upstream)
+    await serve_tunnel(connection, upstream)
 
 
-async def _reached(registration: Registration, verdict: Verdict) -> socket.socket | None:
+async def _reached(connection: Connection, verdict: Verdict) -> socket.socket | None:
     """Connected before the client is told so; where requests are looked at, whoever looks connects."""
-    if rules.intercepted(verdict.target, registration.vault):
+    if rules.intercepted(verdict.target, connection.uplink.vault):
         return None
-    return await registration.dial(verdict.target)
+    return await connection.uplink.dial(verdict.target)
 
 
 # SOCKS5
 
 
-async def _serve_socks(registration: Registration, one: Open, client: Client) -> None:
+async def _serve_socks(directory: Directory, connection: Connection) -> None:
     try:
         async with asyncio.timeout(_FIRST_S):
-            wanted = await _socks_request(client)
+            wanted = await _socks_request(connection)
     except (TimeoutError, EOFError):
-        reset(client.sock)
+        connection.reset()
         return
     except socks.BadSocks as error:
-        registration.deny("(proxy)", 0, Refusal("net.socks", f"SOCKS: {error}"))
-        await refuse.say_and_close(client.sock, error.reply)
+        connection.uplink.deny("(proxy)", 0, Refusal("net.socks", f"SOCKS: {error}"))
+        await connection.say_and_close(error.reply)
         return
-    verdict = _decide(registration, one, (wanted.host, wanted.port))
+    verdict = _decide(directory, connection, (wanted.host, wanted.port))
     try:
         if verdict.refusal is not None:
             raise verdict.refusal
-        upstream = await _reached(registration, verdict)
+        upstream = await _reached(connection, verdict)
     except Refusal as refusal:
-        registration.deny(wanted.host, wanted.port, refusal)
-        await refuse.say_and_close(client.sock, socks.reply(_socks_code(refusal)))
+        connection.uplink.deny(wanted.host, wanted.port, refusal)
+        await connection.say_and_close(socks.reply(_socks_code(refusal)))
         return
-    await _open_tunnel(registration, one, client, upstream, socks.reply(socks.OK))
+    await _open_tunnel(connection, upstream, socks.reply(socks.OK))
 
 
-async def _socks_request(client: Client) -> socks.Wanted:
+async def _socks_request(connection: Connection) -> socks.SocksRequest:
     loop = asyncio.get_running_loop()
-    while (offered := socks.greeting(client.received)) is None:
-        await _more(client)
+    while (offered := socks.greeting(connection.received)) is None:
+        await _more(connection)
     without_password, used = offered
     if not without_password:
         raise socks.BadSocks("no way without a password is offered", socks.NO_METHOD)
-    client.received = client.received[used:]
-    await loop.sock_sendall(client.sock, socks.METHOD)
-    while (found := socks.request(client.received)) is None:
-        await _more(client)
+    connection.received = connection.received[used:]
+    await loop.sock_sendall(connection.sock, socks.METHOD)
+    while (found := socks.request(connection.received)) is None:
+        await _more(connection)
     wanted, used = found
-    client.received = client.received[used:]
+    connection.received = connection.received[used:]
     return wanted
 
 
-async def _more(client: Client) -> None:
-    data = await asyncio.get_running_loop().sock_recv(client.sock, _READ)
-    if not data or len(client.received) > LARGEST_HEAD:
+async def _more(connection: Connection) -> None:
+    data = await asyncio.get_running_loop().sock_recv(connection.sock, _READ)
+    if not data or len(connection.received) > LARGEST_HEAD:
         raise EOFError
-    client.received += data
+    connection.received += data
 
 
 def _socks_code(refusal: Refusal) -> int:

@@ -40,7 +40,7 @@ class Verdict(Struct):
         return mine == (other.refusal is None, other.target.rule, other.protocol)
 
 
-class Rules:
+class NetworkRules:
     """A network's patterns, read once."""
 
     def __init__(self, network: Network) -> None:
@@ -116,9 +116,9 @@ def _denied(name: str, port: int) -> Refusal:
 
 
 @lru_cache(maxsize=64)
-def compiled(network: Network) -> Rules:
+def compiled(network: Network) -> NetworkRules:
     """The same network is read once."""
-    return Rules(network)
+    return NetworkRules(network)
 
 
 def decide(network: Network, name: str, port: int) -> Verdict:

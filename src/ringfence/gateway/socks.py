@@ -17,7 +17,7 @@ _CONNECT, _IPV4, _NAME, _IPV6 = 1, 1, 3, 4
 
 
 @final
-class Wanted(Struct):
+class SocksRequest(Struct):
     """Where the guest wants to go. `host` is canonical."""
 
     host: str
@@ -41,7 +41,7 @@ def greeting(data: bytes) -> tuple[bool, int] | None:
     return 0 in data[2 : 2 + data[1]], 2 + data[1]
 
 
-def request(data: bytes) -> tuple[Wanted, int] | None:
+def request(data: bytes) -> tuple[SocksRequest, int] | None:
     """Where to, and how many bytes it took; None when more is needed. Raises BadSocks with the refusing reply."""
     if len(data) < 5:
         if data[:1] not in (b"", b"\x05"):
@@ -61,7 +61,7 @@ def request(data: bytes) -> tuple[Wanted, int] | None:
     (port,) = struct.unpack_from("!H", data, 4 + size)
     if port == 0:
         raise BadSocks("port 0", reply(NOT_ALLOWED))
-    return Wanted(host, port), 4 + size + 2
+    return SocksRequest(host, port), 4 + size + 2
 
 
 def _host(kind: int, content: bytes) -> str:

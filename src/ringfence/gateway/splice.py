@@ -1,6 +1,6 @@
 """Moves bytes between a guest's connection and the network without looking at them: small ones by copy, many by splice.
 
-One `Splice` for a connection, in the gateway's loop. It owns both sockets from its start; `close` closes them.
+A connection has one `Splice`, in the gateway's loop, which owns both sockets from its start; `close` closes them.
 """
 
 from __future__ import annotations
@@ -10,76 +10,62 @@ import contextlib
 import fcntl
 import os
 import socket
-import struct
 import time
 from typing import TYPE_CHECKING
 
-from ringfence.gateway.relay.socket import Relayed
+from ringfence.gateway.connection import reset
+from ringfence.gateway.relay.socket import RelayedSocket
 from ringfence.gateway.types import OverBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.gateway.budget import Totals
-    from ringfence.gateway.registration import Registration
-    from ringfence.gateway.types import Entry
+    from ringfence.gateway.connection import Connection
+    from ringfence.gateway.types import LogEntry
 
 IDLE_S = 900.0  # without a byte either way
 HALF_OPEN_S = 120.0  # the same, when one side has said that it is done
 _COPY = 1 << 16
 _COPIED_FIRST = 1 << 18  # then a pipe pays
 _PIPE = 1 << 20
-_TURNS = 8  # before others have theirs
+_TURNS = 8  # reads before other connections have their turn
 _FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 _F_SETPIPE_SZ = 1031
 
 
-def reset(sock: socket.socket) -> None:
-    """Close it so that the other side sees a reset, not an end."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()
-
-
 class Splice:
-    """`first` was read from the guest already and goes to the network before anything else."""
+    """The two sockets of one connection, and the two flows of bytes between them."""
 
-    def __init__(
-        self, guest: socket.socket, network: socket.socket, context: Registration, entry: Entry, first: bytes = b""
-    ) -> None:
+    def __init__(self, connection: Connection, upstream: socket.socket, entry: LogEntry) -> None:
+        """What was read from the guest already goes to the network before anything else."""
+        uplink, guest = connection.uplink, connection.sock
         self._loop = asyncio.get_running_loop()
-        self._sockets = (guest, network)
-        self._entry = entry
-        self.totals: Totals = context.totals
+        self._sockets = (guest, upstream)
+        self.totals = uplink.totals
         self.done: asyncio.Future[None] = self._loop.create_future()
-        self._up = _Flow(self, guest, network, self._count_up(context), first)
-        self._down = _Flow(self, network, guest, self._count_down(context), b"")
+
+        def count_up(size: int) -> None:
+            uplink.count_up(size)
+            entry.sent += size
+
+        def count_down(size: int) -> None:
+            uplink.count_down(size)
+            entry.received += size
+
+        self._up = _Flow(self, guest, upstream, count_up, connection.received)
+        self._down = _Flow(self, upstream, guest, count_down, b"")
         self.moved_at = time.monotonic()
         self._timer = self._loop.call_later(min(IDLE_S, HALF_OPEN_S) / 4, self._watch)
 
-    def _count_up(self, context: Registration) -> Callable[[int], None]:
-        def count(size: int) -> None:
-            context.count_up(size)
-            self._entry.sent += size
-
-        return count
-
-    def _count_down(self, context: Registration) -> Callable[[int], None]:
-        def count(size: int) -> None:
-            context.count_down(size)
-            self._entry.received += size
-
-        return count
-
     async def run(self) -> None:
-        """Until both sides are done. Raises OverBudget. The caller closes it, when it has written down why it ended."""
+        """Move bytes until both sides are done. Raises OverBudget. The caller logs the end, then calls `close`."""
         self._up.begin()
         self._down.step()
         self._up.step()
         await self.done
 
     def ended(self, error: Exception | None) -> None:
-        """A flow has ended; with an error, or with the other one, so has the whole."""
+        """Note that a flow has ended; the splice ends with an error, or when both flows have ended."""
         if self.done.done():
             return
         if isinstance(error, OverBudget):
@@ -95,7 +81,7 @@ class Splice:
         self._timer = self._loop.call_later(limit / 4, self._watch)
 
     def close(self) -> None:
-        """Both sockets; a side that was not done sees a reset."""
+        """Close both sockets; a side that was not done sees a reset."""
         self._timer.cancel()
         for flow in (self._up, self._down):
             flow.close()
@@ -108,7 +94,7 @@ class Splice:
 
 
 class _Flow:
-    """One direction."""
+    """One direction of a splice: bytes from `source` to `sink`."""
 
     def __init__(
         self, owner: Splice, source: socket.socket, sink: socket.socket, count: Callable[[int], None], first: bytes
@@ -125,7 +111,7 @@ class _Flow:
         self.over = False
 
     def begin(self) -> None:
-        """Raises OverBudget for what was read already."""
+        """Count what was read before the splice began. Raises OverBudget."""
         if self._held:
             self._count(len(self._held))
 
@@ -168,7 +154,7 @@ class _Flow:
         except BlockingIOError:
             return False
         if size == 0:
-            if isinstance(self._source, Relayed):
+            if isinstance(self._source, RelayedSocket):
                 self._source.check_end()
             self._finish()
             return False
@@ -190,12 +176,12 @@ class _Flow:
         return True
 
     def _writable_end(self) -> int | None:
-        """None: the process has no descriptors to spare, and bytes are copied for a while more."""
+        """Return the pipe's writable end; None without descriptors to spare: then bytes are copied for a while more."""
         if self._pipe is None:
             try:
                 self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if self._owner.totals.may_pipe() else None
             except OSError:
-                pass  # others have used them up
+                pass  # the process has used them up
             if self._pipe is None:
                 self._moved = 0
                 return None
@@ -219,7 +205,7 @@ class _Flow:
                 self._loop.remove_writer(self._sink.fileno())
 
     def _finish(self) -> None:
-        """The source is done; the sink is told."""
+        """Pass the end of the source on to the sink."""
         self._stop()
         self.over = True
         with contextlib.suppress(OSError):

@@ -17,7 +17,8 @@ from ringfence.gateway.types import Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ringfence.gateway.types import Context, Target
+    from ringfence.gateway.interfaces import Uplink
+    from ringfence.gateway.types import Target
 
 CHUNK = 1 << 16
 HANDSHAKE_S = 15.0
@@ -28,7 +29,7 @@ _RECORDS = 1 << 14  # bytes of TLS that are read at a time: 600 key updates are 
 _MOST_FRUITLESS = 1 << 16  # the same, without a byte in them for anybody
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """One connection. `receive` and `send` may wait at the same time, in two tasks."""
 
     async def receive(self, timeout_s: float = STALL_S) -> bytes:
@@ -50,7 +51,7 @@ def _free(size: int) -> None:
     del size
 
 
-class _Turns:
+class _ReadTurns:
     """A peer that always has something to say would never let the loop go on to others."""
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class Plain:
         self._count_up = count_up
         self._count_down = count_down
         self._loop = asyncio.get_running_loop()
-        self._turns = _Turns()
+        self._turns = _ReadTurns()
 
     async def receive(self, timeout_s: float = STALL_S) -> bytes:
         await self._turns.give()
@@ -132,14 +133,14 @@ class Plain:
 class Tls:
     """TLS over another stream. `handshake` comes first."""
 
-    def __init__(self, under: Stream, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
+    def __init__(self, under: ByteStream, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
         self._under = under
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._sending = asyncio.Lock()
-        self._turns = _Turns()
+        self._turns = _ReadTurns()
         self._unread = memoryview(b"")  # of what has come
         self._fruitless = 0
 
@@ -249,15 +250,15 @@ def client_context(alpn: Sequence[str]) -> ssl.SSLContext:
     return _contexts[key]
 
 
-async def open_plain(context: Context, target: Target) -> Plain:
+async def open_plain(uplink: Uplink, target: Target) -> Plain:
     """To the address that was checked. Raises Refusal."""
-    sock = await context.dial(target)
-    return Plain(sock, count_up=context.count_up, count_down=context.count_down)
+    sock = await uplink.dial(target)
+    return Plain(sock, count_up=uplink.count_up, count_down=uplink.count_down)
 
 
-async def open_tls(context: Context, target: Target, alpn: Sequence[str]) -> Tls:
+async def open_tls(uplink: Uplink, target: Target, alpn: Sequence[str]) -> Tls:
     """TLS to the address that was checked, with the certificate of the name that is permitted. Raises Refusal."""
-    plain = await open_plain(context, target)
+    plain = await open_plain(uplink, target)
     try:
         stream = Tls(plain, client_context(alpn), server_name=target.name.strip("[]"))
         await stream.handshake()

@@ -16,7 +16,7 @@ _OLD_ENCRYPTED = (0xFFCE, 0xFF02, 0xFF03)  # drafts of the same
 
 
 @final
-class Hello(Struct):
+class ClientHello(Struct):
     """What a hello says in clear. `server_name` is as sent, ASCII; None: it has none."""
 
     server_name: str | None
@@ -32,7 +32,7 @@ def looks_like_tls(first: bytes) -> bool:
     return first[:1] == b"\x16"
 
 
-def parse(data: bytes) -> Hello | None:
+def parse(data: bytes) -> ClientHello | None:
     """The hello at the start of `data`; None when more is needed. Raises BadHello. Costs what `data` is long."""
     return Gathering().feed(data)
 
@@ -49,7 +49,7 @@ class Gathering:
         self._message = bytearray()
         self._taken = 0
 
-    def feed(self, data: bytes) -> Hello | None:
+    def feed(self, data: bytes) -> ClientHello | None:
         """None when more is needed; raises BadHello. What follows the hello's last record is not looked at."""
         at = 0
         while at < len(data):
@@ -58,7 +58,7 @@ class Gathering:
                 self._left -= len(part)
                 self._message += part
                 if self._is_whole():
-                    return _read(_Reader(bytes(self._message[4:])))
+                    return _read(_HelloReader(bytes(self._message[4:])))
             else:
                 part = data[at : at + _RECORD_HEAD - len(self._head)]
                 self._head += part
@@ -93,7 +93,7 @@ class Gathering:
         return len(message) == whole
 
 
-class _Reader:
+class _HelloReader:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
@@ -114,7 +114,7 @@ class _Reader:
         return self.at == len(self.data)
 
 
-def _read(reader: _Reader) -> Hello:
+def _read(reader: _HelloReader) -> ClientHello:
     reader.take(2 + 32)  # version, random
     if len(reader.vector(1)) > 32:
         raise BadHello("the session id is too long")
@@ -122,14 +122,14 @@ def _read(reader: _Reader) -> Hello:
     if not suites or len(suites) % 2 or not compressions:
         raise BadHello("it offers no cipher suites")
     if reader.done():
-        return Hello(None, encrypted=False)
-    extensions = _Reader(reader.vector(2))
+        return ClientHello(None, encrypted=False)
+    extensions = _HelloReader(reader.vector(2))
     if not reader.done():
         raise BadHello("something follows the extensions")
     return _extensions(extensions)
 
 
-def _extensions(extensions: _Reader) -> Hello:
+def _extensions(extensions: _HelloReader) -> ClientHello:
     seen: set[int] = set()
     name, encrypted = None, False
     while not extensions.done():
@@ -138,13 +138,13 @@ def _extensions(extensions: _Reader) -> Hello:
             raise BadHello("an extension comes twice")  # which of two names a server takes is its own affair
         seen.add(kind)
         if kind == _SERVER_NAME:
-            name = _server_name(_Reader(content))
+            name = _server_name(_HelloReader(content))
         encrypted = encrypted or kind == _ENCRYPTED_HELLO or kind in _OLD_ENCRYPTED
-    return Hello(name, encrypted)
+    return ClientHello(name, encrypted)
 
 
-def _server_name(content: _Reader) -> str:
-    names = _Reader(content.vector(2))
+def _server_name(content: _HelloReader) -> str:
+    names = _HelloReader(content.vector(2))
     if not content.done() or names.done():
         raise BadHello("the server name is malformed")
     kind, name = names.number(1), names.vector(2)

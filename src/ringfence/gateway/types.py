@@ -1,21 +1,18 @@
-"""What the parts of the gateway hand to each other about one connection: data, and the face of a registration.
+"""What the parts of the gateway hand to each other about a connection: its target, its refusal, its log entry.
 
-Nothing here decides or connects. Everything runs in the gateway's own event loop.
+Data alone: nothing here decides or connects.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ringfence.values import Struct, final
 
 if TYPE_CHECKING:
-    import socket
     from typing import Literal, TypeAlias
 
-    from ringfence.gateway.secrets.ca import Authority
-    from ringfence.gateway.secrets.vault import Vault
-    from ringfence.policy.model import Network, Rule
+    from ringfence.policy.model import Rule
 
     Verdict: TypeAlias = Literal["allowed", "denied", "failed"]
 
@@ -60,19 +57,8 @@ class OverBudget(Refusal):
     """The sandbox has used up its upload, download or connections."""
 
 
-class Client:
-    """An accepted connection of the guest's: a non-blocking socket, and what was read from it already.
-
-    Whoever is given a Client closes its socket.
-    """
-
-    def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
-        self.sock = sock
-        self.received = received  # not consumed: for TLS the whole ClientHello
-
-
-class Entry:
-    """A line of the log that is still being written."""
+class LogEntry:
+    """An entry of the log that is still being written."""
 
     def __init__(self, number: int, target: str, port: int) -> None:
         self.number = number
@@ -89,37 +75,3 @@ class Entry:
         self.sent = 0
         self.received = 0
         self.duration_s: float | None = None  # None: it is still open
-
-
-class Context(Protocol):
-    """The sandbox a connection belongs to. Identity is the listener it came by, nothing the guest sent."""
-
-    @property
-    def network(self) -> Network:
-        """The rules of this moment; they may be replaced while a connection is open."""
-
-    @property
-    def vault(self) -> Vault:
-        """The sandbox's secrets and their placeholders: `Vault(policy.secrets)`, made before it starts."""
-
-    @property
-    def authority(self) -> Authority:
-        """The sandbox's own certificate authority, made when first asked for."""
-
-    async def dial(self, target: Target) -> socket.socket:
-        """Connected and non-blocking: the name resolved once, every answer checked, that very address dialled.
-
-        Raises Refusal. The caller closes it.
-        """
-
-    def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> Entry:
-        """Begin a line: one for each request that is seen. Its verdict is "allowed" until `finish` says other."""
-
-    def finish(self, entry: Entry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
-        """End a line; a denial is listed by it as well. Bytes are what was added to entry.sent and .received."""
-
-    def count_up(self, size: int) -> None:
-        """Bytes are about to go to the network. Raises OverBudget; then they do not."""
-
-    def count_down(self, size: int) -> None:
-        """Bytes came from the network. Raises OverBudget; then they are not passed on."""

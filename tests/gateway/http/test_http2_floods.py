@@ -24,7 +24,7 @@ import pytest
 from gateway.desk import HOST, Desk, open_desk, trusting, wait_until
 from gateway.servers import Answer, Loop, Roots, Seen, Server, serving
 from ringfence.gateway.http import http2
-from ringfence.gateway.types import Entry, OverBudget, Refusal
+from ringfence.gateway.types import LogEntry, OverBudget, Refusal
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
 
@@ -261,7 +261,7 @@ class _Ticking(Desk):
         if len(self.turns) < MANY:
             loop.call_soon(self._tick, loop)
 
-    def finish(self, entry: Entry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
+    def finish(self, entry: LogEntry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
         super().finish(entry, status=status, refusal=refusal)
         self.turns.append(self.turn)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.gateway.http.request import (
-    Asked,
+    RequestHead,
     check_authority,
     check_header_block,
     check_raw_head,
@@ -134,8 +134,8 @@ def test_a_request_names_the_host_and_port_that_its_connection_is_for(authority:
     check_authority(TARGET, "API.example.com:443")
 
 
-def _asked(method: str, *headers: tuple[bytes, bytes], has_body: bool = False) -> Asked:
-    return Asked(method, "/v1/a", "api.example.com", headers, has_body=has_body)
+def _asked(method: str, *headers: tuple[bytes, bytes], has_body: bool = False) -> RequestHead:
+    return RequestHead(method, "/v1/a", "api.example.com", headers, has_body=has_body)
 
 
 ANOTHER_PATH = """
@@ -195,7 +195,7 @@ def test_headers_that_every_client_sends_pass_every_rule() -> None:
         (_asked("Connect"), "never permitted"),
     ],
 )
-def test_a_rule_of_methods_is_not_passed_by_another_name_of_the_method(asked: Asked, why: str) -> None:
+def test_a_rule_of_methods_is_not_passed_by_another_name_of_the_method(asked: RequestHead, why: str) -> None:
     target = Target("api.example.com", 443, Rule("api.example.com", methods=["GET"], paths=["/v1/"]))
     with pytest.raises(Refusal, match=why) as caught:
         check_request(target, asked)
@@ -219,7 +219,7 @@ def test_a_method_that_is_no_token_is_refused_and_not_shown(method: str) -> None
 def test_any_request_is_checked_without_a_crash(method: str, path: str, authority: str) -> None:
     target = Target("api.example.com", 443, Rule("api.example.com", methods=["GET"], paths=["/v1/"]))
     try:
-        checked = check_request(target, Asked(method, path, authority, (), has_body=False))
+        checked = check_request(target, RequestHead(method, path, authority, (), has_body=False))
     except Refusal:
         return
     assert (method, checked.target[:4]) == ("GET", "/v1/")

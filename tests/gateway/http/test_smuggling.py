@@ -6,14 +6,16 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 
 from gateway.desk import HOST, Desk, open_desk, trusting, wait_until
 from gateway.servers import Loop, Roots, Server, echo, frame, serving
+from ringfence.gateway.connection import Connection
 from ringfence.gateway.http.http1 import Route, serve_http1
 from ringfence.gateway.http.intercept import fixed
-from ringfence.gateway.stream import Stream
+from ringfence.gateway.stream import ByteStream
 from ringfence.gateway.types import Target
 from ringfence.policy.model import Rule
 from ringfence.policy.secrets import Secret
@@ -185,12 +187,14 @@ def _exchange(asked: bytes, servers: list[_Peer], *secrets: Secret) -> bytes:
     guest.speak()
     desk = Desk(Server(echo), *secrets)
 
-    async def connect(target: Target) -> Stream:
+    async def connect(target: Target) -> ByteStream:
         del target
         return left.pop(0)
 
     async def run() -> None:
-        await serve_http1(guest, Route(desk, fixed(desk.target), connect, verified=True))
+        await serve_http1(
+            guest, Route(Connection(cast("socket.socket", None), desk), fixed(desk.target), connect, verified=True)
+        )
 
     asyncio.run(asyncio.wait_for(run(), 10))
     return guest.told

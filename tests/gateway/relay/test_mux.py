@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.desk import wait_until
 from ringfence.gateway.relay import mux as relaying_module
 from ringfence.gateway.relay.mux import Relay
-from ringfence.gateway.service import Service
+from ringfence.gateway.service import GatewayService
 from ringfence.policy.model import Network, Rule
 from ringfence.shared import credit
 from ringfence.shared import framing as guest_frames
@@ -32,7 +32,9 @@ OPENED = frames.pack(relay_frames.OPEN, 1, socket.inet_aton("127.0.0.1") + struc
 class Guestd:
     """The other end of the channel."""
 
-    def __init__(self, service: Service, channel: socket.socket, link: socket.socket, broken: threading.Event) -> None:
+    def __init__(
+        self, service: GatewayService, channel: socket.socket, link: socket.socket, broken: threading.Event
+    ) -> None:
         self.service = service
         self.channel = channel
         self.link = link
@@ -64,7 +66,7 @@ class Guestd:
 
 @contextmanager
 def relaying(lookup: Callable[[str, int], list[str]] | None = None) -> Iterator[Guestd]:
-    service = Service()
+    service = GatewayService()
     service.resolver.lookup = lookup or _nothing
     channel, theirs = socket.socketpair()
     broken = threading.Event()

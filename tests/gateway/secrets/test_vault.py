@@ -114,7 +114,7 @@ def test_a_value_of_many_backslashes_is_searched_for_in_reasonable_time() -> Non
 def test_a_long_value_of_many_odd_characters_is_made_ready_in_reasonable_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the gateway's loop, where every sandbox waits for it. Counted in what is to be read, not in seconds."""
+    """In the gateway's loop, where every sandbox waits for it. CountedSocket in what is to be read, not in seconds."""
     sizes: list[int] = []
 
     def compiled(source: bytes, flags: int = 0) -> re.Pattern[bytes]:

@@ -12,7 +12,7 @@ from ringfence import Network, Policy, Rule
 from ringfence.attacks.arena import LIMITS
 from ringfence.attacks.case import DOS, ESCAPE, LEAK, OURS, NotApplicable, Seen, attack, cases
 from ringfence.attacks.witnesses import replaced
-from ringfence.gateway import accept, budget, dial, dns, proxy, registration, rules, socks
+from ringfence.gateway import budget, dial, dns, interfaces, proxy, registration, rules, socks, tunnel
 from ringfence.gateway import dns as resolving
 from ringfence.gateway.http import request
 from ringfence.gateway.service import service
@@ -125,7 +125,7 @@ def dns_tunnel(arm: Arm) -> Seen:
     asked = _internet(arm, {"evil.test": _LOOPBACK})
     whole = resolving.lookup
 
-    def forwarding(one: registration.Registration, name: str) -> str | None:
+    def forwarding(one: interfaces.Directory, name: str) -> str | None:
         with contextlib.suppress(OSError):
             service().resolver.lookup(name, 443)
         return whole(one, name)
@@ -139,7 +139,7 @@ def dns_tunnel(arm: Arm) -> Seen:
 def other_server_name(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
-    _careless(arm, accept, "_check_name", _nothing)
+    _careless(arm, tunnel, "_check_name", _nothing)
     code = _GUEST + (
         "attempt('direct', send, ('web.test', port), hello('evil.test'))\n"
         "attempt('connect', send, proxy, 'CONNECT web.test:%d HTTP/1.1\\r\\n\\r\\n' % port, hello('evil.test'))\n"
@@ -153,7 +153,7 @@ def other_server_name(arm: Arm) -> Seen:
 @attack("G10-literal", "CONNECT to an address that is not listed leads nowhere", ESCAPE, off=OURS, label="rules")
 def connect_to_address(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
-    _careless(arm, rules.Rules, "decide", _permit_all)
+    _careless(arm, rules.NetworkRules, "decide", _permit_all)
     code = _GUEST + (
         "for name in ('127.0.0.1', '127.1', '0x7f.1', '2130706433', '[::ffff:127.0.0.1]'):\n"
         "    request = 'CONNECT %s:%d HTTP/1.1\\r\\n\\r\\n' % (name, port)\n"
@@ -163,7 +163,7 @@ def connect_to_address(arm: Arm) -> Seen:
     return _came(listener, told.words())
 
 
-def _permit_all(_: rules.Rules, name: str, port: int) -> rules.Verdict:
+def _permit_all(_: rules.NetworkRules, name: str, port: int) -> rules.Verdict:
     return rules.Verdict(None, Target(name, port, None))
 
 
@@ -216,7 +216,7 @@ def redirect(arm: Arm) -> Seen:
     _needs_http()
     listener = arm.listen_tcp()
     _internet(arm, {"evil.test": _LOOPBACK})
-    _careless(arm, rules.Rules, "decide", _permit_all)
+    _careless(arm, rules.NetworkRules, "decide", _permit_all)
     code = _GUEST + (
         "request = 'GET http://evil.test:%d/ HTTP/1.1\\r\\nHost: evil.test:%d\\r\\n\\r\\n' % (port, port)\n"
         "attempt('redirected', send, proxy, request)"

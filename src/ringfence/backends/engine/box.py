@@ -216,7 +216,7 @@ class WalledBox:
         self.channel.close()
         self._guestd.close()
         if self.outlet is not None:
-            self.outlet.forget()
+            self.outlet.after_fork()
             self.outlet = None
         self._wall.forget()
 

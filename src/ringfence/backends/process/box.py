@@ -326,7 +326,7 @@ class ProcessBox:
             self.template.abandon()
         self._init_pidfd = -1
         if self.outlet is not None:
-            self.outlet.abandon()
+            self.outlet.disown_descriptors()
         if self.outlet_channel is not None:
             self.outlet_channel.detach()
         if self._uid is not None:
@@ -342,7 +342,7 @@ class ProcessBox:
         self._closed = True
         self.channel.close()
         if self.outlet is not None:
-            self.outlet.forget()
+            self.outlet.after_fork()
             self.outlet = None
         self._drop_outlet()
         if self._own_template:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import h11
 
 from ringfence.gateway.http import request as requests
-from ringfence.gateway.http.request import LARGEST_HEAD, Asked, refusal_body, refusal_headers, status_of
+from ringfence.gateway.http.request import LARGEST_HEAD, RequestHead, refusal_body, refusal_headers, status_of
 from ringfence.gateway.http.websocket import Frames
 from ringfence.gateway.stream import STALL_S
 from ringfence.gateway.types import Refusal, Target
@@ -20,43 +20,45 @@ from ringfence.gateway.types import Refusal, Target
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ringfence.gateway.http.request import Checked
+    from ringfence.gateway.connection import Connection
+    from ringfence.gateway.http.request import CheckedRequest
     from ringfence.gateway.secrets.scrub import Forms
     from ringfence.gateway.secrets.vault import Headers
-    from ringfence.gateway.stream import Stream
-    from ringfence.gateway.types import Context, Entry
-
-
-# MERGED: Where the requests of one connection go, and the connection to a server that is kept for the next of them.
+    from ringfence.gateway.stream import ByteStream
+    from ringfence.gateway.types import LogEntry
 
 
 class Route:
-    """Where requests of one connection go. `choose` gives a request's target and its target in origin form."""
+    """Where the requests of one connection go.
+
+    `choose` gets the request target and every Host of a request, and returns the permitted target with the request
+    target in origin form. `connect` opens a stream to a target. Both raise Refusal.
+    """
 
     def __init__(
         self,
-        context: Context,
+        connection: Connection,
         choose: Callable[[str, list[str]], tuple[Target, str]],
-        connect: Callable[[Target], Awaitable[Stream]],
+        connect: Callable[[Target], Awaitable[ByteStream]],
         *,
         verified: bool,
     ) -> None:
-        self.context = context
-        self.choose = choose  # called with the request target and every Host; raises Refusal
-        self.connect = connect  # raises Refusal
+        self.connection = connection
+        self.choose = choose
+        self.connect = connect
         self.verified = verified  # it is TLS whose certificate was checked
 
 
-class Server:
+class KeptServer:
     """The connection to the server, kept for the next request to the same target."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
         self._target: Target | None = None
-        self._stream: Stream | None = None
+        self._stream: ByteStream | None = None
         self.is_reused = False
 
-    async def get(self, target: Target) -> Stream:
+    async def get(self, target: Target) -> ByteStream:
         """Raises Refusal."""
         stream = self._stream
         if stream is not None and self._target == target and not stream.is_stale():
@@ -93,9 +95,9 @@ class Closed(Exception):  # noqa: N818  # an end, not an error
     """The connection is over, and all that could be said has been said."""
 
 
-async def serve_http1(guest: Stream, route: Route) -> None:
+async def serve_http1(guest: ByteStream, route: Route) -> None:
     """Until the guest or the server ends it. The caller closes `guest`. Raises OSError, TimeoutError."""
-    server = Server(route)
+    server = KeptServer(route)
     rest = b""
     try:
         while True:
@@ -111,14 +113,14 @@ async def serve_http1(guest: Stream, route: Route) -> None:
 class _Exchange:
     """One request and its response."""
 
-    def __init__(self, guest: Stream, route: Route, server: Server) -> None:
+    def __init__(self, guest: ByteStream, route: Route, server: KeptServer) -> None:
         self._guest = guest
         self._route = route
-        self._context = route.context
+        self._uplink = route.connection.uplink
         self._server = server
         self._above = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD)
         self._below = h11.Connection(h11.CLIENT, max_incomplete_event_size=LARGEST_HEAD)
-        self._entry: Entry | None = None
+        self._entry: LogEntry | None = None
         self._answered = False
         self._is_head = False  # the answer has no body
         self._pumps = False  # the request is on its way: how far it came is not known here any more
@@ -136,9 +138,9 @@ class _Exchange:
             await self._refuse(refusal)
         except (h11.ProtocolError, OSError, TimeoutError):
             await self._break_off()
-        except asyncio.CancelledError as error:
-            why = error.args[0] if error.args and isinstance(error.args[0], Refusal) else None
-            self._finish(why or Refusal("net.cut", "the connection was cut", verdict="failed"))
+        except asyncio.CancelledError:
+            cut = Refusal("net.cut", "the connection was cut", verdict="failed")
+            self._finish(self._route.connection.cut or cut)
             raise
         return self._rest()
 
@@ -189,7 +191,7 @@ class _Exchange:
         if not hosts:
             raise requests.malformed("it has no Host")
         requests.check_header_block(headers)
-        asked = Asked(method, path, hosts[0], tuple(headers), _has_body(headers))
+        asked = RequestHead(method, path, hosts[0], tuple(headers), _has_body(headers))
         checked = requests.check_request(target, asked)
         upgrade = _upgrade(target, asked)
         out = self._outgoing(target, asked, checked, upgrade=upgrade)
@@ -204,9 +206,9 @@ class _Exchange:
             await self._ask(await self._server.get(target), out, target, asked)
 
     def _begin_line(self, method: str, target: Target, path: str) -> None:
-        self._entry = self._context.log(target, method=method[:64], path=path.partition("?")[0][:4096])
+        self._entry = self._uplink.log(target, method=method[:64], path=path.partition("?")[0][:4096])
 
-    def _may_repeat(self, asked: Asked, error: Exception) -> bool:
+    def _may_repeat(self, asked: RequestHead, error: Exception) -> bool:
         """A server may close a kept connection just when it is used again: then it has not seen the request.
 
         That cannot be told from one that saw it, so only what may be asked twice is (RFC 9110, 9.2.2).
@@ -215,26 +217,26 @@ class _Exchange:
             return False
         return asked.method in _REPEATABLE and not asked.has_body
 
-    async def _ask(self, stream: Stream, out: h11.Request, target: Target, asked: Asked) -> None:
+    async def _ask(self, stream: ByteStream, out: h11.Request, target: Target, asked: RequestHead) -> None:
         self._pumps = True
         await self._send(stream, out)
         await self._both_ways(stream, target, asked)
 
-    def _outgoing(self, target: Target, asked: Asked, checked: Checked, *, upgrade: bool) -> h11.Request:
+    def _outgoing(self, target: Target, asked: RequestHead, checked: CheckedRequest, *, upgrade: bool) -> h11.Request:
         headers = requests.end_to_end(list(asked.headers))
-        if self._context.vault.forms(target):
+        if self._uplink.vault.forms(target):
             headers = requests.identity_only(headers)
             # A compressed websocket could carry a value unseen.
             headers = [pair for pair in headers if pair[0].lower() != b"sec-websocket-extensions"]
         if upgrade:
             headers += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
-        path, headers = self._context.vault.swap(target, checked.target, headers, verified=self._route.verified)
+        path, headers = self._uplink.vault.swap(target, checked.target, headers, verified=self._route.verified)
         try:
             return h11.Request(method=asked.method, target=path, headers=headers)
         except h11.LocalProtocolError:  # its message would quote the header
             raise requests.malformed("a header holds characters that it cannot") from None
 
-    async def _send(self, stream: Stream, event: h11.Event) -> None:
+    async def _send(self, stream: ByteStream, event: h11.Event) -> None:
         data = self._below.send(event)
         if data:
             await stream.send(data)
@@ -246,7 +248,7 @@ class _Exchange:
         if self._events % _EVENTS_A_TURN == 0:
             await asyncio.sleep(0)
 
-    async def _request_body(self, stream: Stream) -> None:
+    async def _request_body(self, stream: ByteStream) -> None:
         while True:
             await self._give_turn()
             try:
@@ -263,7 +265,7 @@ class _Exchange:
             else:
                 raise Closed
 
-    async def _both_ways(self, stream: Stream, target: Target, asked: Asked) -> None:
+    async def _both_ways(self, stream: ByteStream, target: Target, asked: RequestHead) -> None:
         if not asked.has_body:
             if self._above.their_state is not h11.DONE and type(self._above.next_event()) is not h11.EndOfMessage:
                 raise Closed
@@ -288,7 +290,7 @@ class _Exchange:
                 task.cancel()
             await asyncio.gather(body, answer, return_exceptions=True)
 
-    async def _only_answer(self, stream: Stream, target: Target, asked: Asked) -> None:
+    async def _only_answer(self, stream: ByteStream, target: Target, asked: RequestHead) -> None:
         answer = asyncio.create_task(self._response(stream, target, asked))
         try:
             while not answer.done():
@@ -302,8 +304,8 @@ class _Exchange:
 
     # the response
 
-    async def _response(self, stream: Stream, target: Target, asked: Asked) -> None:
-        forms = self._context.vault.forms(target)
+    async def _response(self, stream: ByteStream, target: Target, asked: RequestHead) -> None:
+        forms = self._uplink.vault.forms(target)
         scrubber = forms.stream()
         while True:
             event = await self._next(stream)
@@ -332,7 +334,7 @@ class _Exchange:
             else:
                 raise OSError("the server went away in the middle of its response")
 
-    async def _next(self, stream: Stream) -> object:
+    async def _next(self, stream: ByteStream) -> object:
         await self._give_turn()
         while (event := self._below.next_event()) is h11.NEED_DATA:
             await self._send_head()
@@ -364,9 +366,9 @@ class _Exchange:
             # Closed by it, or out of step: bytes after a response are no answer to the next request.
             self._server.close()
 
-    async def _switch(self, stream: Stream, event: h11.InformationalResponse, target: Target) -> None:
+    async def _switch(self, stream: ByteStream, event: h11.InformationalResponse, target: Target) -> None:
         """A websocket: bytes from here on, values still taken out of the messages that come back."""
-        forms = self._context.vault.forms(target)
+        forms = self._uplink.vault.forms(target)
         self._status = 101
         headers = _masked(forms, event)
         await self._answer(h11.InformationalResponse(status_code=101, headers=headers, reason=b"Switching Protocols"))
@@ -401,10 +403,10 @@ class _Exchange:
     def _finish(self, refusal: Refusal | None) -> None:
         entry, self._entry = self._entry, None
         if entry is None and refusal is not None and refusal.code == "net.malformed":
-            entry = self._context.log(_UNREADABLE)  # nobody can say where it was to go
+            entry = self._uplink.log(_UNREADABLE)  # nobody can say where it was to go
         if entry is not None:
             status = status_of(refusal) if refusal is not None and not self._answered else self._status
-            self._context.finish(entry, status=status or None, refusal=refusal)
+            self._uplink.finish(entry, status=status or None, refusal=refusal)
 
     async def _break_off(self) -> None:
         """The guest or the server is gone, or the server does not speak HTTP."""
@@ -479,7 +481,7 @@ async def _settle(body: asyncio.Task[None], answer: asyncio.Task[None]) -> None:
 
 
 async def _copy(
-    source: Stream, sink: Stream, first: bytes, frames: Frames | None, count: Callable[[int], None]
+    source: ByteStream, sink: ByteStream, first: bytes, frames: Frames | None, count: Callable[[int], None]
 ) -> None:
     data = first
     while True:
@@ -508,7 +510,7 @@ def _has_body(headers: Headers) -> bool:
     )
 
 
-def _upgrade(target: Target, asked: Asked) -> bool:
+def _upgrade(target: Target, asked: RequestHead) -> bool:
     """Whether to ask for a websocket; other upgrades are left out, as a server may. Raises Refusal."""
     words = [word.strip().lower() for value in asked.all_of(b"upgrade") for word in value.split(b",")]
     if b"websocket" not in words:

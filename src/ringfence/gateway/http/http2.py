@@ -21,8 +21,9 @@ import h2.exceptions
 import h2.settings
 import hpack
 
+from ringfence.gateway.budget import Bucket
 from ringfence.gateway.http import request
-from ringfence.gateway.http.request import LARGEST_HEAD, Asked, refusal_body, refusal_headers, status_of
+from ringfence.gateway.http.request import LARGEST_HEAD, RequestHead, refusal_body, refusal_headers, status_of
 from ringfence.gateway.stream import STALL_S
 from ringfence.gateway.types import Refusal
 from ringfence.text import plain_ascii
@@ -31,20 +32,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
+    from ringfence.gateway.connection import Connection
     from ringfence.gateway.secrets.scrub import Forms, Scrubber
     from ringfence.gateway.secrets.vault import Headers
-    from ringfence.gateway.stream import Stream
-    from ringfence.gateway.types import Context, Entry, Target
-
-
-# MERGED: The two HTTP/2 connections of the gateway, and what flows between two of their streams, within their windows.
+    from ringfence.gateway.stream import ByteStream
+    from ringfence.gateway.types import LogEntry, Target
 
 
 MOST_STREAMS = 100
 _STREAM_WINDOW = 1 << 18
 _WINDOW = 1 << 20  # of a connection: the most that waits in memory for a slow peer
-_NOISE_AT_ONCE, _NOISE_PER_S = 500, 50.0  # frames that carry nothing
-_RESETS_AT_ONCE, _RESETS_PER_S = 100, 10.0
+_NOISE_AT_ONCE, _NOISE_PER_S = 500.0, 50.0  # frames that carry nothing
+_RESETS_AT_ONCE, _RESETS_PER_S = 100.0, 10.0
 _FRAME_HEAD = 9
 _PREFACE = 24  # what a client says before its first frame
 _FRAMES_A_TURN = 8
@@ -57,29 +56,15 @@ class Calm(Exception):  # noqa: N818  # the peer is told to be calm
     """The peer floods us."""
 
 
-class Allowance:
-    """So many at once, and so many more each second. Raises Calm beyond."""
-
-    def __init__(self, at_once: int, per_s: float) -> None:
-        self._left = float(at_once)
-        self._most = float(at_once)
-        self._per_s = per_s
-        self._at = time.monotonic()
-
-    def take(self) -> None:
-        now = time.monotonic()
-        self._left = min(self._most, self._left + (now - self._at) * self._per_s) - 1
-        self._at = now
-        if self._left < 0:
-            raise Calm
-
-
-class _Unsaid(logging.Filter):
-    """hpack tells a debug log every header with its value, a secret's among them (I03): nothing of ours is told."""
+class _HpackSilence(logging.Filter):
+    """Keeps our headers out of hpack's debug log, which has each with its value, a secret's among them (I03)."""
 
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.local()
+
+    def install(self) -> None:
+        """Filter hpack's loggers from now on. Idempotent."""
         for name in ("hpack.hpack", "hpack.table"):
             logging.getLogger(name).addFilter(self)
 
@@ -89,6 +74,7 @@ class _Unsaid(logging.Filter):
 
     @contextmanager
     def here(self) -> Iterator[None]:
+        """Silence hpack in this thread, for our headers alone: the caller's own use of hpack is logged as ever."""
         self._thread.is_ours = True
         try:
             yield
@@ -96,7 +82,7 @@ class _Unsaid(logging.Filter):
             self._thread.is_ours = False
 
 
-_unsaid = _Unsaid()
+_HPACK_SILENCE = _HpackSilence()
 
 
 class _Decoder(hpack.Decoder):
@@ -104,7 +90,7 @@ class _Decoder(hpack.Decoder):
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
         self.max_header_list_size = min(LARGEST_HEAD, _TABLES + _WRITTEN * len(data))
-        with _unsaid.here():
+        with _HPACK_SILENCE.here():
             return super().decode(data, raw)
 
 
@@ -118,17 +104,17 @@ class _Encoder(hpack.Encoder):
     @header_table_size.setter
     def header_table_size(self, value: int) -> None:
         table = self.header_table
-        with _unsaid.here():
+        with _HPACK_SILENCE.here():
             table.maxsize = min(value, _OWN_TABLE)
         if table.resized:
             self.table_size_changes.append(table.maxsize)
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:  # of five types
-        with _unsaid.here():
+        with _HPACK_SILENCE.here():
             return super().encode(headers, huffman)
 
 
-class _Turns:
+class _FrameTurns:
     """Cuts what comes from a peer every few frames: the loop is every sandbox's, and frames may be small and many."""
 
     def __init__(self, before_frames: int) -> None:
@@ -160,14 +146,14 @@ class _Turns:
 class Side:
     """One of the two connections."""
 
-    def __init__(self, stream: Stream, *, is_client: bool) -> None:
+    def __init__(self, stream: ByteStream, *, is_client: bool) -> None:
         config = h2.config.H2Configuration(client_side=is_client, header_encoding=False)
         self.stream = stream
         self.http = h2.connection.H2Connection(config)
         self.http.decoder, self.http.encoder = _Decoder(), _Encoder()
-        self.turns = _Turns(0 if is_client else _PREFACE)
-        self.noise = Allowance(_NOISE_AT_ONCE, _NOISE_PER_S)
-        self.resets = Allowance(_RESETS_AT_ONCE, _RESETS_PER_S)
+        self.turns = _FrameTurns(0 if is_client else _PREFACE)
+        self._noise = Bucket(_NOISE_PER_S, _NOISE_AT_ONCE)
+        self._resets = Bucket(_RESETS_PER_S, _RESETS_AT_ONCE)
         self.has_said_why = False  # it ends: the last frame is made
         self._sending = asyncio.Lock()
 
@@ -186,7 +172,18 @@ class Side:
         self.http.initiate_connection()
         self.http.increment_flow_control_window(_WINDOW - 65_535)
 
+    def count_noise(self) -> None:
+        """Count a frame that carries nothing. Raises Calm beyond the bucket."""
+        if not self._noise.take():
+            raise Calm
+
+    def count_reset(self) -> None:
+        """Count a reset of a stream. Raises Calm beyond the bucket."""
+        if not self._resets.take():
+            raise Calm
+
     async def flush(self) -> None:
+        """Send what h2 has made."""
         async with self._sending:  # taken inside: frames go out in the order they were made
             data = self.http.data_to_send()
             if data:
@@ -264,27 +261,29 @@ _REQUEST_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 class _Pair:
     """One request: its stream on each side."""
 
-    def __init__(self, entry: Entry, up: Flow, down: Flow) -> None:
+    def __init__(self, entry: LogEntry, up: Flow, down: Flow) -> None:
         self.entry = entry
         self.up = up
         self.down = down
         self.status: int | None = None
 
 
-async def serve_http2(guest: Stream, server: Stream, target: Target, context: Context) -> None:
-    """Until either side ends it. The caller closes both streams. Raises OSError, TimeoutError."""
-    await _Connection(guest, server, target, context).run()
+async def serve_http2(guest: ByteStream, server: ByteStream, target: Target, connection: Connection) -> None:
+    """Serve requests until either side ends. The caller closes both streams. Raises OSError, TimeoutError."""
+    _HPACK_SILENCE.install()
+    await _Http2Connection(guest, server, target, connection).run()
 
 
-class _Connection:
+class _Http2Connection:
     """Both sides of one connection, and the pairs of streams between them."""
 
-    def __init__(self, guest: Stream, server: Stream, target: Target, context: Context) -> None:
+    def __init__(self, guest: ByteStream, server: ByteStream, target: Target, connection: Connection) -> None:
         self._guest = Side(guest, is_client=False)
         self._server = Side(server, is_client=True)
         self._target = target
-        self._context = context
-        self._forms: Forms = context.vault.forms(target)
+        self._connection = connection
+        self._uplink = connection.uplink
+        self._forms: Forms = connection.uplink.vault.forms(target)
         self._pairs: dict[int, _Pair] = {}  # by the guest's stream
         self._above: dict[int, int] = {}  # the guest's stream, by the server's
         self._below: dict[int, int] = {}
@@ -301,7 +300,7 @@ class _Connection:
         except h2.exceptions.ProtocolError:
             raise ConnectionAbortedError("the server agreed on HTTP/2 and does not speak it") from None
         except Refusal as refusal:  # a budget is used up
-            self._context.finish(self._context.log(self._target), refusal=refusal)
+            self._uplink.finish(self._uplink.log(self._target), refusal=refusal)
             return
         most = min(MOST_STREAMS, int(self._server.http.remote_settings.max_concurrent_streams))
         self._guest.begin(max(1, most))
@@ -392,7 +391,7 @@ class _Connection:
                     pair.up.end()
             case h2.events.StreamReset():
                 self._unwanted.pop(event.stream_id, None)
-                self._guest.resets.take()
+                self._guest.count_reset()
                 self._drop(event.stream_id, _Code(event.error_code) if event.error_code in _CODES else _Code.CANCEL)
             case _:
                 self._common(self._guest, event)
@@ -405,7 +404,7 @@ class _Connection:
         pairs = [(bytes(name), bytes(value)) for name, value in event.headers]
         pseudo = {name: value.decode("latin-1") for name, value in pairs if name.startswith(b":")}
         method, path = pseudo.get(b":method", ""), pseudo.get(b":path", "")
-        entry = self._context.log(
+        entry = self._uplink.log(
             self._target, method=plain_ascii(method, 64), path=plain_ascii(path.partition("?")[0], 4096)
         )
         try:
@@ -419,7 +418,7 @@ class _Connection:
             raise request.malformed("its pseudo-headers are not those of an https request")
         headers = [(name, value) for name, value in pairs if not name.startswith(b":")]
         request.check_header_block(headers)
-        asked = Asked(pseudo[b":method"], pseudo[b":path"], pseudo[b":authority"], tuple(headers), has_body)
+        asked = RequestHead(pseudo[b":method"], pseudo[b":path"], pseudo[b":authority"], tuple(headers), has_body)
         lengths = asked.all_of(b"content-length")
         # A server behind that writes it in HTTP/1.1 would take the next client's request for its body.
         if not has_body and any(value.strip(b"0") for value in lengths):
@@ -432,11 +431,11 @@ class _Connection:
         headers = [pair for pair in headers if pair[0] not in (b"host", b"proxy-authorization")]
         if self._forms:
             headers = request.identity_only(headers)
-        path, headers = self._context.vault.swap(self._target, checked.target, headers, verified=True)
+        path, headers = self._uplink.vault.swap(self._target, checked.target, headers, verified=True)
         head = {b":method": asked.method, b":scheme": "https", b":authority": asked.authority, b":path": path}
         return [*((name, text.encode("latin-1")) for name, text in head.items()), *headers]
 
-    def _forward(self, stream_id: int, entry: Entry, headers: Headers, *, has_body: bool) -> None:
+    def _forward(self, stream_id: int, entry: LogEntry, headers: Headers, *, has_body: bool) -> None:
         http = self._server.http
         try:
             if http.open_outbound_streams >= http.remote_settings.max_concurrent_streams:
@@ -452,9 +451,9 @@ class _Connection:
         self._pairs[stream_id] = _Pair(entry, up, down)
         self._above[below], self._below[stream_id] = stream_id, below
 
-    def _refuse(self, stream_id: int, entry: Entry, refusal: Refusal, *, has_body: bool) -> None:
+    def _refuse(self, stream_id: int, entry: LogEntry, refusal: Refusal, *, has_body: bool) -> None:
         status = status_of(refusal)
-        self._context.finish(entry, status=status, refusal=refusal)
+        self._uplink.finish(entry, status=status, refusal=refusal)
         body = refusal_body(refusal)
         http = self._guest.http
         if http.local_flow_control_window(stream_id) < len(body):
@@ -515,7 +514,7 @@ class _Connection:
         self._guest.http.send_headers(above, [(b":status", str(pair.status).encode()), *passed])
 
     def _inform(self, event: h2.events.InformationalResponseReceived) -> None:
-        self._server.noise.take()
+        self._server.count_noise()
         if self._pair_below(event.stream_id) is None:
             return
         headers = [pair for pair in self._masked(event.headers) if pair[0] == b":status"]
@@ -531,7 +530,7 @@ class _Connection:
         owed = event.flow_controlled_length or 0
         data = bytes(event.data or b"")
         if not data:
-            side.noise.take()
+            side.count_noise()
         if pair is None:  # of a stream that was refused or dropped: its bytes count for the connection all the same
             if owed:
                 side.http.acknowledge_received_data(owed, event.stream_id)
@@ -561,12 +560,12 @@ class _Connection:
             case h2.events.WindowUpdated():
                 self._pump_into(side, event.stream_id or 0)
             case h2.events.RemoteSettingsChanged():
-                side.noise.take()
+                side.count_noise()
                 self._pump_into(side, 0)
             case h2.events.ConnectionTerminated():
                 self._leaves = True
             case _:
-                side.noise.take()  # pings, priorities, frames nobody knows
+                side.count_noise()  # pings, priorities, frames nobody knows
 
     def _pump_into(self, side: Side, stream_id: int) -> None:
         """A window of `side` grew: of one stream, or with 0 of all."""
@@ -589,7 +588,7 @@ class _Connection:
             return
         below = self._below[above]
         self._forget(above)
-        self._context.finish(pair.entry, status=pair.status)
+        self._uplink.finish(pair.entry, status=pair.status)
         if not pair.up.is_done:  # answered before it had taken everything
             _reset(self._server, below, _Code.CANCEL)
             self._unwanted[above] = _MOST_DRAINED
@@ -602,27 +601,27 @@ class _Connection:
         self._forget(above)
         _reset(self._server, below, code)
         refusal = Refusal("net.cancelled", "the client cancelled the request", verdict="failed")
-        self._context.finish(pair.entry, status=pair.status, refusal=refusal)
+        self._uplink.finish(pair.entry, status=pair.status, refusal=refusal)
 
     def _reset_guest(self, above: int, code: int) -> None:
         pair = self._pairs[above]
         self._forget(above)
         _reset(self._guest, above, _Code(code) if code in _CODES else _Code.INTERNAL_ERROR)
         refusal = Refusal("net.reset", f"{self._target} reset the request", verdict="failed")
-        self._context.finish(pair.entry, status=pair.status, refusal=refusal)
+        self._uplink.finish(pair.entry, status=pair.status, refusal=refusal)
 
     def _forget(self, above: int) -> None:
         del self._pairs[above]
         del self._above[self._below.pop(above)]
 
     def _abandon(self, refusal: Refusal | None = None) -> None:
-        """Every request that is still open ends, and the log says so."""
-        why = refusal or Refusal("net.broken", "the connection broke off in the middle of a request", verdict="failed")
+        """End every request that is still open, and log why."""
+        broken = Refusal("net.broken", "the connection broke off in the middle of a request", verdict="failed")
         for above in list(self._pairs):
             pair = self._pairs[above]
             self._forget(above)
             _reset(self._guest, above, _Code.INTERNAL_ERROR)
-            self._context.finish(pair.entry, status=pair.status, refusal=why)
+            self._uplink.finish(pair.entry, status=pair.status, refusal=refusal or self._connection.cut or broken)
 
 
 _CODES = frozenset(int(code) for code in _Code)

@@ -12,60 +12,57 @@ from typing import TYPE_CHECKING
 
 from ringfence.gateway.http.http1 import Route, serve_http1
 from ringfence.gateway.http.request import check_authority, malformed
-from ringfence.gateway.splice import reset
 from ringfence.gateway.stream import Plain, Tls, open_plain, open_tls
 from ringfence.gateway.types import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringfence.gateway.stream import Stream
-    from ringfence.gateway.types import Client, Context, Target
+    from ringfence.gateway.connection import Connection
+    from ringfence.gateway.interfaces import Uplink
+    from ringfence.gateway.stream import ByteStream
+    from ringfence.gateway.types import Target
 
 _H1 = ("http/1.1",)
 _H2 = ("h2", "http/1.1")
 
 
-async def intercept(client: Client, target: Target, context: Context) -> None:
-    """Until either side ends it. Closes the client's socket. Raises only what cancels it.
+async def intercept(connection: Connection, target: Target) -> None:
+    """Serve one TLS connection until either side ends it, and close it. Raises only what cancels it.
 
-    The caller has checked that the ClientHello in `client.received` names the target.
+    The caller has checked that the ClientHello in `connection.received` names the target.
     """
-    guest = Plain(client.sock, client.received)
+    guest = Plain(connection.sock, connection.received)
     try:
-        await _intercept(guest, client.received, target, context)
+        await _intercept(guest, target, connection)
     except (OSError, TimeoutError):
         pass  # the guest is gone, or took nothing; what was asked for stands in the log
     except asyncio.CancelledError:
-        reset(client.sock)  # it was cut: an end would look like the end of an answer
+        connection.reset()  # it was cut: an end would look like the end of an answer
         raise
     except Exception as error:  # noqa: BLE001  # ours: a traceback on the host's terminal could quote a value (I03)
-        context.finish(context.log(target), refusal=_ours(error))
+        connection.uplink.finish(connection.uplink.log(target), refusal=_ours(error))
     finally:
         guest.close()
 
 
-async def serve_plain(
-    client: Client,
-    context: Context,
-    choose: Callable[[str, list[str]], tuple[Target, str]],
-) -> None:
-    """Plain HTTP, by the same checks, secrets never put in. Closes the client's socket. Raises only what cancels it.
+async def serve_plain(connection: Connection, choose: Callable[[str, list[str]], tuple[Target, str]]) -> None:
+    """Serve plain HTTP, by the same checks, secrets never put in; then close. Raises only what cancels it.
 
     `choose` is called for each request, with its target and every Host, and gives the permitted target and the
     request target in origin form; it raises Refusal. For one fixed target: `fixed(target)`.
     """
 
-    async def connect(target: Target) -> Stream:
-        return await open_plain(context, target)
+    async def connect(target: Target) -> ByteStream:
+        return await open_plain(connection.uplink, target)
 
-    guest = Plain(client.sock, client.received)
+    guest = Plain(connection.sock, connection.received)
     try:
-        await serve_http1(guest, Route(context, choose, connect, verified=False))
+        await serve_http1(guest, Route(connection, choose, connect, verified=False))
     except (OSError, TimeoutError):
         pass  # as above
     except asyncio.CancelledError:
-        reset(client.sock)
+        connection.reset()
         raise
     finally:
         guest.close()
@@ -88,23 +85,24 @@ def fixed(target: Target, scheme: str = "http") -> Callable[[str, list[str]], tu
     return choose
 
 
-async def _intercept(guest: Plain, hello: bytes, target: Target, context: Context) -> None:
-    server = await _open(target, context, _H2 if b"\x02h2" in hello else _H1)
+async def _intercept(guest: Plain, target: Target, connection: Connection) -> None:
+    uplink = connection.uplink
+    server = await _open(target, uplink, _H2 if b"\x02h2" in connection.received else _H1)
     try:
         offered = _H2 if isinstance(server, Tls) and server.alpn == "h2" else _H1
-        above = Tls(guest, context.authority.server(target.name, offered))
+        above = Tls(guest, uplink.authority.server(target.name, offered))
         try:
             await above.handshake()
         except ssl.SSLError:
-            context.finish(context.log(target), refusal=_distrusted(target))
+            uplink.finish(uplink.log(target), refusal=_distrusted(target))
             return
         if above.alpn == "h2" and isinstance(server, Tls):
             from ringfence.gateway.http.http2 import serve_http2
 
-            await serve_http2(above, server, target, context)
+            await serve_http2(above, server, target, connection)
         else:
-            first = _First(server, target, context)
-            route = Route(context, fixed(target, "https"), first.connect, verified=True)
+            first = _First(server, target, uplink)
+            route = Route(connection, fixed(target, "https"), first.connect, verified=True)
             await serve_http1(above, route)
         await above.end()
     finally:
@@ -112,10 +110,10 @@ async def _intercept(guest: Plain, hello: bytes, target: Target, context: Contex
             server.close()
 
 
-async def _open(target: Target, context: Context, alpn: tuple[str, ...]) -> Tls | Refusal:
+async def _open(target: Target, uplink: Uplink, alpn: tuple[str, ...]) -> Tls | Refusal:
     """What went wrong is told to the guest in its own protocol, once its TLS stands."""
     try:
-        return await open_tls(context, target, alpn)
+        return await open_tls(uplink, target, alpn)
     except Refusal as refusal:
         return refusal
 
@@ -123,18 +121,18 @@ async def _open(target: Target, context: Context, alpn: tuple[str, ...]) -> Tls 
 class _First:
     """Gives the connection that was opened, or what went wrong, for the first request; then new ones."""
 
-    def __init__(self, first: Tls | Refusal, target: Target, context: Context) -> None:
+    def __init__(self, first: Tls | Refusal, target: Target, uplink: Uplink) -> None:
         self._first: Tls | Refusal | None = first
         self._target = target
-        self._context = context
+        self._uplink = uplink
 
-    async def connect(self, target: Target) -> Stream:
+    async def connect(self, target: Target) -> ByteStream:
         first, self._first = self._first, None
         if isinstance(first, Refusal):
             raise first
         if first is not None and first.alpn != "h2":
             return first
-        return await open_tls(self._context, target, _H1)
+        return await open_tls(self._uplink, target, _H1)
 
 
 def _ours(error: Exception) -> Refusal:

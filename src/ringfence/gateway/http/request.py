@@ -207,7 +207,7 @@ MOST_HEADERS = 200
 
 
 @final
-class Asked(Struct):
+class RequestHead(Struct):
     """What a request asks for, as the guest wrote it. `authority`: Host, or :authority."""
 
     method: str
@@ -222,14 +222,14 @@ class Asked(Struct):
 
 
 @final
-class Checked(Struct):
+class CheckedRequest(Struct):
     """What may go out: the request target to send, and the path for the log, where no query stands."""
 
     target: str
     path: str
 
 
-def check_request(target: Target, asked: Asked) -> Checked:
+def check_request(target: Target, asked: RequestHead) -> CheckedRequest:
     """Raises Refusal."""
     check_authority(target, asked.authority)
     try:
@@ -238,11 +238,11 @@ def check_request(target: Target, asked: Asked) -> Checked:
         raise malformed(str(error)) from None
     _check_method(target, asked)
     if target.rule is None or not target.rule.paths:
-        return Checked(path + query, path)
+        return CheckedRequest(path + query, path)
     name = _first_named(_NAMES_A_PATH, asked)
     if name is not None:
         raise Refusal("net.path", f"the header {name} would make another path of this one at {target}")
-    return Checked(_check_path(target, path) + query, path)
+    return CheckedRequest(_check_path(target, path) + query, path)
 
 
 def check_authority(target: Target, authority: str) -> None:
@@ -356,7 +356,7 @@ def refusal_headers(body: bytes) -> Headers:
     ]
 
 
-def _check_method(target: Target, asked: Asked) -> None:
+def _check_method(target: Target, asked: RequestHead) -> None:
     method = asked.method
     if not _TOKEN.fullmatch(method.encode("latin-1", "replace")):
         # Of HTTP/2: a server behind that writes it into a request line would read a path of the guest's there.
@@ -377,7 +377,7 @@ def _check_method(target: Target, asked: Asked) -> None:
         raise Refusal("net.method", f"{method} with a body is not permitted for {target}")
 
 
-def _first_named(pattern: re.Pattern[bytes], asked: Asked) -> str | None:
+def _first_named(pattern: re.Pattern[bytes], asked: RequestHead) -> str | None:
     """Whatever stands between its words: to CGI all but letters and digits is one character."""
     for name, _ in asked.headers:
         if pattern.search(name.lower()) and name.lower() not in _HARMLESS:

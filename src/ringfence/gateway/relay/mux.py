@@ -1,8 +1,8 @@
 """The host's half of the relay: turns a box's channel into connections for the gateway, and passes on all else.
 
-A thread for each box that has a network and a wall of an engine's; it owns the channel. Whose a connection is, is known
-by the channel. The one thing taken from inside is the address it was for, and that is a name only in this sandbox's own
-table.
+Each box with a network behind an engine's wall has a relay, whose thread owns the channel. Which sandbox a connection
+belongs to is known by the channel. The one thing taken from inside is the address that the connection was made to, and
+that means a name only in this sandbox's own table.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from ringfence.gateway.connection import close_copy
 from ringfence.gateway.dns import NUMBER_BYTES
-from ringfence.gateway.relay.socket import Relayed, Stream
+from ringfence.gateway.relay.socket import RelayedSocket, RelayedStream
 from ringfence.shared import fast_stdlib
 from ringfence.shared.credit import Shared
 from ringfence.shared.event_loop import Loop
@@ -31,12 +32,12 @@ _MOST_HELD = 1 << 26  # for a caller that does not read; jobs have credit of the
 
 
 class Relay:
-    """Everything but the constructor runs in its thread."""
+    """One box's channel and its streams. All but the constructor, `start` and `after_fork` runs in its thread."""
 
     def __init__(
-        self, channel: socket.socket, most: int, *, enter: Callable[[Relayed], None], broken: Callable[[], None]
+        self, channel: socket.socket, most: int, *, enter: Callable[[RelayedSocket], None], broken: Callable[[], None]
     ) -> None:
-        """`enter` gets each new connection, `broken` is called when guestd broke the format; both from the thread.
+        """Take the channel over. The thread calls `enter` with each new connection, and `broken` when guestd lies.
 
         `link` is what `channel` was, without the relay's frames; `datagrams` is the gateway's end for DNS messages.
         """
@@ -55,17 +56,25 @@ class Relay:
         self._cutter = wire.Cutter()
         self._out = bytearray()  # whole frames for guestd
         self._in = bytearray()  # for the library
-        self._streams: dict[int, Stream] = {}
-        self._waiting: set[Stream] = set()
+        self._streams: dict[int, RelayedStream] = {}
+        self._waiting: set[RelayedStream] = set()
         self._last = 0
         self._over = self._heard_all = False
         self.loop = Loop()
         self._events = {channel.fileno(): 0, self._library.fileno(): 0}
 
     def start(self) -> None:
+        """Start the thread, which ends with the channel or the library's socket."""
         threading.Thread(target=self._run, name="ringfence-relay", daemon=True).start()
 
-    # the thread
+    def after_fork(self) -> None:
+        """Close a forked child's copies: the thread stayed in the parent, and what it closes is to end."""
+        for stream in list(self._streams.values()):
+            stream.after_fork()
+        for sock in (self._channel, self._library, self._queries):
+            close_copy(sock)
+
+    # in the thread
 
     def _run(self) -> None:
         fast_stdlib.hold_pipe_signal()
@@ -78,9 +87,9 @@ class Relay:
         except WireError:
             self._broken()
         finally:
-            self._end()
+            self._close()
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         for stream in list(self._streams.values()):
             stream.abort()
         for sock in (self._channel, self._library, self._queries):
@@ -122,7 +131,7 @@ class Relay:
         try:
             sent = self._channel.sendmsg([head, payload])
         except OSError:
-            sent = 0  # `_flush_out` meets the same
+            sent = 0  # `_flush_out` meets the same error
         if sent < len(head):
             self._out += head[sent:] + payload
         else:
@@ -132,8 +141,8 @@ class Relay:
     def congested(self) -> bool:
         return len(self._out) >= _MOST_OUT
 
-    def wait(self, stream: Stream) -> None:
-        """Until guestd has taken what is on its way."""
+    def wait(self, stream: RelayedStream) -> None:
+        """Call the stream's `rewatch` once guestd has taken what is on its way."""
         self._waiting.add(stream)
 
     def _on_channel(self, events: int) -> None:
@@ -227,16 +236,17 @@ class Relay:
             self.send(wire.END, number, wire.BROKEN)
             return
         ours.setblocking(False)
-        connection = Relayed(place, fileno=theirs.detach())
+        connection = RelayedSocket(place, fileno=theirs.detach())
         connection.setblocking(False)
-        self._streams[number] = Stream(self, number, ours, connection)
+        self._streams[number] = RelayedStream(self, number, ours, connection)
         self._enter(connection)
 
-    def forget(self, stream: Stream) -> None:
+    def remove(self, stream: RelayedStream) -> None:
+        """Forget a stream that has ended."""
         self._waiting.discard(stream)
         del self._streams[stream.number]
 
-    # DNS messages: numbered, so that an answer finds who asked
+    # DNS messages: numbered, so that an answer finds its query
 
     def _ask(self, number: int, payload: bytes) -> None:
         with contextlib.suppress(OSError):  # more than the gateway answers now: they ask again

@@ -1,11 +1,12 @@
-"""One relayed connection: the socket that the gateway serves, and the stream of frames that it stands for."""
+"""One relayed connection: the socket that the gateway serves, and the stream of frames that the socket stands for."""
 
 from __future__ import annotations
 
 import select
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from ringfence.gateway.connection import close_copy
 from ringfence.shared import credit as window
 from ringfence.wire import relay_frames as wire
 from ringfence.wire.frames import WireError
@@ -13,13 +14,14 @@ from ringfence.wire.frames import WireError
 if TYPE_CHECKING:
     from typing import Any
 
-    from ringfence.gateway.relay.mux import Relay
+    from ringfence.shared.credit import Shared
+    from ringfence.shared.event_loop import Loop
 
 
-class Relayed(socket.socket):
-    """The gateway's end of a pair: for it, a connection that was accepted at `place` inside.
+class RelayedSocket(socket.socket):
+    """The gateway's end of a pair of sockets: for the gateway, a connection that was accepted at `place` inside.
 
-    What a pair of local sockets cannot tell is told by two marks: that a side broke off, and did not just end.
+    Two marks tell what a pair of local sockets cannot: that a side broke off, and did not just end.
     """
 
     def __init__(self, place: tuple[str, int], *, fileno: int) -> None:
@@ -32,12 +34,12 @@ class Relayed(socket.socket):
         return self._place
 
     def setsockopt(self, *args: Any) -> None:  # the signature has three forms
-        """The two options that an accepted connection gets: no delay, which a pair has not, and to end by a reset."""
+        """Take the two options of accepted connections: no delay, which a pair has not, and to end by a reset."""
         if args[:2] == (socket.SOL_SOCKET, socket.SO_LINGER):
             self.broken_by_gateway = True
 
     def check_end(self) -> None:
-        """After the last byte was read. Raises ConnectionResetError when there was to be more."""
+        """Check, after the last byte was read, that the client ended. Raises ConnectionResetError when it broke off."""
         if self.broken_by_guest:
             raise ConnectionResetError("the client broke the connection off")
 
@@ -48,10 +50,31 @@ class Relayed(socket.socket):
         return data
 
 
-class Stream:
-    """The relay's end. Its thread alone uses it."""
+class Channel(Protocol):
+    """What a stream asks of the relay whose channel its frames go by."""
 
-    def __init__(self, relay: Relay, number: int, sock: socket.socket, connection: Relayed) -> None:
+    loop: Loop
+    piece: memoryview  # what streams read into, one after the other
+    shared: Shared
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much waits for guestd that streams must not read."""
+
+    def send(self, kind: int, number: int, payload: bytes | memoryview) -> None:
+        """Send a frame to guestd."""
+
+    def wait(self, stream: RelayedStream) -> None:
+        """Call the stream's `rewatch` once guestd has taken what is on its way."""
+
+    def remove(self, stream: RelayedStream) -> None:
+        """Forget a stream that has ended."""
+
+
+class RelayedStream:
+    """The relay's end of a relayed connection. The relay's thread alone uses it."""
+
+    def __init__(self, relay: Channel, number: int, sock: socket.socket, connection: RelayedSocket) -> None:
         self.number = number
         self._relay = relay
         self._sock = sock
@@ -65,7 +88,7 @@ class Stream:
         self.rewatch()
 
     def rewatch(self) -> None:
-        """Wait for what can be done now. Without anything to wait for, for the gateway's hang-up."""
+        """Watch the socket for what can be done now; with nothing to do, for the gateway's hang-up."""
         reading = not self._gateway_said_all
         if reading and self._relay.congested:
             self._relay.wait(self)
@@ -126,7 +149,7 @@ class Stream:
             self.rewatch()
 
     def _gone(self) -> None:
-        """The gateway has closed its end."""
+        """Tell guestd that the gateway has closed its end, and drop the stream."""
         word = wire.BROKEN if self._connection.broken_by_gateway else wire.GONE
         self._relay.send(wire.END, self.number, word)
         self._drop()
@@ -134,7 +157,7 @@ class Stream:
     # the guest
 
     def take(self, kind: int, payload: bytes) -> None:
-        """Raises WireError."""
+        """Act on a frame from inside. Raises WireError."""
         if kind == wire.DATA:
             self._give(payload)
         elif kind == wire.CREDIT:
@@ -167,7 +190,7 @@ class Stream:
         self._passed(sent)
 
     def _sent(self, data: bytes | bytearray) -> int:
-        """How much the gateway took. One that reads no more takes all; it may have said something before."""
+        """Return how many bytes the gateway took: all, where it reads no more, as it may have said something before."""
         if not self._deaf:
             try:
                 return self._sock.send(data)
@@ -199,12 +222,16 @@ class Stream:
         self.rewatch()
 
     def abort(self) -> None:
-        """The guest broke it off, or is no more."""
+        """End the stream because the guest broke it off, or is no more."""
         self._connection.broken_by_guest = True
         self._drop()
+
+    def after_fork(self) -> None:
+        """Close a forked child's copy of the relay's end, which would keep the gateway's from ending."""
+        close_copy(self._sock)
 
     def _drop(self) -> None:
         self._watch(None)
         self._sock.close()
         self._window.close()
-        self._relay.forget(self)
+        self._relay.remove(self)

@@ -1,7 +1,7 @@
 """What a sandbox needs so that programs inside accept its own certificate authority: files, and variables naming them.
 
-The files lie where the guest may change them: one that does harms nobody but itself, as the server's certificate is
-checked outside.
+The files lie where the guest may change them: a guest that does harms only itself, as the server's certificate is
+checked outside. This module needs no package; `ca`, which signs, needs `cryptography`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _JAVA_OPTIONS = (
 
 
 def is_needed(network: Network, secrets: tuple[Secret, ...]) -> bool:
-    """Whether some host's TLS will be read."""
+    """Return whether some host's TLS will be read."""
     rules = network.rules
     return bool(secrets) or any(rule.protocol == "tls" and (rule.methods or rule.paths) for rule in rules)
 
 
 def check_packages() -> None:
-    """Raises UnsupportedError when what reads TLS and HTTP is not installed on the host."""
+    """Raise UnsupportedError when what reads TLS and HTTP is not installed on the host."""
     missing = [name for name in _PACKAGES if not import_path.is_installed(name)]
     if missing:
         raise UnsupportedError(
@@ -61,12 +61,12 @@ def check_packages() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Variables for the guest; its policy's own come before them."""
+    """Return variables for the guest; the policy's own come before them."""
     return {**dict.fromkeys(_BUNDLE_VARIABLES, BUNDLE), "JAVA_TOOL_OPTIONS": _JAVA_OPTIONS, "WGETRC": WGET_SETTINGS}
 
 
 def files(authority: Authority) -> Mapping[str, bytes]:
-    """By their path inside."""
+    """Return the files by their path inside."""
     from ringfence.gateway.secrets.ca import host_bundle, java_trust_store, trust_bundle
 
     bundle = host_bundle()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
+import resource
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
 from ringfence.errors import PolicyError
-from ringfence.gateway.secrets.coredump import leave_no_core
 from ringfence.gateway.secrets.scrub import Forms
 from ringfence.gateway.types import Refusal
 from ringfence.policy.hosts import parse_pattern
@@ -38,6 +39,9 @@ _NO_CREDENTIALS = frozenset(
 )
 _NO_CREDENTIAL_PREFIXES = (b":", b"content-", b"if-", b"sec-", b"access-control-", b"x-forwarded-", b"proxy-")
 
+_CORE_FILTER = "/proc/self/coredump_filter"
+_NO_MEMORY = b"0"  # no private, no shared, no mapped memory; also what gcore goes by
+
 
 class Vault:
     """The secrets of one sandbox and their placeholders. repr and pickling give nothing away."""
@@ -46,12 +50,9 @@ class Vault:
         """Raises PolicyError for a secret without its value, or whose value is too short to be kept.
 
         `held`: placeholders, by name, that the memory of a copy holds; they stand for this sandbox's own values.
-        With a secret, this process leaves no core file from here on.
         """
-        self._secrets = tuple(_Kept(secret, held.get(secret.name)) for secret in secrets)
-        self._forms: dict[tuple[_Kept, ...], Forms] = {}
-        if self._secrets:
-            leave_no_core()
+        self._secrets = tuple(_KeptSecret(secret, held.get(secret.name)) for secret in secrets)
+        self._forms: dict[tuple[_KeptSecret, ...], Forms] = {}
 
     def __repr__(self) -> str:
         return f"Vault({', '.join(kept.name for kept in self._secrets)})"
@@ -96,7 +97,7 @@ class Vault:
         return path, headers
 
 
-class _Kept:
+class _KeptSecret:
     """One secret, its value and its placeholder."""
 
     def __init__(self, secret: Secret, placeholder: str | None) -> None:
@@ -115,7 +116,7 @@ class _Kept:
         self._inject = frozenset(secret.inject)
 
     def __repr__(self) -> str:
-        return f"_Kept({self.name})"
+        return f"_KeptSecret({self.name})"
 
     def serves(self, name: str, port: int) -> bool:
         return any(host.matches(name) and host.port in (None, port) for host in self._hosts)
@@ -169,3 +170,23 @@ def _for_another_host(name: str, target: Target) -> Refusal:
 
 def _without_tls(name: str, target: Target) -> Refusal:
     return Refusal("secret.not-tls", f"the secret {name} goes out over TLS only, not in plain HTTP to {target}")
+
+
+def leave_no_core() -> None:
+    """Keep this process, and what it starts, out of core files from now on (I01). Idempotent.
+
+    The service calls this before it reads a value. The process then writes no core file, and a tool that does finds no
+    memory. A limit of 1 is too small for a core file, and tells the kernel to hand none to a program (`core_pattern`
+    with a pipe), which a limit of 0 does not. PR_SET_DUMPABLE would hide the process from its own user, and then it
+    could start no sandbox any more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    least = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0
+    if soft != least:
+        resource.setrlimit(resource.RLIMIT_CORE, (least, hard))
+    with contextlib.suppress(FileNotFoundError):  # not on this system
+        fd = os.open(_CORE_FILTER, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, _NO_MEMORY)
+        finally:
+            os.close(fd)
