@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,6 +149,23 @@ print(json.dumps([hang, crash]))
         {"ok": False, "detail": "no answer in 0.2 s", "errno": None},
         {"ok": False, "detail": "the trial ended with status -11", "errno": None},
     ]
+
+
+@pytest.mark.parametrize("below", ["/tmp", "/var/tmp"])
+def test_the_trials_say_the_same_where_the_code_lies_below_a_folder_of_temporary_files(below: str) -> None:
+    """A trial that mounts over the code that it is still importing fails, and says that a namespace is missing."""
+
+    def trial_states(package: Path) -> dict[str, bool]:
+        argv = [os.path.realpath(sys.executable), "-I", "-S", str(package / "doctor/trials.py")]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=55)
+        assert done.returncode == 0, done.stderr
+        return {said["trial"]: said["ok"] for said in map(json.loads, done.stdout.splitlines())}
+
+    source = Path(trial_runner.__file__).parents[1]
+    with tempfile.TemporaryDirectory(dir=below) as folder:
+        copy = Path(folder, "src", "ringfence")
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        assert trial_states(copy) == trial_states(source)
 
 
 def test_a_whole_run_that_hangs_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,13 +27,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TRIAL_S = 5.0
+_MOUNT_POINTS = ("/tmp", "/var/tmp", "/mnt", "/run")
+
+
+def mount_point() -> str:
+    """Return an existing folder to mount over that holds no code of this process, which may yet import some."""
+    code = [os.path.realpath(entry) for entry in (*sys.path, __file__, sys.prefix) if entry]
+    for folder in _MOUNT_POINTS:
+        if os.path.isdir(folder) and not any(f"{path}/".startswith(f"{folder}/") for path in code):
+            return folder
+    raise OSError(f"code lies below each folder to mount over: {', '.join(_MOUNT_POINTS)}")
 
 
 def user_namespace() -> str:
     """A namespace counts when a mount inside it worked: Ubuntu lets unshare succeed and denies the rest."""
     _enter(k.CLONE_NEWNS)
-    k.mount("tmpfs", "/tmp", "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=64k")
-    k.mount_setattr(k.AT_FDCWD, "/tmp", k.AT_RECURSIVE, add=k.MOUNT_ATTR_RDONLY)
+    place = mount_point()
+    k.mount("tmpfs", place, "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=64k")
+    k.mount_setattr(k.AT_FDCWD, place, k.AT_RECURSIVE, add=k.MOUNT_ATTR_RDONLY)
     if os.geteuid() == 0 and _outside_uid() == 0:
         _map_a_guest()
         return "a tmpfs was mounted, and a user namespace took a sandbox's uid"
@@ -98,8 +109,9 @@ def idmapped_mounts() -> str:
 def overlay() -> str:
     """For `copy` mounts: the host's files below, the sandbox's disk above."""
     _enter(k.CLONE_NEWNS)
-    k.mount("tmpfs", "/tmp", "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=64k")
-    os.chdir("/tmp")
+    place = mount_point()
+    k.mount("tmpfs", place, "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=64k")
+    os.chdir(place)
     for name in ("lower", "upper", "work", "shown"):
         os.mkdir(name)
     layers = "lowerdir=lower,upperdir=upper,workdir=work,userxattr"

@@ -1,0 +1,104 @@
+"""What a stranger sees of `scripts/setup`, and what it leaves: in a project of its own, with nothing to download."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+
+[project]
+name = "ringfence"
+version = "1"
+"""
+
+# The least that pip takes for an editable install: a wheel with one line of path.
+BACKEND = """
+import os, zipfile
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    name, info = "ringfence-1-py3-none-any.whl", "ringfence-1.dist-info"
+    with zipfile.ZipFile(os.path.join(wheel_directory, name), "w") as wheel:
+        wheel.writestr("ringfence.pth", os.path.abspath("src"))
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: ringfence\\nVersion: 1\\n")
+        tags = "Generator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\\n{tags}")
+        wheel.writestr(f"{info}/RECORD", "")
+    return name
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("scripts", "requirements", "bin", "src/ringfence/inner"):
+        (folder / name).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/setup", folder / "scripts")
+    (folder / "requirements/build.txt").write_text("")
+    (folder / "bin/ringfence").write_text("")
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "backend.py").write_text(BACKEND)
+    for name in ("__init__", "inner/__init__", "inner/module"):
+        (folder / f"src/ringfence/{name}.py").write_text("VALUE = 1\n")
+    return folder
+
+
+def set_up(project: Path) -> list[str]:
+    """Run the script as a container's shell would, with a pip that is configured for folders that are not there."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(project),
+        "PYTHON": os.path.realpath(sys.executable),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PIP_FIND_LINKS": "/nowhere/simple/a /nowhere/simple/b",
+    }
+    done = subprocess.run(
+        ["scripts/setup", "build"], cwd=project, env=environment, capture_output=True, text=True, timeout=55
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return done.stderr.splitlines()
+
+
+def without_bytecode(project: Path) -> list[str]:
+    """Return the sources for which no bytecode, or bytecode of an older text, was written."""
+    cached = f"{sys.implementation.cache_tag}.pyc"
+    found = []
+    for source in (project / "src").rglob("*.py"):
+        compiled = source.parent / "__pycache__" / f"{source.stem}.{cached}"
+        stamp = int(source.stat().st_mtime).to_bytes(4, "little")
+        if not compiled.exists() or compiled.read_bytes()[8:12] != stamp:
+            found.append(source.name)
+    return found
+
+
+def test_set_up_says_one_line_and_nothing_of_pips_configuration(project: Path) -> None:
+    lines = set_up(project)
+    assert len(lines) == 1
+    assert lines[0].startswith("setup: making .venv with ")
+    assert set_up(project) == []
+
+
+def test_the_package_is_compiled_where_python_writes_no_bytecode_by_itself(project: Path) -> None:
+    set_up(project)
+    assert without_bytecode(project) == []
+
+
+def test_a_source_that_changed_since_is_compiled_again(project: Path) -> None:
+    set_up(project)
+    changed = project / "src/ringfence/inner/module.py"
+    changed.write_text("VALUE = 2\n")
+    os.utime(changed, (1_700_000_000, 1_700_000_000))
+    assert without_bytecode(project) == ["module.py"]
+    set_up(project)
+    assert without_bytecode(project) == []
