@@ -13,8 +13,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-import backends_declared
 import leftovers
+import outcomes
 from accounts import OrdinaryUser, account
 
 pytest.register_assert_rewrite("ringfence.testing.checks")
@@ -33,28 +33,29 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_text = "run the behaviour tests of this backend only; again for another; one that cannot run here is an error"
     parser.addoption("--backend", action="append", default=[], metavar="NAME", help=help_text)
+    parser.addoption("--wall", choices=outcomes.WALLS, help="run the tests that need this engine only")
+    parser.addoption("--share", metavar="K/N", help="run the K-th of N shares of what is chosen only")
+    parser.addoption("--outcomes", type=Path, metavar="FILE", help="write what became of each test, as JSON")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `make proof` runs, unless -m names it."""
+    outcomes.choose(config, items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """A backend that could not be tested is said and counted, never left out in silence."""
-    ran = {key.partition("[")[2].partition("-")[0] for key in _conformance_ids(terminalreporter)}
-    if not ran:
-        return
-    from ringfence.testing.conformance import CHECKS
-
-    for name in backends_declared.DECLARED:
-        reason = backends_declared.missing(name)
-        if name not in ran and reason is not None:
-            terminalreporter.write_line(f"NOT AVAILABLE {name}: {len(CHECKS)} checks not run: {reason}")
+    late = terminalreporter.config.stash.get(outcomes.ONLY_IN_PROOF, 0)
+    if late:
+        terminalreporter.write_line(f"{late} tests not run: they are for make proof (-m proof)")
+    for row in terminalreporter.config.stash.get(outcomes.NOT_AVAILABLE, []):
+        terminalreporter.write_line(row)
 
 
-def _conformance_ids(terminalreporter: pytest.TerminalReporter) -> list[str]:
-    reports = [r for rows in terminalreporter.stats.values() for r in rows if hasattr(r, "nodeid")]
-    return [r.nodeid for r in reports if "test_a_backend_conforms[" in r.nodeid]
-
-
-def pytest_configure() -> None:
-    """Started in the background, by a shell or nohup, we would ignore what tests send to their own children."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Undo what a shell or nohup does to a command in the background: tests signal their own children."""
+    if (path := config.getoption("--outcomes")) is not None:
+        config.pluginmanager.register(outcomes.Recorder(config, path))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:

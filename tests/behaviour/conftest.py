@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends_declared import DECLARED, missing
+from outcomes import ENGINES, NOT_AVAILABLE
 from ringfence import AsyncSandbox, AsyncSandboxManager, Sandbox, SandboxManager, run, run_async
 from ringfence.backends import Process
 from ringfence.testing.conformance import CHECKS
@@ -29,28 +30,35 @@ def names_here(config: pytest.Config) -> list[str]:
         reason = "it is not declared" if name not in DECLARED else missing(name)
         if reason is not None:
             raise pytest.UsageError(f"--backend {name}: {reason}")
-    return asked or [name for name in DECLARED if missing(name) is None]
+    if asked:
+        return asked
+    wall = config.getoption("--wall")
+    reasons = {name: missing(name) for name in DECLARED if wall in (None, ENGINES.get(name, "none"))}
+    config.stash[NOT_AVAILABLE] = [
+        f"NOT AVAILABLE {name}: {len(CHECKS)} checks not run: {reason}" for name, reason in reasons.items() if reason
+    ]
+    return [name for name, reason in reasons.items() if reason is None]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every check of the conformance table on each backend; a test marked `everywhere` on each that was asked for."""
-    names = names_here(metafunc.config)
     if metafunc.definition.get_closest_marker("everywhere") is not None:
-        metafunc.parametrize("everywhere", _of_everywhere(metafunc, names), indirect=True)
+        metafunc.parametrize("everywhere", _of_everywhere(metafunc), indirect=True)
     if "backend_name" not in metafunc.fixturenames:
         return
+    names = names_here(metafunc.config)
     pairs = [(name, one) for name in names for one in CHECKS if one.name.startswith(DECLARED[name].only)]
     metafunc.parametrize(("backend_name", "one"), pairs, ids=[f"{name}-{one}" for name, one in pairs])
 
 
-def _of_everywhere(metafunc: pytest.Metafunc, names: list[str]) -> list[object]:
+def _of_everywhere(metafunc: pytest.Metafunc) -> list[object]:
     """The mark names each backend that a test is not for, with the reason. Podman's is Docker's."""
     but: dict[str, str] = {}
     for mark in metafunc.definition.iter_markers("everywhere"):
         but |= mark.kwargs
     if "container" in but:
         but["podman"] = but["container"]
-    asked = names if metafunc.config.getoption("--backend") else ["process"]
+    asked = names_here(metafunc.config) if metafunc.config.getoption("--backend") else ["process"]
     return [
         pytest.param(name, marks=pytest.mark.skip(f"not for {name}: {but[name]}")) if name in but else name
         for name in asked

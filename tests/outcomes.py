@@ -1,0 +1,127 @@
+"""Which tests a run chooses, and what became of each: what tests/suite.py needs of the pytest processes it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENGINES = {"container": "docker", "docker": "docker", "podman": "podman", "gvisor": "gvisor"}
+WALLS = ("none", "docker", "podman", "gvisor")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """What one pytest process reports, as plain JSON on disk."""
+
+    passed: int = 0
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)  # by reason
+    failed: tuple[str, ...] = ()  # names of tests, of files that cannot be collected
+    only_in_proof: int = 0
+    not_available: tuple[str, ...] = ()  # backends
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # by file and, unless that is none, wall
+
+
+def wall_of(item: pytest.Item) -> str:
+    """Return the wall that a test needs: an engine of its parameters, else what its folder is for."""
+    parameters = getattr(item, "callspec", None)
+    for value in parameters.params.values() if parameters is not None else ():
+        if isinstance(value, str) and value in ENGINES:
+            return ENGINES[value]
+    folder = item.path.parent
+    return ENGINES.get(folder.name, "none") if folder.parent.name == "backends" else "none"
+
+
+def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave only the tests of --wall and of --share in `items`, and those of `make proof` where -m names them."""
+    wall, share = config.getoption("--wall"), config.getoption("--share")
+    chosen = [item for item in items if wall in (None, wall_of(item))]
+    if "proof" not in config.getoption("-m"):
+        late = [item for item in chosen if item.get_closest_marker("proof") is not None]
+        chosen = [item for item in chosen if item not in set(late)]
+        config.stash[ONLY_IN_PROOF] = len(late)
+    if share:
+        number, of = map(int, share.split("/"))
+        size = -(-len(chosen) // of)
+        chosen = chosen[(number - 1) * size : number * size]
+    if len(chosen) < len(items):
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
+
+
+ONLY_IN_PROOF = pytest.StashKey[int]()
+NOT_AVAILABLE = pytest.StashKey[list[str]]()
+
+
+class Recorder:
+    """A plugin of pytest that writes the outcomes to a file when the run ends."""
+
+    def __init__(self, config: pytest.Config, path: Path) -> None:
+        self._config, self._path = config, path
+        self._outcome: dict[str, str] = {}  # by test: the worst of its phases
+        self._skipped: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+        self._walls: dict[str, str] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._walls = {item.nodeid: wall_of(item) for item in session.items}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._outcome[report.nodeid] = "failed"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        wall = self._walls.get(report.nodeid, "none")
+        key = report.nodeid.partition("::")[0] + (f" {wall}" if wall != "none" else "")
+        self._seconds[key] = self._seconds.get(key, 0.0) + report.duration
+        before = self._outcome.get(report.nodeid)
+        if report.failed or before == "failed":
+            self._outcome[report.nodeid] = "failed"
+        elif report.skipped:
+            self._outcome[report.nodeid] = "skipped"
+            reason = _reason(report)
+            self._skipped[reason] = self._skipped.get(reason, 0) + 1
+        elif before is None:
+            self._outcome[report.nodeid] = "passed"
+
+    # Last of all: the summary is written meanwhile, and says which backends there are not.
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        none: list[str] = []
+        not_available = self._config.stash.get(NOT_AVAILABLE, none)
+        found = Outcomes(
+            passed=sum(one == "passed" for one in self._outcome.values()),
+            skipped=self._skipped,
+            failed=tuple(sorted(name for name, one in self._outcome.items() if one == "failed")),
+            only_in_proof=self._config.stash.get(ONLY_IN_PROOF, 0),
+            not_available=tuple(not_available),
+            seconds={key: round(each, 2) for key, each in sorted(self._seconds.items())},
+        )
+        self._path.write_text(json.dumps(dataclasses.asdict(found)))
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return f"fails, as is known: {report.wasxfail}"
+    where = report.longrepr
+    text = where[2] if isinstance(where, tuple) else str(where)
+    return text.removeprefix("Skipped: ")
+
+
+def read(path: Path) -> Outcomes | None:
+    """Return what a pytest process wrote, or None when it died before."""
+    try:
+        told = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return parsed(told)
+
+
+def parsed(told: dict[str, Any]) -> Outcomes:
+    """Return what `dataclasses.asdict` and JSON made of outcomes as it was."""
+    values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in told.items()}
+    return Outcomes(**values)
