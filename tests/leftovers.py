@@ -46,7 +46,7 @@ class Leftovers(NamedTuple):
     cgroups_of_the_dead: frozenset[str]
     mounts: int
     files: frozenset[str]
-    descriptors: int  # beyond those of what the pools keep
+    descriptors: frozenset[str]  # number and what it is, beyond those of what the pools keep
 
 
 def _stat(pid: str) -> tuple[Process, int] | None:
@@ -198,6 +198,16 @@ def _is_of_an_engine(row: str) -> bool:
     return any(part in f"{point}/" for part in _ENGINES) or "/docker/" in point
 
 
+def _descriptors() -> dict[int, str]:
+    found: dict[int, str] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # what listed them
+            continue
+    return found
+
+
 def count() -> Leftovers:
     kept = stock()
     below = descendants()
@@ -217,7 +227,7 @@ def count() -> Leftovers:
         cgroups_of_the_dead=cgroups_of_the_dead(),
         mounts=sum(not _is_of_an_engine(row) for row in Path("/proc/self/mountinfo").read_text().splitlines()),
         files=_files(),
-        descriptors=len(set(map(int, os.listdir("/proc/self/fd"))) - kept.descriptors),
+        descriptors=frozenset(f"{fd} ({link})" for fd, link in _descriptors().items() if fd not in kept.descriptors),
     )
 
 
@@ -231,13 +241,16 @@ def difference(before: Leftovers, after: Leftovers) -> list[str]:
             found.append(f"{now - then} {name} more than the pools keep")
     if after.mounts > before.mounts:
         found.append(f"{after.mounts - before.mounts} mounts")
-    if after.descriptors > before.descriptors:
-        found.append(f"{after.descriptors - before.descriptors} descriptors")
+    if len(after.descriptors) > len(before.descriptors):
+        found += [f"descriptor {each}" for each in sorted(after.descriptors - before.descriptors)]
     return found
 
 
-def wait_for_nothing(before: Leftovers, *, within_s: float = 3.0) -> list[str]:
-    """What is still left when everything has had `within_s` to go. Returns at once when nothing is."""
+def wait_for_nothing(before: Leftovers, *, within_s: float = 10.0) -> list[str]:
+    """Return what is still left when everything has had `within_s` to go: at once when that is nothing.
+
+    Beside other load the kernel takes seconds to end the processes of a full sandbox.
+    """
     deadline = time.monotonic() + within_s
     while (left := difference(before, count())) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -132,9 +132,9 @@ class GvisorWall:
                 self._process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
+        self._errors.close()
         if self._group is not None:
             self._group.remove()
-        self._errors.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

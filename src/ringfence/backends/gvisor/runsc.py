@@ -145,7 +145,8 @@ def _probe(path: str, platform: str) -> str | None:
 def _ran(path: str, platform: str, folder: str) -> str | None:
     """kvm may hang, hence the deadline; what is left of it is killed with its group."""
     flags = [f"--root={folder}/state", f"--platform={platform}", "--network=none", "--ignore-cgroups", *rootless()]
-    command = [path, *flags, "run", f"--bundle={folder}", f"probe-{os.getpid()}-{platform}"]
+    # The name is one of the host's network namespace, which may have another process of our number.
+    command = [path, *flags, "run", f"--bundle={folder}", os.path.basename(folder)]
     try:
         process = subprocess.Popen(
             command,
