@@ -19,14 +19,16 @@ PROCESS = SimpleNamespace(
         ("memory", "weaker", "RLIMIT_AS: per process", "systemctl enable x\nreboot"),
     ],
 )
-VM = SimpleNamespace(name="vm", works=False, lines=[("qemu", "missing", "no program", "apt-get install qemu")])
+GVISOR = SimpleNamespace(
+    name="gvisor", works=False, lines=[("runsc", "missing", "no program", "apt-get install runsc")]
+)
 
 
 class Report:
     def __init__(self, auto: str | None, fixes: list[str]) -> None:
-        self.backends = [PROCESS, VM]
+        self.backends = [PROCESS, GVISOR]
         self.auto = auto
-        self.rejected = {"vm": "no qemu"}
+        self.rejected = {"gvisor": "no runsc"}
         self._fixes = fixes
 
     def fixes(self) -> list[str]:
@@ -41,7 +43,7 @@ asked: list[Policy] = []
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> Report:
-    found = Report("process", ["apt-get install qemu"])
+    found = Report("process", ["apt-get install runsc"])
     module = ModuleType("ringfence.doctor")
 
     def examine(policy: Policy, backends: list[str]) -> Report:
@@ -60,12 +62,12 @@ process: works
            fix: systemctl enable x
                 reboot
 
-vm: does not work here
-  missing  qemu  no program
-           fix: apt-get install qemu
+gvisor: does not work here
+  missing  runsc no program
+           fix: apt-get install runsc
 
 auto: process keeps the policy 'offline'
-  vm was not taken: no qemu
+  gvisor was not taken: no runsc
 all fixes as a script: ringfence doctor --fix
 """
 
@@ -77,13 +79,13 @@ def test_the_table_has_a_line_for_each_thing_tried(report: Report, capfd: pytest
 
 
 def test_named_backends_alone_are_shown_and_judged(report: Report, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "vm"]) == 1
-    assert capfd.readouterr().out.startswith("vm: does not work here\n")
-    assert main(["doctor", "vm", "process"]) == 0
+    assert main(["doctor", "gvisor"]) == 1
+    assert capfd.readouterr().out.startswith("gvisor: does not work here\n")
+    assert main(["doctor", "gvisor", "process"]) == 0
 
 
 def test_a_named_backend_that_works_and_does_not_keep_the_policy_is_1(report: Report) -> None:
-    report.auto, report.rejected = None, {"process": "shares the host's kernel", "vm": "no qemu"}
+    report.auto, report.rejected = None, {"process": "shares the host's kernel", "gvisor": "no runsc"}
     assert main(["doctor", "process"]) == 1
 
 
@@ -98,7 +100,7 @@ def test_fix_prints_a_script_and_changes_nothing(report: Report, capfd: pytest.C
     assert main(["doctor", "--fix"]) == 0
     out = capfd.readouterr().out
     assert out.startswith("#!/bin/sh\n")
-    assert out.endswith("set -eu\napt-get install qemu\n")
+    assert out.endswith("set -eu\napt-get install runsc\n")
     report._fixes = []
     main(["doctor", "--fix"])
     assert capfd.readouterr().out == "#!/bin/sh\n# nothing that a command here would fix\n"

@@ -93,8 +93,8 @@ def test_json_of_every_action_is_one_document(archive: Path, tmp_path: Path, cap
         (["remove", "one"], 2, "to do it without a question: --yes"),
         (["gc"], 2, "to do it without a question: --yes"),
         (["list", "--yes"], 2, "image list takes no --yes"),
-        (["prepare", "one"], 2, "prepare needs to know for what"),
-        (["prepare", "one", "--for", "vm"], 125, "comes with the vm backend"),
+        (["prepare", "one"], 125, "image prepare is not in this version"),
+        (["prepare", "one", "--for", "vm"], 125, "image prepare is not in this version"),
         (["export", "one", "/nonexistent/x.tar"], 125, "No such file or directory"),
     ],
 )

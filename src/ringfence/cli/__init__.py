@@ -14,7 +14,7 @@ from ringfence.errors import need_linux
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias
+    from typing import NoReturn, TypeAlias
 
     Verb: TypeAlias = Callable[[list[str], Console], int]
 
@@ -28,7 +28,7 @@ EXIT_PIPE = 141
 VERBS = ("run", "exec", "shell", "doctor", "policy", "attack", "image")
 MAKERS = ("doctor", "attack", "image")  # a signal ends them when they have put away what they made
 
-# Verbs of the surface that this version does not hold, and what does the job until then.
+# Verbs of later versions, and what does their job until then. No help names them; calling one says so.
 LATER = {
     "serve": "from Python, in your own server: ringfence.run(code), ringfence.Sandbox()",
     "keys": "there is no server yet, so there are no keys",
@@ -99,7 +99,7 @@ def _dispatch(words: list[str], console: Console) -> int:
         console.out(f"ringfence {__version__}\n")
         return 0
     if verb in LATER:
-        return _later(verb, rest, console)
+        _later(verb, rest, console)
     console.json = "--json" in words
     raise _unknown(verb)
 
@@ -138,6 +138,8 @@ def _help(rest: list[str], console: Console) -> int:
     topic = rest[0] if rest and rest[0] not in ("--help", "-h") else ""
     if topic in TEXTS:
         return show_help(topic, console)
+    if topic in LATER:
+        _later(topic, [], console)
     from ringfence.cli.options import nearest
 
     near = nearest(topic, TEXTS)
@@ -145,11 +147,8 @@ def _help(rest: list[str], console: Console) -> int:
     raise Problem(f"there is no help on {topic!r}", fix=see)
 
 
-def _later(verb: str, rest: list[str], console: Console) -> int:
-    before = rest[: rest.index("--")] if "--" in rest else rest
-    if "--help" in before or "-h" in before:
-        return show_help(verb, console)
-    console.json = "--json" in before
+def _later(verb: str, rest: list[str], console: Console) -> NoReturn:
+    console.json = "--json" in (rest[: rest.index("--")] if "--" in rest else rest)
     raise Problem(f"{verb} is not in this version", fix=LATER[verb], code="not-in-this-version", status=EXIT_OURS)
 
 
@@ -158,7 +157,7 @@ def _unknown(verb: str) -> Problem:
 
     if verb.startswith("-"):
         return Problem(f"no verb before {verb}", fix="options come after the verb: ringfence VERB [OPTIONS] ...")
-    near = nearest(verb, [*VERBS, *LATER, "help"])
+    near = nearest(verb, [*VERBS, "help"])
     if near:
         return Problem(f"there is no verb {verb!r}", fix=f"did you mean: ringfence {near}?")
     if os.path.isfile(verb):

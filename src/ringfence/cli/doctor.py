@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.cli.console import OUT, Problem, colours
-from ringfence.cli.options import BACKENDS, doctor_table, nearest
+from ringfence.cli.options import BACKENDS, LATER_BACKENDS, backend_name, doctor_table, nearest
 from ringfence.text import printable
 
 TYPE_CHECKING = False
@@ -39,6 +39,8 @@ def main(argv: list[str], console: Console) -> int:
 def _wanted(words: list[str]) -> list[str]:
     known = [name for name in BACKENDS if name != "auto"]
     for word in words:
+        if word in LATER_BACKENDS:
+            backend_name("BACKEND", word)
         if word not in known:
             near = nearest(word, known)
             fix = f"did you mean {near}? " if near else ""

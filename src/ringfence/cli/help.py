@@ -1,10 +1,10 @@
-"""Owns the help texts, word for word. Imported only when help is asked for."""
+"""Hold the help texts, word for word. Imported only when help is asked for."""
 
 from __future__ import annotations
 
 TEXTS: dict[str, str] = {
     "": """\
-ringfence: run code that nobody vouched for
+ringfence: run untrusted code in a sandbox
 
 usage: ringfence VERB [OPTIONS] ...
 
@@ -19,22 +19,14 @@ trust it
 
 prepare it
   policy    check, explain, print and list policies
-  image     list, build, import, prepare and remove images
-
-serve it
-  serve     an HTTP server: native API, E2B, Dify, MCP
-  keys      a server's keys: create, list, rotate, revoke
-  sandbox   a server's sandboxes: list, show, pause, resume, kill
-  audit     a server's trail: tail, show, export, verify
-  mcp       an MCP server on standard input and output
-  browser   the sandbox for web pages: serve the module and its demo
+  image     list, build, import, export and remove images
 
   ringfence VERB --help      options of a verb
   ringfence help exit        what each exit code means
   ringfence --version
 
-By default nothing is reachable and nothing of this machine is shown but the
-programs of the image. There is no option that runs code outside a sandbox.
+By default a sandbox has no network and sees nothing of this machine but the
+programs of its image. No option runs code outside a sandbox.
 """,
     "exit": """\
 run, exec, shell: the exit code of what ran, and
@@ -46,18 +38,18 @@ run, exec, shell: the exit code of what ran, and
   128+N it died of signal N
   130   you pressed Ctrl-C
   137   memory limit (or SIGKILL of its own)
-A guest can exit with these numbers too. To tell: --json or --report, where
-"status" and "reason" come from outside the guest.
+A guest can exit with these numbers too. --json and --report tell which it was:
+their "status" and "reason" come from outside the guest.
 
 all other verbs
-  0     done; doctor: the policy can be kept; attack: all held; verify: whole
-  1     not so: doctor, attack, audit verify, policy check
+  0     done; doctor: the policy can be kept; attack: all held
+  1     not so: doctor, attack, policy check
   2     bad option or argument
   3     attack: nothing got through, but a case was inconclusive
   125   ringfence itself failed
 
-Messages of ringfence start with "ringfence:" and go to standard error, with
-what happened, to what, and the command that fixes it. With --json the same is
+Messages of ringfence start with "ringfence:" and go to standard error. They
+say what happened, to what, and the command that fixes it. With --json they are
 {"error": {"code": ..., "message": ..., "fix": ...}} on standard output.
 """,
     "run": """\
@@ -70,8 +62,8 @@ Run a piece of code in a fresh sandbox. Limits of the policy "offline": 30 s,
 FILE itself goes in; show the rest with --ro.
 
   -c, --code CODE       the code itself
-  -l, --language NAME   python, javascript, bash, go, ruby, java, c, c++, r,
-                        wasm; default: by FILE's ending, else python
+  -l, --language NAME   python, javascript, bash, go, ruby, java, c, c++, r;
+                        default: by FILE's ending, else python
 
 Sandbox options: ringfence exec --help. They are the same for run and shell.
 
@@ -96,20 +88,20 @@ what is shown (default: no host files, no network, no variables)
   --copy PATH[:DST]     the same, writable inside; the host's files stay
   --hide PATH           absent inside a shown folder, such as .env
   --allow-net HOST[:PORT]   reachable: a.com, *.a.com, a.com:8443, or public
-  --deny-net HOST       not reachable, whatever else is said
+  --deny-net HOST       never reachable, whatever --allow-net says
   --secret NAME@HOST[,HOST]   the host's variable NAME: a placeholder inside,
                         the value only in requests to HOST
   -e, --env NAME[=VALUE]    a variable; without VALUE, the host's
-what it may use up
+how much it may use
   --timeout S  --memory SIZE  --limit KEY=VALUE (cpus=2, disk=1G, ...)
 how
   -p, --policy NAME|FILE    offline, dev, hostile, one of yours, or a .toml
-  -b, --backend NAME    auto, process, container, gvisor, vm, wasm, remote
+  -b, --backend NAME    auto, process, container, gvisor
   -i, --image NAME      host, or one of "ringfence image list"
   --isolation LEVEL     weakest wall accepted: runtime, shared-kernel,
                         own-kernel
   --strict              refuse limits that only a weaker mechanism can hold
-  -C, --cwd PATH        where it starts
+  -C, --cwd PATH        the folder to start in
   -t, --tty             on a terminal: editors, coding agents, progress bars
 what you get
   --json                one result object instead of the output
@@ -191,7 +183,6 @@ A policy is used where it is named. None is picked up from a working directory.
 usage: ringfence image list
        ringfence image build NAME [RECIPE.toml | --preset PRESET]
        ringfence image import NAME SOURCE
-       ringfence image prepare NAME --for vm|wasm
        ringfence image inspect NAME
        ringfence image export NAME FILE
        ringfence image remove NAME...
@@ -200,8 +191,6 @@ usage: ringfence image list
   build     a Debian root from a recipe; presets: python, data, node, polyglot
   import    SOURCE: a folder, a tar, a docker-save or OCI archive, or
             docker:NAME, podman:NAME from a running engine
-  prepare   make what a VM or WebAssembly needs; without it a run says so and
-            stops, it never builds in silence
   gc        drop layers that no image uses
 
   --json    list, inspect
@@ -210,88 +199,5 @@ usage: ringfence image list
 
 "host", the default image, is this machine's programs and the Python that runs
 ringfence with its packages, read-only. Nothing else of the home folder.
-""",
-    "serve": """\
-usage: ringfence serve [OPTIONS]
-
-Sandboxes over HTTP for many agents. Ready when GET /v1/health answers 200.
-The first start makes an admin key and shows it once.
-
-  --host ADDRESS        default 127.0.0.1
-  --port N              default 8700
-  --state DIR           default ~/.local/state/ringfence
-  -p, --policy NAME|FILE    ceiling: no request gets more
-  -b, --backend NAME    default auto
-  -i, --image NAME      default host
-  --warm N              sandboxes kept ready
-  --tls-cert FILE  --tls-key FILE
-  --anchor FILE|URL     where the signed head of the audit trail is kept
-  --log text|json       default: text on a terminal, else json
-  --insecure-loopback   no keys; refused unless --host is a loopback address
-
-E2B:   E2B_API_URL and E2B_SANDBOX_URL = http://HOST:PORT, E2B_API_KEY = a key
-Dify:  CODE_EXECUTION_ENDPOINT = http://HOST:PORT
-MCP:   http://HOST:PORT/mcp
-""",
-    "keys": """\
-usage: ringfence keys create [--tenant T] [--scope S]... [--expires DAYS]
-       ringfence keys list
-       ringfence keys rotate ID
-       ringfence keys revoke ID...
-
-Keys of a server. A key is shown once, when it is made.
-
-  --state DIR           the server's state (default ~/.local/state/ringfence)
-  --tenant T            default: default
-  --scope S             admin, run, read; default run and read
-  --expires DAYS        default 90
-  --json                {"id": ..., "key": ..., "tenant": ..., "scopes": [...]}
-""",
-    "sandbox": """\
-usage: ringfence sandbox list [--label K=V]... [--agent ID] [--state S]
-       ringfence sandbox show ID
-       ringfence sandbox pause | resume | kill ID...
-
-Sandboxes of a server. (Sandboxes of a library end with their process.)
-
-  --server URL          default RINGFENCE_URL, else http://127.0.0.1:8700
-                        the key is read from RINGFENCE_KEY
-  --json
-""",
-    "audit": """\
-usage: ringfence audit tail [--follow] [FILTER...]
-       ringfence audit show EVENT
-       ringfence audit export [--since TIME] [--until TIME] [FILTER...]
-       ringfence audit verify [--public-key FILE] [--anchor FILE|URL]
-
-  FILTER    tenant=T  agent=A  sandbox=ID  kind=run|exec|file|net|secret|key
-            verdict=allowed|denied
-
-  --state DIR           the server's state
-  --json                tail, show, export: JSON lines
-
-verify finds a record that was altered, removed or cut off and names it.
-Exit code 1 when it does.
-""",
-    "mcp": """\
-usage: ringfence mcp [SANDBOX OPTIONS]
-
-An MCP server on standard input and output: run code, run a command, read,
-write, list and search files, snapshot, roll back, see denials. One sandbox
-for the connection, with the policy given here: the model cannot widen it.
-
-  --server URL          use a server's sandboxes
-  --tools NAME,...      offer only these
-
-Sandbox options: ringfence exec --help.
-""",
-    "browser": """\
-usage: ringfence browser [--port N] [--out DIR]
-
-Serve the sandbox that runs in a visitor's own page, and its demo, on
-127.0.0.1. No file comes from another origin.
-
-  --port N              default 8701
-  --out DIR             write the static files instead, to host them yourself
 """,
 }

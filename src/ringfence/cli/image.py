@@ -12,25 +12,27 @@ from ringfence.text import printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
     from ringfence.cli.console import Console
     from ringfence.cli.options import Given
     from ringfence.images import ImageInfo
     from ringfence.values import Json
 
-ACTIONS = ("list", "build", "import", "prepare", "inspect", "export", "remove", "gc")
+ACTIONS = ("list", "build", "import", "inspect", "export", "remove", "gc")
 _OPTIONS = {
     "--json": ("list", "inspect", "build", "import", "export", "remove", "gc"),
     "--no-cache": ("build",),
     "--preset": ("build",),
     "--yes": ("remove", "gc"),
-    "--for": ("prepare",),
 }
 _UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
 def main(argv: list[str], console: Console) -> int:
     """0, or the error is raised."""
+    if argv[:1] == ["prepare"]:
+        _refuse_prepare(argv, console)
     given = image_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
@@ -48,8 +50,6 @@ def main(argv: list[str], console: Console) -> int:
     if action == "import":
         _count(action, words, 2, 2, "NAME SOURCE")
         return _import(words, console)
-    if action == "prepare":
-        return _prepare(words, given)
     if action == "inspect":
         _count(action, words, 1, 1, "NAME")
         return _inspect(words[0], console)
@@ -170,18 +170,11 @@ def _made(info: ImageInfo, console: Console) -> int:
     return 0
 
 
-def _prepare(words: list[str], given: Given) -> int:
-    from ringfence import images
-
-    _count("prepare", words, 1, 1, "NAME --for vm|wasm")
-    wanted = given.last("--for")
-    if wanted is None:
-        raise Problem("prepare needs to know for what", fix=f"write: ringfence image prepare {words[0]} --for vm")
-    if words[0] != "host":
-        images.inspect(words[0])
+def _refuse_prepare(argv: list[str], console: Console) -> NoReturn:
+    console.json = "--json" in argv
     raise Problem(
-        f"image prepare comes with the {wanted} backend, which is not in this version",
-        fix="process needs no preparing: ringfence run --image NAME",
+        "image prepare is not in this version",
+        fix="no backend of this version needs it: ringfence run --image NAME",
         code="not-in-this-version",
         status=125,
     )

@@ -183,9 +183,11 @@ def action_of(verb: str, words: list[str], actions: tuple[str, ...]) -> tuple[st
 # What each verb takes. Only the form of a value is checked here; the policy judges what a value means.
 
 
-BACKENDS = ("auto", "process", "container", "gvisor", "vm", "wasm", "remote")
+BACKENDS = ("auto", "process", "container", "gvisor")
+_ONE_OF_BACKENDS = f"it takes one of: {', '.join(BACKENDS)}"
+LATER_BACKENDS = ("vm", "wasm", "remote")  # named in older texts; the answer is that this version has none of them
 ISOLATION = ("runtime", "shared-kernel", "own-kernel")
-LANGUAGES = ("python", "javascript", "bash", "go", "ruby", "java", "c", "c++", "r", "wasm")
+LANGUAGES = ("python", "javascript", "bash", "go", "ruby", "java", "c", "c++", "r")
 
 # The keys of Limits and what each takes.
 LIMITS = {
@@ -216,6 +218,18 @@ def one_of(choices: tuple[str, ...]) -> Check:
         raise Problem(f"{name} {raw!r} is not known", fix=f"{fix}it takes one of: {', '.join(choices)}")
 
     return check
+
+
+def backend_name(name: str, raw: str) -> str:
+    """Check the name of a backend; a backend of a later version is answered with that."""
+    if raw in LATER_BACKENDS:
+        raise Problem(f"the {raw} backend is not in this version", fix=_ONE_OF_BACKENDS, code="not-in-this-version")
+    return one_of(BACKENDS)(name, raw)
+
+
+def language(name: str, raw: str) -> str:
+    """Check the name of a language. WebAssembly passes: the answer that this version has none is given with FILE."""
+    return raw if raw == "wasm" else one_of(LANGUAGES)(name, raw)
 
 
 def isolation(name: str, raw: str) -> str:
@@ -310,7 +324,7 @@ _POLICY = [
     Option("--strict"),
 ]
 _HOW = [
-    Option("--backend", short="-b", value="NAME", check=one_of(BACKENDS)),
+    Option("--backend", short="-b", value="NAME", check=backend_name),
     Option("--image", short="-i", value="NAME", check=filled),
     Option("--cwd", short="-C", value="PATH", check=filled),
     Option("--tty", short="-t"),
@@ -340,7 +354,7 @@ def run_table() -> Table:
     """ringfence run"""
     own = [
         Option("--code", short="-c", value="CODE"),
-        Option("--language", short="-l", value="NAME", check=one_of(LANGUAGES)),
+        Option("--language", short="-l", value="NAME", check=language),
     ]
     return Table("run", [*own, *sandbox_options()], command=True)
 
@@ -353,15 +367,14 @@ def doctor_table() -> Table:
 
 def attack_table() -> Table:
     """ringfence attack"""
-    backend = Option("--backend", short="-b", value="NAME", check=one_of(BACKENDS))
-    return Table("attack", [backend, Option("--list"), Option("--json")])
+    where = Option("--backend", short="-b", value="NAME", check=backend_name)
+    return Table("attack", [where, Option("--list"), Option("--json")])
 
 
 def image_table() -> Table:
     """ringfence image"""
     preset = Option("--preset", value="PRESET", check=one_of(("python", "data", "node", "polyglot")))
-    target = Option("--for", value="vm|wasm", check=one_of(("vm", "wasm")))
-    return Table("image", [preset, target, Option("--json"), Option("--no-cache"), Option("--yes")])
+    return Table("image", [preset, Option("--json"), Option("--no-cache"), Option("--yes")])
 
 
 def policy_table() -> Table:
