@@ -15,7 +15,6 @@ from importlib import _bootstrap_external  # what writes every .pyc
 from importlib.machinery import SourceFileLoader
 
 from ringfence.errors import UnsupportedError
-from ringfence.guest.interpreter import exec_python, node
 from ringfence.host import process_id
 from ringfence.plan.rootfs import commands
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 _SHIPPED = ("guest", "shared")  # packages of ours that guestd needs
 _MAIN = "ringfence/guest/guestd/__main__.py"
 _STANDARD = ("__future__", "struct", "types")
+_TEXTS = ("guest/interpreter", "shared")  # folders whose texts guestd may hand to other interpreters
 _EXTENSIONS = ("_ctypes", "_json", "_socket", "_struct", "fcntl", "select")
 _as_file = _bootstrap_external._code_to_hash_pyc  # type: ignore[attr-defined]  # noqa: SLF001  # as py_compile does
 _PLACE = "held"  # the constant of within.py that stands for all of it
@@ -80,10 +80,12 @@ def _extensions(target: str, inside: str, version: str) -> Iterator[tuple[str, s
 
 
 def _texts(target: str, inside: str) -> Iterator[tuple[str, bytes]]:
-    """What guestd hands to other interpreters."""
-    for name in (*(f"{module}.py" for module in exec_python.MODULES), *node.TEXTS.values()):
-        with open(f"{target}/ringfence/{name}", "rb") as file:
-            yield f"{inside}/ringfence/{name}", file.read()
+    """What guestd hands to other interpreters: programs of ours by their path."""
+    for folder in _TEXTS:
+        for name in sorted(os.listdir(f"{target}/ringfence/{folder}")):
+            if name.endswith((".py", ".js")):
+                with open(f"{target}/ringfence/{folder}/{name}", "rb") as file:
+                    yield f"{inside}/ringfence/{folder}/{name}", file.read()
 
 
 def _compiled(path: str, shown: str) -> CodeType:
@@ -141,9 +143,7 @@ def _sweep(root: str) -> None:
 
 
 def _sources() -> str:
-    from ringfence import guest
-
-    return os.path.dirname(os.path.dirname(os.path.abspath(guest.__file__)))
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @cache

@@ -1,7 +1,8 @@
-"""What a box that somebody else walled starts.
+"""Starts guestd in a box that another program walled: a container engine, gVisor, a virtual machine.
 
-`backends.walled.runtime` makes one compiled file of it, with every module of ours and where the standard library's are:
-under gVisor each file that is looked for and opened costs most of a millisecond. Run as it is, it reads our package.
+`backends.engine.guestd_bundle` makes one compiled file of it, with every module of ours and the places of the standard
+library's: under gVisor each file that is looked for and opened costs most of a millisecond. Run as it is, it imports
+our package from its files.
 """
 
 import os
@@ -13,15 +14,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
-HELD: object = (
-    "held"  # in the one file: modules as (name, path, whether a package, code); extensions as (name, path); texts too
-)
+# In the bundle: modules as (name, path, whether a package, code); extensions as (name, path); texts as (path, bytes).
+HELD: object = "held"
 
 
-class Held:
-    """Finds what the one file holds."""
+class Bundle:
+    """Find and load what the bundle holds."""
 
-    __module__ = "ringfence.guest.guestd.__main__"  # ours, for who forgets what is ours: this file is run as __main__
+    __module__ = "ringfence.guest.guestd.__main__"  # ours, for what forgets what is ours: this file is run as __main__
 
     def __init__(
         self,
@@ -32,6 +32,10 @@ class Held:
         self._modules = {name: (path, package, code) for name, path, package, code in modules}
         self._extensions = dict(extensions)
         self._texts = dict(texts)
+
+    def members(self, package: str) -> list[str]:
+        """Return the full names of the modules that lie in `package` itself."""
+        return [name for name in self._modules if name.rpartition(".")[0] == package]
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
         if name in self._extensions:
@@ -57,7 +61,7 @@ class Held:
 if isinstance(HELD, str):
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 else:
-    sys.meta_path.insert(0, Held(*HELD))  # type: ignore[misc]  # what `onefile` puts there
+    sys.meta_path.insert(0, Bundle(*HELD))  # type: ignore[misc]  # what `guestd_bundle` puts there
 
 from ringfence.guest.guestd.engine_pid1 import main  # noqa: E402  # after it can be found
 

@@ -15,6 +15,7 @@ import os
 import select
 import sys
 
+from ringfence.guest import job_modules
 from ringfence.guest.guestd import daemon
 from ringfence.guest.guestd import job as terminal
 from ringfence.guest.guestd.supervisor import Inside
@@ -162,16 +163,9 @@ def _check_mounts(told: Told) -> None:
 def _prepare() -> None:
     """Before there is a guest: what jobs need is in this process's memory, and theirs."""
     if not __spec__.loader_state:  # read from files of ours: else all of it is here, and run when it is first used
-        _prepare_imports()
+        job_modules.load()
     exec_python.prepare()
     node.prepare()
-
-
-def _prepare_imports() -> None:
-    """As the zygote does."""
-    from ringfence.guest.files import search, streams, watch, worker  # noqa: F401  # for the forks
-    from ringfence.guest.guestd import connector  # noqa: F401  # the same
-    from ringfence.guest.interpreter import bash, runner, session  # noqa: F401  # the same
 
 
 class _Streams:
@@ -263,7 +257,7 @@ class Alone(Loop):
 
     def serve(self) -> None:
         if not fast_stdlib.readable(self._channel.fileno(), _QUIET_S):
-            _prepare_imports()  # nobody has asked for anything yet: what comes then is faster
+            job_modules.load()  # nobody has asked for anything yet: what comes then is faster
         while not self._ended:
             orders, self._orders = self._orders, []
             for order in orders:

@@ -194,6 +194,14 @@ class Request(TypedDict):
 # MERGED: What guestd needs of the process it is in. For type checkers alone: never imported when running.
 
 
+class Bundle(Protocol):
+    """The loader of guestd where guestd is one compiled file."""
+
+    def members(self, package: str) -> list[str]: ...
+
+    def get_data(self, path: str) -> bytes: ...
+
+
 class Channel(Protocol):
     """What a socket is to guestd."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ringfence.guest.interpreter.exec_python import text_of
+from ringfence.guest import job_modules
 from ringfence.shared import fast_stdlib
 
 TYPE_CHECKING = False
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Work
 
 PROGRAM = "node"
-TEXTS = {"text": "guest/interpreter/session.js", "watcher": "guest/interpreter/watcher.js"}
+_FOLDER = "ringfence/guest/interpreter"
+_FILES = {"text": f"{_FOLDER}/session.js", "watcher": f"{_FOLDER}/watcher.js"}
 _FD = 5
 _START = (
     f"{{const p=JSON.parse(require('fs').readFileSync({_FD},'utf8'));require('fs').closeSync({_FD});"
@@ -25,7 +26,7 @@ _texts: dict[str, str] = {}
 
 def prepare() -> None:
     """Read our own text, before there is a root without it."""
-    _texts.update({name: text_of(path) for name, path in TEXTS.items()})
+    _texts.update({name: job_modules.text_of(path) for name, path in _FILES.items()})
 
 
 def argv(job: Work, line_fd: int) -> list[str]:

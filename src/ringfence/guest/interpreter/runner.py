@@ -5,8 +5,11 @@ Nothing here is trusted by the host: by the time guest code runs, every right is
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # as in lean
+import _ast
+import _signal  # type: ignore[import-not-found]  # as in fast_stdlib
+import _sitebuiltins
 import _thread
+import atexit
 import builtins
 import os
 import sys
@@ -125,8 +128,6 @@ class Cells:
 
 def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
     """The module's code, and its last expression apart, so that its value can be shown as a prompt would."""
-    import _ast
-
     tree = compile(source, name, "exec", _ONLY_AST | _TOP_LEVEL_AWAIT, dont_inherit=True)
     last = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
@@ -214,7 +215,6 @@ def rehearse() -> None:
     new_randomness()
     _settle([], list(sys.path))
     _has_threads()
-    import atexit  # noqa: F401  # not more of it: what was preloaded may have asked to be told of an end
 
     flush()
     os.environ.update(_USUAL)
@@ -274,8 +274,6 @@ def _forget_ours() -> None:
 
 
 def _site_builtins() -> None:
-    import _sitebuiltins
-
     for name in ("quit", "exit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()  # noqa: SLF001  # what site itself does
@@ -292,8 +290,6 @@ def _finish(code: int) -> int:
     try:
         if _has_threads():
             sys.modules["threading"]._shutdown()  # noqa: SLF001  # what the interpreter itself calls
-        import atexit
-
         atexit._run_exitfuncs()  # noqa: SLF001  # the same
     except SystemExit as error:
         code = exit_code(error)

@@ -12,6 +12,7 @@ import select
 import struct
 import sys
 
+from ringfence.guest import job_modules
 from ringfence.guest.launch import fence, mounts, pid1, spawner
 from ringfence.guest.launch.syscall_rows import Hole, Program, Slot, address_of, room, routine
 from ringfence.shared import fast_stdlib, framing
@@ -242,13 +243,6 @@ def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
 
 _MAX_PACKET = 1 << 17
 _MAX_FDS = 16
-_LATE = (
-    *("fnmatch", "re", "zipfile", "zlib"),
-    *(f"ringfence.guest.files.{name}" for name in ("search", "snapshot_apply", "snapshot_scan", "streams", "watch")),
-    *("ringfence.guest.files.worker", "ringfence.guest.files.zip_stream", "ringfence.guest.guestd.connector"),
-    *(f"ringfence.guest.interpreter.{name}" for name in ("bash", "runner", "session")),
-    *(f"ringfence.shared.{name}" for name in ("openat", "tree_pack", "tree_unpack")),
-)
 _PAGE = 4096
 _ROOM = 1 << 18  # what a process takes before it runs anything
 _REHEARSALS = 10  # until the interpreter has specialised its instructions
@@ -282,10 +276,9 @@ def run(monitor: socket, request: Template) -> NoReturn:
 def _import_no_more() -> None:
     """From here on a file that is imported would be the image's, run by a process with rights (J19).
 
-    What file workers import late is imported now.
+    What jobs import late is therefore imported now.
     """
-    for name in _LATE:
-        __import__(name)
+    job_modules.load_late()
     for found in (sys.meta_path, sys.path_hooks, sys.path):
         found.clear()
     sys.path_importer_cache.clear()

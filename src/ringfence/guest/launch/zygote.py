@@ -14,9 +14,9 @@ import select
 import sys
 import time
 
-import ringfence.guest.files  # noqa: F401  # the package: its modules are found by it once none of our files is seen
+from ringfence.guest import job_modules
 from ringfence.guest.interpreter import exec_python, node
-from ringfence.guest.launch import forker, held, monitor
+from ringfence.guest.launch import forker, monitor
 from ringfence.shared import fast_stdlib
 from ringfence.shared import syscalls as k
 
@@ -120,13 +120,10 @@ LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
 _MAX_PACKET = 1 << 18
 _MAX_FDS = 16
 _QUIET_MS = 100  # the first run of a process is over by then
-_FOR_JOBS = (
-    *("guest.guestd.connector", "guest.guestd.daemon"),
-    *(f"guest.files.{name}" for name in ("search", "snapshot_apply", "snapshot_scan", "streams", "watch", "worker")),
-    *(f"guest.interpreter.{name}" for name in ("bash", "runner", "session")),
-    "shared.openat",
-)
-_LIBRARY, _COMMAND = b"library", b"command"  # as in ringfence.host.zygote_start
+_LIBRARY, _COMMAND = (
+    b"library",
+    b"command",
+)  # as in ringfence.host.zygote_start
 
 
 def main() -> None:
@@ -141,9 +138,7 @@ def main() -> None:
     k.become_subreaper()
     control = fast_stdlib.from_fd(CONTROL_FD, fast_stdlib.SOCK_SEQPACKET)
     purpose = control.recv(_MAX_PACKET)
-    if purpose == _COMMAND:  # the library takes as long to start as we do
-        _hold_rest()
-    elif purpose == _LIBRARY:
+    if purpose in (_LIBRARY, _COMMAND):  # not for one program, which needs none of it
         _load_rest()
     data = control.recv(_MAX_PACKET) if purpose else b""
     if not data:
@@ -180,19 +175,10 @@ def _preload(hello: Hello) -> dict[str, object]:
     return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}
 
 
-def _hold_rest() -> None:
-    """A command mostly execs a program: what it may need besides is read, and not run."""
-    held.Held().hold()
-    node.prepare()
-    exec_python.prepare()
-
-
 def _load_rest() -> None:
-    """What jobs need, while the library makes its plan: a sandbox does not show where it lies."""
-    for name in _FOR_JOBS:
-        __import__(f"ringfence.{name}")
-    for name in ("_ast", "_sitebuiltins", "atexit"):
-        __import__(name)
+    """Load what jobs need while the library makes its plan: a sandbox does not show where our package lies."""
+    job_modules.load()
+    __import__("ringfence.guest.guestd.daemon")  # which the monitor imports late, while a command's forker builds
     exec_python.prepare()
     node.prepare()
 
