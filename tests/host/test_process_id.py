@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from accounts import OrdinaryUser
 from backends.process.children import Say, child
 from ringfence.host import process_id
 
@@ -91,14 +91,17 @@ exec setpriv --reuid=1500 --regid=1500 --clear-groups "$@"
 """
 
 
-def test_a_process_that_proc_hides_is_not_dead() -> None:
+def test_a_process_that_proc_hides_is_not_dead(ordinary_user: OrdinaryUser) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a /proc that hides processes")
     gone = f"{2**22 - 1}-1-{process_id.pid_namespace()}"
-    source = Path(process_id.__file__).read_text(encoding="utf-8")
     names = f"{process_id.name()!r}, {gone!r}"
-    code = f"{source}\nprint(start_time({os.getpid()}), *[is_dead(name) for name in ({names})])"
-    command = ["unshare", "--mount", "sh", "-c", HIDING, "sh", "/usr/bin/python3", "-I", "-c", code]
+    code = (
+        f"import sys; sys.path.insert(0, {str(ordinary_user.source)!r})\n"
+        "from ringfence.host.process_id import is_dead, start_time\n"
+        f"print(start_time({os.getpid()}), *[is_dead(name) for name in ({names})])"
+    )
+    command = ["unshare", "--mount", "sh", "-c", HIDING, "sh", ordinary_user.python, "-I", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 77:
         pytest.skip("this host mounts no such /proc")

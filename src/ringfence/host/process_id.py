@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from ringfence.shared import proc
+
 _UNKNOWN = 0  # pid namespace
 
 
@@ -21,13 +23,8 @@ def start_time(pid: int) -> int | None:
 
 
 def _start_time(pid: int) -> int | None:
-    fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        text = os.read(fd, 4096)
-    finally:
-        os.close(fd)
-    fields = text[text.rindex(b")") + 2 :].split()  # the name before it may hold blanks and brackets
-    return None if fields[0] in b"ZX" else int(fields[19]) - _offset()
+    found = proc.process(pid)
+    return None if found.has_ended else found.started - _offset()
 
 
 def _offset() -> int:
@@ -106,13 +103,7 @@ def _is_gone(pid: int) -> bool:
         return True
     except (OSError, OverflowError):  # not ours to signal: it lives, or its zombie does
         pass
-    return _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read(4096)
+        return proc.process(pid).has_ended
     except OSError:
         return False
-    return text[text.rindex(b")") + 2 :][:1] in (b"Z", b"X")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ringfence.shared import fast_stdlib
+from ringfence.shared import fast_stdlib, proc
 
 _EVENT_CLOEXEC = os.EFD_CLOEXEC | os.EFD_NONBLOCK
 _numbers: dict[int, int] = {}  # descriptor → process, of those without a pidfd
@@ -60,12 +60,7 @@ def number_of(handle: int) -> int:
     """Its process, as this one sees it; another may see another number."""
     if handle in _numbers:
         return _numbers[handle]
-    fd = os.open(f"/proc/self/fdinfo/{handle}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        number = os.read(fd, 4096).partition(b"\nPid:")[2].split(None, 1)
-    finally:
-        os.close(fd)
-    return int(number[0]) if number else 0
+    return int(proc.fields(f"/proc/self/fdinfo/{handle}").get("Pid", 0))
 
 
 def look() -> None:

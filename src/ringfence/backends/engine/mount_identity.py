@@ -13,7 +13,7 @@ from ringfence.errors import UnsupportedError
 from ringfence.guest.guestd import mount_check
 from ringfence.host.kernel_refusals import mounts_changed
 from ringfence.plan.rootfs.interpreter import within
-from ringfence.plan.rootfs.mounts import unescaped
+from ringfence.shared import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class Meaning:
             return
         looked_at = {bind.target: bind for bind in binds if any(within(bind.target, one.target) for one in asked)}
         below = [
-            (row[2], row[3])
-            for row in mount_check.rows_of("/proc/self/mountinfo")
-            if any(within(unescaped(row[4]), bind.source) for bind in looked_at.values())
+            (mount.device, mount.root)
+            for mount in proc.mounts()
+            if any(within(mount.target, bind.source) for bind in looked_at.values())
         ]
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -56,9 +56,9 @@ class Meaning:
     def _brought(self) -> list[tuple[str, str]]:
         """What the host has mounted at and below the sources."""
         return [
-            (row[2], row[3])
-            for row in mount_check.rows_of("/proc/self/mountinfo")
-            if any(within(unescaped(row[4]), bind.source) for bind in self._binds)
+            (mount.device, mount.root)
+            for mount in proc.mounts()
+            if any(within(mount.target, bind.source) for bind in self._binds)
         ]
 
     def _identity(self, bind: Bind) -> tuple[int, int]:

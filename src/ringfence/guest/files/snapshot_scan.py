@@ -17,7 +17,7 @@ import struct
 import time
 from _blake2 import blake2b
 
-from ringfence.shared import fast_stdlib, stamps, tree_walk
+from ringfence.shared import fast_stdlib, proc, stamps, tree_walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,20 +94,9 @@ def open_workspace() -> int:
 
 
 def mount_points() -> set[str]:
-    """Below /workspace, relative to it: what lies there is the policy's, not the sandbox's."""
-    found = set()
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            path = os.fsdecode(_unescaped(line.split(b" ")[4]))
-            if path.startswith(f"{WORKSPACE}/"):
-                found.add(path[len(WORKSPACE) + 1 :])
-    return found
-
-
-def _unescaped(text: bytes) -> bytes:
-    for code, char in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
-        text = text.replace(code, char)
-    return text
+    """Return what is mounted below /workspace, relative to it: what lies there is the policy's, not the sandbox's."""
+    targets = (mount.target for mount in proc.mounts())
+    return {target.removeprefix(f"{WORKSPACE}/") for target in targets if target.startswith(f"{WORKSPACE}/")}
 
 
 class _Keeper:

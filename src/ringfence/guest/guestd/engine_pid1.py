@@ -21,7 +21,7 @@ from ringfence.guest.guestd import job as terminal
 from ringfence.guest.guestd.supervisor import Inside
 from ringfence.guest.interpreter import exec_python, node
 from ringfence.guest.launch import listeners, pid1, spawner
-from ringfence.shared import children, fast_stdlib, framing
+from ringfence.shared import children, fast_stdlib, framing, proc
 from ringfence.shared import syscalls as k
 from ringfence.shared.event_loop import Loop
 
@@ -314,7 +314,7 @@ class Alone(Loop):
         known = {children.number_of(handle) for handle in self._box.pidfds()}
         if self._box.expects_children:
             return
-        for pid in pid1.living_children(os.getpid()):
+        for pid in proc.children_of(os.getpid()):
             if pid not in known:
                 try:
                     os.waitpid(pid, os.WNOHANG)
@@ -391,7 +391,7 @@ class _Forking(_Within):
         ends: list[int] = []
         counted = self._monitor.counted
         full = counted is not None and not job.alone and counted.full
-        if full or len(pid1.living_children(os.getpid())) >= _MOST_JOBS:
+        if full or len(proc.children_of(os.getpid())) >= _MOST_JOBS:
             for fd in fds:
                 os.close(fd)
             job.refused(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -426,7 +426,7 @@ def _can_make_siblings() -> bool:
             os._exit(1)
         os._exit(0 if sibling else 2)
     made = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    for sibling in pid1.living_children(os.getpid()):
+    for sibling in proc.children_of(os.getpid()):
         os.waitpid(sibling, 0)
     return made
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import stat
 
+from ringfence.shared import proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Meant
@@ -65,7 +67,7 @@ def stray(meant: Meant, process: str) -> str | None:
     if meant["targets"] is None:
         return None
     brought = {(device, root) for device, root in meant["brought"]}
-    rows = [(_where(row), (row[2], row[3])) for row in rows_of(f"{process}/mountinfo")]
+    rows = [(mount.target, (mount.device, mount.root)) for mount in proc.mounts_in(f"{process}/mountinfo")]
     shown = {where for where, _ in rows}
     # /var/tmp leads to /tmp inside, but not where the host's own programs lie below it and are shown there.
     targets = {
@@ -85,44 +87,27 @@ def stray(meant: Meant, process: str) -> str | None:
     return None
 
 
-def _where(row: list[str]) -> str:
-    where = row[4]
-    for sign in " \t\n#\\":
-        where = where.replace(f"\\{ord(sign):03o}", sign)
-    return where
-
-
 def _mount_of(fd: int) -> str:
-    with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
-        for line in file.read(4096).decode("ascii", "replace").splitlines():
-            name, _, value = line.partition(":")
-            if name == "mnt_id":
-                return value.strip()
-    raise OSError("/proc names no mount")
+    """Return the number of the mount that an open file lies in."""
+    number = proc.fields(f"/proc/self/fdinfo/{fd}").get("mnt_id")
+    if number is None:
+        raise OSError("/proc names no mount")
+    return number
 
 
 def _wrong_mount(meant: Meant, held: dict[str, str], path: str) -> str | None:
     read_only = {target for target, _, _, writable in meant["places"] if not writable}
-    rows = {row[0]: row for row in rows_of(path)}
+    mounts = {mount.number: mount for mount in proc.mounts_in(path)}
     for number, target in held.items():
-        if number not in rows:
+        if number not in mounts:
             return f"{target} is not mounted"
-        if target in read_only and meant["flags"] and "ro" not in rows[number][5].split(","):
+        if target in read_only and meant["flags"] and "ro" not in mounts[number].options:
             return f"{target} is not read-only"
     brought = {(device, root) for device, root in meant["below"]}
-    for number, row in rows.items():
-        above = row[1]
-        while above in rows and above not in held and rows[above][1] != above:
-            above = rows[above][1]
-        if above in held and number not in held and (row[2], row[3]) not in brought:
-            return f"{row[4]} is a mount that nobody asked for"
+    for number, mount in mounts.items():
+        above = mount.parent
+        while above in mounts and above not in held and mounts[above].parent != above:
+            above = mounts[above].parent
+        if above in held and number not in held and (mount.device, mount.root) not in brought:
+            return f"{mount.target} is a mount that nobody asked for"
     return None
-
-
-def rows_of(path: str) -> list[list[str]]:
-    """Of a mountinfo: number, number of the one above, device, root in it, where, options, …"""
-    with open(path, "rb", buffering=0) as file:
-        text = b""
-        while piece := file.read(1 << 16):
-            text += piece
-    return [line.split(" ") for line in text.decode("utf-8", "surrogateescape").split("\n") if line]

@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from ringfence.shared import children, fast_stdlib
+from ringfence.shared import children, fast_stdlib, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -352,8 +352,7 @@ class Inside:
         if self._spawner_pidfd < 0:
             return False
         try:
-            with open(f"/proc/{children.number_of(self._spawner_pidfd)}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[0] == b"T"
+            return proc.process(children.number_of(self._spawner_pidfd)).state == b"T"
         except OSError:
             return False  # it has ended, which is another event
 
@@ -475,11 +474,9 @@ class Inside:
         if self._init_pidfd < 0:
             return True
         try:
-            with open(f"/proc/{self.init_pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
+            return bool(proc.process(self.init_pid).flags & _PF_EXITING)
         except OSError:
             return children.has_ended(self._init_pidfd)
-        return bool(int(fields[6]) & _PF_EXITING)
 
 
 def boot_time() -> float:

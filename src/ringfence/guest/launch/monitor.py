@@ -13,7 +13,7 @@ import sys
 import time
 
 from ringfence.guest.launch import forker
-from ringfence.shared import children, fast_stdlib
+from ringfence.shared import children, fast_stdlib, proc
 from ringfence.shared import syscalls as k
 from ringfence.shared.event_loop import Loop
 
@@ -337,7 +337,6 @@ def _first_ended() -> int | None:
 def _started(pid: int) -> float:
     """Seconds since boot, rounded up to the kernel's tick; of one that is gone: now and never, so it is left alone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return (int(file.read().rpartition(b")")[2].split()[19]) + 1) / _TICKS
+        return (proc.process(pid).started + 1) / _TICKS
     except OSError:
         return float("inf")

@@ -12,7 +12,7 @@ import struct
 
 from ringfence.guest.launch import fence, listeners, mounts
 from ringfence.guest.launch.syscall_rows import Closing, Hole, Slot, room
-from ringfence.shared import fast_stdlib, syscalls
+from ringfence.shared import fast_stdlib, proc, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -299,43 +299,9 @@ def _victims(kept: Kept) -> set[int]:
     return set(parents) - keep - ours
 
 
-class _Process:
-    __slots__ = ("parent", "session", "started")
+def _living() -> dict[int, proc.Process]:
+    """Return the living processes of this pid namespace.
 
-    def __init__(self, fields: list[bytes]) -> None:
-        """From what follows the name in /proc/<pid>/stat. Parent 0: the monitor; start in clock ticks since boot."""
-        self.parent, self.session, self.started = int(fields[1]), int(fields[3]), int(fields[19])
-
-
-def _living() -> dict[int, _Process]:
-    """Living processes of this pid namespace.
-
-    One whose first thread has ended reads as a zombie and is none while it has other threads.
+    A process whose first thread has ended reads as a zombie, and is none while it has other threads.
     """
-    found = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
-            found[int(name)] = _Process(fields)
-    return found
-
-
-def living_children(pid: int) -> list[int]:
-    """Processes, ended ones too, whose parent that is."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == pid:
-                found.append(int(name))
-    return found
+    return {pid: found for pid, found in proc.processes().items() if not found.has_ended or found.threads > 1}

@@ -21,6 +21,7 @@ from ringfence.plan.rootfs.protected import (
     startup_files,
 )
 from ringfence.policy.host_paths import LinkError, resolve
+from ringfence.shared import proc
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -423,23 +424,11 @@ def _mounts_below(source: str) -> list[str]:
 
 
 def mounts_of_host() -> list[tuple[str, str]]:
-    """Where something is mounted, and its type."""
+    """Return where something is mounted on this host, and its type; nothing where /proc does not say."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().strip("\n").split("\n")
+        return [(mount.target, mount.kind) for mount in proc.mounts()]
     except OSError:
         return []
-    found = []
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        found.append((unescaped(before.split(" ")[4]), after.split(" ", 1)[0]))
-    return found
-
-
-def unescaped(path: str) -> str:
-    """As the kernel writes it in a mountinfo."""
-    plain = path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n")
-    return plain.replace("\\134", "\\")
 
 
 # ── together with the interpreter ────────────────────────────────────────────────────────────────
