@@ -9,6 +9,7 @@ import errno
 import os
 
 from ringfence.errors import SandboxLostError
+from ringfence.shared import proc
 from ringfence.values import Struct, final
 
 _SYS_ADMIN = 21
@@ -239,18 +240,9 @@ def apparmor_profile() -> str | None:
 
 def has_capability(number: int) -> bool:
     """Of this process, in its user namespace."""
-    return bool(int(_own_status("CapEff") or "0", 16) >> number & 1)
+    return bool(int(proc.fields("/proc/self/status").get("CapEff", "0"), 16) >> number & 1)
 
 
 def is_filtered() -> bool:
     """Whether a seccomp filter stands around this process."""
-    return _own_status("Seccomp") == "2"
-
-
-def _own_status(key: str) -> str | None:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name == key:
-                return value.strip()
-    return None
+    return proc.fields("/proc/self/status").get("Seccomp") == "2"

@@ -11,7 +11,7 @@ import time
 from ringfence.backends.process.zygote import explain_refusal
 from ringfence.errors import SandboxLostError, StartTimeoutError
 from ringfence.results import Usage
-from ringfence.shared import fast_stdlib
+from ringfence.shared import fast_stdlib, proc
 from ringfence.wire import frames
 
 TYPE_CHECKING = False
@@ -30,11 +30,6 @@ START_S = 10.0
 MOST_LISTENERS = 250  # descriptors in one packet: the kernel's own limit is 253
 _END_S = 5.0
 _STAND_STILL_S = 1.0  # the most that a guest is stopped for while a protected path is put back
-
-
-def _status(pid: int) -> dict[str, str]:
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        return {name: value.strip() for name, _, value in (row.partition(":") for row in file)}
 
 
 class ProcessBox:
@@ -178,8 +173,8 @@ class ProcessBox:
     def owns(self, pid: int) -> bool:
         """Whether that is a process of this sandbox's. Ask while it stands still: a number may be given out again."""
         try:
-            status = _status(pid)
-            made_by_us = _status(int(status["PPid"]))["PPid"] == str(self.template.zygote.pid)
+            status = proc.fields(f"/proc/{pid}/status")
+            made_by_us = proc.fields(f"/proc/{status['PPid']}/status")["PPid"] == str(self.template.zygote.pid)
         except (OSError, KeyError, ValueError):
             return False
         inside = len(status["NSpid"].split()) > 1

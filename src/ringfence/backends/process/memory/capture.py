@@ -15,6 +15,7 @@ import struct
 from ringfence.backends.process.memory.layout import OURS, Pages, Range, TraceError, identity, ranges, wiped_on_fork
 from ringfence.backends.process.memory.tracee import State, Tracee
 from ringfence.errors import UnsupportedError
+from ringfence.shared import proc
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -195,18 +196,13 @@ def _open_file(pid: int, fd: int) -> OpenFile:
         raise refuse(f"it has {path} open as descriptor {fd}, which is not a file below /workspace")
     if path.endswith(" (deleted)"):
         raise refuse(f"it has a deleted file open as descriptor {fd}")
-    fields = _fields(f"/proc/{pid}/fdinfo/{fd}")
+    fields = proc.fields(f"/proc/{pid}/fdinfo/{fd}")
     return OpenFile(fd, path, int(fields["flags"], 8) & _OPEN_FLAGS, int(fields["pos"]))
-
-
-def _fields(path: str) -> dict[str, str]:
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        return {name: value.strip() for name, _, value in (row.partition(":") for row in file)}
 
 
 def number_inside(pid: int) -> int:
     """What it has for its own number."""
-    return int(_fields(f"/proc/{pid}/status")["NSpid"].split()[-1])
+    return int(proc.fields(f"/proc/{pid}/status")["NSpid"].split()[-1])
 
 
 def _cwd(pid: int) -> str:
@@ -217,7 +213,7 @@ def _cwd(pid: int) -> str:
 
 
 def _umask(pid: int) -> int:
-    return int(_fields(f"/proc/{pid}/status")["Umask"], 8)
+    return int(proc.fields(f"/proc/{pid}/status")["Umask"], 8)
 
 
 def _actions(tracee: Tracee) -> dict[int, bytes]:
@@ -227,7 +223,7 @@ def _actions(tracee: Tracee) -> dict[int, bytes]:
 
 def handled(pid: int) -> set[int]:
     """Signals that are caught or ignored."""
-    fields = _fields(f"/proc/{pid}/status")
+    fields = proc.fields(f"/proc/{pid}/status")
     bits = int(fields["SigCgt"], 16) | int(fields["SigIgn"], 16)
     return {number for number in range(1, 65) if bits >> (number - 1) & 1}
 
