@@ -175,4 +175,15 @@ def running(name: str) -> Started | str:
     engine = make(name)
     atexit.register(engine.end)
     failure = engine.start()
-    return engine if failure is None else f"{name} does not start: {failure}"
+    if failure is not None:
+        return f"{name} does not start: {failure}"
+    _started.add(name)
+    return engine
+
+
+def started() -> frozenset[str]:
+    """Return the names of the engines that some test asked for."""
+    return frozenset(_started)
+
+
+_started: set[str] = set()

@@ -19,8 +19,7 @@ from ringfence.host import placeholders
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "many_sandboxes.py"
 SOURCE = Path(__file__).parent.parent.parent / "src"
-# Sandboxes of the process that nobody kills. STORM=50 makes them five hundred: a minute.
-THREADS, EACH = 10, int(os.environ.get("STORM", "10"))
+THREADS = 10  # of the process that nobody kills
 INNOCENT = ["ok", "done", "0 made", []]
 
 
@@ -75,9 +74,9 @@ class Storm:
             self.kills += 1
             process.communicate()
 
-    def rage(self) -> list[object]:
-        """What the process that nobody kills says of its sandboxes, each kind with its count."""
-        main = self.program(THREADS, EACH)
+    def rage(self, each: int) -> list[object]:
+        """Return what the process that nobody kills says of its sandboxes, each kind with its count."""
+        main = self.program(THREADS, each)
         others = [threading.Thread(target=self.run_commands, kwargs={"killed": each}) for each in (False, True, True)]
         others.append(threading.Thread(target=self.kill_programs))
         for thread in others:
@@ -93,9 +92,10 @@ class Storm:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.parametrize("each", [10, pytest.param(50, marks=pytest.mark.proof)])  # sandboxes of each thread
 @pytest.mark.parametrize("whose", ["ours", "of an ordinary user"])
 def test_many_sandboxes_on_one_folder_harm_nobody_and_leave_nothing(
-    whose: str, tmp_path_factory: pytest.TempPathFactory, ordinary_user: OrdinaryUser
+    whose: str, each: int, tmp_path_factory: pytest.TempPathFactory, ordinary_user: OrdinaryUser
 ) -> None:
     """Ten threads of one program, three commands and further programs, many of which are killed with SIGKILL. No
     placeholder is left, no protected name was written, no sandbox is lost, no start refused."""
@@ -105,14 +105,12 @@ def test_many_sandboxes_on_one_folder_harm_nobody_and_leave_nothing(
     if user is not None:
         os.chown(folder, user.uid, user.gid)
     storm = Storm(folder, user)
-    assert storm.rage() == [[THREADS * EACH, INNOCENT]]
+    assert storm.rage(each) == [[THREADS * each, INNOCENT]]
     assert {key: count for key, count in storm.commands.items() if key != (0, "0 made")} == {}
-    assert storm.kills > EACH // 2
+    assert storm.kills > each // 2
     deadline = time.monotonic() + 20
     while list(folder.iterdir()) and time.monotonic() < deadline:
-        time.sleep(
-            0.5
-        )  # zygotes of the killed sweep behind them, when the last guest is gone; else the next start does
+        time.sleep(0.5)  # zygotes of the killed sweep when the last guest is gone; else the next start does
         if user is not None:
             assert user.run("import ringfence; print(ringfence.run('1').status)").stdout == "ok\n"
         else:

@@ -1,6 +1,6 @@
 """Thousands of runs and hundreds of violent deaths: every count comes back to where it was.
 
-RINGFENCE_SOAK=0.1 makes a tenth of it, for a quick look; CI runs all.
+`make proof` runs it; RINGFENCE_SOAK=0.1 makes a tenth of it, for a quick look.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from soak.census import Census, census, settles
 SHARE = float(os.environ.get("RINGFENCE_SOAK", "1"))
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(200)]
 
 
 def at_rest() -> Census:
