@@ -7,6 +7,10 @@ guest's output on a terminal, goes through `ringfence.cli.escapes` instead.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 def printable(text: str, limit: int | None = None) -> str:
     """Return `text` as one line of printable characters, at most `limit` of them.
@@ -45,3 +49,40 @@ def _spelled(char: str) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # how `os.fsdecode` keeps a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii")
+
+
+# ── what a mistyped name was meant to be ─────────────────────────────────────────────────────────
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the name of `known` that `word` most likely stands for, None without a near one.
+
+    That is the only name which `word` begins, else the nearest, where at most a third of its letters differ, else the
+    longest that begins `word`, followed by a `_`.
+    """
+    names = sorted(name for name in known if len(name) <= 64)
+    if len(word) > 2:
+        begun = [name for name in names if name.startswith(word)]
+        if len(begun) == 1:
+            return begun[0]
+    if not names or len(word) > 64:
+        return None
+    away, best = min((distance(word.lower(), name.lower()), name) for name in names)
+    letters = len(best.lstrip("-"))
+    if away <= max(1, letters // 3) and letters > 1:
+        return best
+    return max((name for name in names if word.startswith(f"{name}_")), key=len, default=None)
+
+
+def distance(left: str, right: str) -> int:
+    """Count the letters to add, drop, change or swap with their neighbour to get from `left` to `right`."""
+    before: list[int] = []
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        older, before, row = before, row, [i]
+        for j, b in enumerate(right, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:
+                cost = min(cost, older[j - 2] + 1)
+            row.append(cost)
+    return row[-1]

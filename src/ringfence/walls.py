@@ -205,11 +205,12 @@ class ContainerLauncher(WalledLauncher):
     def _check_socket(self, socket: str) -> None:
         """The engine's own is never shown, not even as `credentials`: who speaks with it is root here (M09)."""
         from ringfence.errors import PolicyError
+        from ringfence.policy.host_paths import within
 
         path = os.path.realpath(socket)
         for index, mount in enumerate(self.policy.mounts):
             source = os.path.realpath(mount.source)
-            if path == source or path.startswith(f"{source.rstrip('/')}/"):
+            if within(path, source):
                 raise PolicyError(
                     f"mounts[{index}] shows the container engine's socket {path}: who speaks with it is root here",
                     key=f"mounts[{index}]",

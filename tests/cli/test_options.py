@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ringfence.cli import main
 from ringfence.cli.console import Console, Problem
-from ringfence.cli.options import Option, Table, distance, exec_table, nearest, run_table
+from ringfence.cli.options import Option, Table, exec_table, run_table
+from ringfence.text import distance, nearest
 
 
 def read(*argv: str) -> tuple[list[tuple[str, str]], list[str]]:

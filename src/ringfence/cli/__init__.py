@@ -140,7 +140,7 @@ def _help(rest: list[str], console: Console) -> int:
         return show_help(topic, console)
     if topic in LATER:
         _later(topic, [], console)
-    from ringfence.cli.options import nearest
+    from ringfence.text import nearest
 
     near = nearest(topic, TEXTS)
     see = f"did you mean: ringfence help {near}?" if near else "see: ringfence --help"
@@ -153,7 +153,7 @@ def _later(verb: str, rest: list[str], console: Console) -> NoReturn:
 
 
 def _unknown(verb: str) -> Problem:
-    from ringfence.cli.options import nearest
+    from ringfence.text import nearest
 
     if verb.startswith("-"):
         return Problem(f"no verb before {verb}", fix="options come after the verb: ringfence VERB [OPTIONS] ...")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import ERR, OUT, Problem, colours, write
-from ringfence.cli.options import attack_table, nearest
-from ringfence.text import printable
+from ringfence.cli.options import attack_table
+from ringfence.text import nearest, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

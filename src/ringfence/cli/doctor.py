@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringfence.cli.console import OUT, Problem, colours
-from ringfence.cli.options import BACKENDS, LATER_BACKENDS, backend_name, doctor_table, nearest
-from ringfence.text import printable
+from ringfence.cli.options import BACKENDS, LATER_BACKENDS, backend_name, doctor_table
+from ringfence.text import nearest, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

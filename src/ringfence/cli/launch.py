@@ -12,7 +12,7 @@ import time
 
 from ringfence import early
 from ringfence.cli.console import ERR, OUT, OutputClosed, Problem, Stopped, write
-from ringfence.cli.options import nearest
+from ringfence.text import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

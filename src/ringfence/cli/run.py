@@ -6,9 +6,10 @@ import os
 import stat
 
 from ringfence.cli.console import Problem
-from ringfence.cli.options import nearest, run_table
+from ringfence.cli.options import run_table
 from ringfence.cli.settings import Settings, absolute, inside
 from ringfence.core.languages import TABLE, commands
+from ringfence.text import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from ringfence.cli.console import Problem
-from ringfence.cli.options import LIMITS, example, nearest
+from ringfence.cli.options import LIMITS, example
+from ringfence.policy.host_paths import within
 from ringfence.policy.model import mount_path
+from ringfence.text import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Settings:
             return None
         real = os.path.realpath(path)
         for mount in self.policy.mounts:
-            if mount.mode == "rw" and beneath(real, os.path.realpath(source_of(mount))):
+            if mount.mode == "rw" and within(real, os.path.realpath(source_of(mount))):
                 raise Problem(
                     f"{name} {path} is in a folder that the guest may write: it could put its own there",
                     fix=f"name a file elsewhere: {name} /tmp/{os.path.basename(path)}",
@@ -290,14 +292,9 @@ def working_folder() -> str | None:
         return None
 
 
-def beneath(path: str, folder: str) -> bool:
-    """Whether `path` is `folder` or in it."""
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
 def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
     """Where the host's `path` is inside: below the deepest mount that holds it. None: it is not shown."""
-    holders = [mount for mount in mounts if beneath(path, source_of(mount))]
+    holders = [mount for mount in mounts if within(path, source_of(mount))]
     if not holders:
         return None
     mount = max(holders, key=lambda each: len(source_of(each)))
@@ -308,7 +305,7 @@ def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
 
 def is_hidden(path: str, mounts: tuple[Mount, ...]) -> bool:
     """Whether somebody said that the host's `path` is not to be seen."""
-    return any(beneath(path, os.path.join(source_of(mount), hidden)) for mount in mounts for hidden in mount.hide)
+    return any(within(path, os.path.join(source_of(mount), hidden)) for mount in mounts for hidden in mount.hide)
 
 
 def start_folder(mounts: tuple[Mount, ...]) -> str | None:
@@ -319,7 +316,7 @@ def start_folder(mounts: tuple[Mount, ...]) -> str | None:
     there = inside(here, mounts)
     if there is not None:
         return there
-    return here if any(beneath(mount_path(mount), here) for mount in mounts) and here != "/" else None
+    return here if any(within(mount_path(mount), here) for mount in mounts) and here != "/" else None
 
 
 def _split(name: str, raw: str) -> tuple[str, str | None]:
@@ -354,18 +351,18 @@ def _holders(raw: str, mounts: list[Mount]) -> list[tuple[int, str]]:
 
 def _below(path: str, folder: str) -> str | None:
     """`path` as it is below `folder`, by name or where links lead. None: it is not there."""
-    if beneath(path, folder):
+    if within(path, folder):
         return os.path.relpath(path, folder)
     parent, name = os.path.split(path)
     real, folder = os.path.join(os.path.realpath(parent), name), os.path.realpath(folder)
-    return os.path.relpath(real, folder) if beneath(real, folder) else None
+    return os.path.relpath(real, folder) if within(real, folder) else None
 
 
 def _covered(index: int, below: str, mounts: list[Mount]) -> bool:
     """Whether another mount lies over that place, so that this one does not show it."""
     own = mount_path(mounts[index])
     place = os.path.normpath(os.path.join(own, below))
-    over = [mount_path(mount) for mount in mounts if beneath(place, mount_path(mount))]
+    over = [mount_path(mount) for mount in mounts if within(place, mount_path(mount))]
     return max(over, key=len) != own
 
 

@@ -13,6 +13,8 @@ import os
 import sys
 from _frozen_importlib_external import PathFinder  # what the path-based finder of `sys.meta_path` is
 
+from ringfence.policy.host_paths import within
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -45,7 +47,7 @@ def shown_writable(sources: Iterable[str], read_only: Iterable[str] = ()) -> Non
     Nothing is ever taken back: what a guest has written stays.
     """
     for source in sources:
-        held = tuple(path for path in read_only if _within(path, source))
+        held = tuple(path for path in read_only if within(path, source))
         if held not in _written.setdefault(source, []):
             _written[source].append(held)
             _verdicts[0] = {}
@@ -90,7 +92,7 @@ def untouched(folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         folder
         for folder in folders
-        if not guest_can_write(folder) and not any(_within(one, os.path.realpath(folder)) for one in _written)
+        if not guest_can_write(folder) and not any(within(one, os.path.realpath(folder)) for one in _written)
     )
 
 
@@ -103,7 +105,7 @@ def importable(sources: Iterable[str], read_only: Iterable[str] = ()) -> list[st
             folder = os.path.realpath(entry)  # "" is the working directory
         except OSError:  # which somebody removed
             continue
-        if any(_within(folder, one) for one in real) and not any(_within(folder, one) for one in held):
+        if any(within(folder, one) for one in real) and not any(within(folder, one) for one in held):
             found[folder] = None
     return list(found)
 
@@ -218,12 +220,8 @@ def _is_written(path: str) -> bool:
     above = path
     while True:
         for held in _written.get(above, ()):
-            if not any(_within(path, one) for one in held):
+            if not any(within(path, one) for one in held):
                 return True
         if above in ("/", ""):
             return False
         above = os.path.dirname(above)
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")

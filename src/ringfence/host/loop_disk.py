@@ -40,7 +40,7 @@ def make_image(size: int, files: int, owner: int) -> int:
     """
     program = _formatter()
     blocks = -(-size // _BLOCK)
-    image = _nameless(state.disk_directory("workspaces"))
+    image = syscalls.open_nameless(state.disk_directory("workspaces"))
     try:
         _check_room(image, blocks)
         os.ftruncate(image, _whole_size(blocks, files))
@@ -163,19 +163,6 @@ def _fit(mount: int, device: str, blocks: int, files: int, owner: int) -> None:
             code="disk-size",
             fix='workspace="memory"',
         )
-
-
-def _nameless(directory: str) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC
-    try:
-        return os.open(directory, flags | os.O_TMPFILE, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
-            raise
-    path = f"{directory}/{os.urandom(8).hex()}"
-    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(path)
-    return fd
 
 
 def _refused(error: OSError) -> UnsupportedError | SandboxError:

@@ -13,9 +13,8 @@ import stat
 import sys
 import time
 
-from ringfence.plan.rootfs.interpreter import within
 from ringfence.plan.rootfs.protected import GIT_MARKS, NAMES
-from ringfence.policy.host_paths import open_itself
+from ringfence.policy.host_paths import open_itself, within
 from ringfence.results import Denial
 from ringfence.text import printable
 from ringfence.values import Struct, final

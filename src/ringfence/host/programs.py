@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -126,7 +127,7 @@ def _of_a_project(folder: str, program: str) -> str | None:
     real = os.path.realpath(folder)
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         top = os.environ.get(name, "")
-        if os.path.isabs(top) and (_is_below(folder, top) or _is_below(real, os.path.realpath(top))):
+        if os.path.isabs(top) and (within(folder, top) or within(real, os.path.realpath(top))):
             return f"it is of the environment that {name} names"
     if os.path.lexists(f"{os.path.dirname(real)}/pyvenv.cfg"):
         return "it is of a virtual environment"
@@ -137,15 +138,10 @@ def _of_a_project(folder: str, program: str) -> str | None:
     except OSError:
         return None
     if here not in ("/", os.path.expanduser("~")) and any(
-        _is_below(one, here) for one in (folder, real, os.path.realpath(program))
+        within(one, here) for one in (folder, real, os.path.realpath(program))
     ):
         return f"it is below the working directory, {here}"
     return None
-
-
-def _is_below(path: str, top: str) -> bool:
-    top = top.rstrip("/")
-    return path == top or path.startswith(f"{top}/")
 
 
 def _reason(program: str, noted: dict[str, None]) -> str | None:
@@ -263,7 +259,7 @@ def untouched(folders: Iterable[str]) -> list[str]:
 
 def _meet(folder: str, other: str) -> bool:
     names = (os.path.abspath(folder), os.path.realpath(folder))
-    return any(_is_below(name, other) or _is_below(other, name) for name in names)
+    return any(within(name, other) or within(other, name) for name in names)
 
 
 def _note() -> str:

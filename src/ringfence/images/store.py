@@ -493,12 +493,12 @@ def checked_name(name: str) -> str:
 
 def unknown(name: str, known: list[str]) -> ImageError:
     """The error for a name that is not in the store, with the nearest that are."""
-    import difflib
+    from ringfence.text import nearest
 
-    near = difflib.get_close_matches(name, [*known, "host"], n=3, cutoff=0.5)
+    near = nearest(name, [*known, "host"])
     presets = {"python", "data", "node", "polyglot"}
     if near:
-        fix = f"did you mean {' or '.join(near)}?"
+        fix = f"did you mean {near}?"
         if name in presets:
             fix += f" Or build it: ringfence image build {name} --preset {name}"
     elif name in presets:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import PolicyError
+from ringfence.policy.host_paths import within
 from ringfence.values import frozen_map
 
 TYPE_CHECKING = False
@@ -217,13 +218,13 @@ def program(value: object, key: str) -> str:
 
 
 def suggestion(value: object, allowed: tuple[str, ...] | list[str]) -> str | None:
-    """What was probably meant, as a fix; None when nothing is near."""
-    if not isinstance(value, str) or len(value) > 100:
+    """Return which of `allowed` was probably meant, as the fix of an error; None when none is near."""
+    if not isinstance(value, str):
         return None
-    from difflib import get_close_matches
+    from ringfence.text import nearest
 
-    near = get_close_matches(value.lower(), allowed, n=1, cutoff=0.6)
-    return f'did you mean "{near[0]}"?' if near else None
+    near = nearest(value, allowed)
+    return f'did you mean "{near}"?' if near else None
 
 
 # MERGED: Paths in a policy, as text: absolute, without "..", one spelling each. Nothing here touches a file system.
@@ -289,8 +290,3 @@ def below(value: object, key: str) -> str:
     if ".." in parts or not parts:
         raise PolicyError(f"{key}: {shorten(path)} is not below the source", key=key, fix='write it as ".env"')
     return "/".join(parts)
-
-
-def within(path: str, folder: str) -> bool:
-    """Whether a normal absolute path is `folder` or below it, as text: symbolic links are not looked at."""
-    return path == folder or folder == "/" or path.startswith(folder + "/")

@@ -27,6 +27,11 @@ _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
 
 
+def within(path: str, folder: str) -> bool:
+    """Return whether `path` is `folder` or lies below it. Both are absolute and normal; links are not looked at."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
 class LinkError(OSError):
     """A link that a guest could have made lies on the way, or is what was named."""
 
@@ -232,7 +237,7 @@ class _Way:
         if info.st_uid != 0 or info.st_mode & _OTHERS_WRITE:
             return False
         here = "/".join((self._top, *self._names)) or "/"
-        return os.geteuid() != 0 or here in _ROOTS_OWN or _is_in(here, _ROOTS_TREES)
+        return os.geteuid() != 0 or here in _ROOTS_OWN or any(within(here, folder) for folder in _ROOTS_TREES)
 
     def _refusal(self, name: str, target: str) -> LinkError:
         return LinkError(self._path, "/".join((self._top, *self._names, name)), target)
@@ -240,10 +245,6 @@ class _Way:
 
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
-
-
-def _is_in(path: str, folders: tuple[str, ...]) -> bool:
-    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 def _says(fd: int) -> str | None:

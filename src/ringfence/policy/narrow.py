@@ -7,7 +7,8 @@ Variables (`env`) are the caller's words to its own guest and widen nothing.
 from __future__ import annotations
 
 from ringfence.errors import PolicyError
-from ringfence.policy.checks import format_size, within
+from ringfence.policy.checks import format_size
+from ringfence.policy.host_paths import within
 from ringfence.policy.hosts import HostPattern, is_address, parse_pattern
 from ringfence.policy.model import allow_patterns
 from ringfence.policy.reach import listening_ports, ports_of

@@ -290,6 +290,34 @@ def has_openat2() -> bool:
     return _asked[0]
 
 
+def open_nameless(directory: str) -> int:
+    """Open a new file in `directory` that has no name, so that nothing of it outlives its descriptors."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(directory, flags | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+    path = f"{directory}/.{os.urandom(8).hex()}"  # a file system without nameless files
+    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(path)
+    return fd
+
+
+def open_unnamed_yet(folder: int, temporary: str) -> tuple[int, bool]:
+    """Open a new file to be written and then named in `folder`; return it, and whether it is named `temporary`.
+
+    It has a name only on a file system without nameless files: elsewhere a kill in the middle leaves nothing.
+    """
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    try:
+        return os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=folder), False
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            raise
+    return os.open(temporary, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder), True
+
+
 def punch_hole(fd: int, offset: int, size: int) -> None:
     """Give the blocks there back to the file system; the file keeps its size."""
     syscall(_NR_FALLOCATE, fd, 3, offset, size, what="fallocate")

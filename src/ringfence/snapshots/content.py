@@ -83,7 +83,7 @@ class Store:
         with self._lock:
             self._check_owner()
             if self._fd < 0:
-                self._fd = _nameless(self._directory or _state_directory())
+                self._fd = syscalls.open_nameless(self._directory or _state_directory())
                 info = os.fstat(self._fd)
                 self._inode, self._end = (info.st_dev, info.st_ino), 0
             offset, self._end = self._end, self._end + -(-size // _BLOCK) * _BLOCK
@@ -161,19 +161,6 @@ def _state_directory() -> str:
     from ringfence.host import state
 
     return state.disk_directory("snapshots")
-
-
-def _nameless(directory: str) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(directory, flags | os.O_TMPFILE, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
-            raise
-    path = f"{directory}/{os.urandom(8).hex()}"
-    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(path)
-    return fd
 
 
 class Writer:

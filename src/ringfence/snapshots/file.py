@@ -5,14 +5,13 @@ Whoever reads one trusts nothing in it: first the digest, then each field, then 
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import struct
 
 from ringfence.errors import SnapshotError
 from ringfence.policy import host_paths
-from ringfence.shared import fast_stdlib
+from ringfence.shared import fast_stdlib, syscalls
 from ringfence.snapshots.content import Holder, Writer
 from ringfence.snapshots.manifest import Manifest, check_digest, entry, hasher
 from ringfence.wire import frames
@@ -48,7 +47,7 @@ def export(path: str, header: dict[str, object], manifest: Manifest, store: Stor
 def _export(folder: int, name: str, path: str, pieces: Iterator[bytes]) -> None:
     temporary = f".{name[:50]}.{os.urandom(8).hex()}.part"
     try:
-        fd, named = _open_new(folder, temporary)
+        fd, named = syscalls.open_unnamed_yet(folder, temporary)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     try:
@@ -75,17 +74,6 @@ def _put(temporary: str, name: str, folder: int, path: str) -> None:
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
-
-
-def _open_new(folder: int, temporary: str) -> tuple[int, bool]:
-    """A file without a name yet, so that a kill in the middle leaves nothing; with one where that cannot be had."""
-    flags = os.O_WRONLY | os.O_CLOEXEC
-    try:
-        return os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=folder), False
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            raise
-    return os.open(temporary, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder), True
 
 
 def _pieces(header: dict[str, object], manifest: Manifest, store: Store) -> Iterator[bytes]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ringfence.plan.rootfs.host_view import View, view
-from ringfence.plan.rootfs.interpreter import Interpreter, interpreter, within
+from ringfence.plan.rootfs.interpreter import Interpreter, interpreter
+from ringfence.policy.host_paths import within
 from ringfence.policy.model import Policy
 from ringfence.values import replace
 

@@ -9,8 +9,8 @@ from ringfence.backends.engine import guestd_bundle
 from ringfence.backends.engine.rootfs import Bind
 from ringfence.errors import UnsupportedError
 from ringfence.host import state
-from ringfence.plan.rootfs.interpreter import within
 from ringfence.plan.rootfs.mounts import mounts_of_host
+from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False

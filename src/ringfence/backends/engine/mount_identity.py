@@ -12,7 +12,7 @@ import os
 from ringfence.errors import UnsupportedError
 from ringfence.guest.guestd import mount_check
 from ringfence.host.kernel_refusals import mounts_changed
-from ringfence.plan.rootfs.interpreter import within
+from ringfence.policy.host_paths import within
 from ringfence.shared import proc
 
 TYPE_CHECKING = False

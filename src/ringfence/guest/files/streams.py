@@ -7,7 +7,7 @@ import os
 import stat
 
 from ringfence.guest.files import zip_stream
-from ringfence.shared import fast_stdlib, tar, tree_pack, tree_unpack, tree_walk
+from ringfence.shared import fast_stdlib, syscalls, tar, tree_pack, tree_unpack, tree_walk
 from ringfence.shared.openat import make_directories, open_path, remove_made, write_all
 
 TYPE_CHECKING = False
@@ -137,23 +137,11 @@ def _unpack_below(target: int, args: Args) -> None:
 
 def _spool() -> int:
     """All of standard input in a file without a name: a zip is read from its end."""
-    fd = _nameless()
+    fd = syscalls.open_nameless("/tmp")
     fast_stdlib.hold_stops(hold=False)
     while chunk := os.read(0, _CHUNK):
         write_all(fd, chunk)
     fast_stdlib.hold_stops()
-    return fd
-
-
-def _nameless() -> int:
-    try:
-        return os.open("/tmp", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
-            raise
-    name = f"/tmp/.{os.urandom(8).hex()}"
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.unlink(name)
     return fd
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 
-from ringfence.shared import fast_stdlib, tree_walk
+from ringfence.shared import fast_stdlib, syscalls, tree_walk
 from ringfence.shared.openat import (
     GONE,
     Args,
@@ -154,7 +154,7 @@ def _replace(directory: int, name: str, args: Args, mode: int | None) -> None:
     path, temporary = str(args["path"]), str(args["stage"])
     directory, name = _follow(directory, name, path)
     old = _mode_of(directory, name, path)
-    fd, named = _open_new(directory, temporary)
+    fd, named = syscalls.open_unnamed_yet(directory, temporary)
     try:
         _copy_in(fd)
         os.fchmod(fd, mode if mode is not None else old if old is not None else 0o644)
@@ -166,17 +166,6 @@ def _replace(directory: int, name: str, args: Args, mode: int | None) -> None:
         if named:
             os.unlink(temporary, dir_fd=directory)
         raise
-
-
-def _open_new(directory: int, temporary: str) -> tuple[int, bool]:
-    """A file without a name yet, so that a kill in the middle leaves nothing; with one where that cannot be had."""
-    try:
-        return os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=directory), False
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            raise
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(temporary, flags, 0o600, dir_fd=directory), True
 
 
 def _follow(directory: int, name: str, path: str) -> tuple[int, str]:

@@ -10,7 +10,8 @@ import os
 import struct
 
 from ringfence.errors import PolicyError
-from ringfence.plan.rootfs.interpreter import SHARED_STORES, within
+from ringfence.plan.rootfs.interpreter import SHARED_STORES
+from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -282,13 +283,13 @@ def _listed(path: str) -> list[str]:
 
 
 def _unknown(name: str, index: int, finder: _Finder) -> PolicyError:
-    from difflib import get_close_matches
+    from ringfence.text import nearest
 
-    near = get_close_matches(name, finder.all_names(), n=3)
+    near = nearest(name, finder.all_names())
     return PolicyError(
         f"no program {name!r} on this host: it is in none of {', '.join(finder.path)}",
         key=f"commands[{index}]",
-        fix=f"install it, or did you mean {', '.join(near)}?" if near else "install it, or leave it out",
+        fix=f"install it, or did you mean {near}?" if near else "install it, or leave it out",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ringfence.plan.rootfs.interpreter import within
+from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
 # Below a home directory. What a person would not paste into a chat.

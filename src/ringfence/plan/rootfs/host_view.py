@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from ringfence.plan.rootfs.interpreter import within
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
+from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False

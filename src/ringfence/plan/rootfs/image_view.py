@@ -12,8 +12,8 @@ import stat
 
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
 from ringfence.plan.rootfs.host_view import SYSTEM_PATH, View, bind, device_ops
-from ringfence.plan.rootfs.interpreter import within
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
+from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False

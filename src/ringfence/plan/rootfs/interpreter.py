@@ -9,6 +9,7 @@ import os
 import sys
 
 from ringfence.errors import Missing, UnsupportedError
+from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
 SHARED_STORES = ("/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")  # interpreters there link across the store
@@ -63,11 +64,6 @@ def interpreter() -> Interpreter:
         roots=_minimal(roots),
         programs=tuple(path for path in programs if not within(path, "/usr") and os.path.isdir(path)),
     )
-
-
-def within(path: str, directory: str) -> bool:
-    """Whether `path` is `directory` or lies below it; both absolute and normal."""
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def home_directory() -> str:

@@ -10,7 +10,6 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
-from ringfence.plan.rootfs.interpreter import within
 from ringfence.plan.rootfs.own_settings import check_settings, settings_within
 from ringfence.plan.rootfs.protected import (
     Protected,
@@ -20,7 +19,7 @@ from ringfence.plan.rootfs.protected import (
     protection,
     startup_files,
 )
-from ringfence.policy.host_paths import LinkError, resolve
+from ringfence.policy.host_paths import LinkError, resolve, within
 from ringfence.shared import proc
 from ringfence.values import Struct, final, replace
 

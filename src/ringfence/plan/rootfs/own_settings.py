@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import PolicyError
-from ringfence.plan.rootfs.interpreter import within
 from ringfence.plan.rootfs.protected import first_missing
+from ringfence.policy.host_paths import within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
