@@ -58,7 +58,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the name of `known` that `word` most likely stands for, None without a near one.
 
     That is the only name which `word` begins, else the nearest, where at most a third of its letters differ, else the
-    longest that begins `word`, followed by a `_`.
+    longest that begins `word` and has more than three letters.
     """
     names = sorted(name for name in known if len(name) <= 64)
     if len(word) > 2:
@@ -71,7 +71,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     letters = len(best.lstrip("-"))
     if away <= max(1, letters // 3) and letters > 1:
         return best
-    return max((name for name in names if word.startswith(f"{name}_")), key=len, default=None)
+    return max((name for name in names if len(name) > 3 and word.startswith(name)), key=len, default=None)
 
 
 def distance(left: str, right: str) -> int:
