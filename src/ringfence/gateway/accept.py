@@ -36,7 +36,7 @@ _STREAM_RESOLVERS = 16  # DNS connections at once
 
 
 class Acceptor:
-    """Gives each registration its turns. No connection is refused for a rate: it waits in the kernel's queue."""
+    """Gives registrations their turns. No connection is refused for a rate: further ones wait in the kernel's queue."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, totals: Totals) -> None:
         self._loop = loop
@@ -133,6 +133,7 @@ class Acceptor:
 
 
 def _too_many(registration: Registration, serve: _Serve) -> Refusal | None:
+    """Return the refusal of a connection beyond the sandbox's own budget, else None."""
     most = registration.network.connections
     if len(registration.connections) < most + (_STREAM_RESOLVERS if serve is _serve_resolver else 0):
         return None
@@ -158,7 +159,7 @@ def _serve_resolver(registration: Registration, connection: Connection) -> _Work
 
 
 async def _serve_name(registration: Registration, connection: Connection) -> None:
-    """Serve a connection to an address that stands for a host; without one it is reset."""
+    """Serve a connection to an address that stands for a host; the caller resets any other."""
     connection.verdict = verdict_on(registration, connection.sock)
     if connection.verdict is not None:
         await serve_tunnel(connection, None)

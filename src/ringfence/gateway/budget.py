@@ -1,4 +1,4 @@
-"""What the sandboxes of one process may use of the network together, and of one target. Every number is here.
+"""Budgets that hold for all sandboxes of a process together, and for all its connections to a target.
 
 A sandbox's own budgets are in its policy; these stand above them, so that many sandboxes together neither use up the
 process's descriptors nor flood one server. In the gateway's loop.
@@ -28,7 +28,7 @@ _MOST_IDLE_TARGETS = 1024
 
 
 class Bucket:
-    """A rate with a burst."""
+    """A token bucket: a rate with a burst."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate, self._burst = rate, burst
@@ -36,6 +36,7 @@ class Bucket:
         self._at = time.monotonic()
 
     def take(self) -> bool:
+        """Take a token; return False when there is none."""
         now = time.monotonic()
         self._left = min(self._burst, self._left + (now - self._at) * self._rate)
         self._at = now
@@ -46,10 +47,10 @@ class Bucket:
 
 
 class CountedSocket(socket.socket):
-    """A connection to a target, counted for it until it is closed."""
+    """A connection to a target, which counts among the target's until `close`."""
 
     owner: _TargetCount | None = None
-    address = ""  # that was dialled
+    address = ""  # the address that was dialled
 
     def close(self) -> None:
         owner, self.owner = self.owner, None
@@ -65,11 +66,11 @@ class _TargetCount:
 
 
 class Totals:
-    """Of one process."""
+    """What all sandboxes of a process use together, and how much of it there may be."""
 
     def __init__(self) -> None:
         self.connections = 0  # open now
-        self.pipes = 0  # of those that move much: two descriptors, as many as a connection has
+        self.pipes = 0  # of connections that move much: a pipe has two descriptors, as a connection has
         self.most_connections = _most_connections()
         self.most_to_one = TARGET_CONNECTIONS
         self.upload, self.download = UPLOAD, DOWNLOAD
@@ -79,23 +80,24 @@ class Totals:
         self._targets: dict[str, _TargetCount] = {}
 
     def is_full(self) -> Refusal | None:
-        """What to say to one connection more, if there can be none."""
+        """Return the refusal of a further connection; None while there is room."""
         if self.connections + self.pipes < self.most_connections:
             return None
         words = f"the sandboxes of this process have {self.connections} connections open, the most there may be"
         return Refusal("net.host-connections", words, verdict="failed")
 
     def may_pipe(self) -> bool:
-        """Whether there is room for one pipe more: connections may need it, and bytes can be copied without."""
+        """Return whether there is room for a further pipe: connections come first, as bytes can be copied without."""
         return self.connections + self.pipes < self.most_connections // 2
 
     def count_up(self, size: int) -> None:
-        """Raises OverBudget; then they do not go."""
+        """Count bytes that are about to go. Raises OverBudget; then they must not go."""
         if self._sent + size > self.upload:
             self._new_day("upload", self.upload)
         self._sent += size
 
     def count_down(self, size: int) -> None:
+        """Count bytes that came. Raises OverBudget; then they must not be passed on."""
         if self._received + size > self.download:
             self._new_day("download", self.download)
         self._received += size
@@ -109,7 +111,7 @@ class Totals:
         self._sent = self._received = 0
 
     def may_dial(self, target: Target) -> bool:
-        """Whether it is its turn; else ask again in a moment. Raises Refusal when too many are open."""
+        """Return whether `target` may be dialled now, and not a moment later. Raises Refusal when too many are open."""
         found = self._targets.get(target.name)
         if found is None:
             self._forget_idle()
@@ -120,13 +122,13 @@ class Totals:
         return found.rate.take()
 
     def opened(self, target: Target, sock: CountedSocket) -> None:
-        """After `may_dial`: it counts until it is closed."""
+        """Count a connection, which `may_dial` permitted, until its socket is closed."""
         found = self._targets.setdefault(target.name, _TargetCount())
         found.open += 1
         sock.owner = found
 
     def open_to(self, name: str) -> int:
-        """Connections to one target, now."""
+        """Return how many connections to a target are open."""
         found = self._targets.get(name)
         return 0 if found is None else found.open
 
@@ -136,7 +138,7 @@ class Totals:
 
 
 def _most_connections() -> int:
-    """Each has a socket on both sides."""
+    """Return how many connections the process's descriptors allow: each has a socket on both sides."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS

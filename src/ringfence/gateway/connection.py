@@ -1,4 +1,4 @@
-"""One connection of a guest: its socket, what was read from it, where it goes, and how it is refused and ended.
+"""A connection of a guest: its socket, what was read, where it goes, and how to refuse and end it.
 
 A refusal is told in the words of the client's own protocol: a 403 with a reason, a TLS alert, a reset.
 """
@@ -26,7 +26,7 @@ _LINGER_BYTES = 1 << 18
 
 
 class Connection:
-    """An accepted, non-blocking connection of a guest. The gateway's loop owns it from its start to its end."""
+    """An accepted, non-blocking connection of a guest, which the gateway's loop owns."""
 
     def __init__(self, sock: socket.socket, uplink: Uplink) -> None:
         self.sock = sock
@@ -37,7 +37,7 @@ class Connection:
         self.task: asyncio.Task[None] | None = None  # that serves it
 
     def stop(self, why: Refusal | None = None) -> None:
-        """Cancel the task that serves the connection; whoever logs its end gives `why` as the reason."""
+        """Cancel the task that serves the connection; the log gives `why` as the reason."""
         self.cut = self.cut or why
         if self.task is not None:
             self.task.cancel()

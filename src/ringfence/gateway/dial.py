@@ -1,5 +1,8 @@
-"""Turns a permitted name into a connection: looks it up once, checks every answer, dials that very address (G08).
+"""Turns a permitted name into a connection: looks the name up once, checks every answer, dials a checked address (G08).
 
+Some addresses are never dialled, whatever name led to them (G04, G06, G07, G08). Every way that an IPv6 address can
+carry an IPv4 one is refused as a whole, so that no second reading exists. An address of this machine is private
+whatever its number is: a service behind the host's firewall answers there.
 Look-ups run in daemon threads of our own: a resolver that hangs must hold up neither the loop nor the caller's exit.
 """
 
@@ -23,12 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringfence.gateway.types import Target
-
-
-# MERGED: Which addresses the gateway never dials, whatever name led to them (G04, G06, G07, G08).
-#
-# Every way that an IPv6 address can carry an IPv4 one is refused as a whole, so that no second reading exists.
-# An address of this machine is private whatever its number is: a service behind the host's firewall answers there.
 
 
 # All of IPv6 that is handed out. Outside it, what is not private is never a peer.
@@ -67,7 +64,7 @@ _OPENABLE = _ranges(_PRIVATE)
 
 
 def fault(address: str, private: tuple[str, ...]) -> str | None:
-    """A reason code when `address` must not be dialled; `private` are ranges that the policy opens."""
+    """Return a reason code when `address` must not be dialled, else None. `private`: ranges that the policy opens."""
     code = _by_number(address, private)
     if code is None and not _opened(address, private) and _is_own(address):
         return "net.private-address"
@@ -89,7 +86,7 @@ def _by_number(address: str, private: tuple[str, ...]) -> str | None:
         return None if _opens(private, found) else "net.private-address"
     if found.version == 6 and found not in _GLOBAL_IPV6:
         return "net.bad-address"
-    # Whatever else the standard library knows not to be routed.
+    # What else the standard library knows not to be routed.
     return None if found.is_global or _opens(private, found) else "net.private-address"
 
 
@@ -103,14 +100,14 @@ def _opens(private: tuple[str, ...], found: _Address) -> bool:
 
 
 def _is_own(address: str) -> bool:
-    """Whether this machine has it now: what is sent to an own address is sent from it. Nothing is sent here."""
+    """Return whether this machine has `address` now: what a machine sends to itself has that source. Sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
             probe.connect((address, 9))
             return ip_address(probe.getsockname()[0]) == ip_address(address)
     except OSError as error:
-        # Without descriptors nobody can tell; else there is no way to it, and dialling it fails too.
+        # Without descriptors the answer is unknown; with any other error there is no route, and dialling fails too.
         return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -121,14 +118,14 @@ def _holds(within: _Range, found: _Address) -> bool:
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
 _MOST_THREADS = 64
-_MOST_EACH = 8  # look-ups of one sandbox that have no answer yet: a slow server of its own holds up no other's
+_MOST_EACH = 8  # look-ups of a sandbox without an answer yet: its slow server holds up no other sandbox
 _TURN_S = 0.05
 _MOST_ANSWERS = 16
 _LONGEST_FILE = 1 << 20
 
 
 def system_lookup(name: str, port: int) -> list[str]:
-    """The host's own resolver: every address of a name, in the order to try them. Raises OSError."""
+    """Return every address that the host's own resolver knows of a name, in the order to try them. Raises OSError."""
     named = listed(name)
     if named:
         return named
@@ -138,7 +135,7 @@ def system_lookup(name: str, port: int) -> list[str]:
 
 
 def listed(name: str, path: str = "/etc/hosts") -> list[str]:
-    """What the host's own file says about a canonical name."""
+    """Return the addresses of a canonical name in the host's own file of names."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read(_LONGEST_FILE)
@@ -149,17 +146,17 @@ def listed(name: str, path: str = "/etc/hosts") -> list[str]:
 
 
 class Resolver:
-    """Looks names up in a few threads. `lookup` is the host's own; tests put theirs in its place."""
+    """Looks names up in a few threads. `lookup` is the host's own; tests put another function in its place."""
 
     def __init__(self) -> None:
         self.lookup: Callable[[str, int], list[str]] = system_lookup
         self._work: queue.SimpleQueue[tuple[str, int, asyncio.Future[list[str]], object]] = queue.SimpleQueue()
         self._threads = 0
         self._lock = threading.Lock()
-        self._unanswered: dict[object, int] = {}  # by who asked; also those nobody waits for any more
+        self._unanswered: dict[object, int] = {}  # by sandbox; also look-ups that were given up
 
     async def addresses(self, name: str, port: int, who: object = None) -> list[str]:
-        """Raises Refusal when there are none in time."""
+        """Return the addresses of a name. `who`: the sandbox that asks. Raises Refusal when there are none in time."""
         if is_address(name):
             return [name.strip("[]")]
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -175,7 +172,7 @@ class Resolver:
             raise Refusal("net.unresolved", f"{name} has no address", verdict="failed") from None
 
     def _asked(self, who: object) -> bool:
-        """Whether one more may be asked now; then there is a thread for it, as long as there may be more."""
+        """Count a look-up and see that a thread takes it; return False while the sandbox has too many unanswered."""
         with self._lock:
             if self._unanswered.get(who, 0) >= _MOST_EACH:
                 return False
@@ -221,7 +218,7 @@ def _tell(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None
 
 
 async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who: object = None) -> CountedSocket:
-    """A connected, non-blocking socket. Raises Refusal. One refused answer refuses the name: it may be the next."""
+    """Return a connected, non-blocking socket. A refused answer refuses the name: it may come next. Raises Refusal."""
     addresses = await resolver.addresses(target.name, target.port, who)
     if not addresses:
         raise Refusal("net.unresolved", f"{target.name} has no address", verdict="failed")
@@ -240,7 +237,7 @@ async def dial(resolver: Resolver, target: Target, private: tuple[str, ...], who
 
 
 def refused_address(code: str, target: Target, address: str) -> Refusal:
-    """What it resolves to is told to the host alone: a guest could map the host's network by it."""
+    """Return the refusal of an address, which the host alone is told: a guest could map the host's network by it."""
     if code == "net.private-address":
         refusal = Refusal(code, f"{target.name} resolves to a private address", allow="network.private = [...]")
         width = 128 if ":" in address else 32
@@ -255,7 +252,7 @@ def refused_address(code: str, target: Target, address: str) -> Refusal:
 
 
 async def _first_of(addresses: list[str], port: int) -> CountedSocket:
-    """In order; with several, one that does not answer is given up sooner."""
+    """Dial the addresses in order and return the first socket; where more follow, each gets less time."""
     loop = asyncio.get_running_loop()
     last: OSError = OSError(errno.EHOSTUNREACH, "no address")
     for index, address in enumerate(addresses):

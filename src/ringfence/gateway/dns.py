@@ -1,7 +1,8 @@
 """DNS messages from a guest: parsed strictly, answered from a table, never forwarded (G09).
 
-A name that is permitted has one A record; its other types exist and are empty, because NXDOMAIN for AAAA makes musl
-give up the whole name, and HTTPS or SVCB would bring encrypted hellos. Everything else does not exist.
+A permitted name has one A record, an address of the sandbox's own loopback that stands for the name. Its other types
+exist and are empty, because NXDOMAIN for AAAA makes musl give up the whole name, and HTTPS or SVCB would bring
+encrypted hellos. Everything else does not exist.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _RD, _QR, _RA, _OPCODE = 0x0100, 0x8000, 0x0080, 0x7800
 
 @final
 class Query(Struct):
-    """One question. `name` is as asked, without the last dot; bytes that are no ASCII have no name."""
+    """A question. `name` is as asked, without the last dot; None for bytes that are no ASCII."""
 
     number: int
     flags: int
@@ -44,8 +45,8 @@ class Query(Struct):
     edns: bool
 
 
-class Malformed(Exception):  # noqa: N818  # what a guest sent, not an error of ours
-    """Not a query. `answer` says so in its own words; None: there is nobody to say it to."""
+class Malformed(Exception):  # noqa: N818  # what a guest sent, not our error
+    """A message that is not a query. `answer` is the DNS message to reply with; None: reply with nothing."""
 
     def __init__(self, answer: bytes | None) -> None:
         super().__init__("not a DNS query")
@@ -53,12 +54,12 @@ class Malformed(Exception):  # noqa: N818  # what a guest sent, not an error of 
 
 
 def parse(data: bytes) -> Query:
-    """Raises Malformed for anything but one plain question with at most an OPT record."""
+    """Return the question of a message. Raises Malformed for all but one plain question with at most an OPT record."""
     if len(data) < 12 or len(data) > LONGEST:
         raise Malformed(None)
     number, flags, questions, answers, authorities, additional = struct.unpack_from("!6H", data)
     if flags & _QR:
-        raise Malformed(None)  # an answer to nobody: two resolvers would talk for ever
+        raise Malformed(None)  # an answer that was not asked for: two resolvers would talk for ever
     if flags & _OPCODE:
         raise Malformed(_header(number, flags, NOTIMP, 0, 0, 0))
     bad = Malformed(_header(number, flags, FORMERR, 0, 0, 0))
@@ -79,7 +80,7 @@ def parse(data: bytes) -> Query:
 
 
 def _labels(data: bytes, at: int, bad: Malformed) -> tuple[list[bytes], int]:
-    """No pointers: a question comes first and has nothing to point to."""
+    """Return the labels at `at` and where they end. No pointers: a question comes first and has nothing to point to."""
     labels: list[bytes] = []
     start = at
     while True:
@@ -96,7 +97,7 @@ def _labels(data: bytes, at: int, bad: Malformed) -> tuple[list[bytes], int]:
 
 
 def _is_opt(data: bytes, at: int) -> bool:
-    """One OPT record of the root, to the last byte."""
+    """Return whether the rest of a message, to its last byte, is an OPT record of the root."""
     if len(data) < at + 11 or data[at] != 0 or struct.unpack_from("!H", data, at + 1)[0] != OPT:
         return False
     size: int = struct.unpack_from("!H", data, at + 9)[0]
@@ -104,7 +105,7 @@ def _is_opt(data: bytes, at: int) -> bool:
 
 
 def answer(query: Query, lookup: Callable[[str], str | None]) -> bytes:
-    """`lookup` gives the address of a permitted name, None for every other; it is asked once."""
+    """Return the reply to a query. `lookup`, called once, gives the address of a permitted name, else None."""
     address = lookup(query.name) if query.name and query.klass == IN else None
     if address is None:
         return _reply(query, NXDOMAIN, b"")
@@ -127,12 +128,12 @@ def _header(number: int, flags: int, code: int, questions: int, answers: int, ad
 # names inside
 
 MOST_NAMES = 4096  # a pattern such as *.a.com lets a guest make up names without end
-_FIRST = 127 << 24 | 77 << 16  # 127.77.0.1 and on: nobody's servers, nobody's resolver
+_FIRST = 127 << 24 | 77 << 16  # 127.77.0.1 and on: no program's server or resolver is there
 MOST_SKIPPED = (1 << 16) - MOST_NAMES - 2
 
 
 class Names:
-    """The addresses in 127.0.0.0/8 that stand for permitted names in one sandbox: one each, as long as it lives.
+    """The addresses in 127.0.0.0/8 that stand for permitted names in a sandbox, for as long as it lives.
 
     How a name is spelled is `policy.hosts`; this table only hands out numbers, none before a guest asks for one.
     Not safe from two threads at once: the gateway's loop owns it.
@@ -158,7 +159,7 @@ class Names:
         return found
 
     def name_of(self, address: str) -> str | None:
-        """Return the name that a guest connected to, by the address it used; None when it stands for none."""
+        """Return the name that an address stands for; None when there is none."""
         return self._names.get(address)
 
     def copy(self) -> Names:
@@ -178,7 +179,7 @@ NUMBER_BYTES = 4  # before a message that a relay passes on
 
 
 def on_datagrams(directory: Directory, sock: socket.socket) -> None:
-    """A reader of the loop's: answer what has come."""
+    """Answer the datagrams that have come. A reader of the loop."""
     for _ in range(_AT_ONCE):
         try:
             data, peer = sock.recvfrom(LONGEST + 1)
@@ -186,12 +187,12 @@ def on_datagrams(directory: Directory, sock: socket.socket) -> None:
             return
         reply = reply_to(directory, data)
         if reply is not None:
-            with contextlib.suppress(OSError):  # it does not wait for it any more
+            with contextlib.suppress(OSError):  # the guest does not wait for the answer any more
                 sock.sendto(reply, peer)
 
 
 def on_relayed(directory: Directory, sock: socket.socket) -> None:
-    """The same for messages that a relay has numbered; an answer has the number of its query."""
+    """Answer messages that a relay has numbered; an answer has the number of its query. A reader of the loop."""
     for _ in range(_AT_ONCE):
         try:
             data = sock.recv(NUMBER_BYTES + LONGEST + 1)
@@ -207,7 +208,7 @@ def on_relayed(directory: Directory, sock: socket.socket) -> None:
 
 
 def reply_to(directory: Directory, data: bytes) -> bytes | None:
-    """The answer to one message; None where there is nobody to answer, or the guest asks too much."""
+    """Return the answer to a message; None where none is due, or the guest asks too much."""
     if not directory.may_look_up():
         return None
     try:
@@ -220,7 +221,7 @@ def reply_to(directory: Directory, data: bytes) -> bytes | None:
 
 
 def lookup(directory: Directory, asked: str) -> str | None:
-    """The address inside of a permitted name; else None, and the denial is in the log."""
+    """Return the address inside of a permitted name; else log the denial and return None."""
     try:
         name = canonical_host(asked)
     except ValueError:
@@ -239,7 +240,7 @@ def lookup(directory: Directory, asked: str) -> str | None:
 
 
 def _is_about_service(directory: Directory, asked: str) -> bool:
-    """`_http._tcp.a.com`, which programs ask for by habit: that there is none is no news about a permitted host."""
+    """Return whether a name like `_http._tcp.a.com` is of a permitted host: programs ask by habit, nothing to log."""
     labels = asked.split(".")
     while labels and labels[0].startswith("_"):
         labels = labels[1:]
@@ -255,7 +256,7 @@ def _deny(directory: Directory, name: str, refusal: Refusal | None) -> None:
 
 
 async def serve_stream(directory: Directory, sock: socket.socket) -> None:
-    """DNS over TCP: a few queries on one connection, each with its length before it."""
+    """Serve DNS over TCP: a few queries on a connection, each after its length."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_STREAM_S):

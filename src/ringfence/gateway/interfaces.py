@@ -48,7 +48,7 @@ class Uplink(Protocol):
         """
 
     def log(self, target: Target, *, method: str | None = None, path: str | None = None) -> LogEntry:
-        """Begin a log entry, one for each request that is seen. Its verdict is "allowed" until `finish` says other."""
+        """Begin a log entry, for each request that is seen. The verdict is "allowed" until `finish` says other."""
 
     def finish(self, entry: LogEntry, *, status: int | None = None, refusal: Refusal | None = None) -> None:
         """End a log entry; a denial is listed as well. Bytes are what was added to entry.sent and .received."""
@@ -64,7 +64,7 @@ class Uplink(Protocol):
 
 
 class Directory(Protocol):
-    """What one sandbox may look up and connect to: its rules, and the addresses that stand for names inside."""
+    """What a sandbox may look up and connect to: the rules, and the addresses that stand for names inside."""
 
     def may_look_up(self) -> bool:
         """Count one DNS query; return False when the sandbox makes too many."""

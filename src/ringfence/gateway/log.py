@@ -1,4 +1,4 @@
-"""What the gateway decided for one sandbox: log, summary by host, denials. Bounded, and safe from several threads."""
+"""The gateway's record of a sandbox: log, summary by host, denials. Bounded, and safe from several threads."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 MOST_ENTRIES = 10_000
 MOST_HOSTS = 1_000
-MOST_DENIALS = 10_000  # of different ones
+MOST_DENIALS = 10_000  # of different denials
 _MOST_PARTS = 16
 OTHERS = "(others)"  # hosts and denials beyond the most, counted together
 
 
 class Logbook:
+    """The log of one sandbox, its sums by host, its denials and its counters."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: deque[Request] = deque(maxlen=MOST_ENTRIES)
-        self._count = 0  # of all there ever were
+        self._count = 0  # of all entries there ever were
         self._hosts: dict[str, _Sum] = {}
         self._denials: dict[tuple[str, str], _Same] = {}
         self._denied = self._marked = 0
@@ -38,7 +40,7 @@ class Logbook:
         return entry
 
     def finish(self, entry: LogEntry, refusal: Refusal | None) -> None:
-        """Once for each entry; a second time is nothing."""
+        """End an entry and write it down. Idempotent for each entry."""
         if entry.duration_s is not None:
             return
         entry.duration_s = time.monotonic() - entry.began
@@ -53,7 +55,7 @@ class Logbook:
                 self._deny(_denial(entry, refusal))
 
     def _deny(self, denial: Denial) -> None:
-        """None makes room for another: a guest would hide what it tried behind thousands of look-ups."""
+        """List a denial, or count it when the list is full: pushing others out would let a guest hide what it tried."""
         if (denial.target, denial.code) not in self._denials and len(self._denials) >= MOST_DENIALS:
             words = f"{MOST_DENIALS} others are listed, and these are only counted; box.network.log() has the last ones"
             denial = Denial(denial.kind, OTHERS, denial.code, words, None, first_at=denial.first_at)
@@ -65,7 +67,7 @@ class Logbook:
         return self._hosts.setdefault(host, _Sum(host))
 
     def log(self, after: int) -> tuple[Request, ...]:
-        """All but the first `after` that there ever were; the oldest may be gone."""
+        """Return the log without its first `after` entries; the oldest of the rest may be gone."""
         with self._lock:
             gone = self._count - len(self._entries)
             return tuple(self._entries)[max(0, after - gone) :]
@@ -80,7 +82,7 @@ class Logbook:
             return self._denied
 
     def denials(self, after: int) -> tuple[Denial, ...]:
-        """Those since `after`, a mark; equal ones are one with a count, the first of them first."""
+        """Return the denials since the mark `after`, in order; equal denials are merged, with a count."""
         with self._lock:
             parts = [same.since(after) for same in self._denials.values()]
         found = sorted((part for part in parts if part is not None), key=lambda part: part[0])
@@ -88,10 +90,10 @@ class Logbook:
 
 
 class _Same:
-    """Equal denials, in parts: a new one begins with the first after a mark."""
+    """Equal denials, in parts: a new part begins with the first denial after a mark."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, int, Denial]] = []  # the number of the first of it, how many, the first
+        self._parts: list[tuple[int, int, Denial]] = []  # number of the first denial, how many, the first
 
     def add(self, number: int, denial: Denial, marked: int) -> None:
         parts = self._parts
@@ -114,6 +116,8 @@ class _Same:
 
 
 class _Sum:
+    """What is counted for one host."""
+
     def __init__(self, host: str) -> None:
         self._host = host
         self._verdicts = {"allowed": 0, "denied": 0, "failed": 0}

@@ -27,14 +27,14 @@ _CONNECT = b"CONNECT "
 
 
 async def serve_proxy(directory: Directory, connection: Connection) -> None:
-    """One connection to the proxy, until it ends or has become a tunnel."""
+    """Serve a connection to the proxy, until its end."""
     sock = connection.sock
     try:
         async with asyncio.timeout(_FIRST_S):
             if not connection.received:
                 connection.received = await asyncio.get_running_loop().sock_recv(sock, _READ)
             while connection.received and connection.received != _CONNECT and _CONNECT.startswith(connection.received):
-                await _more(connection)  # the word itself may come in pieces
+                await _more(connection)  # "CONNECT" itself may come in pieces
     except (TimeoutError, EOFError):
         connection.reset()
         return
@@ -47,7 +47,7 @@ async def serve_proxy(directory: Directory, connection: Connection) -> None:
 
 
 async def _refuse_other(connection: Connection) -> None:
-    """At once: whoever waited for the end of a request would let such a client wait too."""
+    """Refuse at once a client that speaks neither: waiting for the end of its request would never end."""
     if connection.received[0] == socks.OLD_VERSION:
         connection.uplink.deny("(proxy)", 0, Refusal("net.socks", "SOCKS: version 4 is not served; use version 5"))
         await connection.say_and_close(socks.OLD_REFUSED)
@@ -75,10 +75,10 @@ async def _serve_http(directory: Directory, connection: Connection) -> None:
 
 
 def chooser(directory: Directory, connection: Connection) -> Callable[[str, list[str]], tuple[Target, str]]:
-    """For `intercept.serve_plain`."""
+    """Return the function by which `intercept.serve_plain` chooses the target of each request."""
 
     def choose(asked: str, _hosts: list[str]) -> tuple[Target, str]:
-        """Where one request of a kept connection goes. Host is compared with it afterwards (G11)."""
+        """Return the target and path of a request by its URL. The caller compares Host with the target (G11)."""
         named, path = absolute(asked)
         verdict = _decide(directory, connection, named)
         refusal = verdict.refusal or not_http(verdict)
@@ -91,7 +91,7 @@ def chooser(directory: Directory, connection: Connection) -> Callable[[str, list
 
 
 def absolute(url: str) -> tuple[tuple[str, int], str]:
-    """Host and port, and path with query, of `http://host:port/path`. Raises Refusal for every other form (G12)."""
+    """Return (host, port) and path with query of `http://host:port/path`. Raises Refusal for other forms (G12)."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme.lower() != "http":
         raise malformed("a proxy is asked for an http:// URL; for https, by CONNECT")
@@ -112,7 +112,7 @@ def _decide(directory: Directory, connection: Connection, named: tuple[str, int]
 
 
 def not_http(verdict: Verdict) -> Refusal | None:
-    """What to say where plain HTTP is not among what is permitted."""
+    """Return the refusal of plain HTTP to a host that is permitted for another protocol, else None."""
     if verdict.protocol in ("any", "http"):
         return None
     host = verdict.target.name
@@ -121,7 +121,7 @@ def not_http(verdict: Verdict) -> Refusal | None:
 
 
 async def _serve_connect(directory: Directory, connection: Connection) -> None:
-    """Permitted and reached first, then 200: what follows is a stream like any other to that name."""
+    """Serve a CONNECT: check and reach the host first, then say 200; what follows is a stream to that name."""
     named = ("(proxy)", 0)
     try:
         async with asyncio.timeout(_FIRST_S):
@@ -143,7 +143,7 @@ async def _serve_connect(directory: Directory, connection: Connection) -> None:
 
 
 def connect_request(data: bytes) -> tuple[tuple[str, int], bytes]:
-    """Host and port of a CONNECT whose head is whole, and what follows it. Raises Refusal."""
+    """Return (host, port) of a CONNECT whose head is whole, and the bytes after its head. Raises Refusal."""
     head, _, rest = data.partition(b"\r\n\r\n")
     check_raw_head(head + b"\r\n\r\n")
     words = head.partition(b"\r\n")[0].split(b" ")
@@ -170,7 +170,7 @@ async def _open_tunnel(connection: Connection, upstream: socket.socket | None, w
 
 
 async def _reached(connection: Connection, verdict: Verdict) -> socket.socket | None:
-    """Connected before the client is told so; where requests are looked at, whoever looks connects."""
+    """Return a socket to the target, before the client is told; None where requests are read, which dial themselves."""
     if rules.intercepted(verdict.target, connection.uplink.vault):
         return None
     return await connection.uplink.dial(verdict.target)

@@ -1,4 +1,4 @@
-"""One sandbox at the gateway: its rules, names, budgets, log and open connections.
+"""A sandbox at the gateway: rules, names, budgets, log and open connections.
 
 A registration is known by its listeners or its relay, never by what a guest says. It runs in the gateway's loop, but
 for the methods that say otherwise.
@@ -49,7 +49,7 @@ _TURNS_S = 10.0
 
 
 class ServingLoop(Protocol):
-    """What a registration asks of the service whose thread serves it."""
+    """What a registration asks of the gateway's service."""
 
     @property
     def resolver(self) -> Resolver:
@@ -314,7 +314,7 @@ class Registration:
         return self._ended.wait(within_s)
 
     def disown_descriptors(self) -> None:
-        """Close no listener again: the caller closed our descriptors, and their numbers may be others' by now."""
+        """Close no listener again: the caller closed our descriptors, whose numbers may mean other files by now."""
         self.closed = True
         for sock in self.sockets:
             sock.detach()

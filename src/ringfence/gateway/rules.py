@@ -1,6 +1,6 @@
-"""What the policy says about one name and port, and about one HTTP request: pure, and the only place that decides.
+"""Decides what a policy says about a name and a port. Pure, and the only place that decides.
 
-Deny wins; a rule comes before an entry of `allow`, because it asks for more; what nobody named is refused.
+Deny wins; a rule comes before an entry of `allow`, because it asks for more; what no line names is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @final
 class Verdict(Struct):
-    """Whether and how a name may be reached on a port. `refusal` is None when it may."""
+    """What the rules say about a name on a port. `refusal` is None when it may be reached."""
 
     refusal: Refusal | None
     target: Target
@@ -35,7 +35,7 @@ class Verdict(Struct):
     protocol: Protocol | Literal["any"] = "any"  # any: TLS or HTTP, whichever the client speaks; both are checked
 
     def same_way(self, other: Verdict) -> bool:
-        """Whether a connection made under `other` may stay under this one."""
+        """Return whether a connection made under the verdict `other` may stay under this verdict."""
         mine = (self.refusal is None, self.target.rule, self.protocol)
         return mine == (other.refusal is None, other.target.rule, other.protocol)
 
@@ -52,12 +52,12 @@ class NetworkRules:
         self._last: tuple[tuple[str, int], Verdict] | None = None  # a connection is asked about more than once
 
     def decide(self, name: str, port: int) -> Verdict:
-        """`name` is canonical."""
+        """Return the verdict on a canonical name and a port."""
         last = self._last
         if last is not None and last[0] == (name, port):
             return last[1]
         found = self._decide(name, port)
-        if found.refusal is None:  # a refusal is raised, and is to be a new one each time
+        if found.refusal is None:  # a refusal is raised, and must be a new object each time
             self._last = ((name, port), found)
         return found
 
@@ -77,7 +77,7 @@ class NetworkRules:
         return Verdict(self._not_allowed(name, port), plain)
 
     def resolves(self, name: str) -> bool:
-        """Whether some port of `name` is permitted, so that it has an address inside."""
+        """Return whether some port of `name` is permitted, so that the name has an address inside."""
         if is_address(name):
             return False
         ports = {port for pattern in self._matching(name) for port in self._ports(pattern)}
@@ -106,7 +106,7 @@ class NetworkRules:
 
 
 def _exact_first(found: list[tuple[HostPattern, Rule]]) -> list[tuple[HostPattern, Rule]]:
-    """The most telling pattern first: an exact one, then the longest."""
+    """Return the rules with the most telling pattern first: exact patterns, then the longest."""
     return sorted(found, key=lambda pair: (pair[0].wildcard, -len(pair[0].name), pair[0].port is None))
 
 
@@ -117,17 +117,17 @@ def _denied(name: str, port: int) -> Refusal:
 
 @lru_cache(maxsize=64)
 def compiled(network: Network) -> NetworkRules:
-    """The same network is read once."""
+    """Return the rules of a network; an equal network is read once."""
     return NetworkRules(network)
 
 
 def decide(network: Network, name: str, port: int) -> Verdict:
-    """What `network` says about a canonical name on a port. Pure."""
+    """Return the verdict of `network` on a canonical name and a port. Pure."""
     return compiled(network).decide(name, port)
 
 
 def intercepted(target: Target, vault: Vault) -> bool:
-    """Whether requests to it must be seen: a rule looks at them, or a secret is for them."""
+    """Return whether requests to a target must be read: for a rule's methods or paths, or for a secret."""
     rule = target.rule
     if rule is not None and rule.protocol != "tls":
         return False
@@ -136,11 +136,11 @@ def intercepted(target: Target, vault: Vault) -> bool:
     return vault.serves(target.name, target.port)
 
 
-# MERGED: What a policy that asks for a network must satisfy before anything starts. Imported only for such a policy.
-
-
 def check_network(policy: Policy) -> None:
-    """Raises PolicyError, and UnsupportedError where a package is missing, before anything starts."""
+    """Check a policy that asks for a network, before anything starts.
+
+    Raises PolicyError, and UnsupportedError where a package is missing. Changes nothing in this process.
+    """
     ports = listening_ports(policy.network)
     if RESOLVER_PORT in ports:
         raise PolicyError(
@@ -158,4 +158,4 @@ def check_network(policy: Policy) -> None:
     if policy.secrets:
         from ringfence.gateway.secrets.vault import Vault
 
-        Vault(policy.secrets)  # a value that is not there, or cannot be kept, is told before anything starts
+        Vault(policy.secrets)  # a value that is missing, or cannot be kept, is reported before anything starts

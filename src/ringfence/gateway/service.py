@@ -1,4 +1,4 @@
-"""The gateway of this process: one event loop in one daemon thread, which serves every sandbox that registered.
+"""The gateway of this process: an event loop in a daemon thread, which serves every sandbox that registered.
 
 When it stops, nothing passes: connections are cut, and no new ones are accepted. Started again, it serves the same
 registrations.

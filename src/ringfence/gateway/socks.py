@@ -24,8 +24,8 @@ class SocksRequest(Struct):
     port: int
 
 
-class BadSocks(Exception):  # noqa: N818  # what a guest sent, not an error of ours
-    """Not SOCKS5, or a part of it that is not served. `reply` is the answer before the end, if any."""
+class BadSocks(Exception):  # noqa: N818  # what a guest sent, not our error
+    """Bytes that are not SOCKS5, or ask for a part that is not served. `reply` is the answer before the end, if any."""
 
     def __init__(self, message: str, reply: bytes = b"") -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class BadSocks(Exception):  # noqa: N818  # what a guest sent, not an error of o
 
 
 def greeting(data: bytes) -> tuple[bool, int] | None:
-    """Whether "no password" is offered, and how many bytes it took; None when more is needed."""
+    """Return whether "no password" is offered, and the greeting's length; None when more bytes are needed."""
     if data[:1] not in (b"", b"\x05"):
         raise BadSocks("not SOCKS5")
     if len(data) < 2 or len(data) < 2 + data[1]:
@@ -42,7 +42,7 @@ def greeting(data: bytes) -> tuple[bool, int] | None:
 
 
 def request(data: bytes) -> tuple[SocksRequest, int] | None:
-    """Where to, and how many bytes it took; None when more is needed. Raises BadSocks with the refusing reply."""
+    """Return where to connect, and the request's length; None when more bytes are needed. Raises BadSocks."""
     if len(data) < 5:
         if data[:1] not in (b"", b"\x05"):
             raise BadSocks("not SOCKS5")
@@ -76,5 +76,5 @@ def _host(kind: int, content: bytes) -> str:
 
 
 def reply(code: int) -> bytes:
-    """An answer; the address in it is nobody's."""
+    """Return an answer; its address means nothing."""
     return bytes([VERSION, code, 0, _IPV4, 0, 0, 0, 0, 0, 0])

@@ -1,4 +1,4 @@
-"""Moves bytes between a guest's connection and the network without looking at them: small ones by copy, many by splice.
+"""Moves bytes, unseen, between a guest's connection and the network: a few by copy, many by splice.
 
 A connection has one `Splice`, in the gateway's loop, which owns both sockets from its start; `close` closes them.
 """
@@ -34,10 +34,10 @@ _F_SETPIPE_SZ = 1031
 
 
 class Splice:
-    """The two sockets of one connection, and the two flows of bytes between them."""
+    """The two sockets of a connection, and the flow of bytes each way."""
 
     def __init__(self, connection: Connection, upstream: socket.socket, entry: LogEntry) -> None:
-        """What was read from the guest already goes to the network before anything else."""
+        """Take both sockets over. What was read from the guest already goes to the network first."""
         uplink, guest = connection.uplink, connection.sock
         self._loop = asyncio.get_running_loop()
         self._sockets = (guest, upstream)
@@ -135,7 +135,7 @@ class _Flow:
         return bool(self._held) or bool(self._piped)
 
     def _fill(self) -> bool:
-        """Take from the source; False when there is nothing now, or nothing more."""
+        """Take from the source; return False when there is nothing now, or nothing more."""
         try:
             if self._moved < _COPIED_FIRST:
                 data = self._source.recv(_COPY)
@@ -163,7 +163,7 @@ class _Flow:
         return True
 
     def _flush(self) -> bool:
-        """Give to the sink; False when it takes no more now."""
+        """Give to the sink; return False when the sink takes no more now."""
         try:
             while self._held:
                 self._held = self._held[self._sink.send(self._held) :]

@@ -1,4 +1,4 @@
-"""Byte streams of the gateway: a socket, and TLS over one. Every wait has a deadline.
+"""Byte streams of the gateway: a plain socket, and TLS. Every wait has a deadline.
 
 Certificates of servers are checked against the system's trusted roots, always, with the name that the policy
 permits: there is no way to leave that out.
@@ -26,23 +26,23 @@ STALL_S = 600.0  # without a byte in a direction that is waited for: a model may
 SEND_S = 120.0  # a peer that takes nothing
 _READS_A_TURN = 8  # of what is there already
 _RECORDS = 1 << 14  # bytes of TLS that are read at a time: 600 key updates are as much work as a megabyte
-_MOST_FRUITLESS = 1 << 16  # the same, without a byte in them for anybody
+_MOST_FRUITLESS = 1 << 16  # bytes of TLS in a row that carry no data
 
 
 class ByteStream(Protocol):
-    """One connection. `receive` and `send` may wait at the same time, in two tasks."""
+    """A connection. `receive` and `send` may wait at the same time, in two tasks."""
 
     async def receive(self, timeout_s: float = STALL_S) -> bytes:
-        """The next bytes; empty at the end. Raises TimeoutError, OSError."""
+        """Return the next bytes; empty at the end. Raises TimeoutError, OSError."""
 
     async def send(self, data: bytes) -> None:
-        """All of it. Raises TimeoutError, OSError."""
+        """Send all of `data`. Raises TimeoutError, OSError."""
 
     def is_stale(self) -> bool:
-        """Whether a connection nobody waits on has something to say: it was closed, or is out of step."""
+        """Return whether an idle connection has something to read: then the peer closed it, or is out of step."""
 
     def is_gone(self) -> bool:
-        """Whether the peer has closed it, or its half, whatever is still to be read."""
+        """Return whether the peer has closed the connection, or half of it, whatever is still to be read."""
 
     def close(self) -> None: ...
 
@@ -52,20 +52,20 @@ def _free(size: int) -> None:
 
 
 class _ReadTurns:
-    """A peer that always has something to say would never let the loop go on to others."""
+    """Gives the loop to other connections now and then: a peer that always has something to say would keep it."""
 
     def __init__(self) -> None:
         self._reads = 0
 
     async def give(self) -> None:
-        """Before a read: a task may be cancelled here, and what was read would be lost."""
+        """Give others a turn if it is time. Called before a read, as a task that is cancelled here has read nothing."""
         self._reads += 1
         if self._reads % _READS_A_TURN == 0:
             await asyncio.sleep(0)
 
 
 class Plain:
-    """A connected, non-blocking socket, and bytes that were read from it before."""
+    """A connected, non-blocking socket, and the bytes that were read before."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Plain:
 
 
 class Tls:
-    """TLS over another stream. `handshake` comes first."""
+    """TLS over another stream. `handshake` must be called first."""
 
     def __init__(self, under: ByteStream, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
         self._under = under
@@ -149,7 +149,7 @@ class Tls:
         return self._tls.selected_alpn_protocol()
 
     async def handshake(self) -> None:
-        """Raises ssl.SSLError, TimeoutError, OSError."""
+        """Do the handshake. Raises ssl.SSLError, TimeoutError, OSError."""
         async with asyncio.timeout(HANDSHAKE_S):
             while True:
                 try:
@@ -180,7 +180,7 @@ class Tls:
             except ssl.SSLZeroReturnError:
                 return b""
             except ssl.SSLEOFError:
-                # Closed without goodbye: whoever reads lengths notices that something is missing.
+                # Closed without goodbye: a reader of lengths notices that something is missing.
                 return b""
 
     async def send(self, data: bytes) -> None:
@@ -203,7 +203,7 @@ class Tls:
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            pass  # it wants the peer's goodbye, which nobody waits for
+            pass  # the peer's goodbye is not waited for
         try:
             await self._flush()
         except (OSError, TimeoutError):
@@ -228,7 +228,7 @@ class Tls:
 
 
 def trusted_roots(context: ssl.SSLContext) -> None:
-    """Loads the system's trusted roots. Tests put another function in its place; nothing else can."""
+    """Load the system's trusted roots. Tests put another function here; no setting does."""
     context.load_default_certs(ssl.Purpose.SERVER_AUTH)
 
 
@@ -236,14 +236,14 @@ _contexts: dict[tuple[object, tuple[str, ...]], ssl.SSLContext] = {}  # loading 
 
 
 def client_context(alpn: Sequence[str]) -> ssl.SSLContext:
-    """Checks certificate and name."""
+    """Return a context that checks the server's certificate and name."""
     key = (trusted_roots, tuple(alpn))
     if key not in _contexts:
         if len(_contexts) >= 8:
             _contexts.clear()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION  # the server that was checked stays the one
+        context.options |= ssl.OP_NO_RENEGOTIATION  # the server stays the one that was checked
         context.set_alpn_protocols(list(alpn))
         trusted_roots(context)
         _contexts[key] = context
@@ -251,13 +251,13 @@ def client_context(alpn: Sequence[str]) -> ssl.SSLContext:
 
 
 async def open_plain(uplink: Uplink, target: Target) -> Plain:
-    """To the address that was checked. Raises Refusal."""
+    """Open a plain stream to the target, by a checked address. Raises Refusal."""
     sock = await uplink.dial(target)
     return Plain(sock, count_up=uplink.count_up, count_down=uplink.count_down)
 
 
 async def open_tls(uplink: Uplink, target: Target, alpn: Sequence[str]) -> Tls:
-    """TLS to the address that was checked, with the certificate of the name that is permitted. Raises Refusal."""
+    """Open TLS to the target, by a checked address, and verify that the certificate is the name's. Raises Refusal."""
     plain = await open_plain(uplink, target)
     try:
         stream = Tls(plain, client_context(alpn), server_name=target.name.strip("[]"))

@@ -1,4 +1,4 @@
-"""Reads a TLS ClientHello far enough to know the name it asks for, however it is cut into records and segments (G10).
+"""Reads the server name of a TLS ClientHello, however the hello is cut into records and segments (G10).
 
 Strict: what a server could read in two ways is refused. Nothing is decrypted, nothing is kept.
 """
@@ -17,23 +17,23 @@ _OLD_ENCRYPTED = (0xFFCE, 0xFF02, 0xFF03)  # drafts of the same
 
 @final
 class ClientHello(Struct):
-    """What a hello says in clear. `server_name` is as sent, ASCII; None: it has none."""
+    """What a hello says in clear. `server_name` is as sent, ASCII; None without one."""
 
     server_name: str | None
     encrypted: bool  # it carries an encrypted hello, which may name another server
 
 
-class BadHello(Exception):  # noqa: N818  # what a guest sent, not an error of ours
-    """Not a ClientHello, or one with more than one meaning."""
+class BadHello(Exception):  # noqa: N818  # what a guest sent, not our error
+    """Bytes that are not a ClientHello, or have more than one meaning."""
 
 
 def looks_like_tls(first: bytes) -> bool:
-    """By the first byte: no HTTP method starts with it."""
+    """Return whether the first byte is that of a TLS handshake: no HTTP method starts with it."""
     return first[:1] == b"\x16"
 
 
 def parse(data: bytes) -> ClientHello | None:
-    """The hello at the start of `data`; None when more is needed. Raises BadHello. Costs what `data` is long."""
+    """Return the hello at the start of `data`; None when more is needed. Linear in `data`. Raises BadHello."""
     return Gathering().feed(data)
 
 
@@ -50,7 +50,7 @@ class Gathering:
         self._taken = 0
 
     def feed(self, data: bytes) -> ClientHello | None:
-        """None when more is needed; raises BadHello. What follows the hello's last record is not looked at."""
+        """Return the hello, None while more is needed; what follows its last record is ignored. Raises BadHello."""
         at = 0
         while at < len(data):
             if self._left:

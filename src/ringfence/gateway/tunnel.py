@@ -1,4 +1,4 @@
-"""Serves one connection to one host: in which protocol, whether the rules permit that, and who reads it.
+"""Serves a connection to one host: finds its protocol, checks that the rules permit that, and hands it on.
 
 A connection to an address of 127.0.0.0/8 means the name that has the address; a connection to the proxy says where it
 goes, and comes here afterwards.
@@ -83,7 +83,7 @@ async def _way(connection: Connection, verdict: Verdict) -> _Way:
 
 
 async def _serve_http(connection: Connection, target: Target) -> None:
-    """Serve requests to one target; the name in each is compared with it (G11)."""
+    """Serve requests to one target, whose name each request must say (G11)."""
     try:
         from ringfence.gateway.http.intercept import fixed, serve_plain
     except ImportError:
@@ -146,7 +146,7 @@ async def _check_hello(connection: Connection, target: Target) -> None:
 
 
 def _check_name(found: tls_hello.ClientHello, target: Target) -> None:
-    unseen = f'network.rules = [..., {{host = "{target}", protocol = "tcp"}}]'  # whose bytes nobody looks at
+    unseen = f'network.rules = [..., {{host = "{target}", protocol = "tcp"}}]'  # its bytes pass unseen
     if found.encrypted:
         raise Refusal("net.ech", "an encrypted hello may name another server, and is refused", allow=unseen)
     if found.server_name is None:

@@ -1,6 +1,6 @@
-"""What the parts of the gateway hand to each other about a connection: its target, its refusal, its log entry.
+"""Data that the parts of the gateway share about a connection: target, refusal, log entry.
 
-Data alone: nothing here decides or connects.
+Nothing here decides or connects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @final
 class Target(Struct):
-    """Where a connection goes: a canonical name that the policy permits, and the rule that does."""
+    """Where a connection goes: a canonical name that the policy permits, and the rule that permits the name."""
 
     name: str  # canonical: policy.hosts.canonical_host
     port: int
@@ -29,7 +29,7 @@ class Target(Struct):
         return f"{self.name}:{self.port}"
 
 
-class Refusal(Exception):  # noqa: N818  # it is the policy's answer, not an error of ours
+class Refusal(Exception):  # noqa: N818  # the policy's answer, not our error
     """The connection or request is not permitted, or could not be made. `code` is stable: "net.private-address"."""
 
     def __init__(self, code: str, message: str, *, allow: str | None = None, verdict: Verdict = "denied") -> None:
@@ -43,13 +43,13 @@ class Refusal(Exception):  # noqa: N818  # it is the policy's answer, not an err
         self.asked_for: tuple[Target, str] | None = None  # where a request that was refused was to go, and its path
 
     def for_host(self, message: str, allow: str | None) -> None:
-        """What the caller's log and denials say instead: there, an address of the host's network is no leak."""
+        """Set what the caller's log and denials say instead: there, an address of the host's network is no leak."""
         self.host_message = message
         self.host_allow = allow
 
     @property
     def kind(self) -> Literal["network", "secret"]:
-        """Of the Denial that is made of it."""
+        """Return the kind of the Denial that the refusal becomes."""
         return "secret" if self.code.startswith("secret.") else "network"
 
 
@@ -74,4 +74,4 @@ class LogEntry:
         self.status: int | None = None
         self.sent = 0
         self.received = 0
-        self.duration_s: float | None = None  # None: it is still open
+        self.duration_s: float | None = None  # None while the connection is open

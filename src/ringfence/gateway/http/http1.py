@@ -46,7 +46,7 @@ class Route:
         self.connection = connection
         self.choose = choose
         self.connect = connect
-        self.verified = verified  # it is TLS whose certificate was checked
+        self.verified = verified  # the server speaks TLS, and its certificate was checked
 
 
 class KeptServer:
@@ -59,7 +59,7 @@ class KeptServer:
         self.is_reused = False
 
     async def get(self, target: Target) -> ByteStream:
-        """Raises Refusal."""
+        """Return the kept stream to `target`, or a new stream. Raises Refusal."""
         stream = self._stream
         if stream is not None and self._target == target and not stream.is_stale():
             self.is_reused = True
@@ -78,11 +78,11 @@ class KeptServer:
 
 IDLE_S = 120.0  # between two requests
 HEAD_S = 30.0  # for a whole head, however slowly it drips
-_WATCH_S = 1.0  # how often a client is looked at that waits for its answer
+_WATCH_S = 1.0  # how often a client that waits for its answer is looked at
 _LAST_WORD_S = 5.0
 _LINGER_S = 1.0
 _FIRST = asyncio.FIRST_COMPLETED
-_EVENTS_A_TURN = 8  # many chunks of a byte, or many 1xx, stand in one read: the loop is every sandbox's
+_EVENTS_A_TURN = 8  # a read may hold many chunks of a byte or many 1xx, and the loop serves every sandbox
 _FRAMES_A_TURN = 1 << 12  # bytes of a websocket, in which a frame may take two
 _REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
 _MOST_DRAINED = 1 << 18  # of the body of a refused request, so that the connection stays usable
@@ -96,7 +96,7 @@ class Closed(Exception):  # noqa: N818  # an end, not an error
 
 
 async def serve_http1(guest: ByteStream, route: Route) -> None:
-    """Until the guest or the server ends it. The caller closes `guest`. Raises OSError, TimeoutError."""
+    """Serve requests until the guest or the server ends. The caller closes `guest`. Raises OSError, TimeoutError."""
     server = KeptServer(route)
     rest = b""
     try:
@@ -111,7 +111,7 @@ async def serve_http1(guest: ByteStream, route: Route) -> None:
 
 
 class _Exchange:
-    """One request and its response."""
+    """A request and its response: `above` is h11 towards the guest, `below` towards the server."""
 
     def __init__(self, guest: ByteStream, route: Route, server: KeptServer) -> None:
         self._guest = guest
@@ -123,7 +123,7 @@ class _Exchange:
         self._entry: LogEntry | None = None
         self._answered = False
         self._is_head = False  # the answer has no body
-        self._pumps = False  # the request is on its way: how far it came is not known here any more
+        self._pumps = False  # the request is on its way to the server, partly or wholly
         self._status = 0
         self._is_chunked = False
         self._came = 0
@@ -131,7 +131,7 @@ class _Exchange:
         self._held = b""  # the head of the answer, not yet sent
 
     async def run(self, rest: bytes) -> bytes:
-        """Returns what was read of the next request. Raises Closed when there will be none."""
+        """Serve the exchange; return what was read of the next request. Raises Closed when there will be none."""
         try:
             await self._pass_on(await self._head(rest))
         except Refusal as refusal:
@@ -209,9 +209,10 @@ class _Exchange:
         self._entry = self._uplink.log(target, method=method[:64], path=path.partition("?")[0][:4096])
 
     def _may_repeat(self, asked: RequestHead, error: Exception) -> bool:
-        """A server may close a kept connection just when it is used again: then it has not seen the request.
+        """Return whether the request may be sent again, on a new connection.
 
-        That cannot be told from one that saw it, so only what may be asked twice is (RFC 9110, 9.2.2).
+        A server may close a kept connection just when the gateway uses it again, and then has not seen the request.
+        A server that saw the request looks the same, and therefore only safe methods are repeated (RFC 9110, 9.2.2).
         """
         if isinstance(error, TimeoutError) or not self._server.is_reused or self._came or self._guest.is_gone():
             return False
@@ -243,7 +244,7 @@ class _Exchange:
             self._count_up(len(data))
 
     async def _give_turn(self) -> None:
-        """For each event that h11 finds, before it is looked for."""
+        """Let other connections go on now and then. Called before each event is asked of h11."""
         self._events += 1
         if self._events % _EVENTS_A_TURN == 0:
             await asyncio.sleep(0)
@@ -363,11 +364,11 @@ class _Exchange:
     def _after(self) -> None:
         over = self._below.our_state is h11.DONE and self._below.their_state is h11.DONE
         if not over or self._below.trailing_data[0]:
-            # Closed by it, or out of step: bytes after a response are no answer to the next request.
+            # The server closed, or is out of step: bytes after a response are no answer to the next request.
             self._server.close()
 
     async def _switch(self, stream: ByteStream, event: h11.InformationalResponse, target: Target) -> None:
-        """A websocket: bytes from here on, values still taken out of the messages that come back."""
+        """Pass a websocket on: bytes from here, with secret values still taken out of the messages that come back."""
         forms = self._uplink.vault.forms(target)
         self._status = 101
         headers = _masked(forms, event)
@@ -403,13 +404,13 @@ class _Exchange:
     def _finish(self, refusal: Refusal | None) -> None:
         entry, self._entry = self._entry, None
         if entry is None and refusal is not None and refusal.code == "net.malformed":
-            entry = self._uplink.log(_UNREADABLE)  # nobody can say where it was to go
+            entry = self._uplink.log(_UNREADABLE)  # its target is unknown
         if entry is not None:
             status = status_of(refusal) if refusal is not None and not self._answered else self._status
             self._uplink.finish(entry, status=status or None, refusal=refusal)
 
     async def _break_off(self) -> None:
-        """The guest or the server is gone, or the server does not speak HTTP."""
+        """End the exchange because the guest or the server is gone, or the server does not speak HTTP."""
         refusal = Refusal("net.broken", "the connection broke off in the middle of a request", verdict="failed")
         if self._entry is None or self._guest.is_gone() or (self._server.is_reused and not self._came):
             # The server closed a kept connection, and the request may not be repeated: the client sees just that.
@@ -419,7 +420,7 @@ class _Exchange:
         await self._refuse(refusal)
 
     async def _refuse(self, refusal: Refusal) -> None:
-        """An answer instead of the response. What cannot be answered any more ends the connection."""
+        """Answer with the refusal instead of a response; raise Closed where no answer is possible any more."""
         self._finish(refusal)
         if self._pumps:
             self._server.close()  # its own answer may still come: not to the next request
@@ -440,17 +441,17 @@ class _Exchange:
             await self._linger()
 
     async def _linger(self) -> None:
-        """Takes what is still coming: a socket closed over unread bytes would take our answer with it."""
+        """Read what still comes: a socket closed over unread bytes would take our answer with it. Raises Closed."""
         left = _MOST_DRAINED
         try:
             while left > 0 and (data := await self._guest.receive(_LINGER_S)):
                 left -= len(data)
         except (OSError, TimeoutError):
-            pass  # it is gone, or has read the answer
+            pass  # the guest is gone, or has read the answer
         raise Closed
 
     async def _drained(self) -> bool:
-        """Whether the rest of the refused request was read, so that the next one can be."""
+        """Read the rest of the refused request; return whether the next request can follow on the connection."""
         if self._pumps or self._above.their_state is not h11.SEND_BODY or self._above.they_are_waiting_for_100_continue:
             return self._above.their_state is h11.DONE
         left = _MOST_DRAINED
@@ -470,7 +471,7 @@ class _Exchange:
 
 
 async def _settle(body: asyncio.Task[None], answer: asyncio.Task[None]) -> None:
-    """The body has ended. If the server did not take it all, it may have answered already."""
+    """Raise the error of an ended body, unless the server, which did not take all of it, has answered already."""
     error = body.exception()
     if error is None:
         return
@@ -511,7 +512,7 @@ def _has_body(headers: Headers) -> bool:
 
 
 def _upgrade(target: Target, asked: RequestHead) -> bool:
-    """Whether to ask for a websocket; other upgrades are left out, as a server may. Raises Refusal."""
+    """Return whether to ask for a websocket; other upgrades are left out, as HTTP permits. Raises Refusal."""
     words = [word.strip().lower() for value in asked.all_of(b"upgrade") for word in value.split(b",")]
     if b"websocket" not in words:
         return False

@@ -1,4 +1,4 @@
-"""HTTP/2 through the gateway: both connections are ours, each stream is a request of its own, checked by itself.
+"""HTTP/2 through the gateway: a connection on each side, and every stream is a request that is checked by itself.
 
 Memory is bounded by windows: what one side sends is acknowledged only when the other has taken it. Floods of
 resets, pings, settings, header frames and header tables end the connection (rapid reset, CONTINUATION, HPACK bombs).
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 100
 _STREAM_WINDOW = 1 << 18
-_WINDOW = 1 << 20  # of a connection: the most that waits in memory for a slow peer
+_WINDOW = 1 << 20  # of a connection: the most bytes that wait in memory for a slow peer
 _NOISE_AT_ONCE, _NOISE_PER_S = 500.0, 50.0  # frames that carry nothing
 _RESETS_AT_ONCE, _RESETS_PER_S = 100.0, 10.0
 _FRAME_HEAD = 9
 _PREFACE = 24  # what a client says before its first frame
 _FRAMES_A_TURN = 8
-# Of a header block, decoded: what each entry of both tables is, once, and what may be written out in the block itself.
+# The most a decoded header block may be: both tables once, and so many times what the block itself writes out.
 _TABLES, _WRITTEN = 8192, 4
-_OWN_TABLE = 4096  # of what we write: a peer may offer more, up to 4 GiB
+_OWN_TABLE = 4096  # of our encoder: a peer may offer more, up to 4 GiB
 
 
 class Calm(Exception):  # noqa: N818  # the peer is told to be calm
-    """The peer floods us."""
+    """The peer floods the gateway with frames."""
 
 
 class _HpackSilence(logging.Filter):
-    """Keeps our headers out of hpack's debug log, which has each with its value, a secret's among them (I03)."""
+    """Keeps our headers out of hpack's debug log, which shows every value, a secret's among them (I03)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _Encoder(hpack.Encoder):
 
 
 class _FrameTurns:
-    """Cuts what comes from a peer every few frames: the loop is every sandbox's, and frames may be small and many."""
+    """Cuts what comes from a peer every few frames: the loop serves every sandbox, and frames may be small and many."""
 
     def __init__(self, before_frames: int) -> None:
         self._left = before_frames  # until the next frame begins
@@ -123,7 +123,7 @@ class _FrameTurns:
         self._frames = 0
 
     def cut(self, data: bytes) -> list[bytes]:
-        """Between two of these, others have their turn. The last may be empty."""
+        """Return `data` in parts, between which other connections have their turn. The last part may be empty."""
         parts, start, at = [], 0, 0
         while at < len(data):
             if self._left:
@@ -144,7 +144,7 @@ class _FrameTurns:
 
 
 class Side:
-    """One of the two connections."""
+    """The connection to the guest, or the connection to the server."""
 
     def __init__(self, stream: ByteStream, *, is_client: bool) -> None:
         config = h2.config.H2Configuration(client_side=is_client, header_encoding=False)
@@ -154,10 +154,11 @@ class Side:
         self.turns = _FrameTurns(0 if is_client else _PREFACE)
         self._noise = Bucket(_NOISE_PER_S, _NOISE_AT_ONCE)
         self._resets = Bucket(_RESETS_PER_S, _RESETS_AT_ONCE)
-        self.has_said_why = False  # it ends: the last frame is made
+        self.has_said_why = False  # the last frame is made
         self._sending = asyncio.Lock()
 
     def begin(self, most_streams: int) -> None:
+        """Make the first frames: settings, with our windows and limits."""
         codes = h2.settings.SettingCodes
         values = {
             codes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
@@ -191,7 +192,7 @@ class Side:
 
 
 class Flow:
-    """The bytes of one direction of one stream, between the side they came from and the side they go to."""
+    """The bytes of a stream in one direction, which wait between their source and their sink."""
 
     def __init__(self, source: Side, source_id: int, sink: Side, sink_id: int, scrubber: Scrubber | None) -> None:
         self._source, self._source_id = source, source_id
@@ -210,7 +211,7 @@ class Flow:
         self.pump()
 
     def reads_messages(self, forms: Forms) -> None:
-        """Before the first byte."""
+        """Take the bytes for gRPC messages. Called before the first byte."""
         self._scrubber = forms.messages()
 
     def trailers(self, headers: Headers) -> None:
@@ -243,7 +244,7 @@ class Flow:
                 http.end_stream(self._sink_id)
 
     def _acknowledge(self) -> None:
-        """What a scrubber holds back counts as passed on: a long value is longer than a window."""
+        """Open the source's window by what was passed on, and by what a scrubber holds: a value may exceed a window."""
         size = self._owed - len(self._waiting)
         if size > 0:
             self._owed -= size
@@ -259,7 +260,7 @@ _REQUEST_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 
 
 class _Pair:
-    """One request: its stream on each side."""
+    """A request: its log entry, and its flow each way."""
 
     def __init__(self, entry: LogEntry, up: Flow, down: Flow) -> None:
         self.entry = entry
@@ -275,7 +276,7 @@ async def serve_http2(guest: ByteStream, server: ByteStream, target: Target, con
 
 
 class _Http2Connection:
-    """Both sides of one connection, and the pairs of streams between them."""
+    """Both sides of an intercepted connection, and the pairs of streams between the sides."""
 
     def __init__(self, guest: ByteStream, server: ByteStream, target: Target, connection: Connection) -> None:
         self._guest = Side(guest, is_client=False)
@@ -287,7 +288,7 @@ class _Http2Connection:
         self._pairs: dict[int, _Pair] = {}  # by the guest's stream
         self._above: dict[int, int] = {}  # the guest's stream, by the server's
         self._below: dict[int, int] = {}
-        self._unwanted: dict[int, int] = {}  # the guest's streams whose body nobody takes, and how much of it may come
+        self._unwanted: dict[int, int] = {}  # by the guest's stream: how much of an unwanted body may still come
         self._leaves = False  # one side will take no more streams
         self._active_at = time.monotonic()
 
@@ -322,7 +323,7 @@ class _Http2Connection:
             task.result()
 
     async def _read(self, side: Side, handle: Callable[[h2.events.Event], None], events: list[h2.events.Event]) -> None:
-        """Until the side ends, or misbehaves."""
+        """Handle what a side sends, until that side ends or misbehaves."""
         parts: list[bytes] = []
         while True:
             try:
@@ -363,7 +364,7 @@ class _Http2Connection:
                 self._drop(above, _Code.CANCEL)
 
     async def _watch(self) -> None:
-        """Until nothing was asked for and nothing came for a while."""
+        """Wait until nothing was asked for, and nothing came, for a while."""
         while self._pairs or time.monotonic() - self._active_at < IDLE_S:  # noqa: ASYNC110  # it is time that passes
             await asyncio.sleep(_WATCH_S)
 
@@ -457,7 +458,7 @@ class _Http2Connection:
         body = refusal_body(refusal)
         http = self._guest.http
         if http.local_flow_control_window(stream_id) < len(body):
-            body = b""  # it has no room now, and nobody comes back to it
+            body = b""  # the stream has no room now, and would not be resumed
         head = [(b":status", str(status).encode()), *refusal_headers(body)]
         http.send_headers(stream_id, head, end_stream=not body)
         if body:
@@ -548,7 +549,7 @@ class _Http2Connection:
             pair.down.feed(data, len(data))
 
     def _drain(self, stream_id: int, size: int) -> None:
-        """Takes a body that is not wanted, up to a size: curl forgets an answer that a reset follows."""
+        """Take an unwanted body, up to a size: curl forgets an answer that a reset follows."""
         if stream_id in self._unwanted:
             self._unwanted[stream_id] -= size
             if self._unwanted[stream_id] < 0:
@@ -568,7 +569,7 @@ class _Http2Connection:
                 side.count_noise()  # pings, priorities, frames nobody knows
 
     def _pump_into(self, side: Side, stream_id: int) -> None:
-        """A window of `side` grew: of one stream, or with 0 of all."""
+        """Send what fits now that a window of `side` grew: of a stream, or with 0 of the connection."""
         is_up = side is self._server
         if stream_id:
             above = self._above.get(stream_id, -1) if is_up else stream_id
@@ -594,7 +595,7 @@ class _Http2Connection:
             self._unwanted[above] = _MOST_DRAINED
 
     def _drop(self, above: int, code: _Code) -> None:
-        """The guest does not want the answer any more."""
+        """End a request whose answer the guest does not want any more."""
         if above not in self._pairs:
             return
         pair, below = self._pairs[above], self._below[above]

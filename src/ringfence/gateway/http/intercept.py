@@ -1,4 +1,4 @@
-"""Reads the requests of one TLS connection: where a rule names methods or paths, or a secret is for the host.
+"""Reads the requests of a TLS connection: where a rule names methods or paths, or a secret is for the host.
 
 The guest's TLS ends here, with a certificate of its sandbox's own authority; the server's TLS is verified here.
 Both sides speak the same HTTP: the server is asked first, and the guest is offered what it answered.
@@ -28,7 +28,7 @@ _H2 = ("h2", "http/1.1")
 
 
 async def intercept(connection: Connection, target: Target) -> None:
-    """Serve one TLS connection until either side ends it, and close it. Raises only what cancels it.
+    """Serve a TLS connection until either side ends, then close. Raises only what cancels the task.
 
     The caller has checked that the ClientHello in `connection.received` names the target.
     """
@@ -47,7 +47,7 @@ async def intercept(connection: Connection, target: Target) -> None:
 
 
 async def serve_plain(connection: Connection, choose: Callable[[str, list[str]], tuple[Target, str]]) -> None:
-    """Serve plain HTTP, by the same checks, secrets never put in; then close. Raises only what cancels it.
+    """Serve plain HTTP, by the same checks but without secrets, then close. Raises only what cancels the task.
 
     `choose` is called for each request, with its target and every Host, and gives the permitted target and the
     request target in origin form; it raises Refusal. For one fixed target: `fixed(target)`.
@@ -69,7 +69,7 @@ async def serve_plain(connection: Connection, choose: Callable[[str, list[str]],
 
 
 def fixed(target: Target, scheme: str = "http") -> Callable[[str, list[str]], tuple[Target, str]]:
-    """For a connection whose every request is for one target. A target in absolute form must name it too (G11)."""
+    """Return a chooser for a connection to one target, which a request target in absolute form must name (G11)."""
 
     def choose(asked: str, hosts: list[str]) -> tuple[Target, str]:
         del hosts
@@ -111,7 +111,7 @@ async def _intercept(guest: Plain, target: Target, connection: Connection) -> No
 
 
 async def _open(target: Target, uplink: Uplink, alpn: tuple[str, ...]) -> Tls | Refusal:
-    """What went wrong is told to the guest in its own protocol, once its TLS stands."""
+    """Return TLS to the server, or what went wrong, which the guest hears in its own protocol once its TLS stands."""
     try:
         return await open_tls(uplink, target, alpn)
     except Refusal as refusal:
@@ -119,7 +119,7 @@ async def _open(target: Target, uplink: Uplink, alpn: tuple[str, ...]) -> Tls | 
 
 
 class _First:
-    """Gives the connection that was opened, or what went wrong, for the first request; then new ones."""
+    """Gives the stream that was opened first, or what went wrong, to the first request; then new streams."""
 
     def __init__(self, first: Tls | Refusal, target: Target, uplink: Uplink) -> None:
         self._first: Tls | Refusal | None = first
@@ -136,7 +136,7 @@ class _First:
 
 
 def _ours(error: Exception) -> Refusal:
-    """A fault of the gateway's own: its kind is told, its text is not."""
+    """Return the refusal that reports a fault of the gateway: the error's kind, not its text."""
     return Refusal("net.internal", f"the gateway failed with {type(error).__name__}", verdict="failed")
 
 

@@ -1,4 +1,4 @@
-"""One HTTP request against the rule that permits its host: method, path, authority, headers. HTTP/1.1 and HTTP/2 alike.
+"""Checks an HTTP request against the rule that permits its host: method, path, authority, headers; HTTP/1.1 and HTTP/2.
 
 Strict: what two parsers could read in two ways is refused, not repaired (G11, G12, G23). Pure.
 """
@@ -21,31 +21,29 @@ if TYPE_CHECKING:
     from ringfence.gateway.types import Target
 
 
-# MERGED: Request paths in one form, and every way a server may read one: a path rule holds for all of them (G23).
+# paths: a canonical form, and every way in which a server may read a path; a rule holds for all of them (G23)
 #
 # `%2e%2e`, `//`, `\\`, `%2f`, `%252f`, `..;` are how a path slips past a prefix. What has one meaning is put into its
 # canonical form, and that form is what is sent; what servers read in several ways must fit the rule in each, and may
-# climb (`..`) in none: where a part ends is what they agree on least.
-# Raises ValueError with the reason. Pure.
-
+# climb (`..`) in none: where a part ends is what servers agree on least. These functions raise ValueError.
 
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-_PLAIN = _UNRESERVED | frozenset(b"/!$&'()*+,;=:@")
+_UNESCAPED = _UNRESERVED | frozenset(b"/!$&'()*+,;=:@")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BROKEN = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-_CONTROL_PATHS = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff])")
-_SPELLINGS = [chr(value) if value in _PLAIN else f"%{value:02X}" for value in range(256)]
+_ESCAPED_CONTROL = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff])")
+_SPELLINGS = [chr(value) if value in _UNESCAPED else f"%{value:02X}" for value in range(256)]
 _SPELLINGS_AND_PERCENT = [*_SPELLINGS[:0x25], "%", *_SPELLINGS[0x26:]]
 _MOST_DECODINGS = 8
-# A character of ASCII in more bytes than it takes: no UTF-8, and read as that character all the same.
+# An ASCII character in more bytes than needed: not UTF-8, and yet some servers read it as that character.
 _OVERLONG = re.compile(rb"[\xc0\xc1](.)|\xe0\x80(.)|\xf0\x80\x80(.)", re.DOTALL)
 _ENDS_OF_PARTS = re.compile(rb"[/\\;?#]")  # to some server or other
 LONGEST = 16_384
-LONGEST_JUDGED = 4096  # each reading costs, and the loop that reads is every sandbox's
+LONGEST_JUDGED = 4096  # each reading costs, and the loop serves every sandbox
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Path and query (with its "?", or empty) of a request target in origin form."""
+    """Return path and query (with its "?", or empty) of a request target in origin form."""
     if not target.startswith("/") or len(target) > LONGEST:
         raise ValueError(f"the path does not start with a slash, or is longer than {LONGEST} characters")
     if not target.isascii() or not target.isprintable() or " " in target or "#" in target:
@@ -55,7 +53,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def canonical_path(path: str) -> str:
-    """Escapes in upper case and only where needed, no `.`, `..` or empty segments.
+    """Return the path with escapes in upper case and only where needed, without `.`, `..` and empty segments.
 
     Idempotent. Raises ValueError for broken escapes and control characters.
     """
@@ -63,18 +61,18 @@ def canonical_path(path: str) -> str:
 
 
 def readings(path: str) -> tuple[str, ...]:
-    """The canonical form first, then what servers that decode again, or cut `;` parameters, would make of it."""
+    """Return the canonical form, then what servers that decode again, or cut `;` parameters, would read."""
     canonical = canonical_path(path)
     return _readings(canonical, _decodings(canonical))
 
 
 def permitted(path: str, prefixes: Iterable[str]) -> bool:
-    """`fits`, of a path as it was asked for."""
+    """Return `fits` of a path as it was asked for."""
     return fits(canonical_path(path), prefixes)
 
 
 def fits(canonical: str, prefixes: Iterable[str]) -> bool:
-    """Whether every reading of a canonical path starts with one of the policy's prefixes.
+    """Return whether every reading of a canonical path starts with a prefix of the policy's.
 
     Raises ValueError as above, and for a `..` that only some servers see: nginx takes `p\\q/../..` for one part and
     two steps up, others for two of each, so no list of readings is the whole list.
@@ -92,7 +90,7 @@ def fits(canonical: str, prefixes: Iterable[str]) -> bool:
 
 
 def _climbs(data: bytes) -> bool:
-    """Whether a part is `..`, also to servers that take overlong UTF-8, full-width letters or spaces around a name."""
+    """Return whether a part is `..`, also where overlong UTF-8, full-width letters or spaces around it are read so."""
     texts = [data]
     if not data.isascii():
         folded = unicodedata.normalize("NFKC", data.decode("utf-8", "replace"))
@@ -106,7 +104,7 @@ def _shortened(found: re.Match[bytes]) -> bytes:
 
 
 def _decodings(canonical: str) -> list[bytes]:
-    """What is there after one decoding, after two, and so on, until there is nothing left to decode."""
+    """Return the path decoded once, twice, and so on, until nothing is left to decode."""
     found = [_decode(canonical)]
     while len(found) <= _MOST_DECODINGS:
         again = _decode(_encode(found[-1], keep_percent=True))
@@ -127,9 +125,9 @@ def _readings(canonical: str, decodings: list[bytes]) -> tuple[str, ...]:
 
 
 def _normalise_escapes(path: str) -> str:
-    """And escapes characters that may not stand in a path as they are; a percent sign is an escape here."""
+    """Return the path with every escape and every character that needs an escape in its normal spelling."""
     data = path.encode("ascii")
-    if _CONTROL_PATHS.search(data):
+    if _ESCAPED_CONTROL.search(data):
         raise ValueError("the path holds an escaped control character")
     if _BROKEN.search(data):
         raise ValueError("a percent sign is not followed by two hex digits")
@@ -142,7 +140,7 @@ def _normal(found: re.Match[bytes]) -> bytes:
 
 
 def _resolve(path: str) -> str:
-    """Without `.`, `..` and empty segments; a directory keeps its last slash."""
+    """Return the path without `.`, `..` and empty segments; a directory keeps its last slash."""
     made: list[str] = []
     segments = path.split("/")
     for segment in segments:
@@ -155,9 +153,9 @@ def _resolve(path: str) -> str:
 
 
 def _decode(path: str) -> bytes:
-    """Every escape, once; broken ones stay as they are."""
+    """Return the bytes that the path's escapes stand for, decoded once; broken escapes stay."""
     data = path.encode("ascii")
-    if _CONTROL_PATHS.search(data):
+    if _ESCAPED_CONTROL.search(data):
         raise ValueError("the path holds an escaped control character")
     return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), data)
 
@@ -168,15 +166,17 @@ def _encode(data: bytes, *, keep_percent: bool = False) -> str:
 
 
 def _without_parameters(data: bytes) -> bytes:
-    """Tomcat reads `..;x` as `..`."""
+    """Return the path without parameters: Tomcat reads `..;x` as `..`."""
     return b"/".join([segment.partition(b";")[0] for segment in data.split(b"/")])
 
 
+# requests
+
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-# Names of headers by which some proxy, server or framework takes a request for one of another path, or does something
-# with another path as well. A rule of words and no list of names: every product brings names of its own, a list is
-# never whole, and what is refused here wrongly is told with its reason (G23-headers). docs/secrets.md has the same.
+_CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+# Names of headers by which some proxy, server or framework takes a request for a request of another path, or uses
+# another path as well. A rule of words, not a list of names: every product brings names of its own, a list is never
+# whole, and what is refused here wrongly is refused with its reason (G23-headers). docs/secrets.md has the same.
 _NAMES_A_PATH = re.compile(
     rb"""(?:ur[li]|path|prefix|route|rewrite|path[^a-z]?info|script[^a-z]?name|request[^a-z]?target)s?(?![a-z])
     | (?:copy|rename|move)[^a-z]?source(?![a-z])  # of object stores: what is read is not what the path names
@@ -188,7 +188,7 @@ _NAMES_A_PATH = re.compile(
 )
 # The same for the method.
 _NAMES_A_METHOD = re.compile(rb"(?:method|verb|method[^a-z]?override)s?(?![a-z])")
-# Of clients that many use, and no server takes for a path or a method: what a browser asks about, which function of
+# Headers of common clients that no server takes for a path or a method: what a browser asks about, which function of
 # an SDK was called, the method of a JSON-RPC message that is in the body all the same, where a database lies.
 _HARMLESS = frozenset(
     (
@@ -199,7 +199,7 @@ _HARMLESS = frozenset(
 _HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authorization proxy-authenticate te upgrade http2-settings".split()
 )
-# In which encodings an answer may come, and in which one it does: of HTTP, of its deltas, of gRPC and of its relative.
+# Headers for the encodings that an answer may have, and for the encoding it has: of HTTP, deltas, gRPC and Connect.
 _ACCEPTED = frozenset((b"accept-encoding", b"a-im", b"grpc-accept-encoding", b"connect-accept-encoding"))
 _ENCODED = frozenset((b"content-encoding", b"im", b"grpc-encoding", b"connect-content-encoding"))
 LARGEST_HEAD = 1 << 16
@@ -217,7 +217,7 @@ class RequestHead(Struct):
     has_body: bool
 
     def all_of(self, name: bytes) -> list[bytes]:
-        """Values of a header, by its lower-case name."""
+        """Return the values of a header, by its lower-case name."""
         return [value for key, value in self.headers if key.lower() == name]
 
 
@@ -230,7 +230,7 @@ class CheckedRequest(Struct):
 
 
 def check_request(target: Target, asked: RequestHead) -> CheckedRequest:
-    """Raises Refusal."""
+    """Return what may be sent. Raises Refusal."""
     check_authority(target, asked.authority)
     try:
         path, query = split_target(asked.target)
@@ -246,7 +246,7 @@ def check_request(target: Target, asked: RequestHead) -> CheckedRequest:
 
 
 def check_authority(target: Target, authority: str) -> None:
-    """Raises Refusal when Host or :authority names another host or port than the connection is for (G11)."""
+    """Raise Refusal when Host or :authority names another host or port than the connection is for (G11)."""
     try:
         name, port = split_port(authority)
         name = canonical_host(name)
@@ -257,23 +257,23 @@ def check_authority(target: Target, authority: str) -> None:
 
 
 def malformed(why: str) -> Refusal:
-    """A request that is not HTTP as the standard has it, or that parsers read in different ways."""
+    """Return the refusal of a request that is not standard HTTP, or that parsers read in different ways."""
     return Refusal("net.malformed", f"the request is malformed: {why}")
 
 
 def check_header_block(headers: Headers) -> None:
-    """Raises Refusal for names and values that no sound client sends."""
+    """Raise Refusal for names and values that no sound client sends."""
     if len(headers) > MOST_HEADERS:
         raise malformed(f"it has more than {MOST_HEADERS} headers")
     for name, value in headers:
         if not _TOKEN.fullmatch(name):
             raise malformed("a header's name holds characters that it cannot")
-        if _CONTROL.search(value):
+        if _CONTROL_CHARACTER.search(value):
             raise malformed("a header holds control characters")
 
 
 def check_raw_head(head: bytes) -> None:
-    """The bytes of an HTTP/1.1 head, before they are parsed: what h11 would repair is refused (G12)."""
+    """Check the bytes of an HTTP/1.1 head before h11 parses them: what h11 would repair is refused (G12)."""
     lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if any(b"\n" in line or b"\r" in line or b"\0" in line for line in lines):
         raise malformed("a line does not end in CR LF, or holds NUL")
@@ -299,23 +299,23 @@ def _value(line: bytes) -> bytes:
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Without those that are for one connection only."""
+    """Return the headers without those of a single connection."""
     return [(name, value) for name, value in headers if name.lower() not in _HOP]
 
 
 def response_headers(headers: Headers) -> Headers:
-    """For the guest. Alt-Svc would send it to QUIC, which has no way out."""
+    """Return a response's headers for the guest. Alt-Svc would send the guest to QUIC, which has no way out."""
     return [(name, value) for name, value in end_to_end(headers) if name.lower() != b"alt-svc"]
 
 
 def identity_only(headers: Headers) -> Headers:
-    """Asks for a response that can be read: a compressed one could hold a value unseen."""
+    """Return headers that ask for an uncompressed response: a compressed response could hold a value unseen."""
     kept = [(name, value) for name, value in headers if name.lower() not in _ACCEPTED]
     return [*kept, (b"accept-encoding", b"identity")]
 
 
 def check_readable(headers: Headers, target: Target) -> None:
-    """Raises Refusal for a response that is compressed though it was asked not to be."""
+    """Raise Refusal for a response that is compressed although the request asked otherwise."""
     for name, value in headers:
         if name.lower() in _ENCODED and value.strip().lower() not in (b"identity", b""):
             message = f"{target} sent a compressed response though it was asked not to, and a secret could be in it"
@@ -323,7 +323,7 @@ def check_readable(headers: Headers, target: Target) -> None:
 
 
 def is_grpc(headers: Headers) -> bool:
-    """Whether the body is of messages that each have their length before them."""
+    """Return whether the body is of gRPC messages, each after its length."""
     kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
     return any(kind == b"application/grpc" or kind.startswith(b"application/grpc+") for kind in kinds)
 
@@ -337,7 +337,7 @@ def status_of(refusal: Refusal) -> int:
 
 
 def refusal_body(refusal: Refusal) -> bytes:
-    """The machine-readable answer to a refused client; ends in a line break."""
+    """Return the machine-readable answer to a refused client; ends in a line break."""
     said = {
         "error": f"{refusal.verdict} {'by' if refusal.verdict == 'denied' else 'at'} the sandbox's gateway",
         "code": refusal.code,
@@ -378,7 +378,10 @@ def _check_method(target: Target, asked: RequestHead) -> None:
 
 
 def _first_named(pattern: re.Pattern[bytes], asked: RequestHead) -> str | None:
-    """Whatever stands between its words: to CGI all but letters and digits is one character."""
+    """Return the first header whose name matches, shown for a message; None without a match.
+
+    What stands between the words of a name plays no part: to CGI all but letters and digits is the same character.
+    """
     for name, _ in asked.headers:
         if pattern.search(name.lower()) and name.lower() not in _HARMLESS:
             return _shown(name.decode("ascii", "replace"))

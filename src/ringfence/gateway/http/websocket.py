@@ -1,4 +1,4 @@
-"""What a secret's host sends over a websocket: values are looked for in whole messages, however frames cut them (G24).
+"""Takes secret values out of a websocket's messages, however frames cut the messages (G24).
 
 A hit is overwritten in place, so that frames keep their lengths. Control frames, which may stand between those of a
 message, are looked at by themselves.
@@ -21,7 +21,7 @@ _MOST_QUEUED = 1024  # frames that wait for the end of what may be a value
 
 
 class Frames:
-    """One direction of one connection. Used as a Scrubber is."""
+    """The frames that a server sends on a websocket. Used as a Scrubber is."""
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
@@ -34,7 +34,7 @@ class Frames:
         self._ready = bytearray()  # bytes of messages that may pass
 
     def feed(self, data: bytes) -> bytes:
-        """What may pass now. Raises ValueError for what is no websocket, or one with extensions nobody agreed on."""
+        """Return what may pass now. Raises ValueError for bytes of no websocket, or of one with unagreed extensions."""
         at = 0
         while at < len(data):
             if self._left:
@@ -52,7 +52,7 @@ class Frames:
         return passed
 
     def end(self) -> bytes:
-        """What was held back."""
+        """Return what was held back."""
         self._ready += self._scrubber.end()
         return self._passed()
 

@@ -32,7 +32,7 @@ _MOST_HELD = 1 << 26  # for a caller that does not read; jobs have credit of the
 
 
 class Relay:
-    """One box's channel and its streams. All but the constructor, `start` and `after_fork` runs in its thread."""
+    """The channel of a box and its streams. All but the constructor, `start` and `after_fork` runs in a thread."""
 
     def __init__(
         self, channel: socket.socket, most: int, *, enter: Callable[[RelayedSocket], None], broken: Callable[[], None]

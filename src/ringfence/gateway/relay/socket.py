@@ -1,4 +1,4 @@
-"""One relayed connection: the socket that the gateway serves, and the stream of frames that the socket stands for."""
+"""A relayed connection: the socket that the gateway serves, and the stream of frames that the socket stands for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RelayedSocket(socket.socket):
 
 
 class Channel(Protocol):
-    """What a stream asks of the relay whose channel its frames go by."""
+    """What a stream asks of its relay."""
 
     loop: Loop
     piece: memoryview  # what streams read into, one after the other
@@ -81,7 +81,7 @@ class RelayedStream:
         self._connection = connection
         self._credit = window.FIRST  # that guestd takes
         self._granted = window.FIRST  # that guestd may send
-        self._held = bytearray()  # of the guest's, for the gateway
+        self._held = bytearray()  # from the guest, for the gateway
         self._window = window.Window(relay.shared)
         self._guest_said_all = self._gateway_said_all = self._deaf = False
         self._watched: int | None = None
@@ -134,7 +134,7 @@ class RelayedStream:
             count = self._sock.recv_into(piece, min(self._credit, len(piece)))
         except BlockingIOError:
             return
-        except OSError:  # it closed without reading all: what a reset is on a network
+        except OSError:  # the gateway closed without reading all: on a network, a reset
             self._connection.broken_by_gateway = True
             count = 0
         if count:
@@ -190,7 +190,7 @@ class RelayedStream:
         self._passed(sent)
 
     def _sent(self, data: bytes | bytearray) -> int:
-        """Return how many bytes the gateway took: all, where it reads no more, as it may have said something before."""
+        """Return how many bytes the gateway took: all, once it reads no more, as its last words may still be unread."""
         if not self._deaf:
             try:
                 return self._sock.send(data)

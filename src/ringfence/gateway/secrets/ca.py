@@ -1,4 +1,4 @@
-"""A certificate authority for one sandbox: its key lives in this process alone, never in a file, never inside (H07).
+"""A certificate authority for each sandbox, whose key lives in this process alone: in no file, not inside (H07).
 
 The guest is shown the public certificate. Leaves are made when a host is intercepted for the first time, and kept.
 """
@@ -34,7 +34,7 @@ class Authority:
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._leaf_key = ec.generate_private_key(ec.SECP256R1())  # one for all leaves: they end in the same process
+        self._leaf_key = ec.generate_private_key(ec.SECP256R1())  # shared by all leaves: they end in the same process
         self._certificate = self._sign_itself()
         self._leaves: dict[tuple[str, tuple[str, ...]], tuple[datetime, ssl.SSLContext]] = {}
 
@@ -46,11 +46,11 @@ class Authority:
 
     @property
     def certificate(self) -> bytes:
-        """The public certificate, PEM."""
+        """Return the public certificate, PEM."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def server(self, name: str, alpn: Sequence[str]) -> ssl.SSLContext:
-        """For the guest's side of an intercepted connection: a leaf for the canonical `name`, these protocols."""
+        """Return a TLS context for the guest's side: a leaf for the canonical `name`, and the protocols `alpn`."""
         key = (name, tuple(alpn))
         now = datetime.now(UTC)
         made = self._leaves.pop(key, None)
@@ -58,7 +58,7 @@ class Authority:
             while len(self._leaves) >= _MOST_LEAVES:
                 del self._leaves[next(iter(self._leaves))]
             made = (now + _VALID - _RENEW, self._make_context(name, alpn, now))
-        self._leaves[key] = made  # last again: the one unused longest is dropped first
+        self._leaves[key] = made  # last again: the leaf unused longest is dropped first
         return made[1]
 
     def _make_context(self, name: str, alpn: Sequence[str], now: datetime) -> ssl.SSLContext:
@@ -110,12 +110,12 @@ class Authority:
 
 
 def trust_bundle(authority: Authority, host_bundle: bytes) -> bytes:
-    """What the guest trusts, PEM: the host's roots and the sandbox's own."""
+    """Return what the guest trusts, PEM: the host's roots and the sandbox's own."""
     return host_bundle.rstrip(b"\n") + b"\n" + authority.certificate if host_bundle else authority.certificate
 
 
 def java_trust_store(authority: Authority, host_bundle: bytes) -> bytes:
-    """The same as a PKCS #12 store. The password is Java's usual one: a store of public certificates has no secret."""
+    """Return what the guest trusts as a PKCS #12 store, with Java's usual password: it holds no secret."""
     from cryptography.hazmat.primitives.serialization import pkcs12
 
     own = x509.load_pem_x509_certificate(authority.certificate)
@@ -132,13 +132,13 @@ def _roots(bundle: bytes) -> tuple[x509.Certificate, ...]:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some old roots have odd serial numbers: they are the host's to judge
+        warnings.simplefilter("ignore")  # some old roots have odd serial numbers, which the host may judge
         return tuple(x509.load_pem_x509_certificates(bundle)) if bundle else ()
 
 
 @lru_cache(maxsize=1)
 def host_bundle() -> bytes:
-    """The host's own trusted roots, PEM, read once; empty where it has no such file."""
+    """Return the host's own trusted roots, PEM, read once; empty on a host without such a file."""
     paths = ssl.get_default_verify_paths()
     for path in (paths.cafile, *_BUNDLES):
         if path and os.path.isfile(path):
@@ -181,7 +181,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _load(context: ssl.SSLContext, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    """Python reads keys from files only: this one is memory that has no name and is gone when it is closed."""
+    """Load a leaf and its key. Python reads keys from files only: a memory file has no name, and ends when closed."""
     text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ) + certificate.public_bytes(serialization.Encoding.PEM)

@@ -1,4 +1,4 @@
-"""Takes secret values out of what a server sends back: the value, and its common encodings, over chunk borders (G24).
+"""Takes secret values, and their common encodings, out of what a server sends back, over chunk borders (G24).
 
 Every hit is overwritten by as many asterisks, so that lengths in headers, frames and websockets stay true.
 Which forms are found and which are not is the table of docs/secrets.md, and a test walks it: a server that sends the
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _SHORTEST = 6  # of an encoded form; shorter ones would hit text that has nothing to do with the secret
-# What no encoder of text touches, and runs of one other character, of which an encoder treats each alike: taken one by
-# one, those of a long run of backslashes could be read in more ways than a pattern can try.
+# What no encoder of text touches, and runs of another character, which an encoder treats alike: taken by themselves,
+# the characters of a long run of backslashes could be read in more ways than a pattern can try.
 _PARTS = re.compile(r"[A-Za-z0-9]+|(.)\1*", re.DOTALL)
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 # Every spelling is printable ASCII; a line's end, say, is in none.
 _AFTER_THE_LAST = re.compile(rb"[^ -~]([ -~]*)\Z")
 _MESSAGE_HEAD = 5
-_LONGEST_REPEATED = 1 << 15  # of a pattern: a key in JSON, 2 KB, took 9 s to read, in the loop that is every sandbox's
-# An encoder that escapes every character, whether it needs it or not: in a URL, in strings of programs, in HTML, in a
+_LONGEST_REPEATED = 1 << 15  # of a pattern: reading a 2 KB key in JSON held the loop of all sandboxes for 9 s
+# How an encoder writes that escapes every character, needed or not: in a URL, in strings of programs, in HTML, in a
 # quoted-printable text. With the digits of the code in hexadecimal, decimal or octal.
 _WHOLLY = (
     *((b"%", "{:x}", b""), (rb"\x", "{:x}", b""), (rb"\u00", "{:x}", b""), (b"\\", "{:03o}", b""), (b"=", "{:x}", b"")),
@@ -48,7 +48,7 @@ class Forms:
         forms = sorted(map(_Form, found), key=lambda form: form.longest, reverse=True)
         self._source = b"|".join([*_by_first_byte(exact), *(form.source for form in forms)])
         self._pattern = re.compile(self._source) if found else None
-        self._pattern_of_names: re.Pattern[bytes] | None = None  # of a long value it takes long, and no name is as long
+        self._pattern_of_names: re.Pattern[bytes] | None = None  # made when needed: it may take long
         self._shortest = min(map(len, found), default=0)
         self.longest = max((*exact.values(), *(form.longest for form in forms)), default=0)
 
@@ -62,13 +62,13 @@ class Forms:
         raise TypeError("forms of secrets stay in their process")
 
     def mask(self, data: bytes) -> bytes:
-        """A whole text without the values, of the same length."""
+        """Return a whole text with every value overwritten; the length stays."""
         if self._pattern is None:
             return data
         return self._pattern.sub(_asterisks, data)
 
     def mask_name(self, name: bytes) -> bytes:
-        """The same for the name of a header, which HTTP/2 has in lower case whatever it was."""
+        """Return a header's name with every value overwritten, in any case: HTTP/2 has names in lower case."""
         if self._pattern is None or len(name) < self._shortest:
             return name
         if self._pattern_of_names is None:
@@ -76,7 +76,7 @@ class Forms:
         return self._pattern_of_names.sub(_asterisks, name)
 
     def unfinished(self, data: bytes) -> int:
-        """How many of the last bytes may be of a value that goes on: all since the last one that stands in no text.
+        """Return how many of the last bytes may belong to a value that goes on: all since the last that is in no text.
 
         Which value it is plays no part. Were only its own beginning held back, a guest whose words a server sends
         back could try what is held back and what is not, and read the value character by character.
@@ -93,14 +93,14 @@ class Forms:
 
 
 class Scrubber:
-    """One stream of bytes. Holds back what may be the beginning of a value."""
+    """A stream of bytes that is scrubbed. Holds back what may be the beginning of a value."""
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What may pass now; the rest comes with the next bytes or with `end`."""
+        """Return what may pass now; the rest comes with the next bytes or with `end`."""
         if not self._forms:
             return data
         masked = self._forms.mask(self._held + data)
@@ -109,16 +109,16 @@ class Scrubber:
         return masked[: len(masked) - held]
 
     def end(self) -> bytes:
-        """What was held back: the stream ended before it became a value."""
+        """Return what was held back, as the stream ended before that became a value."""
         rest, self._held = self._held, b""
         return rest
 
 
 class Messages(Scrubber):
-    """The messages of gRPC, each with a mark and its length before it: nothing is held back over the end of one.
+    """A stream of gRPC messages, each after a mark and its length: nothing is held back over the end of a message.
 
-    Its two sides talk in turns, and whoever waits for the rest of a message says nothing. What is not of this form is
-    taken for a stream.
+    The two sides talk in turns, and a side that waits for the rest of a message says nothing. Bytes that are not of
+    this form are taken for a plain stream.
     """
 
     def __init__(self, forms: Forms) -> None:
@@ -174,7 +174,7 @@ class _Form:
 
 
 def _exact_forms(value: str) -> dict[bytes, int]:
-    """Patterns of texts that no encoder touches again, or in which it touched every character, and their lengths."""
+    """Return patterns, and lengths, of texts that an encoder left alone, or in which it escaped every character."""
     plain = value.encode("ascii")
     texts = (value.lower(), value.upper(), value[::-1])
     found = {re.escape(text.encode("ascii")): len(text) for text in texts}
@@ -188,12 +188,12 @@ def _exact_forms(value: str) -> dict[bytes, int]:
 
 
 def _in_any_case(digits: str) -> bytes:
-    """Of hexadecimal ones a letter may be either."""
+    """Return a pattern of digits, in which a hexadecimal letter may be of either case."""
     return "".join(digit if digit.isdigit() else f"[{digit}{digit.upper()}]" for digit in digits).encode("ascii")
 
 
 def _by_first_byte(patterns: dict[bytes, int]) -> list[bytes]:
-    """As few alternatives as can be: each is tried wherever its first byte stands."""
+    """Return few alternatives, grouped by first byte: each is tried wherever its first byte stands."""
     groups: dict[bytes, list[bytes]] = {}
     for pattern in sorted(patterns, key=lambda pattern: patterns[pattern], reverse=True):
         first = pattern[: 2 if pattern[:1] == b"\\" else 1]
@@ -202,7 +202,7 @@ def _by_first_byte(patterns: dict[bytes, int]) -> list[bytes]:
 
 
 def _spellings(part: str) -> list[bytes]:
-    """As it may stand in a URL, a form, JSON, a script or HTML; the longest first, so that all of it is overwritten."""
+    """Return how `part` may stand in a URL, a form, JSON, a script or HTML, longest first, to overwrite all of it."""
     if _PLAIN.issuperset(part):
         return [part.encode("ascii")]
     char, code = part[0], ord(part[0])
@@ -231,7 +231,7 @@ def _forms(value: str) -> set[str]:
 
 
 def _base64_forms(value: bytes) -> set[bytes]:
-    """The characters that stand for the value wherever it begins in a base64 text, without those it shares."""
+    """Return the characters that stand for the value alone, for each place where it may begin in a base64 text."""
     found: set[bytes] = set()
     for shift in range(3):
         text = base64.b64encode(bytes(shift) + value).rstrip(b"=")

@@ -1,4 +1,4 @@
-"""What a sandbox needs so that programs inside accept its own certificate authority: files, and variables naming them.
+"""The files and variables by which programs inside a sandbox accept its own certificate authority.
 
 The files lie where the guest may change them: a guest that does harms only itself, as the server's certificate is
 checked outside. This module needs no package; `ca`, which signs, needs `cryptography`.
@@ -22,7 +22,7 @@ BUNDLE = "/tmp/.ringfence/ca-bundle.pem"  # inside
 JAVA_STORE = "/tmp/.ringfence/ca-bundle.p12"
 WGET_SETTINGS = "/tmp/.ringfence/wgetrc"
 _PACKAGES = ("cryptography", "h11", "h2")
-# Each replaces the roots of a program or library, so the file holds the host's roots too.
+# Each variable replaces the roots of a program or library: the file must hold the host's roots too.
 _BUNDLE_VARIABLES = (
     "SSL_CERT_FILE",  # OpenSSL, Python's ssl, Go, Ruby, uv
     "REQUESTS_CA_BUNDLE",

@@ -1,4 +1,4 @@
-"""Placeholders and values: the one place where a secret is put into a request. The guest never holds it.
+"""Placeholders and values: only this module puts a secret into a request, and the guest never holds a value.
 
 A placeholder is worth nothing: it is random for each sandbox, and only this sandbox's gateway knows what it stands
 for. It is swapped in header values (and, where the secret says so, in the query or in basic authentication), for the
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SHORTEST = 8  # characters; a shorter value could not be told from other text in a response
 _MARK = b"rf-secret-"
-# These say something about the message or the client. A server may show them to others, so no value goes there.
+# Headers that say something about the message or the client. A server may show them to others: no value goes there.
 _NO_CREDENTIALS = frozenset(
     b"host connection keep-alive transfer-encoding te trailer upgrade expect range referer origin user-agent from via "
     b"forwarded date accept accept-charset accept-encoding accept-language cache-control pragma".split()
@@ -44,10 +44,10 @@ _NO_MEMORY = b"0"  # no private, no shared, no mapped memory; also what gcore go
 
 
 class Vault:
-    """The secrets of one sandbox and their placeholders. repr and pickling give nothing away."""
+    """The secrets of a sandbox and their placeholders. repr and pickling give nothing away."""
 
     def __init__(self, secrets: Iterable[Secret], held: Mapping[str, str] = {}) -> None:  # never changed
-        """Raises PolicyError for a secret without its value, or whose value is too short to be kept.
+        """Read the values. Raises PolicyError for a secret without a value, or with a value too short to be kept.
 
         `held`: placeholders, by name, that the memory of a copy holds; they stand for this sandbox's own values.
         """
@@ -62,27 +62,27 @@ class Vault:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request can hold a placeholder of it."""
+        """Return whether there is no secret, and therefore no placeholder."""
         return not self._secrets
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the guest sees: the placeholder of each secret, by its name."""
+        """Return what the guest sees: the placeholder of each secret, by name."""
         return {kept.name: kept.placeholder.decode() for kept in self._secrets}
 
     def serves(self, name: str, port: int) -> bool:
-        """Whether some secret is for this host, so that its TLS must be intercepted."""
+        """Return whether some secret is for this host, whose TLS must then be intercepted."""
         return any(kept.serves(name, port) for kept in self._secrets)
 
     def forms(self, target: Target) -> Forms:
-        """What must not come back from this host: every value it may have been given, by whatever request."""
+        """Return what must not come back from this host: every value that a request may have given the host."""
         served = tuple(kept for kept in self._secrets if kept.serves(target.name, target.port))
         if served not in self._forms:  # a guest can name hosts without end below a wildcard, and each would be work
             self._forms[served] = Forms(kept.value for kept in served)
         return self._forms[served]
 
     def swap(self, target: Target, path: str, headers: Headers, *, verified: bool) -> tuple[str, Headers]:
-        """The request target and headers as they go out. `verified`: over TLS whose certificate was checked.
+        """Return request target and headers with values put in. `verified`: over TLS whose certificate was checked.
 
         Raises Refusal when a placeholder of this sandbox stands in a request that its secret is not for.
         """
@@ -98,7 +98,7 @@ class Vault:
 
 
 class _KeptSecret:
-    """One secret, its value and its placeholder."""
+    """A secret with value and placeholder."""
 
     def __init__(self, secret: Secret, placeholder: str | None) -> None:
         self.name = secret.name
@@ -143,7 +143,7 @@ class _KeptSecret:
 
 
 def holds_placeholder(data: bytes) -> bool:
-    """Whether bytes look as if they held a placeholder, of whatever sandbox."""
+    """Return whether bytes look as if they held a placeholder, of any sandbox."""
     return _MARK in data
 
 
@@ -153,7 +153,7 @@ def _may_carry(name: bytes) -> bool:
 
 
 def _basic(name: bytes, value: bytes) -> bytes | None:
-    """`user:password` of an Authorization header; None when it is something else."""
+    """Return `user:password` of a basic Authorization header; None for any other header."""
     scheme, _, text = value.partition(b" ")
     if name.lower() != b"authorization" or scheme.lower() != b"basic":
         return None
