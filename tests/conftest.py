@@ -29,6 +29,7 @@ hypothesis.settings.load_profile("any machine")
 
 TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src"
+ATTACKS = TESTS.parent / "attacks" / "src"
 # Not the interpreter of the virtual environment: that may live below /root, where an ordinary user cannot go.
 SYSTEM_PYTHON = "/usr/bin/python3"
 
@@ -73,7 +74,8 @@ def ordinary_user() -> Iterator[OrdinaryUser]:
     with tempfile.TemporaryDirectory(prefix="rf-tests-") as folder:
         os.chmod(folder, 0o755)
         source = Path(folder, "src")
-        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+        for package in (SOURCE, ATTACKS):
+            shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         subprocess.run(["chmod", "-R", "a+rX", str(source)], check=True)
         yield OrdinaryUser(user.pw_name, user.pw_uid, user.pw_gid, Path(user.pw_dir), source, python)
 

@@ -25,7 +25,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("core", "manager", "early", "launching", "choosing", "walls", "_async", "_sync", "images", "types"),
     ("testing",),
     ("audit",),
-    ("attacks",),
     ("doctor",),
     ("server",),
     ("console",),
@@ -36,8 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("browser",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-# `ringfence` itself exports all of the above lazily; below the attacks nobody may lean on it.
-ROOT_USERS = frozenset(name for names in LAYERS[LEVEL["attacks"] :] for name in names) | {"testing"}
+# `ringfence` itself exports all of the above lazily; no module below `doctor` may import it.
+ROOT_USERS = frozenset(name for names in LAYERS[LEVEL["doctor"] :] for name in names) | {"testing"}
 
 
 class Import(NamedTuple):
@@ -128,7 +127,9 @@ def declared() -> set[str]:
 
 
 def test_every_foreign_import_is_a_declared_dependency() -> None:
-    known = sys.stdlib_module_names | OTHER_STDLIB | {PACKAGE} | declared()
+    known = (
+        sys.stdlib_module_names | OTHER_STDLIB | {PACKAGE} | declared() - {"ringfence_attacks"}
+    )  # found, not imported
     assert [i for i in all_imports() if i.imported.split(".")[0] not in known] == []
 
 

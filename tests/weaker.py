@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from ringfence.attacks import harness
+from ringfence_attacks import harness
 
-HAS_CGROUP = harness._has_cgroup()
+HAS_CGROUP = harness.has_cgroup()
 needs_cgroup = pytest.mark.skipif(not HAS_CGROUP, reason="this user has no cgroup")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: make system")
 LACKING: dict[str, str] = {}  # what the process backend does not have here, of ringfence.testing's capabilities

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.attacks import Attack, Row, arena, catalogue, harness, second, trace
-from ringfence.attacks.case import BARE, OURS, READ, Seen, attack
-from ringfence.attacks.guestside import PRELUDE
-from ringfence.attacks.harness import run_one
-from ringfence.plan.mutate import CONTROLS
+from ringfence_attacks import Attack, Row, arena, catalogue, harness, second_process, tracer
+from ringfence_attacks.case import BARE, OURS, READ, Seen, attack
+from ringfence_attacks.controls import PLAN
+from ringfence_attacks.guest_prelude import PRELUDE
+from ringfence_attacks.harness import run_one
 
 LETTERS = "ABCDEFGHIJKLO"
 _AS_USER = """
 import json, warnings
 warnings.simplefilter("ignore")
-from ringfence.attacks import run
+from ringfence_attacks import run
 print(json.dumps(run().to_dict()))
 """
 
@@ -91,7 +91,7 @@ def test_there_are_a_hundred_attacks_of_every_letter() -> None:
 
 
 def test_every_attack_names_a_control_that_can_be_left_out() -> None:
-    known = {*CONTROLS, BARE, OURS}
+    known = {*PLAN, BARE, OURS}
     strange = {each.id: each.off + each.behind for each in catalogue() if not known.issuperset(each.off + each.behind)}
     assert strange == {}
     assert [each.id for each in catalogue() if not each.off and each.change is None] == []
@@ -146,15 +146,15 @@ def test_two_processes_give_the_rows_that_one_gives(names: list[str]) -> None:
 def test_what_a_second_process_owed_when_it_died_is_run_here(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed after its first answer, and may then be in the middle of another."""
     before = set(Path("/var/tmp").glob("ringfence-attack-*"))
-    whole = second.Second.answer
+    whole = second_process.Second.answer
 
-    def answer(self: second.Second) -> Row | None:
+    def answer(self: second_process.Second) -> Row | None:
         row = whole(self)
         self._process.kill()
         self._process.wait()
         return row
 
-    monkeypatch.setattr(second.Second, "answer", answer)
+    monkeypatch.setattr(second_process.Second, "answer", answer)
     found = harness.run(names)
     assert [row.id for row in found.rows] == names
     assert {row.verdict for row in found.rows} <= {"held", "not applicable"}
@@ -163,8 +163,8 @@ def test_what_a_second_process_owed_when_it_died_is_run_here(names: list[str], m
 
 def test_a_traced_process_that_does_nothing_is_killed_and_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Left to the tracer, it would keep its sandbox from ending, and Docker from answering."""
-    monkeypatch.setattr(trace, "_DEADLINE_S", 0.3)
+    monkeypatch.setattr(tracer, "_DEADLINE_S", 0.3)
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        with pytest.raises(TimeoutError), trace._Tracer(process.pid) as tracer:
-            tracer.follow([])
+        with pytest.raises(TimeoutError), tracer._Tracer(process.pid) as tracing:
+            tracing.follow([])
         assert not os.path.exists(f"/proc/{process.pid}")

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from accounts import OrdinaryUser
-from ringfence.attacks.mutation import Mutation, mutate, score
-from ringfence.plan.mutate import CONTROLS
+from ringfence_attacks.controls import PLAN
+from ringfence_attacks.mutation import Mutation, mutate, score
 
 # Why a control cannot be seen to work in some place. Anything else that no attack notices fails.
 UNSEEN = {
@@ -28,14 +28,14 @@ _noticed: list[Mutation] = []
 _AS_USER = """
 import json, warnings
 warnings.simplefilter("ignore")
-from ringfence.attacks.mutation import mutate_all, score
+from ringfence_attacks.mutation import mutate_all, score
 found = mutate_all()
 rows = [[m.control, m.noticed_by, m.unseen] for m in found]
 print(json.dumps({"score": score(found), "rows": rows}))
 """
 
 
-@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("control", PLAN)
 def test_an_attack_notices_that_the_control_is_missing(control: str) -> None:
     found = mutate(control)
     _noticed.append(found)
@@ -46,7 +46,7 @@ def test_an_attack_notices_that_the_control_is_missing(control: str) -> None:
 
 def test_the_score_is_whole() -> None:
     """Runs after the others of this module, and on its own says nothing."""
-    if len(_noticed) == len(CONTROLS):
+    if len(_noticed) == len(PLAN):
         hidden = ", ".join(f"{one.control} ({one.unseen})" for one in _noticed if one.unseen)
         whole = score(tuple(_noticed))
         print(f"control mutation score: {whole}; not to be seen here: {hidden or 'none'}", file=sys.stderr)

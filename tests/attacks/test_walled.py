@@ -14,10 +14,10 @@ from _pytest.mark import ParameterSet
 
 import engines
 from backends_declared import missing
-from ringfence.attacks.case import Attack
-from ringfence.attacks.report import Row
-from ringfence.attacks.walled import catalogue, in_every_run, run_one, score, unnoticed
 from ringfence.backends.container import api as clients
+from ringfence_attacks.case import Attack
+from ringfence_attacks.engine_harness import catalogue, in_every_run, run_one, score, unnoticed
+from ringfence_attacks.report import Row
 
 # Why a control of a wall cannot be seen to work in some place. Anything else that no attack notices fails.
 UNSEEN = {

@@ -1,15 +1,27 @@
-"""ringfence attack draws the matrix of the attempts; the attempts are pretended here."""
+"""`ringfence attack` finds the attempts by their entry point and draws the matrix. Most tests pretend the attempts."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import ringfence_attacks
 from ringfence.cli import main
+from ringfence.cli.attack import GROUP, installed_suite
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.cli.attack import Suite
+
+ROOT = Path(__file__).resolve().parents[2]
 
 CATALOGUE = [
     SimpleNamespace(id="A01", outcome="READ", title="reads the home folder"),
@@ -25,28 +37,48 @@ def row(name: str, verdict: str, detail: str = "") -> SimpleNamespace:
 
 
 class Attacks(ModuleType):
-    """Stands in for ringfence.attacks: gives `rows`, keeps what it was asked."""
+    """A module that stands in for ringfence_attacks: gives `rows`, keeps what it was asked."""
 
     rows: list[SimpleNamespace]
     asked: tuple[list[str], str | None]
 
-    def catalogue(self) -> list[SimpleNamespace]:
+    def catalogue(self, backend: str | None = None) -> list[SimpleNamespace]:
+        del backend
         return CATALOGUE
 
-    def run(self, ids: list[str], *, backend: str | None, progress: Callable[[int, int, str], None]) -> SimpleNamespace:
+    def run(
+        self,
+        ids: Iterable[str] = (),
+        *,
+        backend: str | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> SimpleNamespace:
+        ids = list(ids)
         self.asked = (ids, backend)
         for number, each in enumerate(ids):
+            assert progress is not None
             progress(number, len(ids), each)
         return SimpleNamespace(
-            backend="process", user="root", kernel="6.1", rows=self.rows, to_dict=lambda: {"rows": len(self.rows)}
+            backend=backend or "process",
+            user="root",
+            kernel="6.1",
+            rows=self.rows,
+            noticed="3 of 3 controls noticed" if backend == "container" else "",
+            to_dict=lambda: {"rows": len(self.rows)},
         )
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
+    """Have `points` stand for all that is installed."""
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [one for one in points if one.group == group])
 
 
 @pytest.fixture
 def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
-    module = Attacks("ringfence.attacks")
+    module = Attacks("pretended_attacks")
     module.rows = [row("A01", "held"), row("A02", "not applicable", "no links here"), row("G07", "held")]
-    monkeypatch.setitem(sys.modules, "ringfence.attacks", module)
+    monkeypatch.setitem(sys.modules, "pretended_attacks", module)
+    install(monkeypatch, EntryPoint("any", "pretended_attacks", GROUP))
     return module
 
 
@@ -132,3 +164,55 @@ def test_on_a_terminal_a_line_tells_how_far_it_is(
     monkeypatch.setattr("os.isatty", lambda fd: fd == 2)
     assert main(["attack", "A"]) == 0
     assert capfd.readouterr().err == "\r\x1b[K0/2 A01\r\x1b[K1/2 A02\r\x1b[K"
+
+
+def test_after_a_whole_run_on_an_engine_the_controls_noticed_are_counted(
+    attacks: Attacks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    attacks.rows = [row("A01", "held")]
+    assert main(["attack", "--backend", "container"]) == 0
+    assert capfd.readouterr().out.endswith("\n1 held\n3 of 3 controls noticed\n")
+    assert main(["attack", "A01", "--backend", "container"]) == 0
+    assert capfd.readouterr().out.endswith("\n1 held\n")
+
+
+def test_where_the_attempts_are_not_installed_the_verb_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch)
+    assert main(["attack"]) == 2
+    assert capfd.readouterr().err == (
+        "ringfence: the escape attempts are not installed: they are a distribution of their own, ringfence-attacks\n"
+        "ringfence: pip install ringfence-attacks; in a clone of the project, make attack\n"
+    )
+
+
+def test_the_attempts_of_this_repository_are_such_a_suite() -> None:
+    suite: Suite = ringfence_attacks  # mypy compares the two
+    assert installed_suite() is suite
+
+
+def command(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    argv = [sys.executable, "-m", "ringfence", "attack", *words]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=50)
+
+
+def test_from_the_folder_of_a_clone_the_attempts_are_found() -> None:
+    """An editable installation lies below the working folder, which the command takes off its path (L12)."""
+    done = command(ROOT, "--list", "A01")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("A01 ")
+
+
+def test_attempts_that_a_guest_planted_in_the_working_folder_are_not_run(tmp_path: Path) -> None:
+    """L12: the command runs what is installed, not what the last guest left where somebody works."""
+    planted = tmp_path / "ringfence_attacks-9.dist-info"
+    planted.mkdir()
+    (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: ringfence-attacks\nVersion: 9\n")
+    (planted / "entry_points.txt").write_text(f"[{GROUP}]\naaa = planted\n")
+    (tmp_path / "planted.py").write_text("open('was-here', 'w')\n")
+    (tmp_path / "ringfence_attacks.py").write_text("open('was-here', 'w')\n")
+    done = command(tmp_path, "--list", "A01")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "was-here").exists()

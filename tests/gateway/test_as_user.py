@@ -37,7 +37,7 @@ CASES = (
 CODE = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
-from ringfence.attacks import run
+from ringfence_attacks import run
 print(json.dumps(run(sys.argv[1:]).to_dict()))
 """
 

@@ -1,8 +1,13 @@
-"""ringfence attack: our own escape attempts on this host, drawn as a table. They belong to `ringfence.attacks`."""
+"""Runs the escape attempts on this host and draws what came of them as a table.
+
+The attempts are a distribution of their own, `ringfence-attacks`, which is found by its entry point: `Suite` is what
+that has to offer.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 
 from ringfence.cli.console import ERR, OUT, Problem, colours, write
 from ringfence.cli.options import attack_table
@@ -10,63 +15,114 @@ from ringfence.text import nearest, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from importlib.metadata import EntryPoint
+    from typing import Protocol, TypeAlias
 
-    from ringfence.attacks import Attack, Matrix, Row
     from ringfence.cli.console import Console
     from ringfence.values import Json
 
+    Progress: TypeAlias = Callable[[int, int, str], None]  # how many are done, of how many, and the next one's id
+
+    class Attack(Protocol):
+        """One escape attempt: its id, what happens when it gets through, and what must be true."""
+
+        @property
+        def id(self) -> str: ...
+        @property
+        def outcome(self) -> str: ...
+        @property
+        def title(self) -> str: ...
+
+    class Row(Attack, Protocol):
+        """One attempt as it went."""
+
+        @property
+        def control(self) -> str: ...
+        @property
+        def verdict(self) -> str: ...
+        @property
+        def arms(self) -> Mapping[str, str]: ...
+        @property
+        def detail(self) -> str: ...
+
+    class Matrix(Protocol):
+        """All rows of one run. `noticed` counts the controls of an engine that an attack noticed the lack of."""
+
+        @property
+        def backend(self) -> str: ...
+        @property
+        def user(self) -> str: ...
+        @property
+        def kernel(self) -> str: ...
+        @property
+        def rows(self) -> Sequence[Row]: ...
+        @property
+        def noticed(self) -> str: ...
+        def to_dict(self) -> dict[str, Json]: ...
+
+    class Suite(Protocol):
+        """What an entry point of the group `ringfence.attacks` leads to."""
+
+        def catalogue(self, backend: str | None = None) -> Sequence[Attack]: ...
+        def run(
+            self, ids: Iterable[str] = (), *, backend: str | None = None, progress: Progress | None = None
+        ) -> Matrix: ...
+
+
+GROUP = "ringfence.attacks"
 _COLOURS = {"held": "32", "got through": "31;1", "inconclusive": "33", "not applicable": "2"}
 
 
 def main(argv: list[str], console: Console) -> int:
-    """0 when all held, 1 when one got through, 3 when none did but a case was inconclusive."""
+    """Return 0 when all held, 1 when an attack got through, 3 when none did but a case was inconclusive."""
     given = attack_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
 
         return show_help("attack", console)
-    from ringfence.attacks import run
-    from ringfence.attacks.witnesses import remove_folders
-
-    ids = choose(given.words, _known(given.last("--backend")))
+    suite = installed_suite()
+    backend = given.last("--backend")
+    catalogue = suite.catalogue(backend)
+    ids = choose(given.words, [attack.id for attack in catalogue])
     if given.has("--list"):
-        return _list([each for each in _catalogue(given.last("--backend")) if each.id in set(ids)], console)
+        return _list([attack for attack in catalogue if attack.id in set(ids)], console)
     live = progress_line() if os.isatty(ERR) and not console.json else None
-    try:
-        matrix = run(ids, backend=given.last("--backend"), progress=live or _silent)
-    finally:
-        remove_folders(os.getpid())  # one that was just made when a signal came is nobody's yet
+    matrix = suite.run(ids, backend=backend, progress=live or _silent)
     if live is not None:
         write(ERR, b"\r\x1b[K")
     if console.json:
         console.out_json(matrix.to_dict())
     else:
-        console.out(table(matrix, coloured=colours(OUT)) + _noticed(matrix, whole=not given.words))
+        noticed = "" if given.words else matrix.noticed  # a part of the attacks notices a part of the controls
+        console.out(table(matrix, coloured=colours(OUT)) + (f"{noticed}\n" if noticed else ""))
     return exit_code(matrix)
 
 
-def _noticed(matrix: Matrix, *, whole: bool) -> str:
-    """After a whole run of a wall: how many of its controls an attack noticed the lack of."""
-    if not whole or matrix.backend == "process":
-        return ""
-    from ringfence.attacks import walled
+def installed_suite() -> Suite:
+    """Import the attacks that are installed. Raises Problem where none are."""
+    from importlib.metadata import entry_points
 
-    return f"{walled.score(matrix.backend, matrix.rows)}\n"
+    for found in entry_points(group=GROUP):
+        sys.path += [folder for folder in _folders_of(found) if folder not in sys.path]
+        suite: Suite = found.load()
+        return suite
+    raise Problem(
+        "the escape attempts are not installed: they are a distribution of their own, ringfence-attacks",
+        fix="pip install ringfence-attacks; in a clone of the project, make attack",
+        code="attacks-missing",
+    )
 
 
-def _known(backend: str | None) -> list[str]:
-    return [attack.id for attack in _catalogue(backend)]
+def _folders_of(found: EntryPoint) -> list[str]:
+    """Return the folders of an editable installation, as its own .pth among installed packages names them.
 
-
-def _catalogue(backend: str | None) -> tuple[Attack, ...]:
-    if backend in ("container", "gvisor"):
-        from ringfence.attacks import walled
-
-        return walled.catalogue(backend)
-    from ringfence.attacks import catalogue
-
-    return catalogue()
+    Below the working folder they were taken from `sys.path`, where nothing may come from a place that a guest may have
+    been shown (L12). What was installed on purpose, and is asked for by this verb, may.
+    """
+    files = found.dist.files or () if found.dist is not None else ()
+    lines = [line for file in files if file.name.endswith(".pth") for line in file.read_text().splitlines()]
+    return [line for line in lines if os.path.isabs(line)]
 
 
 def choose(words: list[str], known: list[str]) -> list[str]:

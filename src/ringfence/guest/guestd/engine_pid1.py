@@ -13,7 +13,6 @@ import _socket
 import errno
 import os
 import select
-import sys
 
 from ringfence.guest import job_modules
 from ringfence.guest.guestd import daemon
@@ -81,7 +80,6 @@ def _write(path: str, number: int) -> None:
         os.close(fd)
 
 
-NOT_FIRST = "--not-first"  # our own attacks start it so, as a user that has no other process
 _READ = 1 << 16
 _BUFFER = 1 << 21
 _NUMBER = 1  # there is one sandbox
@@ -107,7 +105,7 @@ def main() -> NoReturn:
 
 def _check_place() -> None:
     """It ends by killing every process that it may: on a host, as root, that is all of them."""
-    if os.getpid() != 1 and (os.geteuid() == 0 or NOT_FIRST not in sys.argv[1:]):
+    if os.getpid() != 1:
         os.write(2, b"guestd is PID 1 of a box, and runs nowhere else\n")
         os._exit(1)
 

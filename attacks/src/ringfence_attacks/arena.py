@@ -1,0 +1,322 @@
+"""What a case works with in one arm: sandboxes with or without the control, canaries, and witnesses on the host.
+
+Everything here belongs to one arm and is gone when the arm ends. This module alone makes sandboxes from plans without
+a control; no public name of Ringfence leads to one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+
+from ringfence import Limits, Mount, Policy, Sandbox
+from ringfence._sync.process import completed
+from ringfence.core import arguments
+from ringfence.launching import ProcessLauncher
+from ringfence.policy.image import Image
+from ringfence.values import Struct, final, replace
+from ringfence_attacks import witnesses
+from ringfence_attacks.case import BARE, NotApplicable, Seen
+from ringfence_attacks.controls import Lacking, without
+from ringfence_attacks.guest_prelude import PRELUDE
+from ringfence_attacks.tracer import host_pid, pid_told
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence._sync.process import Process
+    from ringfence.images.store import Used
+    from ringfence.plan.model import ProcessPlan
+    from ringfence.results import Result
+    from ringfence.values import Argv, MountMode, Workspace
+    from ringfence_attacks.case import ArmName, Attack
+
+# Small, so that an arm without one control cannot take much of the host; one policy, so that spares serve most cases.
+LIMITS = Limits(timeout_s=10, cpu_time_s=10, memory="256M", processes=48, open_files=256, disk="8M", disk_files=2000)
+POLICY = Policy(limits=LIMITS)
+_BARE_S = 20.0
+
+
+@final
+class Told(Struct):
+    """How a guest script ended, and the lines it wrote. `stdout` and `stderr` are guest-made."""
+
+    status: str
+    exit_code: int | None
+    signal: int | None
+    stdout: str
+    stderr: str
+    result: Result | None  # None: it was a plain process on the host
+
+    @property
+    def met(self) -> dict[str, str]:
+        """What each attempt met: an errno's name or "ok"; the last word when one was tried several times."""
+        return {str(said["tried"]): str(said.get("met")) for said in self._said() if "tried" in said}
+
+    @property
+    def looted(self) -> str:
+        """Everything the guest says it got hold of."""
+        return "\n".join(str(said["loot"]) for said in self._said() if "loot" in said)
+
+    def said(self, key: str) -> object:
+        """The value of `key` in the last line that has it; None when no line has."""
+        return next((said[key] for said in reversed(self._said()) if key in said), None)
+
+    def _said(self) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = []
+        for line in self.stdout.splitlines():
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+        return found
+
+    def words(self) -> str:
+        """For `Seen.what`: the errnos, or how it ended when nothing was told."""
+        met = [f"{name}: {word}" for name, word in self.met.items()]
+        if met:
+            return "; ".join(met)
+        ended = f"signal {self.signal}" if self.signal else f"exit {self.exit_code}"
+        last = self.stderr.strip().splitlines()[-1:] or self.stdout.strip().splitlines()[-1:]
+        return f"{self.status}, {ended}" + (f": {last[0][:160]}" if last else "")
+
+
+class Arm:
+    """One arm of one attack. Use as a context manager."""
+
+    backend: str = "process"
+
+    def __init__(self, attack: Attack, name: ArmName) -> None:
+        self.attack = attack
+        self.name = name
+        self.off = name == "off"  # the control is missing
+        self.bare = self.off and attack.off == (BARE,)
+        self.canary = os.urandom(16).hex()  # differs in every arm
+        self._ends = contextlib.ExitStack()
+        self._directory: str | None = None
+
+    def __enter__(self) -> Arm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    # sandboxes
+
+    def sandbox(
+        self,
+        policy: Policy = POLICY,
+        *,
+        whole: bool = False,
+        workspace: Workspace = "auto",
+        used: Used | None = None,
+    ) -> Sandbox:
+        """A started sandbox of this arm, closed with it. `whole`: with every control, whatever the arm.
+
+        `used`: a root file system that is not the host's.
+        """
+        if self.bare:
+            raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
+        made = Sandbox(policy=policy, backend="process", workspace=workspace)
+        launcher = made._launcher  # noqa: SLF001  # no public way leads to a plan without a control
+        if used is not None:
+            launcher = ProcessLauncher(policy, Image("attack"), fresh=True, rejected={}, used=used)
+            made._launcher = launcher  # noqa: SLF001  # nor to a tree without a name
+        if not whole and self._weakens:
+            assert isinstance(launcher, ProcessLauncher)
+            launcher.controls = Lacking(weaken=self.weaken)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a weaker limit is for the matrix's reader, not for each of its rows
+            return self._ends.enter_context(made)
+
+    @property
+    def _weakens(self) -> bool:
+        return self.name != "on" and bool(self.missing or (self.off and self.attack.change))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Controls of the plan that this arm leaves out."""
+        if self.name == "on":
+            return ()
+        own = self.attack.off if self.off else ()
+        return tuple(name for name in (*self.attack.behind, *own) if name not in (BARE, "ours"))
+
+    def weaken(self, plan: ProcessPlan) -> ProcessPlan:
+        """`plan` as this arm has it."""
+        plan = without(plan, *self.missing)
+        if self.off and self.attack.change is not None:
+            plan = self.attack.change(plan, self)
+        return replace(plan, shared=False)
+
+    def python(
+        self,
+        code: str,
+        *,
+        policy: Policy = POLICY,
+        box: Sandbox | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 8,
+        **values: object,
+    ) -> Told:
+        """Run a guest script in a sandbox of its own, or in `box`; bare, as a plain process. `values`: its globals."""
+        script = self.script(code, **values)
+        if self.bare:
+            return self._plain([sys.executable, "-I", "-c", script], env, timeout_s)
+        place = box or self.sandbox(policy)
+        return told(self.run(place, script, env=env, timeout_s=timeout_s))
+
+    def run(
+        self, box: Sandbox, code: str, *, env: Mapping[str, str] | None = None, timeout_s: float | None = None
+    ) -> Result:
+        """A process of its own that runs `code` and ends, as in `ringfence.run`, but the sandbox goes on.
+
+        `Sandbox.run` keeps an interpreter alive between calls; what an attack does to that one is another question.
+        """
+        place = box._running_place()  # noqa: SLF001  # no public call is one process in a sandbox that stays
+        limits = box.policy.limits
+        call = arguments.python_call(
+            place.box,
+            box.policy,
+            arguments.check_code(code),
+            stdin=None,
+            env=arguments.check_env(env),
+            timeout_s=arguments.check_timeout(timeout_s, limits),
+            one_shot=False,
+        )
+        return completed(place, call)
+
+    def script(self, code: str, **values: object) -> str:
+        """The whole text that runs: prelude, values as literals, code."""
+        given = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+        return PRELUDE + given + textwrap.dedent(code)
+
+    def exec(
+        self, argv: Argv, *, policy: Policy = POLICY, box: Sandbox | None = None, timeout_s: float = 8, stdin: str = ""
+    ) -> Told:
+        """Run a command likewise."""
+        if self.bare:
+            return self._plain(list(argv), None, timeout_s)
+        place = box or self.sandbox(policy)
+        return told(place.exec(list(argv), timeout_s=timeout_s, stdin=stdin))
+
+    def spawn(self, code: str, *, box: Sandbox, **values: object) -> Process:
+        """A guest script that goes on while the host does something. Killed with the arm."""
+        argv = ["python3", "-c", self.script(code, **values)]
+        return self._ends.enter_context(box.spawn(argv))
+
+    def waiting(self, code: str, *, box: Sandbox, **values: object) -> tuple[int, str]:
+        """The host's number of a guest that has run `code` and now waits, for looking at from outside, and what it met.
+
+        A guest that the code ends proves nothing: TimeoutError, with what it said.
+        """
+        script = f"{textwrap.dedent(code)}\ntell(pid=os.getpid())\ntime.sleep(8)\n"
+        inner, said = pid_told(self.spawn(script, box=box, **values))
+        return host_pid(box, inner), said_words(said)
+
+    def _plain(self, argv: list[str], env: Mapping[str, str] | None, timeout_s: float) -> Told:
+        base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+        done = subprocess.run(
+            argv,
+            env={**base, **(env or {})},
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=min(timeout_s, _BARE_S),
+            check=False,
+            start_new_session=True,
+        )
+        code = done.returncode
+        status = "ok" if code == 0 else "error"
+        out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+        return Told(status, code if code >= 0 else None, -code if code < 0 else None, out, err, None)
+
+    # canaries and witnesses
+
+    @property
+    def has_other_uid(self) -> bool:
+        """Whether the guest is another user than we are."""
+        return os.geteuid() == 0
+
+    @property
+    def directory(self) -> str:
+        """A host directory of this arm, open to a guest that is another user: that it is one is another control."""
+        if self._directory is None:
+            self._directory = self._ends.enter_context(witnesses.host_folder())
+            os.chmod(self._directory, 0o755 if self.has_other_uid else 0o700)
+        return self._directory
+
+    def host_file(self, name: str = "canary", text: str | None = None, *, mode: int = 0o644) -> str:
+        """A host file that holds this arm's canary."""
+        path = os.path.join(self.directory, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.canary if text is None else text)
+        os.chmod(path, mode)
+        return path
+
+    def listen_tcp(self, *, ipv6: bool = False) -> witnesses.Listener:
+        """On loopback of the host. `received()` is its log."""
+        return self._ends.enter_context(witnesses.tcp(self.canary, ipv6=ipv6))
+
+    def listen_udp(self) -> witnesses.Listener:
+        return self._ends.enter_context(witnesses.udp())
+
+    def listen_abstract(self) -> witnesses.Listener:
+        """An abstract unix socket of the host; `address` is its name without the NUL."""
+        return self._ends.enter_context(witnesses.abstract(self.canary))
+
+    def listen_path(self) -> witnesses.Listener:
+        """A unix socket with a path, in this arm's directory."""
+        return self._ends.enter_context(witnesses.path(os.path.join(self.directory, "sock"), self.canary))
+
+    def victim(self) -> witnesses.Victim:
+        """A process of the host that sleeps, with the canary in its environment and memory."""
+        return self._ends.enter_context(witnesses.Victim(self.canary))
+
+    def environ(self, name: str = "RINGFENCE_ATTACK_CANARY") -> str:
+        """Puts the canary into this process's environment while the arm lasts. Returns the variable's name."""
+        self._ends.enter_context(witnesses.environment(name, self.canary))
+        return name
+
+    def host_key(self) -> int:
+        """A key with the canary in this process's session keyring. Raises NotApplicable where there are no keys."""
+        try:
+            return self._ends.enter_context(witnesses.session_key(self.canary))
+        except OSError as error:
+            raise NotApplicable(f"the host has no session keyring to put a key into: {error.strerror}") from None
+
+    def stolen(self, told: Told) -> Seen:
+        """Succeeded when the canary is in what the guest got hold of or printed."""
+        return Seen(self.canary in told.looted or self.canary in told.stdout, told.words())
+
+    def shared(self, mode: MountMode = "rw") -> Policy:
+        """A policy that shows this arm's directory at its own path."""
+        os.chmod(self.directory, 0o777 if self.has_other_uid else 0o700)
+        return POLICY.replace(mounts=[Mount(self.directory, mode=mode)])
+
+    def workspace_bytes(self, box: Sandbox) -> int:
+        """In use, deleted files that are still open among them."""
+        return box.files.usage().bytes
+
+    def enter(self, manager: contextlib.AbstractContextManager[witnesses.T]) -> witnesses.T:
+        """Anything else that must end with the arm."""
+        return self._ends.enter_context(manager)
+
+
+def said_words(said: str) -> str:
+    """What a guest that still runs says its attempts met; for `Seen.what`."""
+    met = Told("ok", None, None, said, "", None).met
+    return "; ".join(f"{name}: {word}" for name, word in met.items())
+
+
+def told(result: Result) -> Told:
+    """A Result of a guest script, for judging."""
+    return Told(result.status, result.exit_code, result.signal, result.stdout, result.stderr, result)

@@ -1,0 +1,123 @@
+"""What an attack is: an id, a sentence that must be true, the control that makes it true, and one function.
+
+    @attack("A01", "a host file outside the view is not read", READ, off="view")
+    def absolute_path(arm: Arm) -> Seen:
+        path = arm.host_file()
+        told = arm.python("steal(path)", path=path)
+        return arm.stolen(told)
+
+    CASES = cases(globals())
+
+The function is called once for each arm, with fixtures of that arm alone, and says whether the attack succeeded there.
+It judges by what can be seen outside: bytes of a random canary, a file's content, a listener's log, a process that
+lives or does not. That a guest says it was refused is no evidence; it is written down, so that the layer which said no
+is known.
+"""
+
+from __future__ import annotations
+
+from ringfence.values import Struct, final
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Literal, TypeAlias
+
+    from ringfence.plan.model import ProcessPlan
+    from ringfence_attacks.arena import Arm
+
+    Outcome: TypeAlias = Literal["READ", "WRITE", "ESCAPE", "CRASH", "LEAK", "DOS", "SPOOF", "PERSIST"]
+    ArmName: TypeAlias = Literal["off", "alone", "on"]
+    Change: TypeAlias = Callable[[ProcessPlan, Arm], ProcessPlan]
+    Play: TypeAlias = Callable[[Arm], "Seen"]
+
+# What happens when an attack gets through.
+READ: Outcome = "READ"
+WRITE: Outcome = "WRITE"
+ESCAPE: Outcome = "ESCAPE"
+CRASH: Outcome = "CRASH"
+LEAK: Outcome = "LEAK"
+DOS: Outcome = "DOS"
+SPOOF: Outcome = "SPOOF"
+PERSIST: Outcome = "PERSIST"
+
+BARE = "bare"  # the off arm is a plain process on the host: only for what harms nobody there
+OURS = "ours"  # the control is host code of ours; the case does the careless thing itself where `arm.off`
+
+
+class NotApplicable(Exception):  # noqa: N818  # not an error: the case has nothing to try here
+    """Raised by a case that this host, user or image gives nothing to try; the text is the reason."""
+
+
+@final
+class Seen(Struct):
+    """What one arm showed. `what` is for people: the errno each attempt met, or the witness's word."""
+
+    succeeded: bool
+    what: str
+
+
+@final
+class Attack(Struct):
+    """One entry of the catalogue."""
+
+    id: str  # of ATTACKS; a variant has a suffix: "J17-signal"
+    title: str  # what must be true
+    outcome: Outcome
+    off: tuple[str, ...]  # controls that the arm "off" leaves out: names of `controls`, or BARE, or OURS
+    play: Play
+    change: Change | None = None  # instead of `off`: what the arm "off" does to the plan
+    # Controls that stand before this one. With them, the arm "alone" leaves out these and must still fail; "off" leaves
+    # out these and `off`; "on" is the whole sandbox.
+    behind: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # "root", "user", "cgroup", "landlock", "network"
+    label: str = ""  # of the control, where `off` does not name it
+
+    @property
+    def control(self) -> str:
+        """What holds, in words."""
+        if self.label:
+            return self.label
+        return " + ".join(self.off) if self.off else getattr(self.change, "__name__", "plan").replace("_", "-")
+
+
+def attack(
+    id: str,  # noqa: A002  # the word of the catalogue
+    title: str,
+    outcome: Outcome,
+    *,
+    off: str | tuple[str, ...] | Change,
+    behind: str | tuple[str, ...] = (),
+    needs: str | tuple[str, ...] = (),
+    label: str = "",
+) -> Callable[[Play], Attack]:
+    """Makes the decorated function an Attack."""
+
+    def make(play: Play) -> Attack:
+        names, change = ((), off) if callable(off) else (_many(off), None)
+        return Attack(id, title, outcome, names, play, change, _many(behind), _many(needs), label)
+
+    return make
+
+
+def not_applicable(id: str, title: str, outcome: Outcome, reason: str) -> Attack:  # noqa: A002  # as above
+    """An id of the catalogue that the process backend gives nothing to try, and why."""
+
+    def play(arm: Arm) -> Seen:
+        del arm
+        raise NotApplicable(reason)
+
+    return Attack(id, title, outcome, (OURS,), play, label="none")
+
+
+def cases(module: Mapping[str, object]) -> tuple[Attack, ...]:
+    """The attacks of a module, in the order of its source. A list or tuple of them counts too."""
+    found: list[Attack] = []
+    for value in module.values():
+        several = value if isinstance(value, list | tuple) else [value]
+        found += [one for one in several if isinstance(one, Attack)]
+    return tuple(found)
+
+
+def _many(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names

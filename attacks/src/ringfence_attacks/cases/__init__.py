@@ -1,0 +1,67 @@
+"""The catalogue: a module for each letter of ATTACKS, all of them here."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence_attacks.case import Attack
+
+
+def all_cases() -> tuple[Attack, ...]:
+    """Every case. Imports them when asked: nobody else pays for their text."""
+    from ringfence_attacks.cases import (
+        a_files,
+        a_hostside,
+        a_mounts,
+        b_proc,
+        c_races,
+        d_processes,
+        d_terminals,
+        e_kernel,
+        f_exhaustion,
+        g_gateway,
+        g_network,
+        g_requests,
+        h_leaks,
+        i_secrets,
+        j_spoofing,
+        k_archives,
+        k_images,
+        k_snapshots,
+        k_transfers,
+        l_imports,
+        l_next_command,
+        l_persistence,
+        o_host_side,
+        o_results,
+        o_starts,
+    )
+
+    modules = (
+        a_files,
+        a_hostside,
+        a_mounts,
+        b_proc,
+        c_races,
+        d_processes,
+        d_terminals,
+        e_kernel,
+        f_exhaustion,
+        g_gateway,
+        g_network,
+        g_requests,
+        h_leaks,
+        i_secrets,
+        j_spoofing,
+        k_archives,
+        k_images,
+        k_snapshots,
+        k_transfers,
+        l_imports,
+        l_next_command,
+        l_persistence,
+        o_host_side,
+        o_results,
+        o_starts,
+    )
+    return tuple(case for module in modules for case in module.CASES)

@@ -1,0 +1,109 @@
+"""A: how the host opens what a guest made, through `files`. Off, it is opened as a careless program would."""
+
+from __future__ import annotations
+
+import time
+
+from ringfence_attacks.case import DOS, OURS, SPOOF, Seen, attack, cases
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence_attacks.arena import Arm
+
+
+@attack("A24", "a FIFO where a file is expected does not hold the reader up", DOS, off=OURS, label="files: fstat")
+def fifo(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    arm.python('os.mkfifo("result.json")', box=box)
+    started = time.monotonic()
+    if arm.off:
+        told = arm.exec(["cat", "result.json"], box=box, timeout_s=0.5)
+        return Seen(told.status == "timeout", "an open without O_NONBLOCK waits for a writer")
+    try:
+        data = box.files.read("result.json")
+    except OSError as error:
+        return Seen(time.monotonic() - started > 2, f"files.read: {error.strerror}")
+    return Seen(True, f"read {len(data)} bytes")
+
+
+@attack("A25", "a link to an endless file is not copied out", DOS, off=OURS, label="files: regular files only")
+def endless(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    arm.python('os.symlink("/dev/zero", "result.bin")', box=box)
+    if arm.off:
+        told = arm.exec(["head", "-c", "20000000", "result.bin"], box=box)
+        produced = told.result.usage.output_bytes if told.result else 0
+        return Seen(produced == 20_000_000, f"{produced} bytes came")
+    try:
+        data = box.files.read("result.bin", size=20_000_000)
+    except OSError as error:
+        return Seen(False, f"files.read: {error.strerror}")
+    return Seen(True, f"{len(data)} bytes came")
+
+
+@attack("A26", "a sparse file of 4 GiB is not taken into the host's memory", DOS, off=OURS, label="files: byte cap")
+def sparse(arm: Arm) -> Seen:
+    """Read as ranges, it comes in pieces of the size asked for; as a whole it is refused before memory is taken."""
+    box = arm.sandbox()
+    arm.python('os.truncate(os.open("big", os.O_CREAT | os.O_WRONLY), 1 << 40)', box=box)
+    if arm.off:
+        told = arm.exec(["wc", "-c", "big"], box=box, timeout_s=3)
+        return Seen("1099511627776" in told.stdout, f"its size reads {told.stdout.strip()}")
+    before = _peak_kib()
+    try:
+        box.files.read("big")
+    except OSError as error:
+        grown = (_peak_kib() - before) >> 10
+        return Seen(grown > 64, f"files.read: {error.strerror}; the host's memory grew by {grown} MiB")
+    return Seen(True, "it was read")
+
+
+@attack("A27", "a tree of any depth is removed", DOS, off=OURS, label="files: no recursion")
+def deep_tree(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    arm.python(
+        """
+        for _ in range(1800):
+            os.mkdir("d")
+            os.chdir("d")
+        """,
+        box=box,
+    )
+    if arm.off:
+        told = arm.python('import shutil; attempt("rmtree", shutil.rmtree, "/workspace/d")', box=box)
+        return Seen(told.met.get("rmtree") not in (None, "ok"), told.words())
+    box.files.remove("d", recursive=True)
+    left = [info.path for info in box.files.list(".")]
+    return Seen(bool(left), f"left: {left[:3]}")
+
+
+@attack("A28", "a strange name is told as it is", SPOOF, off=OURS, label="files: JSON lines")
+def strange_names(arm: Arm) -> Seen:
+    names = ["a\nb", "\x1b]0;title\x07", "\u202egnp.exe", "-rf", "..%2f", "n" * 255, " ", "\\", "${HOME}", "'\""]
+    box = arm.sandbox()
+    told = arm.python(
+        """
+        for name in names:
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
+        os.close(os.open(b"\\xff\\xfe", os.O_CREAT | os.O_WRONLY))
+        """,
+        box=box,
+        names=names,
+    )
+    if told.status != "ok":
+        raise AssertionError(told.stderr)
+    wanted = sorted([*names, "\udcff\udcfe"])
+    if arm.off:
+        listed = sorted(arm.exec(["ls", "-1"], box=box).stdout.splitlines())
+    else:
+        listed = sorted(info.path for info in box.files.list("."))
+    return Seen(listed != wanted, f"{len(listed)} names came of {len(wanted)}")
+
+
+def _peak_kib() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+CASES = cases(globals())

@@ -1,0 +1,278 @@
+"""B: /proc and /sys."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+
+from ringfence_attacks.case import (
+    BARE,
+    DOS,
+    ESCAPE,
+    LEAK,
+    READ,
+    WRITE,
+    NotApplicable,
+    Seen,
+    attack,
+    cases,
+    not_applicable,
+)
+from ringfence_attacks.witnesses import setting_of, text_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence_attacks.arena import Arm
+
+_LOOK = """
+for base in ("/proc", "/mnt/proc"):
+    for name in ("cmdline", "environ", "maps", "fd"):
+        place = f"{base}/{pid}/{name}"
+        attempt(place, os.listdir, place) if name == "fd" else steal(place)
+"""
+
+
+@attack("B01", "processes of the host are not seen: fresh /proc", READ, off="view")
+def host_processes(arm: Arm) -> Seen:
+    return arm.stolen(arm.python(_LOOK, pid=arm.victim().pid))
+
+
+@attack("B01-pids", "processes of the host are not seen: pid namespace", READ, off="pid-namespace", needs="root")
+def shared_pids(arm: Arm) -> Seen:
+    """As an ordinary user the kernel refuses a fresh /proc without a pid namespace, and with it the sandbox."""
+    return arm.stolen(arm.python(_LOOK, pid=arm.victim().pid))
+
+
+_KNOBS = """
+for name in ("kernel/core_pattern", "kernel/modprobe", "kernel/hotplug", "kernel/sysrq", "vm/panic_on_oom",
+             "fs/binfmt_misc/register", "net/ipv4/ip_forward"):
+    attempt(name, spill, "/proc/sys/" + name, "0")
+for name in ("sysrq-trigger", "fs", "irq", "bus", "scsi"):
+    attempt(name, spill, "/proc/" + name, "0")
+attempt("user/max_inotify_watches", spill, "/proc/sys/user/max_inotify_watches", "77")
+"""
+
+
+def _knobs(arm: Arm) -> Seen:
+    """Whoever has capabilities in a user namespace may set that namespace's own limits: one is the witness here, read
+    by a process of the host. The guest's own code tries it, not a program it executes: exec would drop the rights."""
+    box = arm.sandbox()
+    told = arm.python(_KNOBS, box=box)
+    pid, _ = arm.waiting("", box=box)
+    value = setting_of(pid, "user/max_inotify_watches")
+    return Seen(value == "77", f"max_inotify_watches reads {value}; {told.words()}")
+
+
+B02 = attack(
+    "B02", "kernel settings are not written: read-only /proc/sys", WRITE, off="proc-masks", behind="capabilities"
+)(_knobs)
+B12 = attack("B12", "kernel settings are not written: rights", WRITE, off="capabilities", behind="proc-masks")(_knobs)
+
+
+@attack("B03", "what /proc tells about the kernel is masked", LEAK, off="proc-masks")
+def kernel_files(arm: Arm) -> Seen:
+    """The witness is the host's own text of the same file."""
+    told = arm.python(
+        """
+        for name in ("cmdline", "kcore", "kallsyms", "keys", "timer_list", "sched_debug", "slabinfo", "vmallocinfo",
+                     "iomem", "ioports", "interrupts", "modules", "diskstats", "partitions", "swaps"):
+            steal("/proc/" + name, name)
+        """
+    )
+    with open("/proc/cmdline", encoding="utf-8", errors="replace") as file:
+        here = file.read()
+    return Seen(here.strip() in told.looted if here.strip() else bool(told.looted.strip()), told.words())
+
+
+@attack("B04", "there is no /sys", LEAK, off=BARE, label="no /sys in the view")
+def sys_files(arm: Arm) -> Seen:
+    path = next((p for p in ("/sys/devices/system/cpu/online", "/sys/kernel/uevent_seqnum") if os.path.exists(p)), None)
+    if path is None:
+        raise NotApplicable("this host has no /sys to see")
+    told = arm.python(
+        """
+        steal(path)
+        for name in ("firmware", "kernel/debug", "kernel/tracing", "kernel/security", "fs/cgroup", "class/net"):
+            attempt(f"/sys/{name}", os.listdir, f"/sys/{name}")
+        """,
+        path=path,
+    )
+    with open(path, encoding="utf-8") as file:
+        return Seen(file.read().strip() in told.looted.split(), told.words())
+
+
+B06 = not_applicable(
+    "B06",
+    "masks are not raced while they are made",
+    ESCAPE,
+    "every mask is made before the first guest process exists, from an empty file of the sandbox's own read-only root",
+)
+
+
+@attack("B07", "a program of the host is not overwritten through /proc/<pid>/exe", WRITE, off="read-only")
+def running_program(arm: Arm) -> Seen:
+    program = f"{arm.directory}/shown/sleep"
+    os.mkdir(os.path.dirname(program))
+    shutil.copyfile(os.path.realpath("/bin/sleep"), program)
+    os.chmod(program, 0o777)
+    before = _digest(program)
+    told = arm.python(
+        """
+        import subprocess
+        started = subprocess.Popen([program, "0.05"])
+        time.sleep(0.02)
+        fd = os.open(f"/proc/{started.pid}/exe", os.O_RDONLY)
+        started.wait()
+        attempt("the program", spill, f"/proc/self/fd/{fd}", canary)
+        for place in ("/proc/self/exe", "/proc/1/exe"):
+            attempt(place, spill, place, canary)
+        """,
+        policy=arm.shared("ro"),
+        program=program,
+        canary=arm.canary,
+    )
+    return Seen(_digest(program) != before, told.words())
+
+
+@attack("B08", "memory and environment of the host's processes are not read", READ, off=BARE, label="user namespace")
+def memory_of_others(arm: Arm) -> Seen:
+    """A process in a user namespace below is refused even where uids and /proc would permit it."""
+    told = arm.python(
+        """
+        for base in ("/proc", "/mnt/proc"):
+            for name in ("environ", "mem", "maps"):
+                steal(f"{base}/{pid}/{name}")
+        """,
+        pid=arm.victim().pid,
+    )
+    return arm.stolen(told)
+
+
+_LOWER = """
+here = int(slurp("/proc/self/oom_score_adj"))
+attempt("lower", spill, "/proc/self/oom_score_adj", str(here - 1))
+for name, text in (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "allow"), ("loginuid", "0"),
+                   ("attr/current", "unconfined")):
+    attempt(name, spill, "/proc/self/" + name, text)
+"""
+
+
+@attack("B09", "a process does not take itself out of the memory killer's sight", DOS, off=BARE)
+def memory_killer(arm: Arm) -> Seen:
+    """Bare, it may come back down to where it was; inside, it starts at the host's value or above and stays there.
+
+    Seen by the host, in /proc of the waiting process.
+    """
+    mine = int(text_of("/proc/self/oom_score_adj"))
+    if not arm.bare:
+        box = arm.sandbox()
+        first, _ = arm.waiting("", box=box)
+        pid, words = arm.waiting(_LOWER, box=box)
+        before, after = (int(text_of(f"/proc/{one}/oom_score_adj")) for one in (first, pid))
+        return Seen(after < before, f"oom_score_adj {before}, then {after}; {words}")
+    code = arm.script(f"{_LOWER}\nprint(flush=True)\nsys.stdin.read()")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as plain:
+        assert plain.stdout is not None
+        words = next((line for line in plain.stdout if "lower" in line), "")
+        after = int(text_of(f"/proc/{plain.pid}/oom_score_adj"))
+        plain.kill()
+    if after >= mine:
+        raise NotApplicable("this user may not lower it outside a sandbox either")
+    return Seen(after < mine, f"oom_score_adj {mine}, then {after}; {words.strip()}")
+
+
+@attack("B10", "no control group of the host is seen", ESCAPE, off=BARE, label="no /sys in the view")
+def control_groups(arm: Arm) -> Seen:
+    told = arm.python(
+        """
+        names = attempt("list", os.listdir, "/sys/fs/cgroup")
+        if names:
+            loot(" ".join(names))
+        for place in places:
+            attempt(f"write {place}", spill, f"/sys/fs/cgroup/{place}", "0")
+        """,
+        places=() if arm.bare else ("release_agent", "cgroup.procs", "cgroup.kill", "memory/release_agent"),
+    )
+    if not os.path.isdir("/sys/fs/cgroup") or not os.listdir("/sys/fs/cgroup"):
+        raise NotApplicable("this host has no /sys/fs/cgroup")
+    return Seen(" ".join(os.listdir("/sys/fs/cgroup")[:1]) in told.looted.split(), told.words())
+
+
+@attack("B11", "the supervisor is not seen in /proc", LEAK, off="pid-namespace", needs="root")
+def supervisor(arm: Arm) -> Seen:
+    told = arm.python(
+        """
+        steal(f"/proc/{pid}/cmdline", "cmdline")
+        attempt("fd", os.listdir, f"/proc/{pid}/fd")
+        attempt("signal 0", os.kill, pid, 0)
+        """,
+        pid=os.getpid(),
+    )
+    with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
+        return Seen(file.read() in told.looted and bool(told.looted), told.words())
+
+
+@attack(
+    "B13", "the guest's place in the host's control groups has no name", LEAK, off="cgroup-namespace", needs="cgroup"
+)
+def group_names(arm: Arm) -> Seen:
+    """Host paths of the image "host" do stand in /proc/self/mountinfo: see docs/attacks.md."""
+    told = arm.python('steal("/proc/self/cgroup")')
+    return Seen("ringfence" in told.looted, told.looted.replace("\n", " ")[:200])
+
+
+B14 = not_applicable(
+    "B14",
+    "the outer /proc is never shown instead of a fresh one",
+    READ,
+    "no operation can name it: a plan refuses /proc as a source, and a refused fresh one stops the start",
+)
+
+
+_KNOWN = frozenset(
+    [
+        *("self", "thread-self", "cpuinfo", "filesystems", "loadavg", "meminfo", "mounts"),
+        *("net", "stat", "sys", "sysvipc", "uptime", "version"),
+    ]
+)
+
+
+@attack("B15", "an entry of /proc that is not on the list is masked", LEAK, off="proc-masks")
+def unknown_entries(arm: Arm) -> Seen:
+    """By listing what there is, from outside, not by asking for names: an entry of a newer kernel would be found."""
+    pid, _ = arm.waiting("", box=arm.sandbox())
+    top = f"/proc/{pid}/root/proc"
+    names = os.listdir(top)
+    if not {"self", "stat"}.issubset(names):
+        raise AssertionError(f"the guest's /proc could not be listed: {names[:20]}")
+    shown = [name for name in names if not name.isdigit() and name not in _KNOWN and _has_content(f"{top}/{name}")]
+    return Seen(bool(shown), f"shown: {', '.join(sorted(shown)) or 'nothing'}")
+
+
+def _has_content(path: str) -> bool:
+    """Whether a folder has entries or a file bytes; what cannot be read has none."""
+    try:
+        if os.path.isdir(path):
+            return bool(os.listdir(path))
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return bool(os.read(fd, 64))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+CASES = cases(globals())

@@ -1,0 +1,162 @@
+"""C: races. Each is bounded in time and tells how often both sides came by; too few and it proves nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ringfence import Policy, PolicyError
+from ringfence_attacks.case import (
+    DOS,
+    ESCAPE,
+    OURS,
+    PERSIST,
+    READ,
+    WRITE,
+    NotApplicable,
+    Seen,
+    attack,
+    cases,
+    not_applicable,
+)
+from ringfence_attacks.host_programs import host_process
+from ringfence_attacks.races import Race, Swapping
+from ringfence_attacks.witnesses import text_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence_attacks.arena import Arm
+
+
+@attack(
+    "C01", "a folder swapped for a link does not lead a write of the host outside", WRITE, off=OURS, label="openat2"
+)
+def swapped_on_write(arm: Arm) -> Seen:
+    """Off: a plain open on the host's side of the shared folder."""
+    race, swapping = Race(), Swapping(arm)
+    path = f"{swapping.place}/file"
+
+    def write() -> None:
+        if arm.off:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("mine")
+        else:
+            swapping.box.files.write(path, "mine")
+
+    while race.goes_on():
+        race.attempt(write)
+        race.wins += swapping.was_changed()
+    return race.judge("writes that landed outside")
+
+
+@attack("C02", "a file swapped for a link does not lead a read of the host outside", READ, off=OURS, label="openat2")
+def swapped_on_read(arm: Arm) -> Seen:
+    race, swapping = Race(), Swapping(arm)
+    path = f"{swapping.place}/file"
+
+    def read() -> bool:
+        return arm.canary in (text_of(path) if arm.off else swapping.box.files.read_text(path))
+
+    while race.goes_on():
+        race.attempt(read)
+    return race.judge("reads that saw the canary")
+
+
+@attack("C03", "a folder swapped for a link does not lead a removal outside", WRITE, off=OURS, label="unlinkat")
+def swapped_on_removal(arm: Arm) -> Seen:
+    """Off: names are listed first and removed by path, as `os.walk` with `os.remove` does."""
+    race, swapping = Race(), Swapping(arm)
+
+    def remove() -> None:
+        if arm.off:
+            for name in os.listdir(swapping.place):
+                os.remove(f"{swapping.place}/{name}")
+        else:
+            swapping.box.files.remove(f"{swapping.place}/file")
+
+    while race.goes_on():
+        race.attempt(remove)
+        race.wins += swapping.was_changed()
+    return race.judge("removals outside")
+
+
+C04 = not_applicable(
+    "C04", "a connect that is looked at is not swapped", ESCAPE, "no call of a guest is looked at and then run again"
+)
+C05 = not_applicable("C05", "a path that is looked at is not swapped", ESCAPE, "no broker opens files for a guest")
+
+
+@attack(
+    "C06", "a policy file that changes while it is read is one policy or an error", ESCAPE, off=OURS, label="one read"
+)
+def changing_policy(arm: Arm) -> Seen:
+    """Two writers' texts differ in two keys; a mixture has one of each. Off: the file is read a key at a time."""
+    import threading
+
+    texts = [f"version = 1\n[limits]\nprocesses = {n}\nopen_files = {n}\n" for n in (11, 77)]
+    path = arm.host_file("policy.toml", texts[0])
+    stop = threading.Event()
+
+    def write() -> None:
+        fd = os.open(path, os.O_WRONLY)
+        while not stop.is_set():
+            for text in texts:
+                os.pwrite(fd, text.encode(), 0)
+        os.close(fd)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    race = Race()
+    try:
+        while race.goes_on():
+            race.attempt(lambda: _reads_mixture(path, careless=arm.off), refusal=PolicyError)
+    finally:
+        stop.set()
+        writer.join()
+    return race.judge("mixtures")
+
+
+def _reads_mixture(path: str, *, careless: bool) -> bool:
+    if careless:
+        first = text_of(path).splitlines()[2:3]
+        time.sleep(0.0005)
+        second = text_of(path).splitlines()[3:4]
+        return bool(first and second) and first[0].split("=")[-1] != second[0].split("=")[-1]
+    limits = Policy.load(path).limits
+    return limits.processes != limits.open_files
+
+
+C08 = not_applicable(
+    "C08",
+    "a signal never reaches a process that took a dead one's number",
+    DOS,
+    "guests are signalled by pidfd alone; a numbered pid is used only for our own child, before it is waited for",
+)
+
+
+@attack(
+    "C09",
+    "a state folder that somebody else laid out is refused",
+    PERSIST,
+    off=OURS,
+    label="state: owner, mode, no link",
+)
+def squatted_state(arm: Arm) -> Seen:
+    """As another user could in a shared place: the folder is a link to one of theirs. Off: made with exist_ok."""
+    if os.geteuid() == 0:
+        raise NotApplicable("root's state is in /run, where nobody else can make a name")
+    theirs = f"{arm.directory}/theirs"
+    runtime = f"{arm.directory}/runtime"
+    os.mkdir(theirs)
+    os.mkdir(runtime, 0o700)
+    os.symlink(theirs, f"{runtime}/ringfence")
+    if arm.off:
+        os.makedirs(f"{runtime}/ringfence/owners", exist_ok=True)
+        return Seen(bool(os.listdir(theirs)), "the link was followed")
+    done = host_process(f"import os; os.environ['XDG_RUNTIME_DIR'] = {runtime!r}\nimport ringfence; ringfence.run('1')")
+    return Seen(bool(os.listdir(theirs)), done.stderr.strip()[-160:] or "it ran without it")
+
+
+C10 = not_applicable("C10", "no socket file is squatted", ESCAPE, "there is none: every channel is a socket pair")
+
+CASES = cases(globals())

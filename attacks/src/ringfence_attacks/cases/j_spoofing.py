@@ -1,0 +1,392 @@
+"""J: making the host believe something false. Status, exit code, signal and usage come from outside the guest.
+
+Value and exception of a run are guest-made text by contract; nothing else may follow what a guest writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+
+from ringfence_attacks.case import CRASH, OURS, SPOOF, Seen, attack, cases, not_applicable
+from ringfence_attacks.cases import j_init
+from ringfence_attacks.cases.j_init import goes_on
+from ringfence_attacks.tracer import host_pid, pid_told
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringfence import Sandbox
+    from ringfence.results import Result
+    from ringfence_attacks.arena import Arm
+
+_LIE = '{"ev": "exit", "id": 1, "code": 0, "signal": null, "why": null, "report": "", "cpu_s": 0.0, "ended_at": 0.0}'
+_MEMORY_TOP = 200 << 20
+
+
+def _believed(result: Result, code: int) -> Seen:
+    """Whether the host took anything but the true end of the process."""
+    true = (result.status, result.exit_code, result.signal) == ("error", code, None)
+    return Seen(not true, f"{result.status}, {result.reason}, exit {result.exit_code} where {code} was true")
+
+
+def _naive(text: str, code: int) -> Seen:
+    """Off: a host that takes the last line that looks like a result for one."""
+    lines = [line for line in text.splitlines() if '"code"' in line]
+    taken = json.loads(lines[-1])["code"] if lines else code
+    return Seen(taken != code, f"a host that reads markers takes {taken} where {code} was true")
+
+
+_PRINTED = """
+import os, struct, sys
+lie = {lie!r}
+print(lie)
+print("__RESULT__", lie, flush=True)
+frame = struct.pack("<IBI", len(lie), 0, 0) + lie.encode()
+os.write(1, frame)
+os.write(2, frame + b"\\n")
+os._exit(3)
+"""
+
+
+@attack("J01", "frames and markers printed on standard output change nothing", SPOOF, off=OURS)
+def printed_frames(arm: Arm) -> Seen:
+    result = arm.run(arm.sandbox(whole=True), _PRINTED.format(lie=_LIE))
+    return _naive(_LIE, 3) if arm.off and _LIE in result.stdout else _believed(result, 3)
+
+
+_EVERY_FD = """
+import os, struct
+lie = {lie!r}.encode()
+fake = b'{{"exit_code": 0, "status": "ok", "code": 0, "signal": null}}'
+for fd in range(3, 64):
+    for data in (struct.pack("<IBI", len(lie), 0, 0) + lie, lie, fake):
+        try: os.write(fd, data)
+        except OSError: pass
+os._exit(3)
+"""
+
+
+@attack(
+    "J02", "what is written to the report and to every open descriptor does not change the verdict", SPOOF, off=OURS
+)
+def written_frames(arm: Arm) -> Seen:
+    result = arm.run(arm.sandbox(whole=True), _EVERY_FD.format(lie=_LIE))
+    return _naive(_LIE, 3) if arm.off else _believed(result, 3)
+
+
+_EARLY = "import json, os\nos.write(3, json.dumps({said!r}).encode())\nos._exit({code})"
+
+
+@attack("J02-early", "a guest cannot say that it was never started", SPOOF, off=OURS)
+def forged_start_failure(arm: Arm) -> Seen:
+    """Off: a host that takes any report for one of its own code."""
+    from ringfence.core import arguments
+
+    forged = {"stage": "cwd", "errno": 4}
+    if arm.off:
+        report = arguments.report_of({"report": json.dumps(forged)})
+        return Seen(report.get("stage") == "cwd", "the report alone cannot be told from ours")
+    box = arm.sandbox(whole=True)
+    try:
+        first = arm.run(box, _EARLY.format(said=forged, code=125))
+        second = arm.run(box, _EARLY.format(said={"stage": "exec", "errno": 2}, code=127))
+    except OSError as error:
+        return Seen(succeeded=True, what=f"the caller got {type(error).__name__}: {error}")
+    true = (first.reason, first.exit_code, second.reason, second.exit_code) == ("exit", 125, "exit", 127)
+    return Seen(not true, f"{first.reason} {first.exit_code}, {second.reason} {second.exit_code}")
+
+
+_ADOPTED = """
+pid = call(56, 0x8000 | 17, 0, 0, 0, 0)
+if pid == 0:
+    time.sleep(8)
+    os._exit(0)
+tell(child=pid)
+tell(pid=os.getpid())
+time.sleep(8)
+"""
+
+
+@attack(
+    "J02-parent",
+    "a guest makes no process that the monitor takes for one of its own",
+    SPOOF,
+    off="seccomp:clone-parent",
+)
+def child_of_the_monitor(arm: Arm) -> Seen:
+    box = arm.sandbox()
+    try:
+        inner, said = pid_told(arm.spawn(_ADOPTED, box=box))
+    except TimeoutError as error:
+        return Seen(succeeded=False, what=str(error).strip().splitlines()[-1])
+    child = int(said.partition('"child": ')[2].split("}")[0])
+    parents = [_parent(host_pid(box, number)) for number in (inner, child)]
+    return Seen(parents[0] == parents[1], f"parents on the host: {parents}")
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+_PATCHES = """
+import atexit, builtins, gc, json, os, sys
+real = os._exit
+sys.exit = lambda *a: None
+json.dumps = lambda *a, **k: {lie!r}
+builtins.print = lambda *a, **k: None
+sys.excepthook = lambda *a: None
+sys.settrace(lambda *a: None)
+for thing in gc.get_objects():
+    if isinstance(thing, dict) and "REPORT_FD" in thing:
+        thing["REPORT_FD"] = 1
+builtins.int = builtins.str = builtins.len = None
+"""
+
+
+@attack("J03", "patching the interpreter from inside does not change how its end is seen", SPOOF, off=OURS)
+def patched_interpreter(arm: Arm) -> Seen:
+    code = _PATCHES.format(lie=_LIE) + "os.kill(os.getpid(), 9)"
+    if arm.off:
+        return _in_one_process()
+    result = arm.run(arm.sandbox(whole=True), code)
+    return Seen((result.status, result.signal) != ("error", 9), f"{result.status}, signal {result.signal}")
+
+
+def _in_one_process() -> Seen:
+    """Off: a runner that executes in its own process and decides there, after guest code could rewrite it."""
+    code = "space = {'verdict': lambda failed: 'error' if failed else 'ok'}\n"
+    code += "exec(\"verdict = lambda failed: 'ok'\", space)\nprint(space['verdict'](True))"
+    said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout.decode().strip()
+    return Seen(said == "ok", "the runner's own verdict was replaced")
+
+
+@attack("J04", "a builtin redefined by one run is not what the next one gets", SPOOF, off=OURS)
+def redefined_builtin(arm: Arm) -> Seen:
+    """Off: the same interpreter runs both."""
+    first, second = "import builtins\nbuiltins.len = lambda x: 42\n", "print(len('abc'))"
+    box = arm.sandbox(whole=True)
+    if arm.off:
+        out = arm.run(box, first + second).stdout
+    else:
+        arm.run(box, first)
+        out = arm.run(box, second).stdout
+    return Seen(out.strip() != "3", f"len('abc') is {out.strip()}")
+
+
+_KILLS = """
+import os, signal
+for name in os.listdir("/proc"):
+    if name.isdigit() and int(name) not in (1, os.getpid()):
+        try: os.kill(int(name), signal.{signal})
+        except OSError: pass
+os._exit({code})
+"""
+
+
+@attack(
+    "J05", "killing every process inside and leaving with 0 is seen as that, and the sandbox goes on", SPOOF, off=OURS
+)
+def kill_the_spawner(arm: Arm) -> Seen:
+    """Off: PID 1 dies too, which no guest can bring about; the sandbox must say that it is lost."""
+    box = arm.sandbox(whole=True)
+    result = arm.run(box, _KILLS.format(signal="SIGKILL", code=4))
+    if arm.off:
+        os.kill(host_pid(box, 1), 9)
+        time.sleep(0.3)
+    after = goes_on(box)
+    return Seen(result.exit_code != 4 or after != "exit 5", f"exit {result.exit_code}; then {after}")
+
+
+@attack("J05-stop", "a guest that stops the spawner delays a call and forges nothing", SPOOF, off=OURS)
+def stop_the_spawner(arm: Arm) -> Seen:
+    box = arm.sandbox(whole=True)
+    result = arm.run(box, _KILLS.format(signal="SIGSTOP", code=4))
+    if arm.off:
+        os.kill(host_pid(box, 1), 9)
+        time.sleep(0.3)
+    before = time.monotonic()
+    after = [goes_on(box), goes_on(box)]
+    took = time.monotonic() - before
+    wrong = result.exit_code != 4 or after != ["exit 5", "exit 5"] or took > 3
+    return Seen(wrong, f"exit {result.exit_code}; then {after} after {took:.1f} s")
+
+
+@attack("J06", "usage is what was used, whatever the report says", SPOOF, off=OURS)
+def forged_usage(arm: Arm) -> Seen:
+    lie = {"cpu_s": 0.0, "usage": {"cpu_s": 0.0, "memory_peak_bytes": 1}}
+    code = "import json, os, time\nheld = bytearray(40 << 20)\nheld[::4096] = bytes(len(held[::4096]))\n"
+    code += "while time.process_time() < 0.4: pass\n"
+    code += f"os.write(3, json.dumps({lie!r}).encode())\nos._exit(0)"
+    result = arm.run(arm.sandbox(whole=True), code)
+    if arm.off:
+        return Seen(float(str(lie["cpu_s"])) < 0.3, "a host that believes the report reads 0.0 s")
+    used, peak = result.usage.cpu_s or 0.0, result.usage.memory_peak_bytes
+    return Seen(used < 0.3 or (peak is not None and peak < 30 << 20), f"{used:.2f} s, peak {peak}")
+
+
+@attack(
+    "J07", "a frame of 4 GiB, of an unknown type or for nobody ends the sandbox, not the host's memory", CRASH, off=OURS
+)
+def hostile_frames(arm: Arm) -> Seen:
+    """Off: a reader that makes room for what the header says."""
+    from ringfence.wire.inbox import Switchboard
+
+    header = struct.pack("<IBI", 0xFFFFFFFF, 2, 1)
+    if arm.off:
+        wanted = struct.unpack("<IBI", header)[0]
+        return Seen(wanted > _MEMORY_TOP, f"a careless reader would wait for {wanted} bytes")
+    wrong = []
+    for name, data in _hostile(header).items():
+        switch = Switchboard()
+        switch.open()
+        for _ in range(3):
+            switch.feed(data)
+        if switch.over != "protocol":
+            wrong.append(f"{name}: {switch.over}")
+    return Seen(bool(wrong), "; ".join(wrong) or "each ends the channel")
+
+
+def _hostile(header: bytes) -> dict[str, bytes]:
+    from ringfence.wire.frames import message, pack
+
+    exit_event = json.loads(_LIE)
+    return {
+        "4 GiB": header + bytes(100),
+        "unknown type": pack(9, 1, b"x"),
+        "input from inside": pack(1, 1, b"x"),
+        "output of nobody": pack(2, 77, b"x"),
+        "empty output": pack(2, 1, b""),
+        "two ends": message(**exit_event) * 2,
+        "end of nobody": message(**{**exit_event, "id": 99}),
+        "more than was granted": pack(2, 1, bytes(1 << 20)) * 2,
+    }
+
+
+_CONFUSED: dict[str, object] = {
+    "a bool as a number": {**json.loads(_LIE), "id": True},
+    "a text as a number": {**json.loads(_LIE), "code": "0"},
+    "an extra field": {**json.loads(_LIE), "__class__": "os.system"},
+    "a field less": {"ev": "exit", "id": 1},
+    "a list": [1, 2],
+    "an unknown event": {"ev": "__init__"},
+    "an end of its own": {"ev": "end", "why": "closed"},
+}
+
+
+@attack("J08", "an event with a field too many, too few or of another type is no event", SPOOF, off=OURS)
+def confused_types(arm: Arm) -> Seen:
+    """Off: a plain parser."""
+    from ringfence.wire.frames import WireError, event
+
+    if arm.off:
+        return Seen(json.loads('{"id": true}')["id"] == 1, "a plain parser takes true for 1")
+    taken = []
+    for name, value in _CONFUSED.items():
+        try:
+            event(json.dumps(value).encode())
+        except WireError:
+            continue
+        taken.append(name)
+    return Seen(bool(taken), f"taken: {', '.join(taken) or 'none'}")
+
+
+# ── files that are not what they seem ────────────────────────────────────────────────────────────
+
+_LINKS = {
+    "report": "/proc/self/fd/3",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/dev/stderr",
+    "memory": "/proc/self/mem",
+    "init memory": "/proc/1/mem",
+    "init root": "/proc/1/root",
+    "init fd": "/proc/1/fd/3",
+    "spawner fd": "/proc/2/fd/4",
+    "own root": "/proc/self/root/etc/passwd",
+    "cwd": "/proc/self/cwd",
+    "loop": "loop",
+}
+_TRAPS = """
+for name, target in links.items():
+    os.symlink(target, "/workspace/" + name)
+os.mkfifo("/workspace/fifo")
+import socket
+socket.socket(socket.AF_UNIX).bind("/workspace/socket")
+"""
+_FORGED = b'{"info": {"path": "forged", "kind": "file", "size": 1, "mode": 0, "modified": 0, "target": null}}'
+
+
+@attack("J18", "files() through links to descriptors, memory, FIFOs and sockets is refused in time", SPOOF, off=OURS)
+def trapped_files(arm: Arm) -> Seen:
+    """Off: a plain open of the link, which reaches the descriptor it names."""
+    box = arm.sandbox(whole=True)
+    arm.python(_TRAPS, box=box, links=_LINKS)
+    if arm.off:
+        out = arm.run(box, "open('/workspace/stdout', 'w').write('through the link')").stdout
+        return Seen("through the link" in out, f"a plain open wrote to the stream: {out!r}")
+    wrong = []
+    before = time.monotonic()
+    for name in (*_LINKS, "fifo", "socket"):
+        for what, each in _operations(box, name).items():
+            word = _refusal(each)
+            if word is not None:
+                wrong.append(f"{what} {name}: {word}")
+    took = time.monotonic() - before
+    alive = goes_on(box) == "exit 5" and box.files.write("plain", "x").size == 1
+    told = "; ".join(wrong) or f"each refused, {took:.1f} s for all; the sandbox goes on: {alive}"
+    return Seen(bool(wrong) or not alive or took > 10, told)
+
+
+def _operations(box: Sandbox, name: str) -> dict[str, Callable[[], object]]:
+    files = box.files
+    return {
+        "read": lambda: files.read(name),
+        "append": lambda: files.write(name, _FORGED, append=True),
+        "list": lambda: list(files.list(name)),
+        "chmod": lambda: (
+            files.chmod(name, 0o600) if name not in ("fifo", "socket") else os.strerror(files.read(name)[0])
+        ),
+    }
+
+
+def _refusal(function: Callable[[], object]) -> str | None:
+    """None when it was refused as a file's failure is; what came instead otherwise."""
+    try:
+        value = function()
+    except OSError:
+        return None
+    except Exception as error:  # noqa: BLE001  # which one is the finding
+        return f"{type(error).__name__}: {error}"
+    return f"it gave {str(value)[:60]!r}"
+
+
+ELSEWHERE = [
+    not_applicable(
+        "J09", "no pickle, marshal or eval of guest bytes", CRASH, "a test reads the package's source for them"
+    ),
+    not_applicable("J10", "no exception is rebuilt by name", CRASH, "a test reads the package's source for it"),
+    not_applicable(
+        "J11", "guest-made HTML is never of the console's origin", SPOOF, "there is no console in this version"
+    ),
+    not_applicable(
+        "J12", "escape sequences do not reach a terminal", SPOOF, "the command line's: its own tests try them"
+    ),
+    not_applicable("J13", "one event is one line of the log", SPOOF, "the command line's: its own tests try it"),
+    not_applicable("J14", "guest text is data to a model's client", SPOOF, "there is no MCP server in this version"),
+    not_applicable(
+        "J15",
+        "nobody else answers in the agent's place",
+        SPOOF,
+        "the channel is a pair of sockets made before any guest",
+    ),
+    not_applicable("J16", "the audit log is a chain", SPOOF, "there is no audit log in this version"),
+]
+
+CASES = (*cases(globals()), *j_init.CASES)

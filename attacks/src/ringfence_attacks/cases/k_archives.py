@@ -1,0 +1,121 @@
+"""K: single files that cross the boundary, through `files`. Archives and trees are in k_transfers."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ringfence import Mount, Policy
+from ringfence_attacks.arena import LIMITS
+from ringfence_attacks.case import DOS, OURS, READ, SPOOF, WRITE, Seen, attack, cases
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence_attacks.arena import Arm
+
+
+def _mounted(arm: Arm) -> str:
+    """A host folder shown read-write, beside a file that is not shown."""
+    folder = os.path.join(arm.directory, "shared")
+    os.mkdir(folder)
+    return folder
+
+
+@attack("K04", "a link that a guest left in a shared folder is followed inside only", READ, off=OURS)
+def link_in_a_mount(arm: Arm) -> Seen:
+    """Off: the host opens the folder's file by its name."""
+    canary, folder = arm.host_file(), _mounted(arm)
+    box = arm.sandbox(Policy(limits=LIMITS, mounts=[Mount(folder, mode="rw")]), whole=True)
+    box.exec(["ln", "-s", canary, f"{folder}/out"]).check()
+    try:
+        if arm.off:
+            with open(f"{folder}/out", encoding="utf-8") as file:
+                text = file.read()
+        else:
+            text = box.files.read(f"{folder}/out").decode()
+    except OSError as error:
+        text = str(error)
+    return Seen(arm.canary in text, text if arm.canary not in text else "the canary")
+
+
+@attack("K04-write", "a write through such a link does not land on the host", WRITE, off=OURS)
+def write_through_a_link(arm: Arm) -> Seen:
+    victim, folder = arm.host_file(text="as it was"), _mounted(arm)
+    box = arm.sandbox(Policy(limits=LIMITS, mounts=[Mount(folder, mode="rw")]), whole=True)
+    box.exec(["ln", "-s", victim, f"{folder}/in"]).check()
+    try:
+        if arm.off:
+            with open(f"{folder}/in", "w", encoding="utf-8") as file:
+                file.write(arm.canary)
+        else:
+            box.files.write(f"{folder}/in", arm.canary)
+    except OSError:
+        pass  # refused: the host's file tells
+    with open(victim, encoding="utf-8") as file:
+        text = file.read()
+    return Seen(text != "as it was", f"the host's file reads {text!r}")
+
+
+_STRANGE = ("a\nb", "\x1b[2J", "\u202etxt", "-rf", "..%2f", "x" * 255, "\udcff\udcfe", "con", "A", "a")
+_MAKE = """
+for name in names:
+    with open(b"/workspace/" + name.encode("utf-8", "surrogateescape"), "w") as file: file.write("x")
+"""
+
+
+@attack("K03", "names with newlines, escapes, raw bytes or only another case come back as they are", SPOOF, off=OURS)
+def strange_names(arm: Arm) -> Seen:
+    """Off: names as lines of text, as `ls` gives them."""
+    box = arm.sandbox(whole=True)
+    arm.python(_MAKE, box=box, names=_STRANGE)
+    if arm.off:
+        lines = box.exec(["ls", "-1"]).stdout.splitlines()
+        return Seen(sorted(lines) != sorted(_STRANGE), f"{len(lines)} lines for {len(_STRANGE)} names")
+    listed = [info.path for info in box.files.list()]
+    read = [box.files.read(name) == b"x" for name in listed if name.isprintable()]
+    return Seen(sorted(listed) != sorted(_STRANGE) or not all(read), f"{len(listed)} of {len(_STRANGE)} names")
+
+
+_SPARSE = """
+fd = os.open("/workspace/sparse", os.O_WRONLY | os.O_CREAT)
+os.ftruncate(fd, (1 << 62))
+"""
+
+
+@attack("K01-sparse", "a file that says it has 4 EiB is not read into memory", DOS, off=OURS)
+def sparse_file(arm: Arm) -> Seen:
+    """Off: a reader that trusts the size."""
+    box = arm.sandbox(whole=True)
+    arm.python(_SPARSE, box=box)
+    size = box.files.stat("sparse").size
+    if arm.off:
+        return Seen(size > 1 << 60, f"a careless reader would make room for {size} bytes")
+    before = time.monotonic()
+    part = box.files.read("sparse", size=1 << 20)
+    took = time.monotonic() - before
+    return Seen(len(part) != 1 << 20 or took > 2, f"the first MiB of {size} bytes in {took:.2f} s")
+
+
+_TREE = """
+os.chdir("/workspace")
+for _ in range(depth):
+    os.mkdir("d")
+    os.chdir("d")
+"""
+
+
+@attack("K01-deep", "a tree deeper than any recursion is removed", DOS, off=OURS)
+def deep_tree(arm: Arm) -> Seen:
+    """Off: shutil.rmtree, inside, on the same tree."""
+    box = arm.sandbox(whole=True)
+    arm.python(_TREE, box=box, depth=1500)
+    if arm.off:
+        result = arm.run(box, "import shutil\nshutil.rmtree('/workspace/d')")
+        return Seen(not result.ok, f"{result.status}: {result.exception.name if result.exception else ''}")
+    before = time.monotonic()
+    box.files.remove("d", recursive=True)
+    took = time.monotonic() - before
+    return Seen(box.files.exists("d") or took > 5, f"1500 levels gone in {took:.2f} s")
+
+
+CASES = cases(globals())

@@ -1,0 +1,154 @@
+"""K and J19: images. Archives that write past their root, a layer that was changed, modules that lie in wait."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+
+from ringfence.errors import ImageError
+from ringfence.images.store import ImageInfo, Store
+from ringfence.values import replace
+from ringfence_attacks.case import OURS, SPOOF, WRITE, Seen, attack, cases
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence.plan.model import ProcessPlan
+    from ringfence_attacks.arena import Arm
+
+
+def _tar(*entries: tuple[str, str, str]) -> bytes:
+    """(kind, name, text) of each entry: a file's content, or where a link leads."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for kind, name, text in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type = {"file": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}[kind]
+            entry.mode = 0o755
+            if kind == "link":
+                entry.linkname = text
+            data = text.encode() if kind == "file" else b""
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return out.getvalue()
+
+
+_ROOT = (("dir", "bin", ""), ("file", "bin/tool", "x"), ("dir", "etc", ""))
+
+
+def _import(arm: Arm, data: bytes) -> str:
+    """Import it into a store of this arm; what was said."""
+    from ringfence.images.importer import import_source
+
+    path = f"{arm.directory}/archive.tar"
+    with open(path, "wb") as file:
+        file.write(data)
+    try:
+        import_source(Store(f"{arm.directory}/store/images"), "one", path, None)
+    except ImageError as error:
+        return str(error)
+    return "imported"
+
+
+def _careless(arm: Arm, data: bytes) -> str:
+    root = f"{arm.directory}/root"
+    os.mkdir(root)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        if hasattr(tarfile, "fully_trusted_filter"):  # as every Python before 3.14 did by itself
+            archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
+        archive.extractall(root)  # noqa: S202  # the careless thing, in a folder of this arm
+    return root
+
+
+@attack("K01-image", "an image's archive that goes through its own link does not write outside", WRITE, off=OURS)
+def through_a_link(arm: Arm) -> Seen:
+    """Off: an extraction that trusts the archive."""
+    victim = arm.host_file(text="as it was")
+    folder, name = os.path.split(victim)
+    data = _tar(*_ROOT, ("link", "out", folder), ("file", f"out/{name}", arm.canary))
+    said = _careless(arm, data) if arm.off else _import(arm, data)
+    with open(victim, encoding="utf-8") as file:
+        text = file.read()
+    return Seen(text != "as it was", f"the host's file reads {text!r}; {said}")
+
+
+@attack("K01-passwd", "an image whose /etc/passwd is a link does not have a host file written", WRITE, off=OURS)
+def passwd_is_a_link(arm: Arm) -> Seen:
+    """M10. Off: the user is added by opening the file where it seems to be."""
+    victim = arm.host_file(text="as it was")
+    data = _tar(*_ROOT, ("link", "etc/passwd", victim))
+    if arm.off:
+        with open(f"{_careless(arm, data)}/etc/passwd", "a", encoding="utf-8") as file:
+            file.write("user:x:1000:1000::/:/bin/sh\n")
+        said = "appended"
+    else:
+        said = _import(arm, data)
+    with open(victim, encoding="utf-8") as file:
+        text = file.read()
+    return Seen(text != "as it was", f"the host's file reads {text!r}; {said}")
+
+
+@attack("K07-image", "a layer that was changed after its digest was written is refused", SPOOF, off=OURS)
+def changed_layer(arm: Arm) -> Seen:
+    """Off: layers are unpacked without a look at their digests."""
+    import hashlib
+
+    good, bad = _tar(*_ROOT), _tar(*_ROOT, ("file", "bin/evil", arm.canary))
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+    diff = f"sha256:{hashlib.sha256(good).hexdigest()}"
+    config = json.dumps({"architecture": machine, "os": "linux", "rootfs": {"diff_ids": [diff]}})
+    name = f"blobs/sha256/{hashlib.sha256(config.encode()).hexdigest()}"
+    layer = f"blobs/sha256/{hashlib.sha256(good).hexdigest()}"
+    manifest = json.dumps([{"Config": name, "Layers": [layer]}])
+    if arm.off:
+        root = _careless(arm, bad)
+        return Seen(os.path.exists(f"{root}/bin/evil"), "unpacked")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for part, data in ((name, config.encode()), (layer, bad), ("manifest.json", manifest.encode())):
+            entry = tarfile.TarInfo(part)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    said = _import(arm, out.getvalue())
+    kept = [files for _, _, files in os.walk(f"{arm.directory}/store") if "evil" in files]
+    return Seen(said == "imported" or bool(kept), said)
+
+
+def _ours_may_import(plan: ProcessPlan, arm: Arm) -> ProcessPlan:
+    del arm
+    return replace(plan, foreign=False, python=None)
+
+
+_POISON = """
+import os
+os.close(os.open("/workspace/{canary}", os.O_WRONLY | os.O_CREAT, 0o644))
+def fnmatchcase(name, pattern): return True
+def fnmatch(name, pattern): return True
+"""
+
+
+@attack("J19", "modules that lie in wait in a foreign image are not run by our processes", SPOOF, off=_ours_may_import)
+def poisoned_modules(arm: Arm) -> Seen:
+    """No guest code runs at all. Witness: a file that only the image's module would have made."""
+    from ringfence.images.store import Used
+    from ringfence.plan.rootfs.image_view import Root
+    from ringfence.plan.rootfs.interpreter import interpreter
+
+    tree = f"{arm.directory}/tree"
+    for place in interpreter().stdlib:
+        if place.endswith(".zip"):
+            continue
+        os.makedirs(tree + place, exist_ok=True)
+        with open(f"{tree}{place}/fnmatch.py", "w", encoding="utf-8") as file:
+            file.write(_POISON.format(canary=arm.canary))
+    used = Used(ImageInfo("attack", "0" * 64, 0, 0, 0.0, "tar"), Root("attack", tree, None))
+    box = arm.sandbox(used=used)
+    try:
+        names = [info.path for info in box.files.list(pattern="*")]
+    except OSError as error:
+        names = [str(error)]
+    return Seen(box.files.exists(arm.canary), f"listed {names}")
+
+
+CASES = cases(globals())

@@ -1,0 +1,463 @@
+"""Names every control and says what leaves it out: an attack must succeed where its one control is missing.
+
+Three tables: controls of the plan, which the process backend applies, and guestd inside a box of an engine; what a
+container is created with; and gVisor's OCI configuration. `Lacking` carries what an arm leaves out into a launch. No
+policy key, argument, variable or option of the product leads here.
+"""
+
+from __future__ import annotations
+
+from ringfence.backends.engine import guestd_bundle
+from ringfence.plan.build import NEWIPC, NEWNET, NEWPID, NEWUTS
+from ringfence.plan.controls import Controls
+from ringfence.plan.seccomp import compiler
+from ringfence.values import final, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeAlias
+
+    from ringfence.plan.model import Op, ProcessPlan
+
+    Change: TypeAlias = Callable[[dict[str, Any]], None]  # of what an engine is asked for, in place
+
+
+def unchanged(plan: ProcessPlan) -> ProcessPlan:
+    """Return the plan as it is."""
+    return plan
+
+
+@final
+class Lacking(Controls):
+    """The controls of an arm in which something is missing: from the plan, or from what an engine is asked for."""
+
+    weaken: Callable[[ProcessPlan], ProcessPlan] = unchanged
+    changes: tuple[Change, ...] = ()
+
+    def plan(self, plan: ProcessPlan) -> ProcessPlan:
+        return self.weaken(plan)
+
+    def container(self, settings: dict[str, Any]) -> dict[str, Any]:
+        for change in self.changes:
+            change(settings)
+        return settings
+
+    def bundle(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self.container(config)
+
+
+# Controls of the plan.
+
+_NAMESPACES = {"net-namespace": NEWNET, "pid-namespace": NEWPID, "ipc-namespace": NEWIPC, "uts-namespace": NEWUTS}
+_FENCE = {
+    "no-new-privileges": "no_new_privileges",
+    "capabilities": "capabilities",
+    "landlock-files": "landlock_files",
+    "landlock-scopes": "landlock_scopes",
+    "not-dumpable": "not_dumpable",
+    "namespace-limits": "namespace_limits",
+    "cgroup-namespace": "cgroup_namespace",
+}
+_SHOWN = ("view", "read-only", "protect", "pin", "watch")
+_RLIMITS = {"rlimit-core": "CORE", "rlimit-nofile": "NOFILE", "rlimit-sigpending": "SIGPENDING", "rlimit-cpu": "CPU"}
+
+_MANY = 10_000  # processes: more than any attack starts, fewer than the host's own limit
+
+PLAN = (
+    *_NAMESPACES,
+    *_FENCE,
+    *_RLIMITS,
+    "seccomp",
+    "last-layer",
+    *(f"seccomp:{name}" for name in compiler.CONTROLS),
+    "proc-masks",
+    "process-limit",
+    "cgroup",
+    "tmpfs-size",
+    "user-namespace",
+    *_SHOWN,
+)
+
+
+def without(plan: ProcessPlan, *controls: str) -> ProcessPlan:
+    """`plan` with these controls left out. ValueError for a name not in PLAN. Never shared with other sandboxes."""
+    filters = frozenset(control[8:] for control in controls if control.startswith("seccomp:"))
+    for control in controls:
+        if not control.startswith("seccomp:"):
+            plan = _without_one(plan, control)
+    return replace(_open_filter(plan, filters) if filters else plan, shared=False)
+
+
+def _without_one(plan: ProcessPlan, control: str) -> ProcessPlan:
+    if control in _SHOWN:
+        return _without_view(plan, control)
+    if control in ("process-limit", "cgroup"):
+        return _without_group(plan, control)
+    box = dict(plan.box)
+    fence = box["fence"] = _fence(plan)
+    if control in _NAMESPACES:
+        box["namespaces"] = _number(plan, "namespaces") & ~_NAMESPACES[control]
+    elif control in _FENCE:
+        fence[_FENCE[control]] = False
+        if control == "no-new-privileges":
+            fence["last_layer"] = None  # whoever may gain privileges may not install a filter
+    elif control in _RLIMITS:
+        fence["rlimits"] = {k: v for k, v in fence["rlimits"].items() if k != _RLIMITS[control]}
+    elif control == "last-layer":
+        fence["last_layer"] = None
+    elif control == "seccomp":
+        fence["seccomp"] = fence["last_layer"] = None
+    elif control == "proc-masks":
+        box["proc_masks"] = False
+    elif control == "tmpfs-size":
+        box["sizes"] = dict.fromkeys(("disk", "tmp", "shm"), "size=1g,nr_inodes=1000000")
+    elif control == "user-namespace":
+        box["user_namespace"] = fence["cgroup_namespace"] = False  # the second needs the capabilities of the first
+    else:
+        raise ValueError(f"no control is named {control!r}; the names are {', '.join(PLAN)}")
+    return replace(plan, box=box)
+
+
+def _fence(plan: ProcessPlan) -> dict[str, Any]:
+    """A copy. The plan is plain data for the other side, hence the loose type."""
+    return dict(plan.fence)
+
+
+def _number(plan: ProcessPlan, name: str) -> int:
+    value = plan.box[name]
+    assert isinstance(value, int)
+    return value
+
+
+def _open_filter(plan: ProcessPlan, left_out: frozenset[str]) -> ProcessPlan:
+    """Both layers without these controls, together: each call compiles anew. ValueError for an unknown one."""
+    fence = _fence(plan)
+    if fence["seccomp"] is not None:
+        fence["seccomp"] = compiler.guest_filter(without=left_out).hex()
+    if fence["last_layer"] is not None:
+        fence["last_layer"] = compiler.last_layer(without=left_out).hex()
+    return replace(plan, box={**plan.box, "fence": fence})
+
+
+def _without_group(plan: ProcessPlan, control: str) -> ProcessPlan:
+    if control == "cgroup":
+        return replace(plan, cgroup=False)
+    fence = {**_fence(plan), "processes": _MANY}
+    return replace(plan, processes=_MANY, box={**plan.box, "fence": fence})
+
+
+def _without_view(plan: ProcessPlan, control: str) -> ProcessPlan:
+    if control == "view":
+        return replace(plan, template=(*plan.template, ["bind", "/", "mnt", {"rw": False, "idmap": False}]))
+    if control == "watch":  # what has a placeholder is still made: the operations name it
+        return replace(plan, protected=tuple(path for path in plan.protected if path.missing))
+    change = _writable if control == "read-only" else _left_out(control)
+    return replace(plan, template=change(plan.template), box={**plan.box, "ops": list(change(plan.box_ops))})
+
+
+def _left_out(name: str) -> Callable[[Iterable[Op]], tuple[Op, ...]]:
+    def change(ops: Iterable[Op]) -> tuple[Op, ...]:
+        return tuple(op for op in ops if op[0] != name)
+
+    return change
+
+
+def _writable(ops: Iterable[Op]) -> tuple[Op, ...]:
+    """Every bind of a host path without its read-only flag."""
+    return tuple([*op[:3], {**op[3], "rw": True}] if op[0] == "bind" and isinstance(op[3], dict) else op for op in ops)
+
+
+# Controls of a container: changes of what it is created with.
+
+_MORE = 1 << 30
+_IDLE_PID_1 = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"  # reaps its own child alone
+# guestd refuses to be anything but PID 1: it ends by killing every process that it may.
+_GUESTD_ANYWHERE = f"""
+import os, sys
+assert os.geteuid() != 0
+sys.path.insert(0, {guestd_bundle.INSIDE!r})
+from ringfence.guest.guestd import engine_pid1
+engine_pid1._check_place = lambda: None
+engine_pid1.main()
+"""
+
+
+def _host(name: str, value: object) -> Change:
+    """Another value of the host configuration."""
+
+    def change(settings: dict[str, Any]) -> None:
+        settings["host_config"][name] = value
+
+    return change
+
+
+def _network(settings: dict[str, Any]) -> None:
+    settings["network_disabled"] = False
+    settings["host_config"]["NetworkMode"] = "host"
+
+
+def _capabilities(settings: dict[str, Any]) -> None:
+    settings["host_config"].update(CapDrop=[], CapAdd=["ALL"])
+
+
+def _security(prefix: str, *instead: str) -> Change:
+    def change(settings: dict[str, Any]) -> None:
+        config = settings["host_config"]
+        config["SecurityOpt"] = [*(opt for opt in config.get("SecurityOpt") or () if not opt.startswith(prefix))]
+        config["SecurityOpt"] += instead
+
+    return change
+
+
+def _user(settings: dict[str, Any]) -> None:
+    settings["user"] = "0:0"
+
+
+def _memory(settings: dict[str, Any]) -> None:
+    settings["host_config"].update(Memory=_MORE, MemorySwap=_MORE)
+
+
+def _processes(settings: dict[str, Any]) -> None:
+    settings["host_config"]["PidsLimit"] = 400
+
+
+def _ulimit(name: str, value: int) -> Change:
+    def change(settings: dict[str, Any]) -> None:
+        for limit in settings["host_config"]["Ulimits"]:
+            if limit["Name"] == name:
+                limit["Soft"] = limit["Hard"] = value
+
+    return change
+
+
+def _tmpfs(option: str, value: str) -> Change:
+    """Another value of an option for every memory file system that has it. Podman's volume: see `AFTERWARDS`."""
+
+    def change(settings: dict[str, Any]) -> None:
+        config = settings["host_config"]
+        for path, options in config["Tmpfs"].items():
+            words = [f"{option}={value}" if word.startswith(f"{option}=") else word for word in options.split(",")]
+            config["Tmpfs"][path] = ",".join(words)
+
+    return change
+
+
+def _is_guestds(target: str) -> bool:
+    """A copy that an attack shows below guestd's place: the one that is used is never shown writable."""
+    return target.startswith(f"{guestd_bundle.INSIDE}/")
+
+
+def _guestd_writable(settings: dict[str, Any]) -> None:
+    for mount in settings["host_config"]["Mounts"]:
+        if _is_guestds(mount["Target"]):
+            mount["ReadOnly"] = False
+
+
+def _binds_writable(settings: dict[str, Any]) -> None:
+    for mount in settings["host_config"]["Mounts"]:
+        if not mount["Target"].startswith(guestd_bundle.INSIDE) and mount.get("Type") == "bind":
+            mount["ReadOnly"] = False
+
+
+def _device(settings: dict[str, Any]) -> None:
+    given = {"PathOnHost": "/dev/fuse", "PathInContainer": "/dev/fuse", "CgroupPermissions": "rwm"}
+    settings["host_config"]["Devices"] = [given]
+
+
+def _masks(settings: dict[str, Any]) -> None:
+    """Podman takes its words as options."""
+    if "MaskedPaths" in settings["host_config"]:
+        settings["host_config"]["MaskedPaths"] = []
+    else:
+        _security("mask=", "unmask=ALL")(settings)
+
+
+def _read_only_paths(settings: dict[str, Any]) -> None:
+    if "MaskedPaths" in settings["host_config"]:
+        settings["host_config"]["ReadonlyPaths"] = []
+    else:
+        _security("mask=", "unmask=/proc/sys")(settings)
+
+
+def _guestd_anywhere(entrypoint: list[str]) -> list[str]:
+    """Return a command that starts guestd though it is not PID 1: the same Python, with a program for its last word."""
+    return [*entrypoint[:-1], "-c", _GUESTD_ANYWHERE]
+
+
+def _not_first(settings: dict[str, Any]) -> None:
+    settings["entrypoint"] = ["/usr/bin/python3", "-c", _IDLE_PID_1, *_guestd_anywhere(settings["entrypoint"])]
+
+
+def _host_processes(settings: dict[str, Any]) -> None:
+    """guestd is then one of many; its user has no other process."""
+    settings["host_config"]["PidMode"] = "host"
+    settings["entrypoint"] = _guestd_anywhere(settings["entrypoint"])
+
+
+def _host_ipc(settings: dict[str, Any]) -> None:
+    settings["host_config"]["IpcMode"] = "host"
+    settings["host_config"].pop("ShmSize", None)  # the host's has its own
+
+
+def _host_names(settings: dict[str, Any]) -> None:
+    settings["host_config"]["UTSMode"] = "host"
+    settings["hostname"] = None
+
+
+def _privileged(settings: dict[str, Any]) -> None:
+    settings["host_config"]["Privileged"] = True
+
+
+def _shared_memory(settings: dict[str, Any]) -> None:
+    """Where its files are counted it is one of our own file systems, else the engine's."""
+    config = settings["host_config"]
+    config["ShmSize"] = 256 << 20
+    words = config["Tmpfs"].get("/dev/shm", "").split(",")
+    if "/dev/shm" in config["Tmpfs"]:
+        config["Tmpfs"]["/dev/shm"] = ",".join("size=256m" if word.startswith("size=") else word for word in words)
+
+
+def _engine_socket(settings: dict[str, Any]) -> None:
+    from docker.types import Mount
+
+    from ringfence.backends.container import api
+
+    shown = Mount("/run/engine.sock", api.find().socket, type="bind")
+    settings["host_config"]["Mounts"].append(shown)
+
+
+CONTAINER: dict[str, Change] = {
+    "network-none": _network,
+    "read-only-root": _host("ReadonlyRootfs", value=False),
+    "binds-read-only": _binds_writable,
+    "guestd-read-only": _guestd_writable,
+    "tmpfs-bytes": _tmpfs("size", "64m"),
+    "tmpfs-files": _tmpfs("nr_inodes", "20000"),
+    "capabilities-dropped": _capabilities,
+    "no-new-privileges-flag": _security("no-new-privileges"),
+    "engine-seccomp": _security("seccomp", "seccomp=unconfined"),
+    "own-user": _user,
+    "memory-limit": _memory,
+    "pids-limit": _processes,
+    "cpu-quota": _host("NanoCpus", 0),
+    "ulimit-nproc": _ulimit("nproc", 4000),
+    "ulimit-core": _ulimit("core", 1 << 20),
+    "own-pids": _host_processes,
+    "own-ipc": _host_ipc,
+    "own-uts": _host_names,
+    "no-devices": _device,
+    "not-privileged": _privileged,
+    "no-engine-socket": _engine_socket,
+    "own-cgroups": _host("CgroupnsMode", "host"),
+    "masked-paths": _masks,
+    "read-only-paths": _read_only_paths,
+    "guestd-first": _not_first,
+    "shm-size": _shared_memory,
+}
+
+
+# What is to be mounted anew in a started container of Podman's: its volume is made before it is asked for.
+AFTERWARDS = {"tmpfs-bytes": "size=64m", "tmpfs-files": "nr_inodes=20000"}
+
+
+# Controls of gVisor: changes of its OCI configuration.
+
+
+def _process(name: str, value: object) -> Change:
+    def change(config: dict[str, Any]) -> None:
+        config["process"][name] = value
+
+    return change
+
+
+def _gvisor_writable(*, guestd: bool) -> Change:
+    def change(config: dict[str, Any]) -> None:
+        for mount in config["mounts"]:
+            target = mount["destination"]
+            if mount["type"] == "bind" and target != guestd_bundle.INSIDE and _is_guestds(target) is guestd:
+                mount["options"] = ["rbind", "rw"]
+
+    return change
+
+
+def _gvisor_root(config: dict[str, Any]) -> None:
+    config["root"]["readonly"] = False
+
+
+def _gvisor_size(config: dict[str, Any]) -> None:
+    for mount in config["mounts"]:
+        if mount["type"] == "tmpfs" and mount["destination"] != "/dev":
+            mount["options"] = [*(word for word in mount["options"] if not word.startswith("size=")), "size=67108864"]
+
+
+def _gvisor_files(config: dict[str, Any]) -> None:
+    for mount in config["mounts"]:
+        if mount["type"] == "tmpfs" and mount["destination"] != "/dev":
+            kept = [word for word in mount["options"] if not word.startswith("nr_inodes=")]
+            mount["options"] = [*kept, "nr_inodes=20000"]
+
+
+def _gvisor_network(config: dict[str, Any]) -> None:
+    config["network"] = "host"
+    spaces = config["linux"]["namespaces"]
+    config["linux"]["namespaces"] = [each for each in spaces if each["type"] != "network"]
+
+
+GVISOR: dict[str, Change] = {
+    "network-none": _gvisor_network,
+    "read-only-root": _gvisor_root,
+    "binds-read-only": _gvisor_writable(guestd=False),
+    "guestd-read-only": _gvisor_writable(guestd=True),
+    "tmpfs-bytes": _gvisor_size,
+    "tmpfs-files": _gvisor_files,
+    "own-user": _process("user", {"uid": 0, "gid": 0}),
+}
+
+
+# Which control of an engine stands for which control of the plan.
+
+
+def of(backend: str) -> dict[str, Change]:
+    return CONTAINER if backend == "container" else GVISOR
+
+
+_SAME = {
+    "container": {
+        "net-namespace": "network-none",
+        "pid-namespace": "own-pids",
+        "ipc-namespace": "own-ipc",
+        "uts-namespace": "own-uts",
+        "read-only": "binds-read-only",
+        "capabilities": "capabilities-dropped",
+        "no-new-privileges": "no-new-privileges-flag",
+        "proc-masks": "masked-paths",
+        "cgroup-namespace": "own-cgroups",
+        "tmpfs-size": "tmpfs-bytes",
+        "cgroup": "memory-limit",
+        "process-limit": "pids-limit",
+    },
+    "gvisor": {"net-namespace": "network-none", "read-only": "binds-read-only", "tmpfs-size": "tmpfs-bytes"},
+}
+
+
+def same(backend: str) -> dict[str, str]:
+    """Controls of the plan that a control of this wall stands for."""
+    return _SAME[backend]
+
+
+_PROCESSES = {"pids-limit", "ulimit-nproc"}  # behind the one that guestd sets
+
+
+def at_the_engine(backend: str, missing: tuple[str, ...], judged: tuple[str, ...]) -> list[str]:
+    """What of the wall is left out for these: those it names, and what stands for a control of the plan.
+
+    A second fence that the attack is not about (`judged`) goes with the first.
+    """
+    known, same = of(backend), _SAME[backend]
+    found = [same.get(name, name) for name in missing if not (name == "process-limit" and _PROCESSES & {*judged})]
+    if any(name.startswith("seccomp") or name == "last-layer" for name in missing) and "engine-seccomp" not in judged:
+        found.append("engine-seccomp")
+    if "pids-limit" in found and "ulimit-nproc" not in judged:
+        found.append("ulimit-nproc")
+    return [name for name in dict.fromkeys(found) if name in known]

@@ -1,0 +1,134 @@
+"""One arm of an attack on a container or under gVisor: the arena, with sandboxes that an engine makes.
+
+What an arm leaves out is a control of the plan, which guestd applies inside, or a control of the engine, which is in
+what the engine is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import warnings
+
+from ringfence import Sandbox, UnsupportedError
+from ringfence.host import programs
+from ringfence.policy.image import Image
+from ringfence.values import replace
+from ringfence_attacks import controls
+from ringfence_attacks.arena import POLICY, Arm
+from ringfence_attacks.case import NotApplicable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ringfence import Policy
+    from ringfence.images.store import Used
+    from ringfence.plan.controls import Controls
+    from ringfence.plan.model import ProcessPlan
+    from ringfence.values import Workspace
+    from ringfence.walls import WalledLauncher
+    from ringfence_attacks.case import ArmName, Attack
+    from ringfence_attacks.controls import Change
+
+
+class EngineArm(Arm):
+    """An Arm whose sandboxes an engine makes. `also`: what a case changes beside the controls that it names."""
+
+    def __init__(self, attack: Attack, name: ArmName, backend: str) -> None:
+        super().__init__(attack, name)
+        self.backend = backend
+        self.also: Change | None = None
+
+    @property
+    def has_other_uid(self) -> bool:
+        return True
+
+    @property
+    def contained(self) -> bool:
+        return self.backend == "container"
+
+    def sandbox(
+        self,
+        policy: Policy = POLICY,
+        *,
+        whole: bool = False,
+        workspace: Workspace = "auto",
+        used: Used | None = None,
+    ) -> Sandbox:
+        if self.bare:
+            raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
+        if workspace != "auto":
+            raise NotApplicable("of the process backend alone")
+        made = Sandbox(policy=policy, backend=self.backend)  # type: ignore[arg-type]  # of harness.ENGINES
+        launcher: WalledLauncher = made._launcher  # type: ignore[assignment]  # noqa: SLF001  # no public way leads there
+        if used is not None:
+            launcher.used, launcher.image = used, Image("attack")
+        try:
+            launcher._plan()  # noqa: SLF001  # as above
+        except UnsupportedError as error:
+            if error.code != "mounts":  # what it does not show, nobody attacks there
+                raise
+            raise NotApplicable(str(error)) from None
+        launcher.controls = self._controls(whole=whole)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as in the arena
+            box = self.enter(made)
+        if not whole:
+            self._weaken_volume(box)
+        return box
+
+    def _controls(self, *, whole: bool) -> Controls:
+        changes = [self.also] if self.also else []
+        if not whole:
+            names = controls.at_the_engine(self.backend, self.missing, self.attack.off)
+            changes += [controls.of(self.backend)[name] for name in names]
+        checked = not changes
+        return controls.Lacking(
+            engine_settings=checked,
+            mount_flags=checked,
+            guestd_user=checked,
+            weaken=controls.unchanged if whole else self.weaken,
+            changes=tuple(changes),
+        )
+
+    def weaken(self, plan: ProcessPlan) -> ProcessPlan:
+        inside = tuple(name for name in self.missing if name in controls.PLAN)
+        if inside:
+            left = controls.without(plan, *inside)
+            # What the engine is asked for is a control of its own.
+            plan = replace(left, processes=plan.processes) if self.contained else left
+        if self.off and self.attack.change is not None:
+            plan = self.attack.change(plan, self)
+        return plan
+
+    def _weaken_volume(self, box: Sandbox) -> None:
+        names = controls.at_the_engine(self.backend, self.missing, self.attack.off)
+        for name, options in controls.AFTERWARDS.items():
+            if name in names and self.contained and wall_of(box)._engine.name == "podman":  # noqa: SLF001  # as above
+                into = [programs.find("nsenter", path="") or "/usr/bin/nsenter", f"--target={wall_of(box).pid}"]
+                subprocess.run(
+                    [*into, "--mount", "/bin/mount", "-o", f"remount,{options}", "/workspace"], check=True, timeout=20
+                )
+
+    def workspace_bytes(self, box: Sandbox) -> int:
+        if not self.contained:
+            return super().workspace_bytes(box)
+        found = os.statvfs(f"/proc/{wall_of(box).pid}/root/workspace")
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+    def inspect(self, box: Sandbox) -> dict[str, Any]:
+        """What the engine says of its container."""
+        wall = wall_of(box)
+        found: dict[str, Any] = wall._engine.api.inspect_container(wall._id)  # noqa: SLF001  # as above
+        return found
+
+
+def engine_arm(arm: Arm) -> EngineArm:
+    """Return `arm` as what it is in a case that is played on engines alone."""
+    assert isinstance(arm, EngineArm)
+    return arm
+
+
+def wall_of(box: Sandbox) -> Any:
+    return box._box._wall  # type: ignore[union-attr]  # noqa: SLF001  # started; no public name leads there

@@ -1,0 +1,52 @@
+"""Attacks on what holds gVisor itself: its count of processes, and the cgroup around the whole of it."""
+
+from __future__ import annotations
+
+from ringfence import Limits, Policy
+from ringfence.values import replace
+from ringfence_attacks.case import DOS, Seen, attack, cases
+from ringfence_attacks.engine_arena import wall_of
+from ringfence_attacks.tracer import pid_told
+from ringfence_attacks.witnesses import descendants
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringfence_attacks.arena import Arm
+
+_LIMITS = Limits(timeout_s=30, memory="96M", processes=24, disk="1M", disk_files=200)
+_FORKS = """
+for i in range(60):
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if pid == 0:
+        time.sleep(12); os._exit(0)
+tell(pid=os.getpid())
+time.sleep(12)
+"""
+
+
+@attack("F06-sentry", "a fork bomb ends at limits.processes", DOS, off="process-limit")
+def fork_bomb(arm: Arm) -> Seen:
+    """gVisor has a process on the host for each address space inside: those are counted. 60 where 24 may be.
+
+    With memory for all of them: else the cgroup ends the whole of it first.
+    """
+    box = arm.sandbox(Policy(limits=replace(_LIMITS, memory="768M")))
+    pid_told(arm.spawn(_FORKS, box=box))
+    count = len(descendants(wall_of(box)._process.pid))  # noqa: SLF001  # no public name leads there
+    return Seen(count > 24 + 24, f"{count} processes on the host")
+
+
+@attack("F01-sentry", "memory ends at the cgroup around gVisor", DOS, off="cgroup", needs="cgroup")
+def take_memory(arm: Arm) -> Seen:
+    """Its limit is the guest's and what gVisor itself takes. Held when the whole of it is over; 400 MiB are touched."""
+    box = arm.sandbox(Policy(limits=_LIMITS))
+    code = "held = bytearray(400 << 20)\nfor i in range(0, len(held), 4096): held[i] = 1\ntell(held=1)"
+    told = arm.python(code, box=box, timeout_s=25)
+    alive = wall_of(box)._process.poll() is None  # noqa: SLF001  # as above
+    return Seen(told.said("held") == 1 and alive, f"{told.status}; gVisor {'runs' if alive else 'ended'}")
+
+
+CASES = cases(globals())

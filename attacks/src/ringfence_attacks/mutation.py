@@ -1,0 +1,66 @@
+"""Leaves out one control after another and looks whether an attack notices. One that none notices is a finding."""
+
+from __future__ import annotations
+
+from ringfence.values import Struct, final
+from ringfence_attacks import controls
+from ringfence_attacks.case import NotApplicable
+from ringfence_attacks.harness import catalogue, missing_here, play
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringfence_attacks.case import Attack
+
+
+@final
+class Mutation(Struct):
+    """One control left out. `noticed_by` is the first attack that then succeeded; `unseen` says why none can here."""
+
+    control: str
+    noticed_by: str | None
+    unseen: str | None
+
+
+def mutate(control: str) -> Mutation:
+    """Run the arm "off" of the attacks that name `control`, until one succeeds.
+
+    For a second fence the arm leaves out those before it too (`Attack.behind`); that the attack fails with only the
+    first ones missing is the arm "alone", which the matrix judges.
+    """
+    reasons: list[str] = []
+    failed = False
+    for attack in _naming(control):
+        why = missing_here(attack)
+        try:
+            if why is None:
+                if play(attack, "off").succeeded:
+                    return Mutation(control, attack.id, None)
+                failed = True
+        except NotApplicable as reason:
+            why = str(reason)
+        reasons += [f"{attack.id}: {why}"] if why is not None else []
+    return Mutation(control, None, None if failed else "; ".join(reasons) or None)
+
+
+def _naming(control: str) -> list[Attack]:
+    """Those that leave out this control alone come first: they say most."""
+    named = [attack for attack in catalogue() if control in attack.off]
+    return sorted(named, key=lambda attack: (len(attack.off), len(attack.behind)))
+
+
+def mutate_all(progress: Callable[[str], None] | None = None) -> tuple[Mutation, ...]:
+    """Leave out every control of the plan, in the order of `controls.PLAN`."""
+    found: list[Mutation] = []
+    for control in controls.PLAN:
+        if progress is not None:
+            progress(control)
+        found.append(mutate(control))
+    return tuple(found)
+
+
+def score(mutations: tuple[Mutation, ...]) -> str:
+    """Noticed of those that can be seen here, such as "57/57"."""
+    seen = [one for one in mutations if one.unseen is None]
+    return f"{sum(one.noticed_by is not None for one in seen)}/{len(seen)}"

@@ -1,0 +1,82 @@
+"""What a run of attacks came to: a row for each, and the table for people, machines and the docs."""
+
+from __future__ import annotations
+
+from ringfence.values import Struct, final, frozen_map, put
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal, TypeAlias
+
+    from ringfence.values import Json
+    from ringfence_attacks.case import Outcome
+
+    Verdict: TypeAlias = Literal["held", "got through", "inconclusive", "not applicable"]
+
+VERDICTS: tuple[Verdict, ...] = ("held", "got through", "inconclusive", "not applicable")
+
+
+@final
+class Row(Struct):
+    """One attack as it went. `arms`: what was seen without the control ("off"), with every control ("on"), and for a
+    second fence without the first one ("alone")."""
+
+    id: str
+    title: str
+    outcome: Outcome
+    control: str
+    verdict: Verdict
+    arms: Mapping[str, str]
+    detail: str
+    seconds: float = 0.0
+    succeeded: tuple[str, ...] = ()  # names of the arms in which the attack succeeded
+
+    def __post_init__(self) -> None:
+        put(self, "arms", frozen_map(self.arms))
+
+
+@final
+class Matrix(Struct):
+    """All rows of one run, on one backend, as one user.
+
+    `noticed`: how many controls of an engine an attack noticed the lack of. After a part of the attacks it says little.
+    """
+
+    backend: str
+    user: str
+    kernel: str
+    rows: tuple[Row, ...]
+    noticed: str = ""
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(row.verdict == verdict for row in self.rows)
+
+    @property
+    def score(self) -> str:
+        """Held of tried, such as "104/104"."""
+        tried = len(self.rows) - self.count("not applicable")
+        return f"{self.count('held')}/{tried}"
+
+    def to_dict(self) -> dict[str, Json]:
+        rows: list[Json] = [
+            {
+                "id": row.id,
+                "title": row.title,
+                "outcome": row.outcome,
+                "control": row.control,
+                "verdict": row.verdict,
+                "arms": dict(row.arms),
+                "detail": row.detail,
+            }
+            for row in self.rows
+        ]
+        counts: dict[str, Json] = {verdict: self.count(verdict) for verdict in VERDICTS}
+        return {
+            "backend": self.backend,
+            "user": self.user,
+            "kernel": self.kernel,
+            "score": self.score,
+            "counts": counts,
+            "attacks": rows,
+        }

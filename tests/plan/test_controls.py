@@ -1,0 +1,146 @@
+"""No branch of the product asks whether a test is looking: every control stands, unless an attack hands over others."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ringfence
+from ringfence.plan.controls import ALL_ON, Controls
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ROOT / "src" / "ringfence"
+ATTACKS = ROOT / "attacks" / "src"
+VERB = "cli/"  # `ringfence attack` is a verb of the command
+# Names of switches that tests alone would turn. Words of prose are no names.
+SWITCH = re.compile(r"loosen|mutat|weaken|attack|pytest|_TEST_|\b((for|is|in|under)_)tests?(ing)?\b", re.IGNORECASE)
+
+
+def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every name that a program gives to something or asks for: prose in docstrings and messages has spaces in it."""
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Name):
+            yield line, node.id
+        elif isinstance(node, ast.Attribute):
+            yield line, node.attr
+        elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
+            yield line, str(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield line, node.name
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield line, getattr(node, "module", None) or ""
+            for alias in node.names:
+                yield line, alias.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            yield line, node.value
+
+
+def product() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PRODUCT.rglob("*.py")):
+        where = path.relative_to(PRODUCT).as_posix()
+        if not where.startswith("testing/"):
+            yield where, ast.parse(path.read_text())
+
+
+def test_no_name_in_the_product_is_a_switch_of_tests() -> None:
+    found = [
+        f"{where}:{line}: {name}"
+        for where, tree in product()
+        if not where.startswith(VERB)
+        for line, name in names_in(tree)
+        if SWITCH.search(name)
+    ]
+    assert found == []
+
+
+def test_the_product_imports_no_attack() -> None:
+    found = [
+        f"{where}:{line}" for where, tree in product() for line, name in names_in(tree) if "ringfence_attacks" in name
+    ]
+    assert found == []
+
+
+def made(tree: ast.AST) -> Iterator[str]:
+    """Where a program makes Controls or another class of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Controls":
+            yield ast.unparse(node)
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Controls") for base in node.bases):
+            yield f"class {node.name}"
+
+
+def test_the_product_makes_one_object_of_controls_and_no_class_of_them() -> None:
+    assert [(where, what) for where, tree in product() for what in made(tree)] == [("plan/controls.py", "Controls()")]
+
+
+def test_with_that_object_everything_stands() -> None:
+    assert Controls() == ALL_ON
+    assert [name for name in Controls.__fields__ if getattr(ALL_ON, name) is not True] == []
+    stages = [name for name, value in vars(Controls).items() if inspect.isfunction(value) and name[0] != "_"]
+    anything = {"anything": object()}
+    assert [name for name in stages if getattr(ALL_ON, name)(anything) is not anything] == []
+    assert set(stages) == {"plan", "container", "bundle"}
+
+
+def test_controls_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError, match="cannot be set"):
+        ALL_ON.engine_settings = False  # type: ignore[misc]  # wrong on purpose
+
+
+def test_a_parameter_for_controls_stands_nowhere_in_the_public_api() -> None:
+    """Nor in the policy: its keys are arguments of the same classes."""
+    found = []
+    for name in ringfence.__all__:
+        exported = getattr(ringfence, name)
+        members = (
+            [exported, *(value for key, value in vars(exported).items() if key[0] != "_")]
+            if isinstance(exported, type)
+            else [exported]
+        )
+        for member in members:
+            try:
+                parameters = inspect.signature(member).parameters
+            except (TypeError, ValueError):
+                continue
+            found += [f"{name}: {parameter}" for parameter in parameters if "control" in parameter.lower()]
+    assert found == []
+
+
+def test_a_parameter_for_controls_is_all_on_by_default() -> None:
+    found = []
+    for where, tree in product():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args
+                positional = [*given.posonlyargs, *given.args]
+                defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
+                pairs = [
+                    *zip(positional, defaults, strict=True),
+                    *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+                ]
+                found += [
+                    f"{where}: {node.name}: {ast.unparse(default)}"
+                    for argument, default in pairs
+                    if argument.arg == "controls" and default is not None and ast.unparse(default) != "ALL_ON"
+                ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("if self.loosen is None: check()", "loosen"),
+        ("def f(*, is_testing=False): ...", "is_testing"),
+        ("os.environ.get('RINGFENCE_TEST_MUTATE')", "RINGFENCE_TEST_MUTATE"),
+        ("from ringfence_attacks.controls import Lacking", "ringfence_attacks.controls"),
+        ("launch(plan, under_attack=True)", "under_attack"),
+    ],
+)
+def test_the_reader_of_names_sees_each_kind(text: str, name: str) -> None:
+    assert name in [found for _, found in names_in(ast.parse(text)) if SWITCH.search(found)]
