@@ -19,16 +19,14 @@ PROCESS = SimpleNamespace(
         ("memory", "weaker", "RLIMIT_AS: per process", "systemctl enable x\nreboot"),
     ],
 )
-GVISOR = SimpleNamespace(
-    name="gvisor", works=False, lines=[("runsc", "missing", "no program", "apt-get install runsc")]
-)
+GVISOR = SimpleNamespace(name="gvisor", works=False, lines=[("qemu", "missing", "no program", "apt-get install qemu")])
 
 
 class Report:
     def __init__(self, auto: str | None, fixes: list[str]) -> None:
         self.backends = [PROCESS, GVISOR]
         self.auto = auto
-        self.rejected = {"gvisor": "no runsc"}
+        self.rejected = {"gvisor": "no qemu"}
         self._fixes = fixes
 
     def fixes(self) -> list[str]:
@@ -43,7 +41,7 @@ asked: list[Policy] = []
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> Report:
-    found = Report("process", ["apt-get install runsc"])
+    found = Report("process", ["apt-get install qemu"])
     module = ModuleType("ringfence.doctor")
 
     def examine(policy: Policy, backends: list[str]) -> Report:
@@ -63,11 +61,11 @@ process: works
                 reboot
 
 gvisor: does not work here
-  missing  runsc no program
-           fix: apt-get install runsc
+  missing  qemu  no program
+           fix: apt-get install qemu
 
 auto: process keeps the policy 'offline'
-  gvisor was not taken: no runsc
+  gvisor was not taken: no qemu
 all fixes as a script: ringfence doctor --fix
 """
 
@@ -85,7 +83,7 @@ def test_named_backends_alone_are_shown_and_judged(report: Report, capfd: pytest
 
 
 def test_a_named_backend_that_works_and_does_not_keep_the_policy_is_1(report: Report) -> None:
-    report.auto, report.rejected = None, {"process": "shares the host's kernel", "gvisor": "no runsc"}
+    report.auto, report.rejected = None, {"process": "shares the host's kernel", "gvisor": "no qemu"}
     assert main(["doctor", "process"]) == 1
 
 
@@ -100,7 +98,7 @@ def test_fix_prints_a_script_and_changes_nothing(report: Report, capfd: pytest.C
     assert main(["doctor", "--fix"]) == 0
     out = capfd.readouterr().out
     assert out.startswith("#!/bin/sh\n")
-    assert out.endswith("set -eu\napt-get install runsc\n")
+    assert out.endswith("set -eu\napt-get install qemu\n")
     report._fixes = []
     main(["doctor", "--fix"])
     assert capfd.readouterr().out == "#!/bin/sh\n# nothing that a command here would fix\n"
