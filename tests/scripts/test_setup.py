@@ -1,4 +1,4 @@
-"""What a stranger sees of `scripts/setup`, and what it leaves: in a project of its own, with nothing to download."""
+"""What a stranger sees of `scripts/setup`, and what it leaves: in a project made for the test, with nothing to download."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ build-backend = "backend"
 backend-path = ["."]
 
 [project]
-name = "ringfence"
+name = "NAME"
 version = "1"
 """
 
@@ -28,10 +28,10 @@ BACKEND = """
 import os, zipfile
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    name, info = "ringfence-1-py3-none-any.whl", "ringfence-1.dist-info"
+    name, info = "NAME-1-py3-none-any.whl", "NAME-1.dist-info"
     with zipfile.ZipFile(os.path.join(wheel_directory, name), "w") as wheel:
-        wheel.writestr("ringfence.pth", os.path.abspath("src"))
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: ringfence\\nVersion: 1\\n")
+        wheel.writestr("NAME.pth", os.path.abspath("src"))
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: NAME\\nVersion: 1\\n")
         tags = "Generator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
         wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\\n{tags}")
         wheel.writestr(f"{info}/RECORD", "")
@@ -42,15 +42,17 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
-    for name in ("scripts", "requirements", "bin", "src/ringfence/inner"):
+    for name in ("scripts", "requirements", "bin"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / "scripts/setup", folder / "scripts")
     (folder / "requirements/build.txt").write_text("")
     (folder / "bin/ringfence").write_text("")
-    (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "backend.py").write_text(BACKEND)
-    for name in ("__init__", "inner/__init__", "inner/module"):
-        (folder / f"src/ringfence/{name}.py").write_text("VALUE = 1\n")
+    for place, name in ((folder, "ringfence"), (folder / "attacks", "extra")):
+        (place / "src" / name / "inner").mkdir(parents=True)
+        (place / "pyproject.toml").write_text(PROJECT.replace("NAME", name))
+        (place / "backend.py").write_text(BACKEND.replace("NAME", name))
+        for module in ("__init__", "inner/__init__", "inner/module"):
+            (place / "src" / name / f"{module}.py").write_text("VALUE = 1\n")
     return folder
 
 
@@ -74,7 +76,7 @@ def without_bytecode(project: Path) -> list[str]:
     """Return the sources for which no bytecode, or bytecode of an older text, was written."""
     cached = f"{sys.implementation.cache_tag}.pyc"
     found = []
-    for source in (project / "src").rglob("*.py"):
+    for source in (*(project / "src").rglob("*.py"), *(project / "attacks/src").rglob("*.py")):
         compiled = source.parent / "__pycache__" / f"{source.stem}.{cached}"
         stamp = int(source.stat().st_mtime).to_bytes(4, "little")
         if not compiled.exists() or compiled.read_bytes()[8:12] != stamp:
