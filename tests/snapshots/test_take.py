@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from ringfence import SnapshotError
 from ringfence.guest.files import snapshot_scan
-from ringfence.guest.files.snapshot_scan import AGAIN, DATA, DONE, END, ENTRY, GONE, HEADER
-from ringfence.shared.stamps import Known
+from ringfence.shared.stamps import AGAIN, DATA, DONE, END, ENTRY, GONE, RECORD, Known
 from ringfence.snapshots.content import Holder, Store, Writer
 from ringfence.snapshots.manifest import Caps, Entry, Manifest, hasher
 from ringfence.snapshots.take import Lineage, Look, Taking, orders
@@ -31,7 +30,7 @@ def digest(data: bytes) -> str:
 
 
 def record(kind: bytes, payload: bytes = b"") -> bytes:
-    return HEADER.pack(kind, len(payload)) + payload
+    return RECORD.pack(kind, len(payload)) + payload
 
 
 def told(path: str, kind: str = "f", size: int = 0, text: str = "", stamp: object = STAMP) -> bytes:
@@ -83,7 +82,7 @@ def test_an_honest_stream_becomes_a_tree_with_its_content(store: Store) -> None:
     )
     assert b"".join(store.read(digest(b"hello"), 5)) == b"hello"
     assert look.top == bytes.fromhex(STAMP)
-    one.drop()
+    one.close()
     assert not store.has(digest(b"hello"))
 
 
@@ -109,8 +108,8 @@ def test_a_file_that_changed_while_it_was_read_is_told_again(store: Store) -> No
         record(b"X"),
         record(DATA, b"x"),
         record(END),
-        HEADER.pack(DATA, 1 << 31),
-        HEADER.pack(ENTRY, 1 << 30),
+        RECORD.pack(DATA, 1 << 31),
+        RECORD.pack(ENTRY, 1 << 30),
         record(ENTRY, b"not json"),
         record(ENTRY, b"[]"),
         record(ENTRY, b'{"row": [], "stamp": "s"}'),
@@ -141,7 +140,7 @@ def test_a_stream_that_no_honest_worker_sends_is_refused(store: Store, stream: b
     one = taking(store)
     with pytest.raises(SnapshotError):
         one.feed(stream)
-    one.drop()
+    one.close()
 
 
 @pytest.mark.parametrize("stream", [b"", told("d", "d"), told("d", "d") + ended()[:-1], told("a/b", "d") + ended()])
@@ -150,7 +149,7 @@ def test_a_stream_without_an_end_or_a_tree_is_refused(store: Store, stream: byte
     one.feed(stream)
     with pytest.raises(SnapshotError):
         one.finish()
-    one.drop()
+    one.close()
 
 
 def test_a_sandbox_cannot_name_content_that_it_never_had(store: Store) -> None:
@@ -159,7 +158,7 @@ def test_a_sandbox_cannot_name_content_that_it_never_had(store: Store) -> None:
     one = taking(store)
     with pytest.raises(SnapshotError, match="never had"):
         one.feed(told("mine", size=25, text=digest(b"secret of another sandbox")))
-    one.drop()
+    one.close()
     theirs.close()
 
 
@@ -182,7 +181,7 @@ def test_names_that_are_long_together_are_refused(store: Store) -> None:
     stream = b"".join(told(f"{number:03}{long}", "d") for number in range(100))
     with pytest.raises(SnapshotError, match="names and links have more than 1,304,576 characters"):
         one.feed(stream)
-    one.drop()
+    one.close()
 
 
 def test_what_is_not_told_is_as_it_was(store: Store) -> None:
@@ -209,7 +208,7 @@ def test_any_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
         one.finish()
     except SnapshotError:
         return
-    assert HEADER.pack(DONE, 0)[:1] in data
+    assert RECORD.pack(DONE, 0)[:1] in data
 
 
 # ── the way back ─────────────────────────────────────────────────────────────────────────────────
@@ -223,8 +222,8 @@ def steps(now: list[Entry], wanted: list[Entry]) -> list[tuple[str, str]]:
     line.close()
     found, at = [], 0
     while at < len(data):
-        kind, size = HEADER.unpack_from(data, at)
-        at += HEADER.size
+        kind, size = RECORD.unpack_from(data, at)
+        at += RECORD.size
         if kind == b"O":
             order = json.loads(data[at : at + size])
             found.append((order["do"], order["path"]))

@@ -61,7 +61,7 @@ class AsyncTrees:
                 await worker.end()
                 raise
             finally:
-                taking.drop()
+                taking.close()
             if self._may_stay(place, len(look.manifest.entries)):
                 await worker.rest()
                 self._stayed = worker
@@ -100,7 +100,7 @@ class AsyncTrees:
         """What is there now, by digests alone. None: a guest has made what no look can tell."""
         try:
             looking, worker = await self._look(place, contents=False)
-            looking.drop()
+            looking.close()
             await worker.let_go()
             return looking, looking.finish()
         except SnapshotError:
@@ -113,7 +113,7 @@ class AsyncTrees:
             taking = self._taking(place, contents=contents)
             if await _goes_on(stayed, taking):
                 return taking, stayed
-            taking.drop()  # a guest has killed or stopped it: another one is told what is known
+            taking.close()  # a guest has killed or stopped it: another one is told what is known
         elif stayed is not None:
             await stayed.end()
         taking = self._taking(place, contents=contents)
@@ -125,7 +125,7 @@ class AsyncTrees:
                 await _ended(worker)
                 raise SnapshotError("the worker inside ended early", code="snapshot-failed", fix="try again")
         except BaseException:
-            taking.drop()
+            taking.close()
             await worker.end()
             raise
         return taking, worker
@@ -169,7 +169,7 @@ async def _goes_on(worker: AsyncWorker, taking: Taking) -> bool:
     except TimeoutError:
         return False
     except BaseException:
-        taking.drop()
+        taking.close()
         await worker.end()
         raise
     await worker.end()

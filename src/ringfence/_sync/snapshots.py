@@ -62,7 +62,7 @@ class Trees:
                 worker.end()
                 raise
             finally:
-                taking.drop()
+                taking.close()
             if self._may_stay(place, len(look.manifest.entries)):
                 worker.rest()
                 self._stayed = worker
@@ -101,7 +101,7 @@ class Trees:
         """What is there now, by digests alone. None: a guest has made what no look can tell."""
         try:
             looking, worker = self._look(place, contents=False)
-            looking.drop()
+            looking.close()
             worker.let_go()
             return looking, looking.finish()
         except SnapshotError:
@@ -114,7 +114,7 @@ class Trees:
             taking = self._taking(place, contents=contents)
             if _goes_on(stayed, taking):
                 return taking, stayed
-            taking.drop()  # a guest has killed or stopped it: another one is told what is known
+            taking.close()  # a guest has killed or stopped it: another one is told what is known
         elif stayed is not None:
             stayed.end()
         taking = self._taking(place, contents=contents)
@@ -126,7 +126,7 @@ class Trees:
                 _ended(worker)
                 raise SnapshotError("the worker inside ended early", code="snapshot-failed", fix="try again")
         except BaseException:
-            taking.drop()
+            taking.close()
             worker.end()
             raise
         return taking, worker
@@ -170,7 +170,7 @@ def _goes_on(worker: Worker, taking: Taking) -> bool:
     except TimeoutError:
         return False
     except BaseException:
-        taking.drop()
+        taking.close()
         worker.end()
         raise
     worker.end()

@@ -15,6 +15,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+# Records between a worker and the host: their kind, the bytes of their payload, then the payload.
+RECORD = struct.Struct(">cI")
+# From the worker: a name that is there, its content, the end of that, that the content changed while it was read, names
+# that are gone, the end of the report.
+ENTRY, DATA, END, AGAIN, GONE, DONE = b"E", b"D", b"F", b"R", b"G", b"Z"
+ORDER = b"O"  # to the worker: one change, after which DATA and END may come
+CHUNK = 1 << 16  # bytes of one DATA
+
 STAMP = struct.Struct(">QQ")  # every change of a file sets its change time, and no guest can
 UNKNOWN = bytes(STAMP.size)
 DIGEST = 64  # characters

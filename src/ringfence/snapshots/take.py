@@ -1,17 +1,18 @@
-"""Takes in what a sandbox tells of its files, and says how to make its files those of a snapshot. Does no I/O inside.
+"""Take the files of a sandbox: what one look found, what is remembered for the next look, and the way back.
 
-The bytes of `Taking.feed` come from inside and are hostile: records are capped, every row is checked, content is hashed
-here. A digest from inside is taken only for content that this very sandbox has sent or was given: whoever could name
-any digest could fetch another sandbox's files by it.
+The worker inside that looks is hostile: `ringfence.wire.snapshot_records` parses what it sends, and here every row is
+checked and all content hashed. A digest from inside is accepted only for content that this very sandbox has sent or was
+given: a guest that could name any digest could fetch another sandbox's files by it.
+
+What the host remembers of a sandbox between two looks makes the next look cost only what changed. Stamps are made by
+the guest: they are given back to the next worker inside, and nothing else reads them.
 """
 
 from __future__ import annotations
 
 from ringfence.errors import SnapshotError
-from ringfence.guest.files.snapshot_apply import ORDER
-from ringfence.guest.files.snapshot_scan import AGAIN, CHUNK, DATA, DONE, END, ENTRY, GONE, HEADER
 from ringfence.shared import fast_stdlib, stamps
-from ringfence.shared.stamps import STAMP, UNKNOWN, Memory
+from ringfence.shared.stamps import AGAIN, DATA, END, ENTRY, GONE, UNKNOWN, Memory
 from ringfence.snapshots.content import Holder, Writer
 from ringfence.snapshots.manifest import (
     DIGEST_CHARACTERS,
@@ -24,7 +25,9 @@ from ringfence.snapshots.manifest import (
     text_of,
     too_large,
 )
-from ringfence.wire import frames
+from ringfence.text import in_quotes
+from ringfence.wire import snapshot_records as records
+from ringfence.wire.frames import WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,13 +36,8 @@ if TYPE_CHECKING:
     from ringfence.snapshots.content import Store
     from ringfence.snapshots.manifest import Caps, Entry
 
-
-# MERGED: What the host remembers of a sandbox's files between two looks, so that the next look costs what changed.
-#
-# Stamps are guest-made: they are given back to the next worker inside and read by nobody else.
-
-
-_SMALL = 1 << 16
+_SMALL = 1 << 16  # bytes of a file whose content is sent again rather than its digest told
+_PIECE = 1 << 16  # bytes of orders that are sent at once
 
 
 class Look:
@@ -111,16 +109,10 @@ class Lineage:
             self.exact = True
 
 
-_MAX_ROW = 1 << 18
-_MOST = {ENTRY: _MAX_ROW, GONE: _MAX_ROW, DATA: CHUNK, END: 0, AGAIN: 0, DONE: _MAX_ROW}
-_HEX = frozenset("0123456789abcdef")
-_PIECE = 1 << 16  # of what goes in: small enough to be sent at once
-
-
 class Taking:
-    """One look at a sandbox's files. Feed it what the worker writes until `done`, then `finish`; `drop` it at the end.
+    """One look at a sandbox's files: `feed` what the worker writes until `done`, then `finish`, and `close` at any end.
 
-    It begins with what `lineage` remembers, and holds what was sent until it is dropped.
+    A look begins with what `lineage` remembers, and holds the content that was sent until it is closed.
     """
 
     def __init__(self, store: Store, caps: Caps, lineage: Lineage, *, contents: bool, others: bool = False) -> None:
@@ -135,7 +127,7 @@ class Taking:
         self._told: dict[str, Entry] = {}
         self._stamps: dict[str, bytes] = {}
         self._gone: set[str] = set()
-        self._buffer = bytearray()
+        self._reader = records.Reader()
         self._pending: tuple[Entry, bytes] | None = None  # a file whose content is being sent
         self._writer: Writer | None = None
         self._bytes = 0
@@ -159,26 +151,14 @@ class Taking:
     # what comes from inside
 
     def feed(self, data: bytes) -> None:
-        """Raises SnapshotError at the first thing that no honest worker sends."""
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= HEADER.size:
-            kind, size = HEADER.unpack_from(buffer, start)
-            if size > _MOST.get(kind, -1):
-                raise refused("a record that is none, or too long")
-            end = start + HEADER.size + size
-            if len(buffer) < end:
-                break
-            self._record(kind, bytes(buffer[start + HEADER.size : end]))
-            start = end
-        del buffer[:start]
+        """Take in what the worker wrote. Raises SnapshotError at the first thing that no honest worker sends."""
+        try:
+            for kind, payload in self._reader.feed(data):
+                self._record(kind, payload)
+        except WireError as error:
+            raise refused(str(error)) from None
 
     def _record(self, kind: bytes, payload: bytes) -> None:
-        if self.done:
-            raise refused("something after its end")
-        if (kind in (DATA, END, AGAIN)) != (self._pending is not None):
-            raise refused("content without a file, or a file without content")
         if kind == DATA:
             self._content(payload)
         elif kind == END:
@@ -186,18 +166,13 @@ class Taking:
         elif kind == AGAIN:
             self._take_back()
         elif kind == ENTRY:
-            self._entry(_json(payload))
+            self._entry(*self._reader.scanned(payload))
         elif kind == GONE:
-            self._names_gone(_json(payload))
+            self._names_gone(records.names_gone(payload))
         else:
-            self._end(_json(payload))
+            self._end(records.report(payload))
 
-    def _entry(self, said: dict[str, object]) -> None:
-        row = said.get("row")
-        if not isinstance(row, list) or len(said) != 2:
-            raise refused("a row with other fields than it has")
-        stamp = _stamp(said.get("stamp"))
-        sends = row[1:2] == ["f"] and row[-1:] == [""]
+    def _entry(self, row: list[object], stamp: bytes, sends: bool) -> None:  # as the reader returns it
         made = entry([*row[:-1], "0" * DIGEST_CHARACTERS] if sends else row)
         if sends and not self._contents:
             raise refused("content that was not asked for")
@@ -245,7 +220,7 @@ class Taking:
         self._tell(made._replace(text=digest), stamp)
 
     def _take_back(self) -> None:
-        """It changed while it was read: it is told of again."""
+        """Forget the file whose content changed while the worker read it: the worker reports it again."""
         assert self._pending is not None
         assert self._writer is not None
         self._bytes -= self._pending[0].size
@@ -258,10 +233,7 @@ class Taking:
         self._told[made.path] = made
         self._stamps[made.path] = stamp
 
-    def _names_gone(self, said: dict[str, object]) -> None:
-        names = said.get("names")
-        if not isinstance(names, list):
-            raise refused("an answer that is none")
+    def _names_gone(self, names: list[object]) -> None:
         for name in names:
             if not isinstance(name, str) or name not in self._before.by_path:
                 raise refused("a name that was not asked for")
@@ -271,16 +243,18 @@ class Taking:
         self.done = True
         self._problem = problem(said)
         if self._problem is None:
-            self._top = _stamp(said.get("top"))
+            self._top = records.stamp(said.get("top"))
 
     # the end
 
     def finish(self) -> Look:
-        """What was told, as a tree. Raises SnapshotError, also for what the worker says it cannot keep."""
+        """Return what was reported as a tree. Raises SnapshotError, also for what the worker says it cannot keep."""
         if self._problem is not None:
             raise self._problem
-        if not self.done or self._buffer:
-            raise refused("no end of what was told")
+        try:
+            self._reader.finish()
+        except WireError as error:
+            raise refused(str(error)) from None
         if self._gone & self._told.keys():
             raise refused("a name that is there and gone")
         look = Look(self._before, self._told, self._gone, self._caps)
@@ -300,29 +274,13 @@ class Taking:
         """Have the lineage remember it: see there."""
         self._lineage.follow(look, holder)
 
-    def drop(self) -> None:
+    def close(self) -> None:
+        """Let go of all content that the caller has not taken."""
         if self._writer is not None:
             self._writer.drop()
         if self._copy is not None:
             self._copy.close()
         self._own.close()
-
-
-def _stamp(said: object) -> bytes:
-    """As hexadecimal digits; none of them: nothing that could still hold."""
-    if not isinstance(said, str) or len(said) not in (0, 2 * STAMP.size) or not _HEX.issuperset(said):
-        raise refused("a stamp that is none")
-    return bytes.fromhex(said) or UNKNOWN
-
-
-def _json(payload: bytes) -> dict[str, object]:
-    try:
-        data = frames.strict_json(payload)
-    except frames.WireError as error:
-        raise refused(f"no JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise refused("an answer that is none")
-    return data
 
 
 PROBLEMS = {
@@ -338,7 +296,7 @@ def problem(report: dict[str, object]) -> SnapshotError | None:
     if not isinstance(said, str) or said not in PROBLEMS:
         return None
     text, fix = PROBLEMS[said]
-    return SnapshotError(text.format(repr(str(report.get("path"))[:300])), code=f"snapshot-{said}", fix=fix)
+    return SnapshotError(text.format(in_quotes(str(report.get("path"))[:300])), code=f"snapshot-{said}", fix=fix)
 
 
 # ── the way back ─────────────────────────────────────────────────────────────────────────────────
@@ -351,25 +309,21 @@ def orders(now: Manifest | None, wanted: Manifest, store: Store) -> Iterator[byt
     """
     pending = bytearray()
     if now is None:
-        pending += _packed(ORDER, fast_stdlib.dumps({"do": "clear", "path": ""}))
+        pending += records.order(fast_stdlib.dumps({"do": "clear", "path": ""}))
     for order, content in _steps(now or Manifest(()), wanted):
-        pending += _packed(ORDER, fast_stdlib.dumps(order))
+        pending += records.order(fast_stdlib.dumps(order))
         if content is not None:
             for chunk in store.read(content.text, content.size):
-                for start in range(0, len(chunk), CHUNK):
-                    pending += _packed(DATA, chunk[start : start + CHUNK])
+                for record in records.content(chunk):
+                    pending += record
                     if len(pending) >= _PIECE:
                         yield bytes(pending)
                         pending.clear()
-            pending += _packed(END, b"")
+            pending += records.content_end()
         if len(pending) >= _PIECE:
             yield bytes(pending)
             pending.clear()
     yield bytes(pending)
-
-
-def _packed(kind: bytes, payload: bytes) -> bytes:
-    return HEADER.pack(kind, len(payload)) + payload
 
 
 def _steps(now: Manifest, wanted: Manifest) -> Iterator[tuple[dict[str, object], Entry | None]]:

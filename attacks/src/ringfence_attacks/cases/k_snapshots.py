@@ -131,7 +131,7 @@ def content_of_another(arm: Arm) -> Seen:
     """A guest that made the worker lie knows the digest of a file of another. Off: whoever names a digest has it."""
     import json
 
-    from ringfence.guest.files.snapshot_scan import DONE, ENTRY, HEADER
+    from ringfence.shared.stamps import DONE, ENTRY, RECORD
     from ringfence.snapshots.content import Holder, own_store
     from ringfence.snapshots.manifest import caps_of, hasher
     from ringfence.snapshots.take import Lineage, Taking
@@ -147,13 +147,13 @@ def content_of_another(arm: Arm) -> Seen:
     end = json.dumps({"top": ""}).encode()
     try:
         if not arm.off:
-            taking.feed(HEADER.pack(ENTRY, len(row)) + row + HEADER.pack(DONE, len(end)) + end)
+            taking.feed(RECORD.pack(ENTRY, len(row)) + row + RECORD.pack(DONE, len(end)) + end)
             taking.finish()
         text = b"".join(own_store().read(digest, size)).decode()
     except SnapshotError as error:
         return Seen(False, str(error))
     finally:
-        taking.drop()
+        taking.close()
         made.delete()
     return Seen(text == arm.canary, "the other's file")
 

@@ -9,14 +9,14 @@ import errno
 import os
 import stat
 
-from ringfence.guest.files.snapshot_scan import CHUNK, DATA, END, HEADER, mount_points, open_workspace
+from ringfence.guest.files.snapshot_scan import mount_points, open_workspace
 from ringfence.shared import fast_stdlib, tree_walk
+from ringfence.shared.stamps import CHUNK, DATA, END, RECORD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ORDER = b"O"
 _BLOCK = 4096
 _HOLE = bytes(_BLOCK)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,10 +37,10 @@ def restore(_: dict[str, Any]) -> dict[str, object]:
 
 
 def _record() -> tuple[bytes, bytes]:
-    header = _exactly(HEADER.size)
+    header = _exactly(RECORD.size)
     if not header:
         return b"", b""
-    kind, size = HEADER.unpack(header)
+    kind, size = RECORD.unpack(header)
     return kind, _exactly(size)
 
 

@@ -13,20 +13,17 @@ import fcntl
 import gc
 import os
 import stat
-import struct
 import time
 from _blake2 import blake2b
 
 from ringfence.shared import fast_stdlib, proc, stamps, tree_walk
+from ringfence.shared.stamps import AGAIN, CHUNK, DATA, DONE, END, ENTRY, GONE, RECORD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-HEADER = struct.Struct(">cI")  # kind of a record, bytes of its payload
-ENTRY, DATA, END, AGAIN, GONE, DONE = b"E", b"D", b"F", b"R", b"G", b"Z"
-CHUNK = 1 << 16
 _SMALL = 1 << 20  # read as a whole, so that what changed meanwhile is read again before a byte of it was sent
 _TRIES = 5
 _RACY_NS = 50_000_000  # a change in the same tick of the clock as the last one shows in no time stamp: some ticks more
@@ -316,7 +313,7 @@ class _Keeper:
     # output
 
     def _put(self, kind: bytes, payload: bytes | bytearray) -> None:
-        self._out += HEADER.pack(kind, len(payload))
+        self._out += RECORD.pack(kind, len(payload))
         self._out += payload
         if len(self._out) > CHUNK:
             self._flush()
