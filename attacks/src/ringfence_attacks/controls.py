@@ -10,7 +10,7 @@ from __future__ import annotations
 from ringfence.backends.engine import guestd_bundle
 from ringfence.plan.build import NEWIPC, NEWNET, NEWPID, NEWUTS
 from ringfence.plan.controls import Controls
-from ringfence.plan.seccomp import compiler
+from ringfence.plan.seccomp import compiler, table
 from ringfence.values import final, replace
 
 TYPE_CHECKING = False
@@ -133,11 +133,27 @@ def _number(plan: ProcessPlan, name: str) -> int:
 def _open_filter(plan: ProcessPlan, left_out: frozenset[str]) -> ProcessPlan:
     """Both layers without these controls, together: each call compiles anew. ValueError for an unknown one."""
     fence = _fence(plan)
-    if fence["seccomp"] is not None:
-        fence["seccomp"] = compiler.guest_filter(without=left_out).hex()
-    if fence["last_layer"] is not None:
-        fence["last_layer"] = compiler.last_layer(without=left_out).hex()
+    for layer, name in (("guest", "seccomp"), ("last", "last_layer")):
+        if fence[name] is not None:
+            fence[name] = seccomp_program(layer, left_out).hex()
     return replace(plan, box={**plan.box, "fence": fence})
+
+
+def seccomp_program(layer: str, left_out: frozenset[str]) -> bytes:
+    """Return a layer of the filter, "guest" or "last", without some controls. ValueError for an unknown control."""
+    strange = sorted(left_out.difference(compiler.CONTROLS))
+    if strange:
+        raise ValueError(f"no such seccomp control: {', '.join(strange)}")
+    rules, rest = compiler.rules_of(layer)
+    opened = {name: _opened(rule, left_out) for name, rule in rules.items()}
+    return compiler.compile_rules(opened, _opened(rest, left_out), check_abi="abi" not in left_out)
+
+
+def _opened(rule: table.Rule, left_out: frozenset[str]) -> table.Rule:
+    """Return `rule` without the clauses of these controls, and its last clause open if it was one of them."""
+    kept = tuple(clause for clause in rule[:-1] if clause[1][1] not in left_out)
+    checks, verdict = rule[-1]
+    return (*kept, (checks, table.ALLOW if verdict[1] in left_out else verdict))
 
 
 def _without_group(plan: ProcessPlan, control: str) -> ProcessPlan:

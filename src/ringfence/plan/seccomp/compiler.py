@@ -9,6 +9,10 @@ import struct
 
 from ringfence.plan.seccomp import table
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 CONTROLS = table.CONTROLS
 
 _AUDIT_ARCH_X86_64 = 0xC000003E
@@ -17,25 +21,43 @@ _OFFSET_NR, _OFFSET_ARCH = 0, 4
 _LOAD, _AND, _JUMP, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
 _REACH = 250  # a conditional jump spans 255; the rest is room for the two jumps `_branch` may put before it
 
-# Both filters of a policy are the same for every sandbox: compiled once a process.
-_compiled: dict[tuple[str, frozenset[str]], bytes] = {}
+_compiled: dict[str, bytes] = {}  # by layer: every sandbox has the same two
 
 
-def guest_filter(*, without: frozenset[str] = frozenset()) -> bytes:
-    """The allow-list the spawner puts on itself before any guest exists, as an array of struct sock_filter.
+def guest_filter() -> bytes:
+    """Return the allow-list that the spawner puts on itself before any guest exists: an array of struct sock_filter.
 
-    `without` names controls to leave out, for mutation tests alone. Raises ValueError for a name not in CONTROLS and
-    UnsupportedError("machine") off x86_64. The first call compiles (about a millisecond), later ones look it up.
+    Raises UnsupportedError("machine") off x86_64. The first call compiles (about a millisecond), later ones look it up.
     """
-    return _filter("guest", without)
+    return _filter("guest")
 
 
-def last_layer(*, without: frozenset[str] = frozenset()) -> bytes:
-    """What each guest process adds before guest code: openat2 is ENOSYS, clone with CLONE_PARENT and leases EPERM.
+def last_layer() -> bytes:
+    """Return what each guest process adds before guest code.
 
-    Raises as `guest_filter` does.
+    openat2 is ENOSYS; clone with CLONE_PARENT and leases are EPERM. Raises as `guest_filter` does.
     """
-    return _filter("last", without)
+    return _filter("last")
+
+
+def rules_of(layer: str) -> tuple[dict[str, table.Rule], table.Rule]:
+    """Return the rules of a layer, "guest" or "last", by the name of the call, and the rule for every other call."""
+    if layer == "guest":
+        return table.guest_rules(), table.UNKNOWN
+    return table.last_rules(), (((), table.ALLOW),)
+
+
+def compile_rules(rules: Mapping[str, table.Rule], rest: table.Rule, *, check_abi: bool) -> bytes:
+    """Return the program of `rules`; `rest` is for calls that have none.
+
+    `check_abi`: calls of the 32-bit and x32 ABIs, whose numbers mean other calls, kill the process.
+    Raises UnsupportedError("machine") off x86_64.
+    """
+    _check_machine()
+    known = table.numbers()
+    program = _Program()
+    entry = program.tree(_segments({known[name]: rule for name, rule in rules.items()}, rest))
+    return program.finish(entry, check_abi=check_abi)
 
 
 def describe() -> list[str]:
@@ -70,20 +92,15 @@ def _errnos(control: str, rules: dict[str, table.Rule]) -> list[str]:
     return found
 
 
-def _filter(layer: str, without: frozenset[str]) -> bytes:
-    key = (layer, without)
-    if key not in _compiled:
-        _check(without)
-        _compiled[key] = _compile(layer, without)
-    return _compiled[key]
+def _filter(layer: str) -> bytes:
+    if layer not in _compiled:
+        _compiled[layer] = compile_rules(*rules_of(layer), check_abi=True)
+    return _compiled[layer]
 
 
-def _check(without: frozenset[str]) -> None:
+def _check_machine() -> None:
     import os
 
-    strange = sorted(without.difference(CONTROLS))
-    if strange:
-        raise ValueError(f"no such seccomp control: {', '.join(strange)}")
     machine = os.uname().machine
     if machine != "x86_64":
         from ringfence.errors import UnsupportedError
@@ -93,27 +110,6 @@ def _check(without: frozenset[str]) -> None:
             code="machine",
             fix="use a machine with x86-64: the other backends need the table too",
         )
-
-
-def _compile(layer: str, without: frozenset[str]) -> bytes:
-    if layer == "guest":
-        rules, rest = table.guest_rules(), table.UNKNOWN
-    else:
-        rules, rest = table.last_rules(), (((), table.ALLOW),)
-    known = table.numbers()
-    by_number = {known[name]: _without(rule, without) for name, rule in rules.items()}
-    program = _Program()
-    entry = program.tree(_segments(by_number, _without(rest, without)))
-    return program.finish(entry, check_abi="abi" not in without)
-
-
-def _without(rule: table.Rule, without: frozenset[str]) -> table.Rule:
-    """`rule` with the clauses of those controls gone, and its last clause open if it was one of them."""
-    if not without:
-        return rule
-    kept = tuple(clause for clause in rule[:-1] if clause[1][1] not in without)
-    checks, verdict = rule[-1]
-    return (*kept, (checks, table.ALLOW if verdict[1] in without else verdict))
 
 
 def _segments(rules: dict[int, table.Rule], rest: table.Rule) -> list[tuple[int, table.Rule]]:

@@ -1,7 +1,7 @@
-"""Owns which system calls a guest of the process backend may make, as data; `seccomp.py` compiles it.
+"""Says which system calls a guest of the process backend may make, as data; `compiler.py` compiles it.
 
 Numbers are x86_64's. A rule is a tuple of clauses, tried in order; the first whose checks all hold decides.
-Every refusal names its control, so that tests can switch exactly one off and see an attack succeed.
+Every refusal names its control: an attack is tried with a table that lacks exactly one.
 """
 
 from __future__ import annotations
