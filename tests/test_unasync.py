@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from programs import read_program
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -31,21 +33,12 @@ def test_a_changed_sync_half_would_be_noticed(tmp_path: Path) -> None:
 
 
 def test_neither_the_package_nor_a_run_nor_a_sandbox_imports_asyncio() -> None:
-    code = f"""
-import sys
-sys.path.insert(0, {str(ROOT / "src")!r})
-import ringfence
-ringfence.run, ringfence.Sandbox, ringfence.Policy
-assert ringfence.run("1").value == "1"
-with ringfence.Sandbox() as box:
-    box.files.write("f", "x")
-    assert [i.path for i in box.files.list()] == ["f"]
-    assert box.exec(["cat", "f"]).stdout == "x"
-    with box.spawn(["true"]) as p: list(p)
-print(sorted(m for m in sys.modules if m.partition(".")[0] in ("asyncio", "concurrent", "ssl", "subprocess")))
-"""
+    code = read_program("unasync/loads_no_asyncio.py")
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50
+        [sys.executable, "-I", "-S", "-W", "ignore", "-c", code, str(ROOT / "src")],
+        capture_output=True,
+        text=True,
+        timeout=50,
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 

@@ -14,6 +14,7 @@ import pytest
 
 import leftovers
 from behaviour.host import SOURCE, Host, belongings, wait_until_gone
+from programs import read_program
 from ringfence.guest.launch import fence
 
 pytestmark = pytest.mark.everywhere
@@ -27,40 +28,7 @@ def answers(code: str, *, timeout_s: float = 40) -> list[str]:
     return text.splitlines()
 
 
-FORK = """
-import os, sys, time
-import ringfence
-from ringfence import SandboxError
-box = ringfence.Sandbox().start()
-p = box.spawn(["sh", "-c", "echo up; cat"])
-next(iter(p))
-ringfence.run("1")
-pid = os.fork()
-if pid == 0:
-    code = 1
-    try:
-        for use in (lambda: box.run("1"), lambda: box.files.read("x"), lambda: box.exec(["ls"]), lambda: box.usage()):
-            try:
-                use()
-                print("child used the parent's sandbox")
-            except SandboxError as e:
-                print(type(e).__name__, "belongs to process" in str(e), e.fix)
-        print(box.state)
-        box.close()
-        p.kill()
-        print("child", ringfence.run("6 * 7").value)
-        with ringfence.Sandbox() as own:
-            print("child", own.exec(["echo", "own"]).stdout.strip())
-        sys.stdout.flush()
-        code = 0
-    finally:
-        HOW
-print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-p.write("still here"); p.close_stdin()
-print(p.wait().stdout.split())
-print(box.exec(["echo", "parent"]).stdout.strip(), ringfence.run("2").value)
-box.close()
-"""
+FORK = read_program("behaviour/callers_fork.py")
 
 
 @pytest.mark.parametrize("how", ["os._exit(code)", "sys.exit(code)"])
@@ -90,31 +58,7 @@ with ringfence.Sandbox() as box:
 
 
 def test_a_fork_leaves_its_parents_manager_and_what_that_keeps_alone(tmp_path: Path) -> None:
-    code = f"""
-import os, sys
-from ringfence import SandboxClosedError, SandboxManager
-with SandboxManager(state={str(tmp_path / "state")!r}) as manager:
-    agent = manager.environment("a")
-    agent.run("open('f', 'w').write('parent')")
-    waits, goes_on = os.pipe()
-    if os.fork() == 0:
-        uses = [lambda: agent.run("open('f', 'w').write('child')"), lambda: agent.files.write("f", "child"),
-                agent.remove, agent.sandbox, manager.sandbox, lambda: manager.environment("a")]
-        for use in uses:
-            try: print("used", use())
-            except SandboxClosedError as e: print("belongs to process" in str(e), e.fix)
-        sys.stdout.flush()
-        os.close(goes_on)
-        os.read(waits, 1)
-        sys.exit(0)
-    os.close(waits)
-    print(agent.run("open('f').read()").value)
-with SandboxManager(state={str(tmp_path / "state")!r}) as manager:  # while the fork lives
-    print(manager.environment("a").run("open('f').read()").value)
-os.close(goes_on)
-os.wait()
-print(os.path.exists({str(tmp_path / "state" / "agent-a" / "workspace.snapshot")!r}))
-"""
+    code = f"state = {str(tmp_path / 'state')!r}" + read_program("behaviour/callers_fork_of_a_manager.py")
     found = answers(code)
     assert sorted(found) == sorted(["True make a new SandboxManager here"] * 6 + ["'parent'"] * 2 + ["True"])
 
@@ -144,24 +88,7 @@ with ringfence.Sandbox() as box: print(box.exec(["sh", "-c", "exit 4"]).exit_cod
 
 
 def test_a_caller_that_reaps_whatever_it_can() -> None:
-    code = """
-import os, signal, threading, time, ringfence
-stop = False
-def reap():
-    while not stop:
-        try: os.wait()
-        except ChildProcessError: time.sleep(0.001)
-t = threading.Thread(target=reap); t.start()
-print([ringfence.run(f"{n}").value for n in range(5)])
-from ringfence.backends.process import pool
-one = next(iter(pool._pools.values()))
-os.kill(one._templates._zygote.pid, signal.SIGKILL)
-print([ringfence.run(f"{n}").value for n in range(5)])
-with ringfence.Sandbox() as box: print(box.exec(["sh", "-c", "exit 4"]).exit_code)
-pool.close_all()
-stop = True
-t.join(10)
-"""
+    code = read_program("behaviour/callers_reaping_everything.py")
     assert answers(code) == ["['0', '1', '2', '3', '4']", "['0', '1', '2', '3', '4']", "4"]
 
 
@@ -195,25 +122,7 @@ print("alive")
 
 
 def test_a_caller_without_free_descriptors_is_told_so_and_loses_none() -> None:
-    code = """
-import errno, os, resource, ringfence
-from ringfence.backends.process import pool
-def held(): pool.close_all(); return len(os.listdir("/proc/self/fd"))
-ringfence.run("1")
-before = held()
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-said = set()
-for free in range(1, 12):
-    taken = []
-    try:
-        while True: taken.append(os.dup(0))
-    except OSError: pass
-    for _ in range(free): os.close(taken.pop())
-    try: said.add(ringfence.run("1").backend)
-    except OSError as error: said.add(errno.errorcode[error.errno])
-    for fd in taken: os.close(fd)
-print(said - {"process"}, held() - before, ringfence.run("6 * 7").value)
-"""
+    code = read_program("behaviour/callers_without_descriptors.py")
     assert answers(code) == ["{'EMFILE'} 0 42"]
 
 
@@ -248,20 +157,7 @@ with ringfence.Sandbox() as box: print(*box.exec(command).stdout.split()[1::2])
 
 
 def test_a_caller_that_closes_every_descriptor_gets_an_error_or_a_result_and_can_go_on() -> None:
-    code = """
-import os, ringfence
-box = ringfence.Sandbox().start()
-ringfence.run("1")
-os.closerange(3, 4096)
-try: print("sandbox", box.run("1").status)
-except (ringfence.RingfenceError, OSError) as e: print("sandbox", "error")
-values = []
-for _ in range(4):
-    try: values.append(ringfence.run("1").value)
-    except (ringfence.RingfenceError, OSError) as e: values.append(type(e).__name__)
-print(values[-1], flush=True)
-os._exit(0)
-"""
+    code = read_program("behaviour/callers_closing_descriptors.py")
     lines = answers(code)
     assert lines[0] in ("sandbox error", "sandbox lost")
     assert lines[1] == "1"
@@ -333,19 +229,7 @@ def test_a_killed_command_loses_no_sandbox_where_the_host_hides_processes() -> N
     assert (done.stdout.splitlines(), done.stderr) == (["error goes on", "error"], "")
 
 
-INTERRUPTED = """
-import ringfence, sys, time
-from ringfence.backends.process import pool
-WHAT
-print("go", flush=True)
-started = time.monotonic()
-try:
-    CALL
-    print("returned")
-except KeyboardInterrupt:
-    print("interrupted", time.monotonic() - started < 10)
-THEN
-"""
+INTERRUPTED = read_program("behaviour/callers_interrupted.py")
 
 
 @pytest.mark.parametrize(
@@ -406,24 +290,7 @@ p.wait()
     assert wait_until_gone(mine) == []
 
 
-_FORK_UNDER_A_LOCK = """
-import os, time, ringfence
-from ringfence.backends.process import pool
-ringfence.run("1")
-one = next(iter(pool._pools.values()))
-with next(iter(one._templates._of_view.values()))._lock:  # as the thread that makes spares does
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    for _ in range(300):
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            print("ended")
-            break
-        time.sleep(0.01)
-    else:
-        os.kill(pid, 9)
-        print("hung")
-"""
+_FORK_UNDER_A_LOCK = read_program("behaviour/callers_fork_under_a_lock.py")
 
 
 def test_a_fork_of_the_caller_waits_for_no_lock_of_a_thread_it_has_not() -> None:
@@ -436,20 +303,7 @@ def test_a_fork_of_the_caller_waits_for_no_lock_of_a_thread_it_has_not() -> None
 
 def test_threads_that_begin_at_once_share_one_template() -> None:
     """In a process of its own: here a plan was made long ago."""
-    code = """
-import threading, ringfence
-from ringfence import launching
-from ringfence.backends.process import pool
-together = threading.Barrier(4)
-def begin():
-    together.wait()
-    assert ringfence.run("1").value == "1"
-threads = [threading.Thread(target=begin) for _ in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-[kept] = pool._pools.values()
-print(len(launching._plans), len(kept._templates._of_view), len(kept._shelves))
-"""
+    code = read_program("behaviour/callers_threads_at_once.py")
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50, check=False
     )

@@ -23,6 +23,7 @@ import leftovers
 import ringfence
 from accounts import OrdinaryUser
 from behaviour import host
+from programs import read_program
 from ringfence import Mount, Policy, Sandbox, SandboxError, SandboxLostError, UnsupportedError
 from ringfence._sync.process import Process
 from ringfence.backends.process import pool
@@ -390,35 +391,7 @@ def test_a_spawner_that_a_guest_stopped_is_replaced_at_once() -> None:
             assert time.monotonic() - started < 4.5, "it was waited for like one that is slow"
 
 
-_STRAYS = """
-import os, time
-from ringfence.guest.guestd import supervisor as inside
-from ringfence.guest.launch import monitor
-from ringfence.shared import fast_stdlib as lean
-class Starting:
-    '''A sandbox whose spawner owes an answer.'''
-    expects_children = True
-    def __init__(self): self.expects_since = inside.boot_time()
-    def pidfds(self): return []
-def ended():
-    pid = os.fork()
-    if pid == 0: os._exit(0)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    return pid
-def is_there(pid):
-    return os.path.exists(f"/proc/{pid}")
-served = monitor.Monitor(*(lean.pair(lean.SOCK_SEQPACKET)), 0, os.pidfd_open(os.getpid()))
-older = ended()
-time.sleep(0.03)
-served._boxes[1] = Starting()
-younger = ended()
-served.reap_strays()
-print(is_there(older), is_there(younger))
-served._boxes[2] = served._boxes.pop(1)
-served._boxes[2].expects_children = False
-served.reap_strays()
-print(is_there(older), is_there(younger))
-"""
+_STRAYS = read_program("behaviour/death_of_our_processes_strays.py")
 
 
 def test_an_orphan_of_one_sandbox_is_reaped_while_another_one_starts() -> None:
@@ -429,45 +402,7 @@ def test_an_orphan_of_one_sandbox_is_reaped_while_another_one_starts() -> None:
     assert done.stdout.splitlines() == ["False True", "False False"]
 
 
-_UNDER_FIRE = """
-import json, os, random, sys, threading, time, warnings
-warnings.simplefilter("ignore")
-sys.path.insert(0, sys.argv[1])
-import leftovers, ringfence
-from ringfence import RingfenceError, Sandbox
-end, told, walls, kills = time.monotonic() + 6, {}, set(), []
-def note(error):
-    ours = isinstance(error, ringfence.SandboxError)
-    told[f"{type(error).__name__} {error.code if isinstance(error, RingfenceError) else ''}"] = (
-        [ours, bool(getattr(error, "fix", None)), "limits.memory" in str(error), str(error)])
-def use(box):
-    walls.update((box.exec(["true"]).backend, box.run("1").backend))
-    box.files.write("x", b"1")
-def work(one):
-    while time.monotonic() < end:
-        try: one()
-        except Exception as error: note(error)
-def in_a_sandbox():
-    with Sandbox() as box:
-        for _ in range(3): use(box)
-def fire():
-    rolls = random.Random(16)
-    while time.monotonic() < end:
-        time.sleep(rolls.random() * 0.15)
-        found = [one for one in leftovers.descendants() if one.name.startswith("rf-")]
-        if found:
-            kind = rolls.choice(sorted({one.name for one in found}))
-            try:
-                os.kill(rolls.choice([one.pid for one in found if one.name == kind]), 9)
-                kills.append(kind)
-            except ProcessLookupError: pass
-threads = [threading.Thread(target=work, args=(one,)) for one in
-    (in_a_sandbox, lambda: walls.add(ringfence.run("1").backend))]
-threads.append(threading.Thread(target=fire))
-for one in threads: one.start()
-for one in threads: one.join()
-print(json.dumps([told, sorted(walls), len(kills), ringfence.run("6 * 7").value]))
-"""
+_UNDER_FIRE = read_program("behaviour/death_of_our_processes_under_fire.py")
 
 
 @pytest.mark.parametrize("who", ["this user", "an ordinary user"])

@@ -9,6 +9,7 @@ import pytest
 import leftovers
 from behaviour import host
 from behaviour.host import Host
+from programs import read_program
 
 STARTING = "import ringfence\nprint('go')\nringfence.run('import time; time.sleep(60)')"
 RUNNING = """
@@ -20,20 +21,7 @@ print("go")
 p.wait()
 """
 IDLE = "import ringfence, time\nringfence.run('1')\ntime.sleep(0.3)\nprint('go')\ntime.sleep(60)"
-THREAD = """
-import ringfence, threading, time
-def work():
-    global box, p
-    box = ringfence.Sandbox().start()
-    p = box.spawn(["sh", "-c", "echo up; sleep 600"])
-    next(iter(p))
-t = threading.Thread(target=work)
-t.start(); t.join()
-time.sleep(0.5)
-print(box.run("1").value, p.running)
-print("go")
-time.sleep(60)
-"""
+THREAD = read_program("behaviour/death_of_the_library_thread.py")
 FORKED = """
 import os, ringfence, time
 box = ringfence.Sandbox().start()

@@ -13,6 +13,7 @@ import pytest
 
 import weaker
 from accounts import OrdinaryUser
+from programs import read_program
 from ringfence import (
     Limits,
     Network,
@@ -102,24 +103,7 @@ print(json.dumps([repr(value) for value in values]))
 """
 
 
-WIPED = """
-import mmap, os
-def made():
-    found = mmap.mmap(-1, 8192, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    found.madvise(18)  # MADV_WIPEONFORK: where libraries, and libc since 2.41, keep the state of their generators
-    return found
-def seen_by_a_child(page):
-    out, into = os.pipe()
-    if os.fork() == 0:
-        os.write(into, page[:4])
-        os._exit(0)
-    os.wait(); os.close(into)
-    return os.read(out, 4)
-state = made()
-state[:4] = b"seed"
-plain = mmap.mmap(-1, 8192, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-plain[:4] = b"kept"
-"""
+WIPED = read_program("behaviour/forking_wiped.py")
 
 
 def test_what_a_fork_wipes_is_wiped_in_a_copy_and_in_the_copys_own_children(box: Sandbox) -> None:
@@ -252,19 +236,7 @@ def test_signal_handlers_go_along(box: Sandbox) -> None:
     assert box.run("seen").value == "[]"
 
 
-NO_STACK = """
-import ctypes
-mmap = ctypes.CDLL(None).mmap
-top = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[25]) & ~4095  # where the stack began
-def put_a_file_there(depth):
-    if depth:  # C frames, so that those in the page stand still meanwhile
-        return sorted([depth - 1], key=put_a_file_there)
-    with open("top", "w+b") as file:
-        file.write(ctypes.string_at(top, 4096)); file.flush()
-        mmap(ctypes.c_void_p(top), ctypes.c_size_t(4096), 3, 0x12, file.fileno(), ctypes.c_long(0))
-    return []
-done = put_a_file_there(40)
-"""
+NO_STACK = read_program("behaviour/forking_no_stack.py")
 
 
 @pytest.mark.parametrize(
@@ -488,20 +460,7 @@ def test_the_images_of_all_sessions_are_in_one_limit() -> None:
                 copy.fork()
 
 
-GIVES_BACK = """
-import ctypes, gc, sys
-gc.unfreeze()  # what the zygote has
-held = [each for one in gc.get_objects() for each in gc.get_referents(one)]
-held += [each for one in held if type(one) is dict for each in one.values()]  # such a dict of texts is not tracked
-texts = [each for each in held if type(each) is str]
-text = max(texts, key=sys.getsizeof)
-assert sys.getsizeof(text) > 2 * 4096 + 64
-page = (id(text) + 64 + 4095) & ~4095  # all of it is inside the text
-full = bool(ctypes.string_at(page, 4096).strip(b"\\0"))
-ctypes.CDLL(None).madvise(ctypes.c_void_p(page), ctypes.c_size_t(4096), 4)  # MADV_DONTNEED
-del held, texts
-full
-"""
+GIVES_BACK = read_program("behaviour/forking_gives_back.py")
 
 
 def test_what_the_original_gave_back_is_not_the_zygotes_in_a_copy(box: Sandbox) -> None:

@@ -10,29 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accounts import OrdinaryUser
+from programs import read_program
 from ringfence import Mount, Policy, Sandbox
 
 if TYPE_CHECKING:
     from ringfence.values import MountMode
 
-LOOK = """
-import errno, json, os
-def met(function, *args):
-    try:
-        function(*args)
-        return "ok"
-    except OSError as error:
-        return errno.errorcode[error.errno]
-tree = sorted(os.path.relpath(f"{top}/{name}", "/data") for top, folders, files in os.walk("/data")
-              for name in folders + files)
-print(json.dumps({
-    "tree": tree,
-    "read": {name: met(open, f"/data/{name}") for name in (".env", "deep/er/key", "secrets/one", "link", "later")},
-    "plain": open("/data/deep/er/plain").read(),
-    "write": met(open, "/data/new", "w"),
-    "mode": oct(os.stat("/data/deep").st_mode & 0o777),
-}))
-"""
+LOOK = read_program("behaviour/hidden_look.py")
 HIDE = [".env", "secrets", "deep/er/key", "secrets/one", "later", "nowhere/at/all"]
 SHOWN = ["deep", "deep/er", "deep/er/plain", "link", "readme"]
 GONE = {".env": "ENOENT", "deep/er/key": "ENOENT", "secrets/one": "ENOENT", "link": "ENOENT", "later": "ENOENT"}
@@ -148,19 +132,7 @@ def test_the_plan_says_which_of_the_two_a_hidden_path_is(project: Path) -> None:
     assert lines("rw") == ["/data/.env: hidden: an empty, read-only file is in its place"]
 
 
-_AS_USER = """
-import json, sys, tempfile
-from pathlib import Path
-from ringfence import Mount, Policy, Sandbox
-with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
-    exec(sys.argv[1])
-    fill(Path(folder))
-    found = []
-    for mode in ("ro", "copy"):
-        with Sandbox(policy=Policy(mounts=[Mount(folder, "/data", mode, hide=json.loads(sys.argv[2]))])) as box:
-            found.append(json.loads(box.run(sys.argv[3]).check().stdout))
-print(json.dumps(found))
-"""
+_AS_USER = read_program("behaviour/hidden_as_user.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")

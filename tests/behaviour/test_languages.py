@@ -10,6 +10,7 @@ import pytest
 
 import ringfence
 from accounts import OrdinaryUser
+from programs import read_program
 from ringfence import Limits, Policy, PolicyError, Result, Sandbox
 from ringfence.backends import Backend
 from ringfence.core.languages import TABLE
@@ -173,21 +174,7 @@ def test_sessions_of_each_language_on_each_way_to_start(backend: Backend) -> Non
         assert (js(box, "x").value, sh(box, "echo $x").stdout, box.run("x").value) == ("1", "2\n", "3")
 
 
-ORDINARY = """
-import json, warnings
-warnings.simplefilter("ignore")
-import ringfence
-from ringfence import Limits, Policy, Sandbox
-with Sandbox(policy=Policy(limits=Limits(memory="1G"))) as box:  # for Node 24, where there is no cgroup
-    for language, first, second in (("javascript", "const x = 1", "console.log(x, prompt())"),
-                                    ("bash", "x=1; cd /tmp", "read y; echo $x $y $PWD")):
-        box.run(first, language=language).check()
-        print(json.dumps(box.run(second, language=language, stdin="in\\n").stdout))
-        r = box.run("while (true) {}" if language == "javascript" else "sleep 60", language=language, timeout_s=0.5)
-        print(json.dumps([r.status, r.state_kept]))
-r = ringfence.run("int main(void) { return 6; }", language="c")
-print(json.dumps([r.status, r.exit_code]))
-"""
+ORDINARY = read_program("behaviour/languages_ordinary.py")
 
 
 def test_the_same_as_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:

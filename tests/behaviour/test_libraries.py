@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ringfence
+from programs import read_program
 from ringfence import Limits, Policy
 from ringfence.backends import Backend
 
@@ -67,20 +68,7 @@ for name in (":memory:", "/workspace/a.db"):
 
 
 def test_asyncio_runs_tasks_subprocesses_and_local_servers() -> None:
-    code = """
-import asyncio
-async def main():
-    async def serve(r, w):
-        w.write((await r.readline()).upper()); await w.drain(); w.close()
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    r, w = await asyncio.open_connection(*server.sockets[0].getsockname())
-    w.write(b"hello\\n"); print(await r.read()); w.close()
-    server.close()
-    p = await asyncio.create_subprocess_exec("echo", "hi", stdout=asyncio.subprocess.PIPE)
-    print((await p.communicate())[0])
-    print(await asyncio.gather(*(asyncio.sleep(0.01, i) for i in range(3))))
-asyncio.run(main())
-"""
+    code = read_program("behaviour/libraries_asyncio.py")
     assert ok(code) == "b'HELLO\\n'\nb'hi\\n'\n[0, 1, 2]\n"
 
 

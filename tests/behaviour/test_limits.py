@@ -12,6 +12,7 @@ import pytest
 
 import ringfence
 import weaker
+from programs import read_program
 from ringfence import Limits, Policy, Result, Sandbox, launching
 from ringfence.core import arguments
 from ringfence.wire.inbox import Switchboard
@@ -29,20 +30,7 @@ def verdict(result: Result) -> tuple[str, str]:
 
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────
 
-STUBBORN = """
-import os, signal, time
-for n in range(1, 32):
-    try: signal.signal(n, signal.SIG_IGN)
-    except OSError: pass
-for _ in range(4):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            for fd in (0, 1, 2): os.close(fd)
-        while True: time.sleep(1)
-print("up", flush=True)
-while True: time.sleep(1)
-"""
+STUBBORN = read_program("behaviour/limits_stubborn.py")
 
 
 def test_a_timeout_takes_daemons_that_ignore_signals_and_is_answered() -> None:

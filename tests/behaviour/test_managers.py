@@ -18,6 +18,7 @@ import pytest
 import weaker
 from accounts import OrdinaryUser
 from behaviour.host import Host, belongings, wait_until_gone
+from programs import read_program
 from ringfence import (
     AsyncSandboxManager,
     Limits,
@@ -214,24 +215,7 @@ def test_a_tree_that_cannot_be_kept_is_said_in_the_result_and_the_last_one_stays
 
 # ── agents apart ─────────────────────────────────────────────────────────────────────────────────
 
-LOOK_FOR = """
-import os, sys
-marker, found = sys.argv[1].encode()[::-1], []
-for top in ("/workspace", "/tmp", "/dev/shm", "/run", "/var", "/home", "/root", "/mnt", *sys.argv[2:]):
-    for folder, folders, files in os.walk(top):
-        folders[:] = [f for f in folders if os.lstat(os.path.join(folder, f)).st_dev == os.stat(top).st_dev]
-        for name in files:
-            try:
-                with open(os.path.join(folder, name), "rb") as file:
-                    if marker in file.read(1 << 20): found.append(os.path.join(folder, name))
-            except OSError: pass
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    for name in ("cmdline", "environ"):
-        try: text = open(f"/proc/{pid}/{name}", "rb").read()
-        except OSError: continue
-        if marker in text: found.append(pid)
-print(found)
-"""
+LOOK_FOR = read_program("behaviour/managers_look_for.py")
 
 
 @pytest.mark.everywhere(gvisor="find takes too long in it")
@@ -749,21 +733,7 @@ def test_the_async_half_does_the_same(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "s" / "agent-a") == ["workspace.snapshot"]
 
 
-AS_USER = """
-import sys, warnings
-from ringfence import Quota, QuotaError, SandboxManager, WeakerLimitWarning
-warnings.simplefilter("ignore", WeakerLimitWarning)
-for turn in range(2):
-    with SandboxManager(state=sys.argv[1], quota=Quota(sandboxes=1), warm=1) as manager:
-        agent = manager.environment("a")
-        print(agent.run("open('f', 'a').write('x')\\nopen('f').read()").value)
-        try: agent.sandbox().start()
-        except QuotaError as error: print(error.code)
-manager = SandboxManager(state=sys.argv[1])
-manager.environment("a").remove()
-print(manager.environments())
-manager.close()
-"""
+AS_USER = read_program("behaviour/managers_as_user.py")
 
 
 def test_an_ordinary_user_has_managers_too(ordinary_user: OrdinaryUser) -> None:

@@ -11,6 +11,7 @@ import pytest
 import weaker
 from behaviour import host
 from behaviour.host import Host
+from programs import read_program
 from ringfence import Limits, Policy, Sandbox
 
 MANY = 200
@@ -51,19 +52,7 @@ def test_two_hundred_sessions_hold_their_state_in_six_mebibytes_each() -> None:
         assert used <= MOST_MIB, f"{used:.1f} MiB each"
 
 
-LIVE = """
-import ringfence
-box = ringfence.Sandbox().start()
-box.run("import subprocess; p = subprocess.Popen(['sleep', '600'])").check()
-box.run("const c = require('child_process').spawn('sleep', ['600']); 1", language="javascript").check()
-box.run("sleep 600 & x=1", language="bash").check()
-cells = [box.session(language=l).spawn(c) for l, c in
-         (("python", "import time; time.sleep(600)"), ("javascript", "while (true) {}"), ("bash", "sleep 600"))]
-terminal = box.pty(["sh", "-c", "trap '' HUP; echo up; sleep 600 & sleep 600"])
-next(iter(terminal))
-print("go")
-terminal.wait()
-"""
+LIVE = read_program("behaviour/many_sessions_live.py")
 
 
 @weaker.needs_node

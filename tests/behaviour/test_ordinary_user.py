@@ -9,6 +9,7 @@ import pytest
 
 import leftovers
 from accounts import OrdinaryUser
+from programs import read_program
 
 HEAD = """
 import json, os, sys, time, warnings
@@ -44,20 +45,7 @@ say(ringfence.run("input() * 2", stdin="ab").value, ringfence.run("import os\\ns
 
 
 def test_commands_files_and_processes(ordinary_user: OrdinaryUser) -> None:
-    code = """
-with Sandbox() as box:
-    box.files.write("d/f", "text", mode=0o700)
-    say([(i.path, i.kind, i.mode) for i in box.files.list(recursive=True)], box.files.read_text("d/f"))
-    say(box.exec(["sh", "-c", "cat d/f; exit 4"]).exit_code, box.exec(["nope"]).exit_code)
-    with box.spawn(["sh", "-c", "setsid sleep 600 & echo up; cat"]) as p:
-        next(iter(p)); p.write("x"); p.close_stdin()
-        say(p.wait().stdout)
-    with box.spawn(["sh", "-c", "setsid sleep 4646 & echo up; sleep 600"]) as p: next(iter(p))
-    say("4646" in box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline"]).stdout.split("\\0"))
-    box.files.remove("d", recursive=True)
-    say([i.path for i in box.files.list()], box.state)
-say(box.state)
-"""
+    code = read_program("behaviour/ordinary_user_commands_files_and_processes.py")
     assert told(ordinary_user, code) == [
         [[["d", "directory", 0o755], ["d/f", "file", 0o700]], "text"],
         [4, 127],
@@ -69,38 +57,7 @@ say(box.state)
 
 
 def test_limits_hold(ordinary_user: OrdinaryUser) -> None:
-    code = """
-count = '''
-import os, signal
-n = 1
-while True:
-    try: pid = os.fork()
-    except OSError: break
-    if pid == 0: signal.pause()
-    n += 1
-n
-'''
-for n in (1, 5): say(ringfence.run(count, policy=Policy(limits=Limits(processes=n))).value)
-start = time.monotonic()
-stubborn = "import os, signal as s, time\\ns.signal(15, s.SIG_IGN)\\nif os.fork() == 0: os.setsid()\\ntime.sleep(60)"
-r = ringfence.run(stubborn, timeout_s=0.5)
-say(r.status, time.monotonic() - start < 15)
-r = ringfence.run("while True: pass", policy=Policy(limits=Limits(cpu_time_s=0.6, timeout_s=20)))
-say(r.status, r.reason)
-r = ringfence.run("x = bytearray(200 << 20)", policy=Policy(limits=Limits(memory="64M")))
-say(r.status in ("oom", "error"))
-disk = '''
-n = 0
-f = open("f", "wb", buffering=0)
-try:
-    while True: n += f.write(b"x" * 4096)
-except OSError as e: reason = e.strerror
-(n, reason)
-'''
-say(ringfence.run(disk, policy=Policy(limits=Limits(disk="1M"))).value)
-r = ringfence.run("print('x' * 5000)", policy=Policy(limits=Limits(output="1K")))
-say(r.truncated, len(r.stdout) < 1200)
-"""
+    code = read_program("behaviour/ordinary_user_limits_hold.py")
     assert told(ordinary_user, code) == [
         ["1"],
         ["5"],
@@ -134,19 +91,7 @@ def test_the_warning_of_weaker_limits_names_the_callers_line_and_comes_with_the_
     ordinary_user: OrdinaryUser,
 ) -> None:
     """Not with a plan, even where that tries a sandbox: what the plan says is the same."""
-    code = """
-from ringfence import choosing
-choosing._is_doubtful = lambda: True
-warnings.simplefilter("always")
-with warnings.catch_warnings(record=True) as seen:
-    weaker = Sandbox().plan().enforcement.weaker
-    say(len(seen), "memory" in weaker)
-    here = sys._getframe().f_lineno + 1
-    ringfence.run("1")
-    say([(w.category.__name__, w.filename, w.lineno - here) for w in seen])
-    ringfence.run("1")
-    say(len(seen))
-"""
+    code = read_program("behaviour/ordinary_user_warned.py")
     planned, warned, again = told(ordinary_user, code)
     if planned[1]:
         assert (planned[0], warned, again) == (0, [[["WeakerLimitWarning", "<string>", 0]]], [1])
@@ -167,20 +112,7 @@ say(choosing.known_refusal() is None, ringfence.run("1 + 1").value)
 
 
 def test_the_host_is_not_visible(ordinary_user: OrdinaryUser) -> None:
-    code = f"""
-secret = os.path.expanduser("~/secret")
-open(secret, "w").write("s")
-look = '''
-import os
-seen = []
-for p in ({{0!r}}, "/root", {str(ordinary_user.source)!r}, "/etc/shadow", "/var/log", "/run", "/sys/fs/cgroup"):
-    try: seen.append(bool(os.listdir(p) if os.path.isdir(p) else open(p).read()))
-    except OSError: seen.append(False)
-(seen, len([p for p in os.listdir("/proc") if p.isdigit()]) < 5)
-'''.format(secret)
-say(ringfence.run(look).value)
-os.remove(secret)
-"""
+    code = f"source = {str(ordinary_user.source)!r}" + read_program("behaviour/ordinary_user_looks_at_the_host.py")
     assert told(ordinary_user, code) == [[str(([False] * 7, True))]]
 
 

@@ -24,24 +24,13 @@ import pytest
 
 from accounts import OrdinaryUser, let_others_through
 from behaviour import every_method
+from programs import read_program
 from ringfence import Mount, Policy, PolicyError, Sandbox
 from ringfence.host import import_path
 from test_imports import ROOT, all_imports
 
 SCRIPT = Path(every_method.__file__)
-PLANTED = """
-import os, sys
-with open({witness!r}, "a") as file:
-    file.write(f"{{__name__}} {{os.getpid()}}\\n")
-here = os.path.dirname(__file__)
-place = sys.path.index(here)
-del sys.path[place], sys.modules[__name__]
-import importlib
-try:
-    sys.modules[__name__] = importlib.import_module(__name__)
-finally:
-    sys.path.insert(place, here)
-"""
+PLANTED = read_program("behaviour/own_imports_planted.py")
 
 
 def imported_names(folder: Path) -> set[str]:
@@ -140,22 +129,7 @@ def test_nor_does_one_of_an_ordinary_user_whose_python_lacks_packages(
 
 
 # The package lies in the folder itself, as in a checkout; each of our processes is started after the guest has worked.
-LATER = """
-import os, sys, time
-top, here = sys.argv[1:]
-sys.path.insert(0, here)
-import ringfence
-from ringfence import Image, Mount, Policy, Sandbox
-with Sandbox(policy=Policy(mounts=[Mount(here, mode="rw")])) as box:
-    box.exec(["python3", "-c", {plant!r}, here]).check()
-    assert box.exec(["sh", "-c", f"echo 1 >> {{here}}/ringfence/spawn.py"]).exit_code
-    assert Sandbox(image=Image("host", preload=["json"])).start().run("import json; json.dumps(1)").value == "'1'"
-    from ringfence.doctor import trial_runner as asking
-    assert asking.cgroup().facts is not None
-    assert asking.trials()["launcher"].ok
-    assert os.path.exists(here + "/.vscode")
-    os.kill(os.getpid(), 9)
-"""
+LATER = read_program("behaviour/own_imports_later.py")
 
 
 def _sweeps(top: Path, run: subprocess.CompletedProcess[str]) -> None:

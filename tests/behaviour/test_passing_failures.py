@@ -17,6 +17,7 @@ import pytest
 import ringfence
 from backends.container import equipped
 from behaviour import host
+from programs import read_program
 from ringfence import Mount, Policy, Sandbox, SandboxError, StartTimeoutError, UnsupportedError, choosing, launching
 from ringfence.backends.container import api
 from ringfence.backends.process import pool
@@ -227,19 +228,7 @@ def test_without_the_package_nothing_is_started(tmp_path: Path, monkeypatch: pyt
     assert (raised.value.code, (tmp_path / "starts").exists()) == ("extra-missing", False)
 
 
-_SERVICE = """
-import os, sys, threading, time
-from ringfence.backends.container import api as engine
-engine._candidates = lambda *_: []
-found = []
-ask = lambda name: found.append(engine.find(name))
-threads = [threading.Thread(target=ask, args=(name,)) for name in (None, "podman", None, "podman")]
-for one in threads: one.start()
-for one in threads: one.join()
-if os.fork() == 0: time.sleep(30); os._exit(0)  # who has all our descriptors
-print(len(found), len({one.socket for one in found}), engine._service[0].process.pid, flush=True)
-time.sleep(30)
-"""
+_SERVICE = read_program("behaviour/passing_failures_service.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root it takes a range of uids; tests of rootless Podman do")
@@ -269,25 +258,7 @@ def test_one_service_serves_the_process_and_ends_with_it_however_that_ended() ->
     assert (asked, sockets, lives, ended) == (4, 1, True, True)
 
 
-_KILLED = """
-import json, os, warnings
-warnings.simplefilter("ignore")
-from ringfence import Sandbox
-from ringfence.backends import Container
-from ringfence.backends.container import api as engine
-engine._candidates = lambda *_: []
-def ran():
-    with Sandbox(backend="container") as box:
-        return [box.exec(["echo", "1"]).stdout, engine._service[0].process.pid]
-first = ran()
-os.kill(first[1], 9)
-second = ran()
-with Sandbox(backend="container") as box:
-    process = box.spawn(["sleep", "30"])
-    os.kill(second[1], 9)
-    lost = process.wait()
-print(json.dumps([first, second, [lost.status, lost.reason], ran()]))
-"""
+_KILLED = read_program("behaviour/passing_failures_killed.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root it takes a range of uids; tests of rootless Podman do")

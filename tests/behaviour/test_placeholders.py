@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import read_program
 from ringfence import Limits, Mount, Policy, Result, Sandbox, SandboxLostError, SandboxManager
 from ringfence.host.cgroups import find
 from ringfence.host.placeholders import is_placeholder
@@ -17,25 +18,7 @@ from ringfence.plan.rootfs.protected import HELD_DIRECTORIES, HELD_FILES
 
 ALL = {*HELD_FILES, *HELD_DIRECTORIES}
 # Names that a guest may not make, tried for as long as it runs.
-SPIN = """
-import os, sys, time
-os.chdir(sys.argv[1])
-print("spins", flush=True)
-end = time.monotonic() + float(sys.argv[2])
-while time.monotonic() < end:
-    for name in (".envrc", ".bashrc", ".mcp.json"):
-        try:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        except OSError:
-            continue
-        os.write(fd, b"of the guest")
-        os.close(fd)
-    try:
-        os.mkdir(".claude")
-        open(".claude/settings.json", "w").write("of the guest")
-    except OSError:
-        pass
-"""
+SPIN = read_program("behaviour/placeholders_spin.py")
 
 
 @pytest.fixture
@@ -204,21 +187,7 @@ def test_a_pause_while_a_name_is_put_back_is_not_undone(project: Path, monkeypat
 def test_a_file_of_the_guests_with_the_placeholders_number_is_not_protected_for_it(project: Path) -> None:
     """The mount's folder lies in the guest's own /tmp: it moved that, and put one of the same number in its place."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=777", "none", project], check=True)
-    guest = """
-import os
-def number(path):
-    fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        return os.fstat(fd).st_ino
-    finally:
-        os.close(fd)
-wanted = number("/tmp/x/p/new") + 1
-os.unlink("/tmp/x/p/new")
-os.rename("/tmp/x", "/tmp/y")
-os.makedirs("/tmp/x/p")
-while number("/tmp/x/p/.envrc") < wanted:
-    os.unlink("/tmp/x/p/.envrc")
-"""
+    guest = read_program("behaviour/placeholders_guest.py")
     try:
         with Sandbox(policy=Policy(mounts=[Mount(project, target="/tmp/x/p", mode="rw")])) as box:
             assert box.exec(["python3", "-c", guest]).status == "ok"

@@ -19,6 +19,7 @@ import pytest
 import accounts
 from accounts import OrdinaryUser
 from behaviour.host import Host
+from programs import read_program
 from ringfence import (
     AsyncSandbox,
     Limits,
@@ -47,47 +48,10 @@ open("sparse", "wb").truncate(10_000_000)
 open(b"name \\xff\\n", "w").write("z")
 os.chmod("a.txt", 0o741); os.utime("a.txt", ns=(5, 1_000_000_005)); os.utime("d/e", ns=(7, 7))
 """
-FACTS = """
-import os, hashlib
-os.chmod("shut", 0o700)
-found = []
-for top, ds, fs in os.walk("."):
-    for n in sorted(ds + fs):
-        p = os.path.join(top, n); i = os.lstat(p)
-        os.chmod(p, 0o700) if p == "./d/none" else None
-        file = os.path.isfile(p) and not os.path.islink(p)
-        text = os.readlink(p) if os.path.islink(p) else hashlib.sha256(open(p, "rb").read()).hexdigest() if file else ""
-        found.append((p, oct(i.st_mode), file and i.st_nlink, i.st_mtime_ns, i.st_size, i.st_blocks, text))
-sorted(f for f in found if f[0] != "./shut"), os.stat("d/hard").st_ino == os.stat("a.txt").st_ino
-"""
+FACTS = read_program("behaviour/snapshots_facts.py")
 
 
-CHANGES = """
-import os, random, stat
-chance = random.Random(seed)
-def some(kind):
-    found = [os.path.join(t, n) for t, ds, fs in os.walk(".") for n in ds + fs]
-    return [p for p in found if kind(os.lstat(p).st_mode)]
-def name():
-    return os.path.join(chance.choice([".", *some(stat.S_ISDIR)]), f"n{chance.randrange(30)}")
-def change():
-    what, new = chance.randrange(11), name()
-    files, folders, all = some(stat.S_ISREG), some(stat.S_ISDIR), some(lambda mode: True)
-    if what < 3: open(new, "w").write(str(chance.random()))
-    elif what == 3: os.mkdir(new)
-    elif what == 4: os.symlink("x" * chance.randrange(1, 9), new)
-    elif what == 5: os.link(chance.choice(files), new)
-    elif what == 6: os.rename(chance.choice(all), new)
-    elif what == 7: os.remove(chance.choice(files))
-    elif what == 8: os.rmdir(chance.choice(folders))
-    elif what == 9: os.chmod(chance.choice(files + folders), chance.choice((0o700, 0o755, 0o500, 0)))
-    else:
-        path = chance.choice(files); info = os.stat(path)
-        open(path, "r+").write(chance.choice("xyz")); os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-for _ in range(count):
-    try: change()
-    except (OSError, IndexError): pass
-"""
+CHANGES = read_program("behaviour/snapshots_changes.py")
 
 
 def facts(box: Sandbox) -> str:
@@ -515,20 +479,7 @@ def test_files_of_another_owner_in_a_copy_at_the_workspace(tmp_path: Path, ordin
     assert (done.stdout, done.stderr) == ("True True True\n", "")
 
 
-OF_ANOTHER_OWNER = """
-import sys, warnings
-warnings.simplefilter("ignore")
-from ringfence import Mount, Policy, Sandbox
-with Sandbox(policy=Policy(mounts=[Mount(sys.argv[1], target="/workspace", mode="copy")])) as box:
-    box.exec(["rm", "-f", "token", "changed"]).check()
-    listing = ["sh", "-c", "find . -type f -printf '%P %m %s\\n' -o -printf '%P %y %m\\n' | sort"]
-    with box.fork(memory=False) as twin:
-        print(twin.exec(listing).stdout == box.exec(listing).stdout, "token" not in twin.exec(["ls"]).stdout, end=" ")
-    before, shown = box.snapshot(), box.exec(listing).stdout
-    box.exec(["rm", "-f", "kept/later", "first"]).check()
-    box.rollback(before)
-    print(box.exec(listing).stdout == shown)
-"""
+OF_ANOTHER_OWNER = read_program("behaviour/snapshots_of_another_owner.py")
 
 
 def test_a_workspace_that_is_the_hosts_is_neither_kept_nor_set_back(kept: Snapshot, tmp_path: Path) -> None:
@@ -693,41 +644,12 @@ with ringfence.Sandbox(snapshot=kept) as other: print(other.files.read_text("f")
 
 def test_a_folder_that_leads_to_a_mount_and_was_moved_stops_no_rollback(ordinary_user: OrdinaryUser) -> None:
     """Without root that folder is the guest's own, so it was told and would be removed with what is in it."""
-    code = """
-import os, tempfile, warnings
-warnings.simplefilter("ignore")
-from ringfence import Mount, Policy, Sandbox
-with tempfile.TemporaryDirectory() as host:
-    os.chmod(host, 0o755)
-    open(f"{host}/of-the-host", "w").close()
-    with Sandbox(policy=Policy(mounts=[Mount(host, "/workspace/a/b/m", mode="rw")])) as box:
-        box.files.write("mine", "1")
-        before = box.snapshot()
-        box.run("import os; os.rename('a', 'z'); os.remove('mine')").check()
-        box.rollback(before)
-        print(box.files.exists("mine"), os.path.exists(f"{host}/of-the-host"), oct(os.stat(host).st_mode & 0o777))
-        before.delete()
-"""
+    code = read_program("behaviour/snapshots_moved_folder.py")
     done = ordinary_user.run(code)
     assert (done.stdout, done.stderr) == ("True True 0o755\n", "")
 
 
 def test_all_of_it_works_for_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
-    code = """
-import os, warnings
-warnings.simplefilter("ignore")
-from ringfence import Sandbox, Snapshot
-with Sandbox() as box:
-    box.run("import os\\nfor n in range(300): open(f'f{n}', 'w').write('x' * n)\\nos.mkdir('d'); os.chmod('d', 0)")
-    before = box.snapshot()
-    box.files.write("f3", "other")
-    print([change.path for change in before.diff(box.snapshot())])
-    box.rollback(before)
-    before.export("kept.snapshot")
-    with Sandbox(snapshot=Snapshot.load("kept.snapshot")) as other, box.fork(memory=False) as twin:
-        print({one.snapshot().digest == before.digest for one in (box, other, twin)})
-    os.remove("kept.snapshot")
-    print(os.listdir(os.path.expanduser("~/.local/state/ringfence/snapshots")))
-"""
+    code = read_program("behaviour/snapshots_as_user.py")
     done = ordinary_user.run(code)
     assert (done.stdout, done.stderr) == ("['f3']\n{True}\n[]\n", "")

@@ -9,25 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from backends_declared import OURS
+from programs import read_program
 from ringfence import Sandbox
 from ringfence.events import Stdout
 from ringfence.types import Process
 
 pytestmark = pytest.mark.everywhere
 
-HEADLESS = """
-import ctypes, os, sys, threading, time
-def work():
-    print("up", flush=True)
-    while True: time.sleep(0.1)
-if os.fork() == 0:
-    os.setsid()
-    if os.fork(): os._exit(0)
-    sys.stdout = open(os.devnull, "w")
-threading.Thread(target=work).start()
-time.sleep(0.1)
-ctypes.CDLL(None).syscall(60, 0)  # exit, of the first thread alone
-"""
+HEADLESS = read_program("behaviour/spawn_headless.py")
 
 
 def test_a_process_whose_first_thread_has_ended_is_killed_with_its_tree(box: Sandbox, everywhere: str) -> None:
@@ -45,20 +34,7 @@ def test_a_process_whose_first_thread_has_ended_is_killed_with_its_tree(box: San
     assert box.run(code).value == str(OURS[everywhere] + 1)
 
 
-IN_FLIGHT = """
-import array, os, socket, time
-null, held = os.open("/dev/null", 0), []
-for count in (250, 1):
-    try:
-        while True:
-            held += socket.socketpair()
-            for _ in range(60):
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * count))]
-                held[-1].sendmsg([b"x"], rights, socket.MSG_DONTWAIT)
-    except OSError: pass
-print("full", flush=True)
-time.sleep(60)
-"""
+IN_FLIGHT = read_program("behaviour/spawn_in_flight.py")
 
 
 def test_a_command_that_is_refused_did_not_run() -> None:

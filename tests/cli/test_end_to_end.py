@@ -16,6 +16,7 @@ import pytest
 
 import weaker
 from accounts import OrdinaryUser
+from programs import read_program
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -420,19 +421,7 @@ def test_a_name_of_a_guests_moves_no_cursor_in_what_a_verb_prints(folder: Path) 
     assert (code, screen) == (0, b"evil\r\ngood.toml: no mistakes\r\n")
 
 
-KEEP = """
-import os, shutil, tempfile
-home = tempfile.mkdtemp(dir=os.path.expanduser("~"))
-os.mkdir(home + "/real")
-os.symlink("real", home + "/.local")
-os.environ["HOME"] = home
-from ringfence import Sandbox
-from ringfence.cli.launch import load_snapshot, save_snapshot
-with Sandbox() as box:
-    box.files.write("f", "kept")
-    print(save_snapshot(box, "mine"), load_snapshot("mine").size_bytes)
-shutil.rmtree(home)
-"""
+KEEP = read_program("cli/end_to_end_keep.py")
 
 
 def test_snapshots_are_kept_where_the_persons_own_links_lead(ordinary_user: OrdinaryUser) -> None:

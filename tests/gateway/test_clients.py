@@ -17,6 +17,7 @@ import pytest
 from accounts import OrdinaryUser
 from gateway.servers import Answer, Handler, Seen
 from gateway.world import World
+from programs import read_program
 from ringfence import Sandbox
 
 TRUST = dict.fromkeys(
@@ -134,30 +135,7 @@ def test_npm_installs_from_a_registry(internet: World, tmp_path: Path) -> None:
             assert box.files.read_text("node_modules/rfdemo/index.js") == "exports.x = 1"
 
 
-AS_USER = """
-import socket, sys, threading
-from ringfence import Network, Policy, Rule, Sandbox
-from ringfence.gateway.service import service
-listener = socket.create_server(("127.0.0.1", 0)); port = listener.getsockname()[1]
-def serve():
-    while True:
-        connection = listener.accept()[0]
-        connection.sendall(b"hello " + connection.recv(100)); connection.close()
-threading.Thread(target=serve, daemon=True).start()
-service().resolver.lookup = lambda name, port: ["127.0.0.1"]
-network = Network(allow=["web.test"], rules=[Rule(f"tcp.test:{port}", protocol="tcp")], private=["127.0.0.0/8"])
-code = f'''
-import socket, urllib.request
-sock = socket.create_connection(("tcp.test", {port})); sock.send(b"you"); print(sock.recv(100))
-try: urllib.request.urlopen("https://evil.test")
-except OSError as error: print(error)
-try: socket.create_connection(("evil.test", 443))
-except OSError as error: print(error.__class__.__name__)
-'''
-with Sandbox(policy=Policy(network=network)) as box:
-    result = box.run(code)
-    print(result.stdout, [(d.target, d.code) for d in result.denials], result.stderr)
-"""
+AS_USER = read_program("gateway/clients_as_user.py")
 
 
 def test_it_is_the_same_for_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:

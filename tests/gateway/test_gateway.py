@@ -15,6 +15,7 @@ import pytest
 
 import ringfence
 from gateway.world import World, codes, curl, listening
+from programs import read_program
 from ringfence import Network, Policy, PolicyError, Rule, Sandbox, UnsupportedError
 from ringfence.events import Denied
 from ringfence.gateway.service import service
@@ -191,33 +192,7 @@ sock.close()
 
 def test_host_must_be_the_target_for_each_request_of_a_kept_connection(internet: World) -> None:
     """G11, G12: by name and by proxy; what has two readings is answered 400 and the connection ends."""
-    code = """
-import socket
-def ask(address, *requests):
-    sock = socket.create_connection(address); sock.settimeout(10)
-    for request in requests:
-        sock.sendall(request.encode())
-        answer = b""
-        while b"\\r\\n\\r\\n" not in answer:
-            more = sock.recv(65536)
-            if not more: break
-            answer += more
-        print(answer[9:12].decode() or "closed", end=" ")
-    print()
-name, proxy = ("web.test", port), ("127.0.0.1", 3128)
-ok = "GET /big HTTP/1.1\\r\\nHost: web.test:%d\\r\\n" % port
-head = "HEAD /x HTTP/1.1\\r\\nHost: web.test:%d\\r\\n\\r\\n" % port
-ask(name, head, head, head.replace("web", "evil"))
-ask(proxy, head.replace("/x", "http://web.test:%d/x" % port), head.replace("/x", "http://evil.test/x"))
-ask(proxy, head.replace("/x", "http://web.test:%d/x" % port).replace("Host: web", "Host: evil"))
-ask(name, head.replace("/x", "http://evil.test/x"))
-ask(proxy, head.replace("/x", "https://web.test/x"))
-ask(proxy, head)
-for extra in ("Host: web.test\\r\\n", "Content-Length: 3\\r\\nTransfer-Encoding: chunked\\r\\n", "A: b\\r\\n c\\r\\n",
-              "A: b\\nC: d\\r\\n", "Content-Length: 1\\r\\nContent-Length: 2\\r\\n", "A : b\\r\\n",
-              "Content-Length: +1\\r\\n"):
-    ask(name, ok + extra + "\\r\\n")
-"""
+    code = read_program("gateway/gateway_kept_connection.py")
     with internet.http("web.test", "evil.test") as server:
         with internet.sandbox(internet.policy(f"web.test:{server.port}")) as box:
             result = box.run(code.replace("port)", f"{server.port})").replace("% port", f"% {server.port}"))
@@ -275,20 +250,7 @@ def test_a_redirect_to_a_refused_host_is_judged_anew(internet: World) -> None:
 
 def test_odd_spellings_of_addresses_lead_nowhere(internet: World) -> None:
     """G04, G14, G15: by CONNECT, SOCKS and the resolver."""
-    code = """
-import socket
-names = ["127.1", "0x7f.1", "2130706433", "017700000001", "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "[::1%lo]",
-         "evil.test\\0.web.test", "web.test@evil.test", "web.test.evil.test", "a_b.web.test", "w\\u00e9b.test"]
-for name in names:
-    sock = socket.create_connection(("127.0.0.1", 3128))
-    sock.sendall(b"CONNECT " + name.encode() + b":%d HTTP/1.1\\r\\n\\r\\n" % port)
-    first = sock.recv(100)[9:12].decode()
-    sock = socket.create_connection(("127.0.0.1", 3128))
-    plain = name.strip("[]").encode()
-    sock.sendall(b"\\5\\1\\0"); sock.recv(2)
-    sock.sendall(b"\\5\\1\\0\\3" + bytes([len(plain)]) + plain + port.to_bytes(2, "big"))
-    print(first, sock.recv(2)[1:].hex(), end="; ")
-"""
+    code = read_program("gateway/gateway_odd_addresses.py")
     with listening(lambda connection: connection.sendall(b"reached")) as port:
         with internet.sandbox(internet.policy(f"web.test:{port}")) as box:
             result = box.run(f"port = {port}\n{code}")
@@ -298,28 +260,7 @@ for name in names:
 
 def test_nothing_but_the_resolver_answers_dns_and_no_query_leaves(internet: World) -> None:
     """G09: data in labels, other types, TCP; the gateway looks nothing up for them."""
-    code = """
-import socket, struct
-def ask(name, kind, tcp=False):
-    data = struct.pack("!6H", 7, 256, 1, 0, 0, 0)
-    data += b"".join(bytes([len(x)]) + x.encode() for x in name.split(".")) + b"\\0" + struct.pack("!2H", kind, 1)
-    if tcp:
-        sock = socket.create_connection(("127.0.0.1", 53)); sock.settimeout(3)
-        sock.sendall(len(data).to_bytes(2, "big") + data); answer = sock.recv(4096)[2:]
-    else:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); sock.settimeout(3)
-        sock.sendto(data, ("127.0.0.1", 53)); answer = sock.recv(4096)
-    return answer[3] & 15, struct.unpack_from("!H", answer, 6)[0]
-secret = "a" * 60 + "." + "b" * 60
-print([ask("web.test", 1), ask("WEB.test", 1, True), ask("web.test", 28), ask("web.test", 65), ask("web.test", 16)])
-print([ask(secret + ".evil.test", 16), ask(secret + ".web.test", 1), ask("evil.test", 1, True)])
-print(ask("1.0.0.127.in-addr.arpa", 12))
-for server in ("8.8.8.8", "198.18.0.1"):
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try: sock.connect((server, 53)); sock.send(b"x"); sock.settimeout(1); print(sock.recv(1))
-    except OSError as error: print("unreachable" if error.errno in (101, 113) else error.errno)
-print(socket.getaddrinfo("web.test", 443, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)[0][4][0][:7])
-"""
+    code = read_program("gateway/gateway_dns.py")
     with internet.sandbox(internet.policy("web.test")) as box:
         result = box.run(code)
         assert result.stdout.splitlines() == [
@@ -452,21 +393,7 @@ except OSError as error: print(error.__class__.__name__)
 
 def test_nothing_passes_while_the_gateway_is_down_and_new_connections_work_after(internet: World) -> None:
     """G25, with 200 connections open."""
-    code = """
-import socket, sys
-socks = [socket.create_connection(("many.test", port)) for _ in range(200)]
-for sock in socks: sock.send(b"x")
-place = socks[0].getpeername()
-print(sum(len(sock.recv(1)) for sock in socks), flush=True)
-sys.stdin.readline()
-ended = 0
-for sock in socks:
-    try: sock.send(b"y"); ended += not sock.recv(1)
-    except OSError: ended += 1
-print(ended, flush=True)
-sock = socket.create_connection(place, timeout=30)
-sock.send(b"z"); print("waiting", flush=True); print(sock.recv(1), flush=True)
-"""
+    code = read_program("gateway/gateway_down.py")
     came: list[bytes] = []
 
     def echo_one(connection: socket.socket) -> None:

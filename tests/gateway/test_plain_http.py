@@ -11,23 +11,11 @@ import pytest
 from gateway.servers import Answer, Seen
 from gateway.test_gateway import until
 from gateway.world import World, listening
+from programs import read_program
 from ringfence.results import Result
 from ringfence.values import replace
 
-ASK = """
-import socket, sys, json
-from concurrent.futures import ThreadPoolExecutor
-def ask(asked):
-    at, data = asked
-    sock = socket.create_connection(tuple(at)); sock.settimeout(20)
-    sock.sendall(data.encode())
-    answer = b""
-    try:
-        while more := sock.recv(65536): answer += more
-    except OSError as error: answer += error.__class__.__name__.encode()
-    return answer.decode()
-print(json.dumps(list(ThreadPoolExecutor(12).map(ask, json.loads(sys.stdin.readline())))))
-"""
+ASK = read_program("gateway/plain_http_ask.py")
 PROXY = ("127.0.0.1", 3128)
 PATHS = ("/whole?a=b", "/pieces", "/large", "/empty", "/closing", "/chunked")
 SLOW_S = 1.5  # longer than the gateway waits between two looks at its client

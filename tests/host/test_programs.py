@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser
+from programs import read_program
 from ringfence import Mount, Policy, Sandbox
 from ringfence.doctor import examine
 from ringfence.host import programs
@@ -260,20 +261,7 @@ def test_doctor_says_which_program_is_never_run_and_why(tmp_path: Path, monkeypa
     assert not (tmp_path / "ran").exists()
 
 
-_AS_USER = """
-import json, os, sys
-from ringfence.host import programs as host_programs
-os.chdir("/")
-top = os.environ["HOME"] = os.path.expanduser("~/rf-host-programs")
-os.makedirs(top + "/mine", exist_ok=True)
-for name in ("rf-test-own", "sh"):
-    open(f"{top}/mine/{name}", "w").close()
-    os.chmod(f"{top}/mine/{name}", 0o755)
-os.environ["PATH"] = f"{top}/mine:/usr/bin:/bin"
-own = host_programs.find("rf-test-own")
-host_programs.note_writable([top])
-print(json.dumps([own, host_programs.find("sh"), host_programs.look_up("rf-test-own").remark]))
-"""
+_AS_USER = read_program("host/programs_as_user.py")
 
 
 def test_an_ordinary_users_own_program_is_taken_until_a_guest_could_write_it(ordinary_user: OrdinaryUser) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from accounts import OrdinaryUser, let_others_through
 from backends.process.children import Say, child, state_of
+from programs import read_program
 from ringfence.errors import SandboxClosedError, SandboxError, UnsupportedError
 from ringfence.host import process_id, state
 from ringfence.host.cgroups import find
@@ -304,22 +305,7 @@ def test_a_tree_that_a_killed_process_noted_goes_with_all_that_a_guest_put_there
     assert not state.remove_tree(str(tree)), "it was gone already"
 
 
-_UMASK = """
-import os, sys
-from ringfence.host.cgroups import base as cgroup_base; from ringfence.host import process_id as owners, state
-place = sys.argv[1]
-os.umask(0o777)
-state.state_dir = lambda: state._own(place)
-owner = state.register()
-owner.note("file", path=place + "/none", device=1, inode=1)
-group = place + "/group"
-cgroup_base.make(group)
-def modes(): return [oct(os.stat(path).st_mode & 0o777) for path in (place, state.record(), group)]
-print(*modes(), cgroup_base.names(group), len(state._read_record(state.record())))
-os.chmod(group, 0)
-print(cgroup_base.names(group))  # as an earlier version left it: the sweep goes on, and can remove it
-os.rmdir(group)
-"""
+_UMASK = read_program("host/state_umask.py")
 
 
 def test_a_callers_umask_closes_nothing_to_the_sweep(ordinary_user: OrdinaryUser) -> None:

@@ -11,24 +11,12 @@ import pytest
 from backends_declared import DECLARED, missing
 from images import packing
 from images.packing import E, directory, symlink
+from programs import read_program
 from ringfence import Mount, Policy, Sandbox, UnsupportedError, images
 from ringfence.backends.engine import guestd_bundle
 from ringfence.images.store import Store
 
-TOOL = r"""
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-int main(int count, char **words) {
-    char at[4096], line[256];
-    printf("%s %s %d\n", getcwd(at, sizeof at), getenv("GREETING"), getuid() == 0);
-    while (fgets(line, sizeof line, stdin)) fputs(line, stdout);
-    FILE *made = fopen(count > 1 ? words[1] : "made", "w");
-    if (made) fputs("by the guest", made);
-    return made == NULL;
-}
-"""
+TOOL = read_program("images/on_engines_tool.c")
 PRELOADED = r"""
 #include <fcntl.h>
 __attribute__((constructor)) static void begin(void) { open("/workspace/preloaded", O_CREAT | O_WRONLY, 0644); }

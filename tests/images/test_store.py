@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from images.packing import ROOT, E, docker, tar
+from programs import read_program
 from ringfence import images
 from ringfence.errors import ImageError, PolicyError
 from ringfence.images.store import ImageInfo, Store, default_directory, lock
@@ -185,19 +186,7 @@ def test_many_imports_at_once_come_to_one_tree_for_the_same_content(store: Store
         images.verify(info.name)
 
 
-_SLOW = """
-import os, sys, time
-from ringfence import images
-def say(message): print(message, flush=True)
-from ringfence.images.tree import Tree
-whole = Tree._add_file
-def slow(self, *rest):
-    whole(self, *rest)
-    print("wrote", flush=True)
-    time.sleep(30)
-Tree._add_file = slow
-images.import_image("one", sys.argv[1])
-"""
+_SLOW = read_program("images/store_slow.py")
 
 
 def test_an_import_that_is_killed_leaves_only_what_the_next_one_removes(store: Store, tmp_path: Path) -> None:
@@ -274,20 +263,7 @@ def test_a_lock_is_on_the_file_that_has_the_name(tmp_path: Path) -> None:
     os.close(second)
 
 
-_ON_A_SMALL_DISK = """
-mount -t tmpfs -o size=1500k tmpfs "$1" && XDG_DATA_HOME="$1" exec "$2" -c '
-import os, sys
-from ringfence import images
-from ringfence.errors import ImageError
-from ringfence.images import make as making
-making._RESERVE = -(1 << 40)  # past the first check: the disk is full in the middle
-try:
-    images.import_image("one", sys.argv[1])
-except ImageError as error:
-    print(error.code, "nothing was kept" in str(error), "gc" in error.fix)
-print(sorted(os.listdir(images.directory() + "/work")), os.listdir(images.directory() + "/trees"))
-' "$3"
-"""
+_ON_A_SMALL_DISK = read_program("images/store_on_a_small_disk.sh")
 
 
 def _on_a_disk(script: str, folder: Path, archived: Path) -> tuple[str, str]:
@@ -320,25 +296,7 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(
     assert left(store) == {"names": 0, "trees": 0, "work": 0}
 
 
-_ON_A_LARGER_DISK = """
-mount -t tmpfs -o size=64m,nr_inodes=0 tmpfs "$1" && XDG_DATA_HOME="$1" exec "$2" -c '
-import os, sys
-from ringfence import images
-from ringfence.errors import ImageError
-from ringfence.images import make as making
-making._RESERVE = 32 << 20
-lowest, remove = [], making.Making.__exit__
-def leaving(self, *how):
-    found = os.statvfs(self.scratch)
-    lowest.append(found.f_bavail * found.f_frsize)
-    return remove(self, *how)
-making.Making.__exit__ = leaving
-try:
-    images.import_image("one", sys.argv[1])
-except ImageError as error:
-    print(error.code, lowest[0] > 12 << 20)
-' "$3"
-"""
+_ON_A_LARGER_DISK = read_program("images/store_on_a_larger_disk.sh")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")

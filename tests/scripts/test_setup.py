@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from programs import read_program
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROJECT = """
@@ -24,19 +26,7 @@ version = "1"
 """
 
 # The least that pip takes for an editable install: a wheel with one line of path.
-BACKEND = """
-import os, zipfile
-
-def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    name, info = "NAME-1-py3-none-any.whl", "NAME-1.dist-info"
-    with zipfile.ZipFile(os.path.join(wheel_directory, name), "w") as wheel:
-        wheel.writestr("NAME.pth", os.path.abspath("src"))
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: NAME\\nVersion: 1\\n")
-        tags = "Generator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
-        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\\n{tags}")
-        wheel.writestr(f"{info}/RECORD", "")
-    return name
-"""
+BACKEND = read_program("scripts/setup_backend.py")
 
 
 @pytest.fixture(scope="module")

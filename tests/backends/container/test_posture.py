@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from programs import read_program
 from ringfence import Limits, Mount, Policy, PolicyError, Sandbox, SandboxManager
 from ringfence.backends import Container
 from ringfence.backends.container import api as engines
@@ -67,21 +68,7 @@ def test_the_engine_says_that_everything_is_closed(contained: Container) -> None
     assert not any("sock" in mount["Source"] for mount in found["Mounts"])
 
 
-INSIDE = r"""
-import os, socket
-status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
-print(status["CapEff"], status["CapBnd"], status["NoNewPrivs"], status["Seccomp"])
-print(os.getuid() >= 1000, os.getpid() > 1, sorted(name for _, name in socket.if_nameindex()))
-print(sorted(set(os.listdir("/dev")) - {"core", "console", "mqueue"}))
-for path in ("/etc/passwd", "/usr/x", "/.ringfence/x", "/proc/sys/kernel/hostname", "/sys/x"):
-    try:
-        open(path, "a")
-        print("written", path)
-    except OSError:
-        pass
-import pwd
-print(pwd.getpwuid(os.getuid()).pw_name, os.stat("/workspace").st_uid == os.getuid())
-"""
+INSIDE = read_program("backends/posture_inside.py")
 
 
 DEVICES = ["fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]

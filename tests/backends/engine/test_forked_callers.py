@@ -11,28 +11,11 @@ from pathlib import Path
 import pytest
 
 from backends_declared import DECLARED, missing
+from programs import read_program
 from ringfence import Sandbox
 from ringfence.host import state
 
-LIBRARY = """
-import os, sys, time
-import ringfence
-from ringfence.backends import Container, Gvisor
-box = ringfence.Sandbox(backend={backend}).start()
-kept = box.spawn(["sleep", "600"])
-wall = box._box._wall
-print(wall._process.pid if hasattr(wall, "_process") else wall.pid, flush=True)
-if os.fork() == 0:
-    try:
-        box.exec(["true"])
-    except ringfence.SandboxClosedError:
-        print("not mine", flush=True)
-    with ringfence.Sandbox(backend={backend}) as own:
-        print(own.exec(["echo", "own"]).stdout.strip(), flush=True)
-    print("child", os.getpid(), flush=True)
-    time.sleep(600)
-time.sleep(600)
-"""
+LIBRARY = read_program("backends/forked_callers_library.py")
 NEXT = """
 import ringfence
 from ringfence.backends import Container, Gvisor

@@ -10,34 +10,11 @@ import pytest
 
 from accounts import OrdinaryUser
 from backends_declared import missing
+from programs import read_program
 from ringfence import Limits, Policy, Sandbox
 
 HOSTILE = Policy.preset("hostile").replace(limits=Limits(timeout_s=60, disk="2M", disk_files=50, processes=20))
-COUNT = """
-import json, os, time
-told, n = {}, 0
-makes = (lambda name: os.close(os.open(name, os.O_CREAT | os.O_WRONLY)), os.mkdir, lambda name: os.symlink("x", name))
-try:
-    while n < 200:
-        makes[n % 3](f"f{n}"); n += 1
-except OSError as error:
-    told["names"] = [n, error.strerror]
-fd, n = os.open("f0", os.O_WRONLY), 0
-try:
-    while n < 8 << 20:
-        n += os.write(fd, b"x" * 65536)
-except OSError as error:
-    told["bytes"] = [n, error.strerror]
-n = 0
-try:
-    while n < 100:
-        if os.fork() == 0:
-            time.sleep(30); os._exit(0)
-        n += 1
-except OSError as error:
-    told["processes"] = [n + 1, error.strerror]
-print(json.dumps(told))
-"""
+COUNT = read_program("backends/limits_count.py")
 
 
 @pytest.fixture(autouse=True)
@@ -83,22 +60,7 @@ def test_a_guest_cannot_fill_the_file_that_takes_errors_of_guestd() -> None:
     assert written == 0
 
 
-AS_USER = """
-import json, os, tempfile, warnings
-warnings.simplefilter("ignore")
-from ringfence import Mount, Policy, Sandbox, UnsupportedError
-with Sandbox(backend="gvisor") as box:
-    said = box.exec(["sh", "-c", "id -un; echo 1 > x; cat x; cat /etc/shadow; touch /x"])
-    told = {"stdout": said.stdout, "value": box.run("6 * 7").value, "file": box.files.read_text("x")}
-told["refused"] = []
-with tempfile.TemporaryDirectory(dir=os.path.expanduser("~")) as folder:
-    for policy in (Policy.preset("hostile"), Policy(mounts=[Mount(folder, "/data", "rw")])):
-        try:
-            Sandbox(policy=policy, backend="gvisor").plan()
-        except UnsupportedError as error:
-            told["refused"].append(error.code)
-print(json.dumps(told))
-"""
+AS_USER = read_program("backends/limits_as_user.py")
 
 
 def test_an_ordinary_user_has_gvisor_without_root(ordinary_user: OrdinaryUser) -> None:

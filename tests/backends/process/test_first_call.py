@@ -7,27 +7,11 @@ import sys
 
 import pytest
 
+from programs import read_program
 from ringfence import __main__
 from ringfence.host import zygote_start
 
-_CHILDREN = """
-import os, sys, time, warnings
-warnings.simplefilter("ignore")
-import ringfence
-from ringfence import Mount, Policy, Sandbox
-from ringfence.host import zygote_start as spawn
-from ringfence.backends.process import pool
-
-def children():
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return len(file.read().split())
-
-def until(done):
-    deadline = time.monotonic() + 10
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return done()
-"""
+_CHILDREN = read_program("backends/first_call_children.py")
 
 
 def said_by(code: str) -> str:
@@ -37,19 +21,7 @@ def said_by(code: str) -> str:
 
 
 def test_a_call_that_is_refused_starts_nothing() -> None:
-    code = """
-started = []
-spawn.start = lambda *args: started.append(args)
-for wrong in (dict(code=7), dict(code="1", policy=7), dict(code="1", timeout_s=-1), dict(code="1", language="cobol"),
-              dict(code="1", backend="none"), dict(code="1", image="none"),
-              dict(code="1", policy=Policy(mounts=[Mount("/no/such/folder")]))):
-    try:
-        ringfence.run(**wrong)
-    except (TypeError, ValueError, ringfence.RingfenceError):
-        continue
-    print("not refused:", wrong)
-print(started, children())
-"""
+    code = read_program("backends/first_call_refused.py")
     assert said_by(code) == "[] 0\n"
 
 
@@ -69,19 +41,7 @@ except OSError:
 
 
 def test_a_zygote_that_nobody_could_adopt_is_ended() -> None:
-    code = """
-from ringfence.backends.process.zygote import Zygote
-from ringfence.plan.rootfs.interpreter import interpreter
-class Tree:
-    moves_zygotes = True
-    def adopt(self, pid):
-        print(children())
-        raise KeyboardInterrupt
-try:
-    Zygote(interpreter(), (), Tree())
-except KeyboardInterrupt:
-    print(children())
-"""
+    code = read_program("backends/first_call_no_adopter.py")
     assert said_by(code) == "1\n0\n"
 
 
@@ -141,19 +101,7 @@ print(main(["exec", "--", "/bin/echo", "ran"]), begun)
 
 
 def test_a_command_that_could_not_begin_its_sandbox_early_tries_again() -> None:
-    code = """
-from ringfence.cli import main
-from ringfence.errors import SandboxLostError
-get, asked = pool.Templates.get, []
-def fails_first(self, plan):
-    asked.append(plan)
-    if len(asked) == 1:
-        raise SandboxLostError("not yet")
-    return get(self, plan)
-pool.Templates.get = fails_first
-spawn.begin()
-print(main(["exec", "--", "/bin/true"]), len(asked))
-"""
+    code = read_program("backends/first_call_too_early.py")
     assert said_by(code) == "0 2\n"
 
 

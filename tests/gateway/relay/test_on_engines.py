@@ -13,6 +13,7 @@ import weaker
 from backends_declared import DECLARED, missing
 from gateway.desk import trusting, wait_until
 from gateway.world import LIMITS, World, codes, curl, listening
+from programs import read_program
 from ringfence import Network, Policy, Rule, Sandbox, Secret
 from ringfence.backends.container import channel
 from ringfence.events import Denied
@@ -223,20 +224,7 @@ def test_a_secret_is_swapped_outside_and_its_certificate_trusted_inside(walled: 
         assert [seen.header("x-key") for seen in server.seen] == ["the-real-value"]
 
 
-INSIDE = """
-import socket, struct
-print([line.split()[1] for line in open("/proc/self/status") if line.startswith("CapEff") or line.startswith("CapBnd")])
-print([line.split()[1] for line in open("/proc/1/status") if line.startswith("CapEff") or line.startswith("CapBnd")])
-parts = b"".join(struct.pack("HH4s", 8, kind, bytes([198, 18, 0, 9])) for kind in (2, 1))
-body = struct.pack("BBBBI", socket.AF_INET, 32, 0, 0, 1) + parts
-sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
-sock.send(struct.pack("IHHII", 16 + len(body), 20, 0x605, 1, 0) + body)
-print(struct.unpack_from("i", sock.recv(4096), 16)[0] < 0)
-print(socket.getaddrinfo("web.test", 443, socket.AF_INET, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)[0][4][0][:7])
-for port in (53, 443, 3128):
-    try: socket.create_server(("127.0.0.1", port)); print("taken over")
-    except OSError as error: print(error.errno)
-"""
+INSIDE = read_program("gateway/on_engines_inside.py")
 
 
 def test_a_guest_has_no_right_that_guestd_had_and_cannot_take_its_ports(walled: World) -> None:

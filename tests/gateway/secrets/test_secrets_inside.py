@@ -19,6 +19,7 @@ import pytest
 from accounts import OrdinaryUser
 from gateway.desk import trusting
 from gateway.servers import Answer, Loop, Roots, Seen, Server, echo, serving
+from programs import read_program
 from ringfence import Limits, Network, Policy, PolicyError, Rule, Sandbox, Secret
 from ringfence.cli import main
 from ringfence.gateway.service import service
@@ -138,20 +139,7 @@ def test_java_trusts_the_sandboxs_authority(outside: Outside, box: Sandbox) -> N
     assert [seen.header("x-api-key") for seen in outside.server.seen] == [VALUE], result.stderr
 
 
-GO = """
-package main
-
-import ("fmt"; "io"; "net/http"; "os")
-
-func main() {
-	asked, _ := http.NewRequest("GET", os.Args[1], nil)
-	asked.Header.Set("X-Api-Key", os.Getenv("TOKEN"))
-	answer, err := http.DefaultClient.Do(asked)
-	if err != nil { fmt.Println(err); os.Exit(1) }
-	body, _ := io.ReadAll(answer.Body)
-	fmt.Println(string(body))
-}
-"""
+GO = read_program("gateway/secrets_inside_go.go")
 
 
 @pytest.fixture(scope="module")
@@ -389,22 +377,7 @@ def test_a_host_without_the_packages_says_so_before_anything_starts() -> None:
 
 
 _PACKAGES = ("cryptography", "_cffi_backend*", "cffi", "h11", "h2", "hpack", "hyperframe", "pycparser")
-_AS_USER = """
-import contextlib, os, sys, warnings
-sys.path.insert(0, sys.argv[1])
-warnings.simplefilter("ignore")
-from ringfence import Sandbox, Secret
-from ringfence_attacks import tls_server
-from ringfence.gateway.secrets.ca import Authority
-
-authority, value = Authority(), "sk-" + os.urandom(12).hex()
-with web._known(authority), contextlib.closing(tls_server.Echo(authority)) as server:
-    policy = tls_server.policy(server, Secret("TOKEN", value, hosts=[tls_server.HOST]))
-    with Sandbox(policy=policy) as box:
-        command = f'curl -sS -H "Authorization: $TOKEN" https://{tls_server.HOST}:{server.port}/'
-        result = box.exec(["sh", "-c", command])
-    print(os.geteuid() != 0, result.status, value.encode() in server.heard, value in result.stdout, result.stderr)
-"""
+_AS_USER = read_program("gateway/secrets_inside_as_user.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")

@@ -7,32 +7,14 @@ import threading
 import pytest
 
 import ringfence
+from programs import read_program
 
 _SOCKETS = """
 import os, stat
 found = [fd for fd in range(64) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode)]
 """
 # Whoever takes the last reference to a connection that lingers waits until its peer has read everything.
-_LINGERS = (
-    _SOCKETS
-    + """
-import array, socket, struct, time
-listener = socket.create_server(("127.0.0.1", 0))
-lingers = socket.create_connection(listener.getsockname())
-lingers.setblocking(False)
-try:
-    while True:
-        lingers.send(bytes(65536))
-except BlockingIOError:
-    lingers.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 10))
-for fd in found:
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [lingers.fileno()]))
-    socket.socket(fileno=os.dup(fd)).sendmsg([b"x"], [rights])
-lingers.close()
-print("sent", flush=True)
-time.sleep(20)
-"""
-)
+_LINGERS = _SOCKETS + read_program("guest/line_lingers.py")
 
 
 @pytest.mark.parametrize("fresh", [False, True])

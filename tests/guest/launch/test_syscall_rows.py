@@ -13,39 +13,14 @@ from pathlib import Path
 import pytest
 
 from accounts import OrdinaryUser
+from programs import read_program
 from ringfence.guest.launch import syscall_rows as programs
 from ringfence.guest.launch.syscall_rows import CODE, Hole, Program, Slot, room
 
 SOURCE = Path(__file__).resolve().parents[3] / "src" / "ringfence"
 OPENAT, WRITE, CLOSE, KILL = 257, 1, 3, 62
 AT_FDCWD = -100
-PROBE = """
-import json, os, sys, warnings
-warnings.simplefilter("ignore")
-sys.path.insert(0, sys.argv[1])
-import ringfence
-from ringfence.guest.launch import syscall_rows as program
-code = '''
-import json, os
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-kept = ("Uid", "Gid", "Groups", "NSpid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp",
-        "Seccomp_filters")
-mounts = [line.split() for line in open("/proc/self/mountinfo")]
-print(json.dumps({
-    "status": [status[name] for name in kept if name in ("Uid", "Gid") or name in status],
-    "mounts": sorted(" ".join((row[4], row[5], row[row.index("-") + 1])) for row in mounts),
-    "limits": open("/proc/self/limits").read(),
-    "open": sorted(os.readlink("/proc/self/fd/" + fd).partition(":")[0] for fd in os.listdir("/proc/self/fd")[:-1]),
-    "mapped": [line.split()[5] for line in open("/proc/self/maps") if "memfd" in line],
-}))
-'''
-run = ringfence.run(code)
-with ringfence.Sandbox() as box:
-    left = box.exec(["sh", "-c", "sleep 60 & echo $!"], timeout_s=5)
-    killed = box.exec(["sleep", "60"], timeout_s=0.3)
-    later = box.run("1 + 1")
-print(json.dumps([program.routine() is not None, run.stderr, run.stdout, left.status, killed.status, later.value]))
-"""
+PROBE = read_program("guest/syscall_rows_probe.py")
 
 
 def writer(program: Program) -> int:
@@ -114,20 +89,7 @@ def test_what_python_does_between_rows_may_fail_and_is_told_as_a_rows_failure_is
 def test_a_mount_that_cannot_be_made_is_refused_with_the_step_that_failed(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: it mounts a file system that cannot be idmapped")
-    code = """
-import os, sys, warnings
-warnings.simplefilter("ignore")
-import ringfence
-from ringfence.shared import syscalls as kernel
-kernel.unshare(kernel.CLONE_NEWNS)
-kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-kernel.mount("ramfs", sys.argv[1], "ramfs", 0)
-try:
-    policy = ringfence.Policy(mounts=[ringfence.Mount(sys.argv[1], "/m", mode="rw")])
-    ringfence.run("1", backend="process", policy=policy)
-except ringfence.UnsupportedError as error:
-    print(error)
-"""
+    code = read_program("guest/syscall_rows_no_mount.py")
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert "mount_setattr" in done.stdout, done
     assert "it ended" not in done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from programs import read_program
 from ringfence.plan.rootfs.host_view import View, view
 from ringfence.plan.rootfs.interpreter import Interpreter, interpreter
 from ringfence.policy.host_paths import within
@@ -204,31 +205,7 @@ def test_a_writable_mount_shows_its_files_and_covers_what_it_should(inside: Insi
     assert inside(code, mounts=[mount]) == "shown '' ''\n"
 
 
-ATTACK = """
-import errno, os
-os.chdir('/data')
-def attempt(name, action):
-    try:
-        action()
-        print(name, 'done')
-    except OSError as error:
-        print(name, errno.errorcode[error.errno])
-def write(path):
-    with open(path, 'w') as file: file.write('evil')
-attempt('work', lambda: write('result.txt'))
-attempt('hook', lambda: write('.git/hooks/pre-commit'))
-attempt('config', lambda: write('.git/config'))
-attempt('commondir', lambda: write('.git/commondir'))
-attempt('replace', lambda: (write('.git/n'), os.rename('.git/n', '.git/config')))
-attempt('ancestor', lambda: os.rename('.git', '.git2'))
-attempt('new', lambda: write('.mcp.json'))
-attempt('folder', lambda: write('.vscode/tasks.json'))
-attempt('unlink', lambda: os.unlink('.mcp.json'))
-attempt('rmdir', lambda: os.rmdir('.vscode'))
-attempt('shell', lambda: write('.bashrc'))
-attempt('index', lambda: write('.git/index'))
-attempt('hardlink', lambda: os.link('.git/config', 'cfg'))
-"""
+ATTACK = read_program("plan/host_view_attack.py")
 
 
 def test_protected_names_of_a_writable_mount_hold_and_the_rest_is_writable(inside: Inside, project: Path) -> None:

@@ -1,0 +1,29 @@
+import json, os, sys
+sys.path.append({sdk!r})
+os.environ["DOCKER_HOST"] = {host!r}
+os.environ["PATH"] = {path!r}
+import ringfence
+if {path!r} == "/nowhere":
+    from ringfence.host import programs as host_programs
+    host_programs.SYSTEM_FOLDERS = ()
+from ringfence import Limits, Policy, Sandbox
+from ringfence.doctor import examine
+
+def tell(work):
+    try:
+        return work()
+    except ringfence.RingfenceError as error:
+        return [type(error).__name__, error.code, str(error), error.fix]
+
+def planned():
+    plan = Sandbox({options}).plan()
+    return [plan.backend, dict(plan.rejected)]
+
+def ran():
+    with Sandbox({options}) as box:
+        first = [box.backend, box.exec(["id", "-un"]).stdout]
+    return [*first, ringfence.run("print(6 * 7)", {options}).stdout]
+
+report = examine(Policy({policy}), ["process"])
+doctor = [report.auto, dict(report.rejected)]
+print(json.dumps({{"plan": tell(planned), "run": tell(ran), "plan after": tell(planned), "doctor": doctor}}))
