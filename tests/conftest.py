@@ -19,6 +19,7 @@ import leftovers
 import outcomes
 from accounts import OrdinaryUser, account
 from ringfence import Sandbox
+from ringfence.host import state
 
 pytest.register_assert_rewrite("ringfence.testing.checks")
 # How long an example takes says how busy the machine is.
@@ -87,6 +88,7 @@ def _guarded(path: Path) -> bool:
 @cache
 def _settle(wall: str) -> None:
     """Use a backend once, so that what its first use makes and keeps is there before a test counts."""
+    state.record()  # the folder that records of processes are in stays
     name = {"docker": "container"}.get(wall, wall)
     if name != "none" and backends_declared.missing(name) is None:
         with Sandbox(backend=backends_declared.DECLARED[name].backend()):

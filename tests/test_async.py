@@ -261,17 +261,17 @@ def test_cancelling_while_a_sandbox_starts_leaves_none(delay_ms: int) -> None:
 
 @pytest.mark.parametrize("end", ["twice", "with its loop"])
 def test_a_start_that_is_cancelled_once_more_leaves_no_sandbox(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringfence.launching import AutoLauncher
+    from ringfence.backends.auto import Launcher
 
-    real, begun, boxes = AutoLauncher.launch, threading.Event(), []
+    real, begun, boxes = Launcher.launch, threading.Event(), []
 
-    def slow(self: AutoLauncher) -> object:
+    def slow(self: Launcher) -> object:
         begun.set()
         time.sleep(0.2)
         boxes.append(real(self))
         return boxes[-1]
 
-    monkeypatch.setattr(AutoLauncher, "launch", slow)
+    monkeypatch.setattr(Launcher, "launch", slow)
 
     async def main() -> None:
         task = asyncio.ensure_future(AsyncSandbox().start())

@@ -86,14 +86,14 @@ def _begin(words: list[str]) -> None:
 
 def _leave(code: int) -> None:
     """At once, when a zygote is there to remove what is left: the interpreter's own end would take as long again."""
-    spawn = sys.modules.get("ringfence.host.zygote_start")
-    if spawn is None or not spawn.is_command():
+    from ringfence.host import state, zygote_start
+
+    if not zygote_start.is_command():
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    if "ringfence.host.state" in sys.modules:
-        sys.modules["ringfence.host.state"].close()
+    state.close()
     os._exit(code)
 
 

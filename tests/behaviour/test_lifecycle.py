@@ -15,7 +15,8 @@ import pytest
 
 import ringfence
 import weaker
-from ringfence import AsyncSandbox, Limits, Mount, Policy, Sandbox, UnsupportedError, launching
+from ringfence import AsyncSandbox, Limits, Mount, Policy, PolicyError, Sandbox
+from ringfence.backends.auto import Launcher
 
 pytestmark = pytest.mark.everywhere
 
@@ -110,13 +111,13 @@ def test_an_interrupt_right_after_the_start_or_before_the_end_leaves_no_sandbox(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boxes: list[Any] = []
-    real = launching.AutoLauncher.launch
+    real = Launcher.launch
 
-    def launch(self: launching.AutoLauncher) -> object:
+    def launch(self: Launcher) -> object:
         boxes.append(real(self))
         return boxes[-1]
 
-    monkeypatch.setattr(launching.AutoLauncher, "launch", launch)
+    monkeypatch.setattr(Launcher, "launch", launch)
     Sandbox().start().close()  # and all is loaded
     with monkeypatch.context() as patched:
         patched.setattr(moment, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -189,8 +190,8 @@ def test_strict_shows_only_processes_in_proc() -> None:
     assert ringfence.run("import multiprocessing as m\nwith m.Pool(2) as p: print(p.map(abs, [-1]))", policy=policy).ok
 
 
-def test_what_comes_later_is_unsupported_and_starts_nothing() -> None:
-    with pytest.raises(UnsupportedError):
+def test_a_backend_that_nobody_brought_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(PolicyError, match="unknown backend 'vm'"):
         ringfence.run("1", backend="vm")  # type: ignore[arg-type]  # no such backend here
 
 

@@ -13,7 +13,9 @@ import pytest
 import ringfence
 import weaker
 from programs import read_program
-from ringfence import Limits, Policy, Result, Sandbox, launching
+from ringfence import Limits, Policy, Result, Sandbox
+from ringfence.backends import linux
+from ringfence.backends.process import pool
 from ringfence.core import arguments
 from ringfence.wire.inbox import Switchboard
 
@@ -190,7 +192,7 @@ def test_a_cgroup_that_cannot_be_made_is_told_with_what_to_do(monkeypatch: pytes
     def full(*_: object) -> NoReturn:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), "/sys/fs/cgroup/x")
 
-    monkeypatch.setattr(launching._pool_of(()).tree, "create", full)
+    monkeypatch.setattr(pool.pool(linux.interpreter(), ()).tree, "create", full)
     with pytest.raises(ringfence.SandboxError, match=r"no cgroup could be made .*/sys/fs/cgroup/x") as refused:
         ringfence.run("1", policy=limited(processes=77), backend="auto")  # no fact of this host: no other wall is taken
     assert (refused.value.code, "cgroup.max.descendants" in str(refused.value.fix)) == ("cgroup", True)

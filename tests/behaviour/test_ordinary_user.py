@@ -90,7 +90,7 @@ except ringfence.UnsupportedError as e: say(e.code, bool(e.fix))
 def test_the_warning_of_weaker_limits_names_the_callers_line_and_comes_with_the_first_start(
     ordinary_user: OrdinaryUser,
 ) -> None:
-    """Not with a plan, even where that tries a sandbox: what the plan says is the same."""
+    """Not with a plan, nor with the sandbox that is tried before it: what the plan says is the same."""
     code = read_program("behaviour/ordinary_user_warned.py")
     planned, warned, again = told(ordinary_user, code)
     if planned[1]:
@@ -100,13 +100,13 @@ def test_the_warning_of_weaker_limits_names_the_callers_line_and_comes_with_the_
 def test_too_little_memory_is_refused_with_the_reason_and_for_this_policy_alone(ordinary_user: OrdinaryUser) -> None:
     """Without a cgroup by what a process starts with, with one when the first process is killed."""
     code = """
-from ringfence import choosing
+from ringfence.backends import auto
 try:
     ringfence.run("1", backend="process", policy=Policy(limits=Limits(memory="64K", disk="4K")))
 except ringfence.UnsupportedError as error:
     say(error.code, "limits.memory is too small" in str(error), error.fix)
-    choosing.remember(error, Policy())  # as where the backend is chosen
-say(choosing.known_refusal() is None, ringfence.run("1 + 1").value)
+    auto.remember(error, Policy())  # as where the backend is chosen
+say(auto.known_refusal() is None, ringfence.run("1 + 1").value)
 """
     assert told(ordinary_user, code) == [["memory", True, "a larger limits.memory"], [True, "2"]]
 

@@ -26,7 +26,7 @@ from accounts import OrdinaryUser, let_others_through
 from behaviour import every_method
 from programs import read_program
 from ringfence import Mount, Policy, PolicyError, Sandbox
-from ringfence.host import import_path
+from ringfence.plan.rootfs.interpreter import HELPERS
 from test_imports import ROOT, all_imports
 
 SCRIPT = Path(every_method.__file__)
@@ -43,9 +43,9 @@ def imported_names(folder: Path) -> set[str]:
 @pytest.fixture(scope="session")
 def names() -> str:
     """Of everything that our source imports, that the standard library does, and that packages which work for us do."""
-    found = {one.imported.split(".")[0] for one in all_imports()} | set(sys.stdlib_module_names) | import_path.HELPERS
+    found = {one.imported.split(".")[0] for one in all_imports()} | set(sys.stdlib_module_names) | HELPERS
     found |= imported_names(Path(sysconfig.get_path("stdlib")))
-    for package in import_path.HELPERS:
+    for package in HELPERS:
         found |= imported_names(Path(sysconfig.get_path("purelib"), package))
     assert {"hashlib", "h11", "msvcrt", "stringprep", "simplejson", "encodings"} < found
     return "\n".join(sorted(found - {"sitecustomize", "usercustomize"}))  # are held where they exist

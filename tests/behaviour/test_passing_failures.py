@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,16 @@ import ringfence
 from backends.container import equipped
 from behaviour import host
 from programs import read_program
-from ringfence import Mount, Policy, Sandbox, SandboxError, StartTimeoutError, UnsupportedError, choosing, launching
+from ringfence import Mount, Policy, Sandbox, SandboxError, StartTimeoutError, UnsupportedError
+from ringfence.backends import auto, registry
 from ringfence.backends.container import api
+from ringfence.backends.contract import BackendReport
 from ringfence.backends.process import pool
+from ringfence.backends.process.backend import Process
 from ringfence.backends.process.zygote import Template, explain_refusal
 from ringfence.errors import SandboxLostError
 from ringfence.host import programs
+from ringfence.plan.model import FoundImage, SandboxPlan
 from ringfence.policy.image import Image
 
 PASSING = [
@@ -47,7 +52,7 @@ FACTS = [
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pool.close_all()  # no spare that is there already
-    monkeypatch.setattr(choosing, "_refusals", [])
+    monkeypatch.setattr(auto._known, "refusal", None)
     yield
     pool.close_all()
 
@@ -100,7 +105,7 @@ def test_one_that_stays_is_raised_as_what_it_is_and_asks_for_no_other_wall(
         ringfence.run("1")
     assert raised.value.fix
     assert (raised.value.code in ("start", "namespaces-used-up"), raised.value.retryable) == (True, True)
-    assert (1 < faults.met <= 9, no_engine, choosing.known_refusal()) == (True, [], None)
+    assert (1 < faults.met <= 9, no_engine, auto.known_refusal()) == (True, [], None)
     faults.left = 0
     assert ringfence.run("6 * 7").value == "42"
 
@@ -111,17 +116,18 @@ def test_a_fact_of_the_host_is_met_once_and_another_wall_is_asked_for(
 ) -> None:
     faults = Faults(monkeypatch, text, number, 100)
     made: list[str] = []
-    walled = launching._walled
+    found = registry.get
 
-    def none_here(name: str, *args: object, **named: object) -> object:
+    def only_process(name: str) -> object:
+        if name == "process":
+            return found(name)
         made.append(name)
         raise UnsupportedError(f"no {name} here")
 
-    monkeypatch.setattr(launching, "_walled", none_here)
+    monkeypatch.setattr(registry, "get", only_process)
     with pytest.raises(UnsupportedError, match="nor can another backend"):
         ringfence.run("1")
     assert (faults.met, made) == (1, ["container", "gvisor"])
-    assert walled is not None
 
 
 def test_with_a_writable_mount_the_plan_is_made_again_too(
@@ -130,13 +136,13 @@ def test_with_a_writable_mount_the_plan_is_made_again_too(
     """What a neighbour put there may be gone since the plan was made."""
     faults = Faults(monkeypatch, "[Errno 2] No such file or directory [mount bind]", errno.ENOENT, 4)
     plans: list[object] = []
-    plan = launching.process_plan
+    plan = Process.plan
 
-    def counted(*args: object, **named: object) -> object:
-        plans.append(plan(*args, **named))  # type: ignore[arg-type]  # as they came
+    def counted(*args: Any) -> object:
+        plans.append(plan(*args))
         return plans[-1]
 
-    monkeypatch.setattr(launching, "process_plan", counted)
+    monkeypatch.setattr(Process, "plan", counted)
     with Sandbox(policy=Policy(mounts=[Mount(str(tmp_path), mode="rw")])) as box:
         assert box.exec(["true"]).backend == "process"
     assert (faults.met, len(plans), no_engine) == (4, 2, [])
@@ -157,31 +163,42 @@ def test_a_start_that_took_its_whole_time_is_not_tried_again(
     assert (len(tries), no_engine) == (1, [])
 
 
+class Failing:
+    """A backend whose launches raise these errors, one after the other, and then make a box."""
+
+    isolation = "shared-kernel"
+
+    def __init__(self, name: str, errors: list[Exception]) -> None:
+        self.name, self.errors = name, errors
+
+    def facts(self) -> None: ...
+
+    def plan(self, *_: object) -> SandboxPlan:
+        return SandboxPlan(Policy(), FoundImage(Image()), None)  # type: ignore[arg-type]  # nothing looks at it
+
+    def launch(self, _: object, *, controls: object) -> str:
+        del controls
+        if self.errors:
+            raise self.errors.pop(0)
+        return f"a box of {self.name}'s"
+
+    def doctor(self) -> BackendReport:
+        raise AssertionError
+
+
 def test_an_engine_that_fails_twice_is_the_answer_and_one_that_is_gone_by_then_is_a_fact() -> None:
-    class Launcher:
-        twin_of, image = None, Image()
-
-        def __init__(self, name: str, errors: list[Exception]) -> None:
-            self.name, self.errors = name, errors
-
-        def plan(self) -> None: ...
-
-        def launch(self) -> str:
-            if self.errors:
-                raise self.errors.pop(0)
-            return "a box"
-
     lost = [SandboxLostError("made no container", code="engine") for _ in range(4)]
     gone = UnsupportedError("no engine", code="engine-missing")
     outcomes = []
     for errors in ([lost[0]], [lost[1], gone], lost[2:]):
-        walls = {"container": Launcher("container", [*errors]), "gvisor": Launcher("gvisor", [])}
-        others = choosing.Others(UnsupportedError("no namespaces"), lambda name, _, walls=walls: walls[name])  # type: ignore[misc]  # stand-ins
+        first = Failing("first", [UnsupportedError("no namespaces")])
+        backends = (first, Failing("container", [*errors]), Failing("gvisor", []))
+        launcher = auto.Launcher(backends, Policy(), FoundImage(Image()), chooses=True)  # type: ignore[arg-type]  # stand-ins
         try:
-            outcomes.append(others.launched()[0].name)
+            outcomes.append(str(launcher.launch()))
         except SandboxLostError as error:
             outcomes.append(str(error))
-    assert outcomes == ["container", "gvisor", "made no container"]
+    assert outcomes == ["a box of container's", "a box of gvisor's", "made no container"]
 
 
 # ── an engine's service that we start ───────────────────────────────────────────────────────────────

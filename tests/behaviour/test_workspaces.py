@@ -16,7 +16,7 @@ from behaviour.host import Host
 from programs import read_program
 from ringfence import Limits, Mount, Policy, PolicyError, Sandbox, UnsupportedError
 from ringfence.host import loop_disk, programs
-from ringfence.launching import ProcessLauncher
+from ringfence.plan.model import LinuxPlan
 from ringfence.types import DiskUsage
 
 MIB = 1 << 20
@@ -95,10 +95,11 @@ def test_memory_is_not_shared_with_it() -> None:
         write = "with open('f', 'wb') as f:\n    for _ in range(200): f.write(bytes(1 << 20))"
         assert box.run(write).status == "ok"
         assert box.files.stat("f").size == 200 * MIB
-        in_memory, on_disk = Sandbox(policy=policy, backend="process")._launcher, box._launcher
-        assert isinstance(in_memory, ProcessLauncher)
-        assert isinstance(on_disk, ProcessLauncher)
-        assert in_memory.process_plan().memory_bytes - on_disk.process_plan().memory_bytes == 300 * MIB
+        in_memory = Sandbox(policy=policy, backend="process")._launcher.sandbox_plan()
+        on_disk = box._launcher.sandbox_plan()
+        assert isinstance(in_memory, LinuxPlan)
+        assert isinstance(on_disk, LinuxPlan)
+        assert in_memory.memory_bytes - on_disk.memory_bytes == 300 * MIB
         assert str(box.enforcement.disk) == "ext4 in an image file: its blocks and inodes"
         assert "disk" not in box.enforcement.weaker
 

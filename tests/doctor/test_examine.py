@@ -15,7 +15,7 @@ import pytest
 
 import engines
 import leftovers
-from ringfence import launching
+from ringfence.backends import registry
 from ringfence.backends.container import api as clients
 from ringfence.doctor import BackendReport, Finding, Report, examination, examine, fixes, process, trial_runner
 from ringfence.doctor import engines as engine_trials
@@ -121,8 +121,8 @@ def test_a_policy_that_asks_for_a_kernel_of_its_own_is_not_kept_by_the_process_b
 def test_auto_is_one_that_was_seen_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("process", "container", "gvisor"):
         broken = BackendReport(name, False, (Finding("a whole sandbox", "missing", f"no {name}", "ringfence doctor"),))
-        monkeypatch.setattr(examination, f"examine_{name}", lambda broken=broken: broken)
-    monkeypatch.setattr(launching, "prepare", lambda *_: SimpleNamespace(plan=lambda: None))
+        monkeypatch.setattr(registry.load_class(name), "doctor", lambda _, broken=broken: broken)
+    monkeypatch.setattr(examination, "prepare", lambda *_: SimpleNamespace(plan=lambda: None))
     report = examine(None, ["process"])
     refused = {name: report.rejected[name] for name in ("process", "container", "gvisor")}
     assert (report.auto, refused) == (None, {name: f"no {name}" for name in refused})

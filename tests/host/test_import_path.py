@@ -27,6 +27,7 @@ import pytest
 from ringfence import Mount, Policy, Sandbox, UnsupportedError
 from ringfence.gateway.secrets import trust
 from ringfence.host import import_path
+from ringfence.plan.rootfs.interpreter import HELPERS
 from ringfence.shared.tree_pack import Caps
 from ringfence.transfer.download import Landing
 from test_imports import all_imports
@@ -299,8 +300,8 @@ def test_every_package_that_works_for_us_is_known_with_what_it_needs() -> None:
     foreign = {one.imported.split(".")[0] for one in all_imports()} - set(sys.stdlib_module_names)
     ours = {"ringfence", "inspect_ai", "pydantic"}
     private = {name for name in foreign if name.startswith("_")} | {"compression"}  # of other versions of Python
-    assert foreign - ours - private - import_path.HELPERS == set()
-    waiting, seen = [name for name in import_path.HELPERS if name in foreign], set[str]()
+    assert foreign - ours - private - HELPERS == set()
+    waiting, seen = [name for name in HELPERS if name in foreign], set[str]()
     while waiting:
         name = waiting.pop()
         seen.add(name)
@@ -311,7 +312,7 @@ def test_every_package_that_works_for_us_is_known_with_what_it_needs() -> None:
         needs = [need for need in needs if "extra ==" not in need]
         plain = {re.split(r"[^A-Za-z0-9._-]", need)[0].replace("-", "_") for need in needs}
         waiting += [need for need in plain - seen if importlib.util.find_spec(need) is not None]
-    assert seen - import_path.HELPERS == set()
+    assert seen - HELPERS == set()
 
 
 def test_a_folder_that_a_download_fills_is_left_out_and_one_for_a_single_file_is_not(tmp_path: Path) -> None:

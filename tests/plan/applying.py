@@ -12,6 +12,7 @@ import struct
 import sys
 
 from ringfence.host.placeholders import Placeholders
+from ringfence.plan.operations import rows
 from ringfence.plan.rootfs.host_view import view
 from ringfence.plan.rootfs.interpreter import interpreter
 from ringfence.policy.model import Mount, Policy
@@ -144,11 +145,11 @@ def inside(uid: int, shown: object, argv: list[str]) -> None:
     open("/mnt/empty-file", "x").close()
     os.mkdir("/mnt/root")
     os.chdir("/mnt/root")
-    for op in shown.template:  # type: ignore[attr-defined]  # a View; importing the name only for this is noise
+    for op in rows(shown.template):  # type: ignore[attr-defined]  # a View; importing the name only for this is noise
         apply(op)
     for private in ("tmp", "workspace"):
         mount("tmpfs", private, "tmpfs", 0, f"mode=755,uid={GUEST}" if uid == 0 else "mode=755")
-    for op in shown.box:  # type: ignore[attr-defined]  # as above
+    for op in rows(shown.box):  # type: ignore[attr-defined]  # as above
         apply(op)
     mount("/proc", "proc", None, MS_BIND | MS_REC)
     os.chroot(".")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfence.plan.build import _cpu
-from ringfence.plan.host_facts import host_facts
+from ringfence.plan.model import HostFacts
 from ringfence.results import Control
 
 SHARE, TIME = "cgroup v1 cpu.cfs_quota_us", "cgroup v1 cpuacct.usage"
@@ -24,4 +24,7 @@ FOR_EACH = "CPU time for each process and not for the tree; in a session for its
 )
 def test_cpu_is_full_where_share_and_time_are_both_held(share: str | None, time: str | None, expected: Control) -> None:
     """`strict` passes what is full: without cpuacct a guest of many processes had as much CPU time as it wanted."""
-    assert _cpu(host_facts(memory_by=None, cpu_by=share, cpu_time_by=time, pids_by=None)) == expected
+    assert (
+        _cpu(HostFacts(as_root=False, machine="x86_64", kernel="6.1", landlock_abi=6, cpu_by=share, cpu_time_by=time))
+        == expected
+    )

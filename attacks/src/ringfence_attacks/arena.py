@@ -16,8 +16,9 @@ import warnings
 
 from ringfence import Limits, Mount, Policy, Sandbox
 from ringfence._sync.process import completed
+from ringfence.backends.auto import Launcher
 from ringfence.core import arguments
-from ringfence.launching import ProcessLauncher
+from ringfence.plan.model import FoundImage
 from ringfence.policy.image import Image
 from ringfence.values import Struct, final, replace
 from ringfence_attacks import witnesses
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from ringfence._sync.process import Process
     from ringfence.images.store import Used
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence.results import Result
     from ringfence.values import Argv, MountMode, Workspace
     from ringfence_attacks.case import ArmName, Attack
@@ -128,10 +129,9 @@ class Arm:
         made = Sandbox(policy=policy, backend="process", workspace=workspace)
         launcher = made._launcher  # noqa: SLF001  # no public way leads to a plan without a control
         if used is not None:
-            launcher = ProcessLauncher(policy, Image("attack"), fresh=True, rejected={}, used=used)
+            launcher = Launcher(("process",), policy, FoundImage(Image("attack"), used.root))
             made._launcher = launcher  # noqa: SLF001  # nor to a tree without a name
         if not whole and self._weakens:
-            assert isinstance(launcher, ProcessLauncher)
             launcher.controls = Lacking(weaken=self.weaken)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a weaker limit is for the matrix's reader, not for each of its rows
@@ -149,7 +149,7 @@ class Arm:
         own = self.attack.off if self.off else ()
         return tuple(name for name in (*self.attack.behind, *own) if name not in (BARE, "ours"))
 
-    def weaken(self, plan: ProcessPlan) -> ProcessPlan:
+    def weaken(self, plan: LinuxPlan) -> LinuxPlan:
         """`plan` as this arm has it."""
         plan = without(plan, *self.missing)
         if self.off and self.attack.change is not None:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Literal, TypeAlias
 
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence_attacks.arena import Arm
 
     Outcome: TypeAlias = Literal["READ", "WRITE", "ESCAPE", "CRASH", "LEAK", "DOS", "SPOOF", "PERSIST"]
     ArmName: TypeAlias = Literal["off", "alone", "on"]
-    Change: TypeAlias = Callable[[ProcessPlan, Arm], ProcessPlan]
+    Change: TypeAlias = Callable[[LinuxPlan, Arm], LinuxPlan]
     Play: TypeAlias = Callable[[Arm], "Seen"]
 
 # What happens when an attack gets through.

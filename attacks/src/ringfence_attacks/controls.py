@@ -10,6 +10,8 @@ from __future__ import annotations
 from ringfence.backends.engine import guestd_bundle
 from ringfence.plan.build import NEWIPC, NEWNET, NEWPID, NEWUTS
 from ringfence.plan.controls import Controls
+from ringfence.plan.model import TmpfsOptions
+from ringfence.plan.operations import Bind, Pin, Protect
 from ringfence.plan.seccomp import compiler, table
 from ringfence.values import final, replace
 
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, TypeAlias
 
-    from ringfence.plan.model import Op, ProcessPlan
+    from ringfence.plan.model import LinuxPlan
+    from ringfence.plan.operations import Op
 
     Change: TypeAlias = Callable[[dict[str, Any]], None]  # of what an engine is asked for, in place
 
 
-def unchanged(plan: ProcessPlan) -> ProcessPlan:
+def unchanged(plan: LinuxPlan) -> LinuxPlan:
     """Return the plan as it is."""
     return plan
 
@@ -32,10 +35,10 @@ def unchanged(plan: ProcessPlan) -> ProcessPlan:
 class Lacking(Controls):
     """The controls of an arm in which something is missing: from the plan, or from what an engine is asked for."""
 
-    weaken: Callable[[ProcessPlan], ProcessPlan] = unchanged
+    weaken: Callable[[LinuxPlan], LinuxPlan] = unchanged
     changes: tuple[Change, ...] = ()
 
-    def plan(self, plan: ProcessPlan) -> ProcessPlan:
+    def plan(self, plan: LinuxPlan) -> LinuxPlan:
         return self.weaken(plan)
 
     def container(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +63,7 @@ _FENCE = {
     "cgroup-namespace": "cgroup_namespace",
 }
 _SHOWN = ("view", "read-only", "protect", "pin", "watch")
+_SHOWN_BY: dict[str, type[Op]] = {"protect": Protect, "pin": Pin}
 _RLIMITS = {"rlimit-core": "CORE", "rlimit-nofile": "NOFILE", "rlimit-sigpending": "SIGPENDING", "rlimit-cpu": "CPU"}
 
 _MANY = 10_000  # processes: more than any attack starts, fewer than the host's own limit
@@ -80,7 +84,7 @@ PLAN = (
 )
 
 
-def without(plan: ProcessPlan, *controls: str) -> ProcessPlan:
+def without(plan: LinuxPlan, *controls: str) -> LinuxPlan:
     """`plan` with these controls left out. ValueError for a name not in PLAN. Never shared with other sandboxes."""
     filters = frozenset(control[8:] for control in controls if control.startswith("seccomp:"))
     for control in controls:
@@ -89,54 +93,43 @@ def without(plan: ProcessPlan, *controls: str) -> ProcessPlan:
     return replace(_open_filter(plan, filters) if filters else plan, shared=False)
 
 
-def _without_one(plan: ProcessPlan, control: str) -> ProcessPlan:
+def _without_one(plan: LinuxPlan, control: str) -> LinuxPlan:
+    fence = plan.fence
     if control in _SHOWN:
         return _without_view(plan, control)
-    if control in ("process-limit", "cgroup"):
-        return _without_group(plan, control)
-    box = dict(plan.box)
-    fence = box["fence"] = _fence(plan)
+    if control == "cgroup":
+        return replace(plan, cgroup=False)
+    if control == "process-limit":
+        return replace(plan, processes=_MANY, fence=replace(fence, processes=_MANY))
     if control in _NAMESPACES:
-        box["namespaces"] = _number(plan, "namespaces") & ~_NAMESPACES[control]
-    elif control in _FENCE:
-        fence[_FENCE[control]] = False
-        if control == "no-new-privileges":
-            fence["last_layer"] = None  # whoever may gain privileges may not install a filter
-    elif control in _RLIMITS:
-        fence["rlimits"] = {k: v for k, v in fence["rlimits"].items() if k != _RLIMITS[control]}
-    elif control == "last-layer":
-        fence["last_layer"] = None
-    elif control == "seccomp":
-        fence["seccomp"] = fence["last_layer"] = None
-    elif control == "proc-masks":
-        box["proc_masks"] = False
-    elif control == "tmpfs-size":
-        box["sizes"] = dict.fromkeys(("disk", "tmp", "shm"), "size=1g,nr_inodes=1000000")
-    elif control == "user-namespace":
-        box["user_namespace"] = fence["cgroup_namespace"] = False  # the second needs the capabilities of the first
-    else:
-        raise ValueError(f"no control is named {control!r}; the names are {', '.join(PLAN)}")
-    return replace(plan, box=box)
+        return replace(plan, namespaces=plan.namespaces & ~_NAMESPACES[control])
+    if control == "no-new-privileges":  # whoever may gain privileges may not install a filter
+        return replace(plan, fence=replace(fence, no_new_privileges=False, last_layer=None))
+    if control in _FENCE:
+        return replace(plan, fence=replace(fence, **{_FENCE[control]: False}))
+    if control in _RLIMITS:
+        kept = {name: value for name, value in fence.rlimits.items() if name != _RLIMITS[control]}
+        return replace(plan, fence=replace(fence, rlimits=kept))
+    if control in ("last-layer", "seccomp"):
+        seccomp = None if control == "seccomp" else fence.seccomp
+        return replace(plan, fence=replace(fence, seccomp=seccomp, last_layer=None))
+    if control == "proc-masks":
+        return replace(plan, proc_masks=False)
+    if control == "tmpfs-size":
+        return replace(plan, sizes=TmpfsOptions(*["size=1g,nr_inodes=1000000"] * 3))
+    if control == "user-namespace":  # a cgroup namespace needs the capabilities of the user namespace
+        return replace(plan, user_namespace=False, fence=replace(fence, cgroup_namespace=False))
+    raise ValueError(f"no control is named {control!r}; the names are {', '.join(PLAN)}")
 
 
-def _fence(plan: ProcessPlan) -> dict[str, Any]:
-    """A copy. The plan is plain data for the other side, hence the loose type."""
-    return dict(plan.fence)
-
-
-def _number(plan: ProcessPlan, name: str) -> int:
-    value = plan.box[name]
-    assert isinstance(value, int)
-    return value
-
-
-def _open_filter(plan: ProcessPlan, left_out: frozenset[str]) -> ProcessPlan:
-    """Both layers without these controls, together: each call compiles anew. ValueError for an unknown one."""
-    fence = _fence(plan)
-    for layer, name in (("guest", "seccomp"), ("last", "last_layer")):
-        if fence[name] is not None:
-            fence[name] = seccomp_program(layer, left_out).hex()
-    return replace(plan, box={**plan.box, "fence": fence})
+def _open_filter(plan: LinuxPlan, left_out: frozenset[str]) -> LinuxPlan:
+    """Return the plan with both layers without these controls: each call compiles. ValueError for an unknown one."""
+    fence = plan.fence
+    if fence.seccomp is not None:
+        fence = replace(fence, seccomp=seccomp_program("guest", left_out).hex())
+    if fence.last_layer is not None:
+        fence = replace(fence, last_layer=seccomp_program("last", left_out).hex())
+    return replace(plan, fence=fence)
 
 
 def seccomp_program(layer: str, left_out: frozenset[str]) -> bytes:
@@ -156,32 +149,25 @@ def _opened(rule: table.Rule, left_out: frozenset[str]) -> table.Rule:
     return (*kept, (checks, table.ALLOW if verdict[1] in left_out else verdict))
 
 
-def _without_group(plan: ProcessPlan, control: str) -> ProcessPlan:
-    if control == "cgroup":
-        return replace(plan, cgroup=False)
-    fence = {**_fence(plan), "processes": _MANY}
-    return replace(plan, processes=_MANY, box={**plan.box, "fence": fence})
-
-
-def _without_view(plan: ProcessPlan, control: str) -> ProcessPlan:
+def _without_view(plan: LinuxPlan, control: str) -> LinuxPlan:
     if control == "view":
-        return replace(plan, template=(*plan.template, ["bind", "/", "mnt", {"rw": False, "idmap": False}]))
+        return replace(plan, template=(*plan.template, Bind("/", "mnt")))
     if control == "watch":  # what has a placeholder is still made: the operations name it
         return replace(plan, protected=tuple(path for path in plan.protected if path.missing))
-    change = _writable if control == "read-only" else _left_out(control)
-    return replace(plan, template=change(plan.template), box={**plan.box, "ops": list(change(plan.box_ops))})
+    change = _writable if control == "read-only" else _left_out(_SHOWN_BY[control])
+    return replace(plan, template=change(plan.template), ops=change(plan.ops))
 
 
-def _left_out(name: str) -> Callable[[Iterable[Op]], tuple[Op, ...]]:
+def _left_out(kind: type[Op]) -> Callable[[Iterable[Op]], tuple[Op, ...]]:
     def change(ops: Iterable[Op]) -> tuple[Op, ...]:
-        return tuple(op for op in ops if op[0] != name)
+        return tuple(op for op in ops if not isinstance(op, kind))
 
     return change
 
 
 def _writable(ops: Iterable[Op]) -> tuple[Op, ...]:
-    """Every bind of a host path without its read-only flag."""
-    return tuple([*op[:3], {**op[3], "rw": True}] if op[0] == "bind" and isinstance(op[3], dict) else op for op in ops)
+    """Return the operations with every bind of a host path writable."""
+    return tuple(replace(op, writable=True) if isinstance(op, Bind) else op for op in ops)
 
 
 # Controls of a container: changes of what it is created with.

@@ -11,7 +11,9 @@ import subprocess
 import warnings
 
 from ringfence import Sandbox, UnsupportedError
+from ringfence.backends.auto import Launcher
 from ringfence.host import programs
+from ringfence.plan.model import FoundImage
 from ringfence.policy.image import Image
 from ringfence.values import replace
 from ringfence_attacks import controls
@@ -25,9 +27,8 @@ if TYPE_CHECKING:
     from ringfence import Policy
     from ringfence.images.store import Used
     from ringfence.plan.controls import Controls
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence.values import Workspace
-    from ringfence.walls import WalledLauncher
     from ringfence_attacks.case import ArmName, Attack
     from ringfence_attacks.controls import Change
 
@@ -61,11 +62,11 @@ class EngineArm(Arm):
         if workspace != "auto":
             raise NotApplicable("of the process backend alone")
         made = Sandbox(policy=policy, backend=self.backend)  # type: ignore[arg-type]  # of harness.ENGINES
-        launcher: WalledLauncher = made._launcher  # type: ignore[assignment]  # noqa: SLF001  # no public way leads there
         if used is not None:
-            launcher.used, launcher.image = used, Image("attack")
+            made._launcher = Launcher((self.backend,), policy, FoundImage(Image("attack"), used.root))  # noqa: SLF001  # no public way leads there
+        launcher = made._launcher  # noqa: SLF001  # as above
         try:
-            launcher._plan()  # noqa: SLF001  # as above
+            launcher.sandbox_plan()
         except UnsupportedError as error:
             if error.code != "mounts":  # what it does not show, nobody attacks there
                 raise
@@ -92,7 +93,7 @@ class EngineArm(Arm):
             changes=tuple(changes),
         )
 
-    def weaken(self, plan: ProcessPlan) -> ProcessPlan:
+    def weaken(self, plan: LinuxPlan) -> LinuxPlan:
         inside = tuple(name for name in self.missing if name in controls.PLAN)
         if inside:
             left = controls.without(plan, *inside)

@@ -191,11 +191,10 @@ def missing_here(attack: Attack) -> str | None:
 
 
 def has_cgroup() -> bool:
-    from ringfence.launching import process_plan
-    from ringfence.policy.image import Image
+    from ringfence.backends.auto import prepare
     from ringfence_attacks.arena import POLICY
 
-    return "memory" not in process_plan(POLICY, Image("host")).enforcement.weaker
+    return "memory" not in prepare("process", "host", POLICY).plan().enforcement.weaker
 
 
 def _lacking() -> str:
@@ -210,6 +209,6 @@ def _lacking() -> str:
 
 
 def _landlock() -> bool:
-    from ringfence.plan.host_facts import landlock_abi
+    from ringfence.shared.syscalls import landlock_abi
 
     return landlock_abi() >= 6

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
 
-    from ringfence.backends.contract import Box, Launcher
+    from ringfence.backends.auto import Launcher
+    from ringfence.backends.contract import Box
     from ringfence.values import Tool
 
 T = TypeVar("T")

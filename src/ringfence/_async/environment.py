@@ -12,7 +12,6 @@ from ringfence._async.sandbox import AsyncSandbox
 from ringfence._async.session import AsyncSession
 from ringfence.core import arguments, endings
 from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError, UnsupportedError
-from ringfence.launching import check_policy
 from ringfence.manager.history import History, add_usage
 from ringfence.manager.owner import Owner
 from ringfence.manager.quota import Ledger, merged
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from ringfence._async.process import Place
     from ringfence._async.worker import AsyncWorker
-    from ringfence.backends import Backend
+    from ringfence.backends.contract import Backend
     from ringfence.manager.state import StateDirectory
     from ringfence.policy.image import Image
     from ringfence.policy.model import Network, Policy, Quota
@@ -99,7 +98,7 @@ class AsyncEnvironment:
         self._check_there()
         if policy is None:
             return self._making(self._owner, self.policy)
-        check_policy(policy)
+        arguments.check_policy(policy)
         return self._making(self._owner, self.policy.must_allow(policy))
 
     async def sandboxes(self) -> tuple[SandboxInfo, ...]:

@@ -6,9 +6,9 @@ import os
 
 from ringfence._async.compat import blocking, every, lock
 from ringfence._async.environment import AsyncEnvironment, AsyncOwnedSandbox
-from ringfence.core import endings
+from ringfence.backends.auto import prepare
+from ringfence.core import arguments, endings
 from ringfence.errors import PolicyError, SandboxClosedError
-from ringfence.launching import check_policy, prepare
 from ringfence.manager.owner import Owner, Shelf
 from ringfence.manager.state import StateDirectory, check_agent
 from ringfence.policy.model import Policy, Quota
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ringfence._async.compat import Every
     from ringfence._async.sandbox import AsyncSandbox
-    from ringfence.backends import Backend
+    from ringfence.backends.contract import Backend
     from ringfence.policy.image import Image
     from ringfence.records import SandboxInfo
     from ringfence.values import BackendName, HostPath
@@ -43,7 +43,7 @@ class AsyncSandboxManager:
         warm: int = 0,
         state: HostPath | None = None,
     ) -> None:
-        check_policy(policy)
+        arguments.check_policy(policy)
         _check_quota(quota)
         _check_warm(warm)
         prepare(backend, image, policy)
@@ -229,7 +229,7 @@ class AsyncSandboxManager:
     def _narrowed(self, policy: Policy | None) -> Policy:
         if policy is None:
             return self._policy
-        check_policy(policy)
+        arguments.check_policy(policy)
         self._check_hidden(policy)
         return self._policy.must_allow(policy)
 

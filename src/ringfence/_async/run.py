@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ringfence import early
 from ringfence._async.compat import blocking, launched
 from ringfence._async.files import AsyncFiles
 from ringfence._async.process import completed
 from ringfence.core import arguments
 from ringfence.core.languages import commands, find
 from ringfence.errors import SandboxLostError
-from ringfence.launching import check_policy, prepare
+from ringfence.host import zygote_start
 from ringfence.policy.model import Policy
 from ringfence.values import replace
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     from ringfence._async.process import Place
     from ringfence._async.sandbox import AsyncSandbox
-    from ringfence.backends import Backend
-    from ringfence.backends.contract import Launcher
+    from ringfence.backends.auto import Launcher
+    from ringfence.backends.contract import Backend
     from ringfence.policy.image import Image
     from ringfence.results import Denial, Result
     from ringfence.values import BackendName
@@ -41,7 +40,7 @@ async def run_async(
 
     Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
     """
-    check_policy(policy)
+    arguments.check_policy(policy)
     checked, language, given = (
         arguments.check_code(code),
         arguments.check_language(language),
@@ -49,17 +48,19 @@ async def run_async(
     )
     variables, seconds = arguments.check_env(env), arguments.check_timeout(timeout_s, policy.limits)
     asked = arguments.Once(language, checked, given, variables, seconds)
-    early.begin(backend, image, policy, _load_rest)
+    is_first = zygote_start.begin_first(backend, image, policy)
     try:
+        if is_first:
+            _load_rest()  # while the zygote starts
         return await run_alone(asked, backend, image, policy)
     finally:
-        early.end_unneeded()
+        zygote_start.end_unneeded()
 
 
 def _load_rest() -> None:
-    """What is needed once something runs."""
+    """Load what is needed once something runs."""
     import ringfence._async.link
-    import ringfence._async.process  # noqa: F401  # used later, as the other
+    import ringfence.backends.process.backend  # noqa: F401  # used later, as the other
 
 
 # MERGED: A sandbox for one run: made, used and gone.
@@ -76,6 +77,8 @@ async def run_alone(once: arguments.Once, backend: BackendName | Backend, image:
         async with AsyncSandbox(backend=backend, image=image, policy=policy) as sandbox:
             result = await run_once(sandbox, once)
         return _with(findings(await sandbox.denials()), result)
+    from ringfence.backends.auto import prepare
+
     for attempt in range(_ATTEMPTS):
         try:
             return await _run_in_new(once, prepare(backend, image, policy), policy)

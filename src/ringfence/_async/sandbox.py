@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from ringfence._async.compat import blocking, launched, lock, opening
 from ringfence._async.gateway import AsyncGateway
+from ringfence.backends.auto import prepare
 from ringfence.core import arguments, endings
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxError, unknown_attribute
-from ringfence.launching import check_policy, is_command, prepare
+from ringfence.host import import_path, zygote_start
 from ringfence.policy.model import Policy
 from ringfence.values import replace
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ringfence._async.process import AsyncProcess, AsyncPty, Place
     from ringfence._async.session import AsyncSession
     from ringfence._async.snapshots import AsyncTrees
-    from ringfence.backends import Backend
-    from ringfence.backends.contract import Box, Launcher
+    from ringfence.backends.auto import Launcher
+    from ringfence.backends.contract import Backend, Box
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
     from ringfence.records import ProcessInfo
@@ -54,7 +54,7 @@ class AsyncSandbox:
         tools: Mapping[str, Tool] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        check_policy(policy)
+        arguments.check_policy(policy)
         self.id = arguments.new_id("s")
         self.policy = policy
         self.labels = arguments.check_labels(labels)
@@ -120,7 +120,12 @@ class AsyncSandbox:
 
     async def _start(self) -> None:
         if self._ended != "closed":
-            box = await launched(self._launcher)
+            backend, _ = self._made_with
+            zygote_start.begin_first(backend, self._launcher.image.name, self.policy)
+            try:
+                box = await launched(self._launcher)
+            finally:
+                zygote_start.end_unneeded()
             try:
                 if self.state != "closed":
                     await self._begin(box)
@@ -191,8 +196,7 @@ class AsyncSandbox:
             raise endings.ended(self.id, over, self._place.box)
         if self._paused:
             raise SandboxError(f"sandbox {self.id} is paused", code="paused", fix="call resume()")
-        if "ringfence.host.import_path" in sys.modules:
-            sys.modules["ringfence.host.import_path"].keep_first()  # L12
+        import_path.keep_first()  # L12
         return self._place
 
     # code and commands
@@ -279,7 +283,7 @@ class AsyncSandbox:
             timeout_s=seconds,
             stdin=stdin,
             keeps_stdin=keeps_stdin,
-            one_shot=is_command(),  # it runs one thing, and ends with it
+            one_shot=zygote_start.is_command(),  # it runs one thing, and ends with it
         )
         return place, call
 

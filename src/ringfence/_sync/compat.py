@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TypeVar
 
-    from ringfence.backends.contract import Box, Launcher
+    from ringfence.backends.auto import Launcher
+    from ringfence.backends.contract import Box
     from ringfence.values import Tool
 
     T = TypeVar("T")

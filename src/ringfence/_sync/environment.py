@@ -13,7 +13,6 @@ from ringfence._sync.sandbox import Sandbox
 from ringfence._sync.session import Session
 from ringfence.core import arguments, endings
 from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError, UnsupportedError
-from ringfence.launching import check_policy
 from ringfence.manager.history import History, add_usage
 from ringfence.manager.owner import Owner
 from ringfence.manager.quota import Ledger, merged
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from ringfence._sync.process import Place
     from ringfence._sync.worker import Worker
-    from ringfence.backends import Backend
+    from ringfence.backends.contract import Backend
     from ringfence.manager.state import StateDirectory
     from ringfence.policy.image import Image
     from ringfence.policy.model import Network, Policy, Quota
@@ -100,7 +99,7 @@ class Environment:
         self._check_there()
         if policy is None:
             return self._making(self._owner, self.policy)
-        check_policy(policy)
+        arguments.check_policy(policy)
         return self._making(self._owner, self.policy.must_allow(policy))
 
     def sandboxes(self) -> tuple[SandboxInfo, ...]:

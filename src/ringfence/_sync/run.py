@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from ringfence import early
 from ringfence._sync.compat import blocking, launched
 from ringfence._sync.files import Files
 from ringfence._sync.process import completed
 from ringfence.core import arguments
 from ringfence.core.languages import commands, find
 from ringfence.errors import SandboxLostError
-from ringfence.launching import check_policy, prepare
+from ringfence.host import zygote_start
 from ringfence.policy.model import Policy
 from ringfence.values import replace
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
     from ringfence._sync.process import Place
     from ringfence._sync.sandbox import Sandbox
-    from ringfence.backends import Backend
-    from ringfence.backends.contract import Launcher
+    from ringfence.backends.auto import Launcher
+    from ringfence.backends.contract import Backend
     from ringfence.policy.image import Image
     from ringfence.results import Denial, Result
     from ringfence.values import BackendName
@@ -42,7 +41,7 @@ def run(
 
     Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
     """
-    check_policy(policy)
+    arguments.check_policy(policy)
     checked, language, given = (
         arguments.check_code(code),
         arguments.check_language(language),
@@ -50,17 +49,19 @@ def run(
     )
     variables, seconds = arguments.check_env(env), arguments.check_timeout(timeout_s, policy.limits)
     asked = arguments.Once(language, checked, given, variables, seconds)
-    early.begin(backend, image, policy, _load_rest)
+    is_first = zygote_start.begin_first(backend, image, policy)
     try:
+        if is_first:
+            _load_rest()  # while the zygote starts
         return run_alone(asked, backend, image, policy)
     finally:
-        early.end_unneeded()
+        zygote_start.end_unneeded()
 
 
 def _load_rest() -> None:
-    """What is needed once something runs."""
+    """Load what is needed once something runs."""
     import ringfence._sync.link
-    import ringfence._sync.process  # noqa: F401  # used later, as the other
+    import ringfence.backends.process.backend  # noqa: F401  # used later, as the other
 
 
 # MERGED: A sandbox for one run: made, used and gone.
@@ -77,6 +78,8 @@ def run_alone(once: arguments.Once, backend: BackendName | Backend, image: str |
         with Sandbox(backend=backend, image=image, policy=policy) as sandbox:
             result = run_once(sandbox, once)
         return _with(findings(sandbox.denials()), result)
+    from ringfence.backends.auto import prepare
+
     for attempt in range(_ATTEMPTS):
         try:
             return _run_in_new(once, prepare(backend, image, policy), policy)

@@ -1,52 +1,32 @@
-"""How a sandbox is isolated. A name takes the defaults; an object says more."""
+"""How a sandbox is isolated. A name takes the defaults; an object says more. Public.
+
+    Sandbox(backend="gvisor")
+    Sandbox(backend=backends.Container(engine="podman"))
+
+`Backend` is the contract that each keeps; `ringfence.backends.contract` explains it to whoever adds one.
+"""
 
 from __future__ import annotations
 
-from ringfence.values import Struct
+from ringfence.backends.registry import BUILT_IN, load_class
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal, Protocol
-else:
-    Protocol = object
+    from ringfence.backends.container.backend import Container
+    from ringfence.backends.contract import Backend
+    from ringfence.backends.gvisor.backend import Gvisor
+    from ringfence.backends.process.backend import Process
 
 __all__ = ["Backend", "Container", "Gvisor", "Process"]
 
 
-class Backend(Protocol):
-    """What every backend object has: the name that results and `--backend` use."""
+def __getattr__(name: str) -> object:
+    """Load a backend when it is used: most programs need one."""
+    if name == "Backend":
+        from ringfence.backends.contract import Backend
 
-    @property
-    def name(self) -> str: ...
-
-
-class Process(Struct):
-    """Linux namespaces, seccomp and Landlock around a process. Needs nothing but Linux and Python."""
-
-    fresh: bool = False  # a new address space for each run: slower, no shared layout
-
-    @property
-    def name(self) -> str:
-        return "process"
-
-
-class Container(Struct):
-    """Docker or Podman through the Engine API."""
-
-    engine: Literal["docker", "podman"] | None = None
-    socket: str | None = None
-    runtime: str | None = None  # "runsc"
-
-    @property
-    def name(self) -> str:
-        return "container"
-
-
-class Gvisor(Struct):
-    """A user-space kernel: `runsc`, directly on an OCI bundle."""
-
-    platform: Literal["kvm", "systrap", "ptrace"] | None = None
-
-    @property
-    def name(self) -> str:
-        return "gvisor"
+        return Backend
+    for backend, entry in BUILT_IN.items():
+        if entry.cls == name:
+            return load_class(backend)
+    raise AttributeError(f"module 'ringfence.backends' has no attribute {name!r}")

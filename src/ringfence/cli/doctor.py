@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringfence.backends.auto import is_only_slower
 from ringfence.cli.console import OUT, Problem, colours
 from ringfence.cli.options import BACKENDS, LATER_BACKENDS, backend_name, doctor_table
 from ringfence.text import nearest, printable
@@ -51,11 +52,10 @@ def _wanted(words: list[str]) -> list[str]:
 def _kept(report: Report, wanted: list[str]) -> bool:
     if not wanted:
         return report.auto is not None
-    from ringfence.launching import NOT_CHOSEN
 
     def keeps(name: str) -> bool:
         """It is taken, or only because another is faster it is not."""
-        return name == report.auto or report.rejected.get(name) in (None, NOT_CHOSEN.get(name))
+        return name == report.auto or is_only_slower(name, report.rejected.get(name))
 
     return any(each.works and keeps(each.name) for each in _chosen(report, wanted))
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 
-from ringfence import early
 from ringfence.cli.console import ERR, OUT, OutputClosed, Problem, Stopped, write
+from ringfence.errors import RingfenceError
 from ringfence.text import nearest
 
 TYPE_CHECKING = False
@@ -168,6 +167,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
 
 
 def _explain(box: Sandbox, console: Console) -> None:
+    box._launcher.preflight()  # noqa: SLF001  # of people who ask, and of nobody else
     plan = box.plan()
     text = plan.explain().rstrip("\n")
     if console.json:
@@ -184,10 +184,26 @@ def _sandbox(settings: Settings) -> Sandbox:
     if settings.start_from is not None:
         snapshot = load_snapshot(settings.start_from)
     else:
-        early.ask(settings.backend, settings.image, settings.policy)
+        _begin(settings)
     from ringfence import Sandbox
 
     return Sandbox(backend=settings.backend, image=settings.image, policy=settings.policy, snapshot=snapshot)
+
+
+def _begin(settings: Settings) -> None:
+    """Ask for the sandbox where nothing can refuse it, and load what is needed while it is made."""
+    from ringfence.host import zygote_start
+
+    if not zygote_start.is_command() or not zygote_start.is_plain(settings.backend, settings.image, settings.policy):
+        return
+    from ringfence.backends.auto import find_image
+    from ringfence.backends.process.backend import Process, begin_ahead
+
+    try:
+        process = Process()
+        begin_ahead(process.plan(settings.policy, find_image(settings.image), process.facts()))
+    except (RingfenceError, OSError):
+        return  # no error here: the start tries again and says why
 
 
 def _run(box: Sandbox, job: Job, settings: Settings, console: Console, stop: Stop) -> tuple[Result, bytes]:
@@ -290,9 +306,7 @@ def _run_code(code: str, settings: Settings) -> Result:
 
 
 def _start(box: Sandbox) -> None:
-    from ringfence.host.zygote_start import meanwhile
-
-    meanwhile.append(_load_rest)
+    _load_rest()
     box.start()
 
 
@@ -340,12 +354,9 @@ def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Co
 
 def _importable() -> list[str]:
     """That Python's own path leads to where this guest could write, if it does."""
-    import_path = sys.modules.get("ringfence.host.import_path")  # there is one with a writable mount
-    if import_path is None:
-        return []
-    from ringfence.plan.build import IMPORTABLE
+    from ringfence.host import import_path
 
-    return [f"{folder}: {IMPORTABLE}" for folder in import_path.guests_folders()]
+    return [f"{folder}: {import_path.IMPORTABLE}" for folder in import_path.guests_folders()]
 
 
 def _create(name: str, path: str) -> int:

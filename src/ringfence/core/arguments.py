@@ -31,6 +31,14 @@ GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word befo
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
 
 
+def check_policy(policy: object) -> None:
+    """Raise TypeError for what is no Policy."""
+    from ringfence.policy.model import Policy
+
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy is a Policy, not {type(policy).__name__}; see Policy.load() and Policy.preset()")
+
+
 def check_code(code: object) -> str:
     if not isinstance(code, str):
         kind = type(code).__name__

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from ringfence.backends.contract import BackendReport, Finding
 from ringfence.doctor.examination import examine
-from ringfence.doctor.report import BackendReport, Finding, Report
+from ringfence.doctor.report import Report
 
 __all__ = ["BackendReport", "Finding", "Report", "examine"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from ringfence.backends.contract import BackendReport, Finding
 from ringfence.doctor import fixes
-from ringfence.doctor.report import BackendReport, Finding
 from ringfence.errors import RingfenceError, SandboxError, UnsupportedError
 from ringfence.values import Struct, final
 

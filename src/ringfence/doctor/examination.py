@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 
-from ringfence.choosing import ORDER
+from ringfence.backends import registry
+from ringfence.backends.auto import SHARED_KERNEL, is_only_slower, not_chosen, prepare
+from ringfence.backends.contract import BackendReport, Finding
 from ringfence.doctor import fixes
-from ringfence.doctor.engines import examine_container, examine_gvisor
-from ringfence.doctor.process import examine_process
-from ringfence.doctor.report import BackendReport, Finding, Report
+from ringfence.doctor.report import Report
 from ringfence.errors import SandboxError, UnsupportedError
 from ringfence.host import programs
 from ringfence.values import frozen_map, replace
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ringfence.policy.model import Policy
-    from ringfence.values import BackendName
 
 
 # MERGED: Which parts of the backends this host has whose code is not in this version. None of them works yet.
@@ -110,7 +109,7 @@ _PROGRAMS = {
     "gvisor": ("runsc",),
     "vm": ("qemu-system-x86_64",),
 }
-NAMES = ("process", "container", "gvisor", *OTHERS)
+NAMES = (*registry.BUILT_IN, *OTHERS)
 
 
 class _Examined(dict[str, "BackendReport"]):
@@ -133,11 +132,7 @@ def _not_run(name: str) -> list[Finding]:
 
 
 def _tried(name: str) -> BackendReport:
-    if name == "process":
-        return examine_process()
-    if name == "container":
-        return examine_container()
-    return examine_gvisor() if name == "gvisor" else examine_other(name)
+    return registry.get(name).doctor() if name in registry.BUILT_IN else examine_other(name)
 
 
 def _without_ourselves(report: BackendReport) -> BackendReport:
@@ -170,10 +165,8 @@ def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Repor
 
 
 def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, str]:
-    """Why one that was only passed over does not keep the policy either. Nothing where it would."""
-    from ringfence.launching import NOT_CHOSEN, prepare
-
-    if name not in ORDER or rejected.get(name) != NOT_CHOSEN[name]:
+    """Return why a backend that was only passed over does not keep the policy either; {} where it would."""
+    if name not in rejected or not is_only_slower(name, rejected[name]):
         return {}
     try:
         prepare(name, "host", policy).plan()
@@ -183,21 +176,23 @@ def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, s
 
 
 def _choose(policy: Policy, examined: _Examined) -> tuple[str | None, dict[str, str]]:
-    from ringfence.launching import NOT_CHOSEN, prepare
-
-    rejected = dict(NOT_CHOSEN)
-    tried: tuple[BackendName, ...] = ("gvisor",) if policy.isolation == "own-kernel" else ("process", *ORDER)
-    if policy.isolation == "own-kernel":
-        rejected |= dict.fromkeys(("process", "container"), "it shares the host's kernel")
-    for name in tried:
-        try:
-            prepare(name, "host", policy).plan()
-        except (UnsupportedError, SandboxError) as error:  # the second: of this moment, and so is this report
-            rejected[name] = str(error)
-            continue
-        if examined[name].works:
-            rejected.pop(name, None)
-            return name, rejected
-        missing = (each.detail for each in examined[name].findings if each.state == "missing")
-        rejected[name] = next(missing, "it does not work here")
-    return None, rejected
+    """Return the backend that "auto" would take here, and why not each other."""
+    rejected: dict[str, str] = {}
+    taken: str | None = None
+    for name, backend in registry.BUILT_IN.items():
+        if not registry.is_as_strong(backend.isolation, policy.isolation):
+            rejected[name] = SHARED_KERNEL
+        elif taken is not None:
+            rejected[name] = not_chosen(name)
+        else:
+            try:
+                prepare(name, "host", policy).plan()
+            except (UnsupportedError, SandboxError) as error:  # the second: of this moment, and so is this report
+                rejected[name] = str(error)
+                continue
+            if examined[name].works:
+                taken = name
+                continue
+            missing = (each.detail for each in examined[name].findings if each.state == "missing")
+            rejected[name] = next(missing, "it does not work here")
+    return taken, rejected

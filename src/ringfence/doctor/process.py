@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from ringfence.backends.contract import BackendReport, Finding
 from ringfence.doctor import fixes, trial_runner
-from ringfence.doctor.report import BackendReport, Finding
 from ringfence.host import kernel_refusals
 
 TYPE_CHECKING = False

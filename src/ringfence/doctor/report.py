@@ -7,36 +7,9 @@ from ringfence.values import Struct, final
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Literal, TypeAlias
 
+    from ringfence.backends.contract import BackendReport
     from ringfence.values import Json
-
-    Condition: TypeAlias = Literal["ok", "weaker", "missing"]
-
-
-@final
-class Finding(Struct):
-    """One thing that was tried. "weaker": a sandbox runs without it, and something is refused or held less well."""
-
-    what: str
-    state: Condition
-    detail: str
-    fix: str | None = None  # for a person: a command, or what to change in words
-    script: str | None = None  # the same for a root shell; None: not part of the script
-
-
-@final
-class BackendReport(Struct):
-    """One backend: whether it works here, and what that rests on."""
-
-    name: str
-    works: bool
-    findings: tuple[Finding, ...]
-
-    @property
-    def lines(self) -> list[tuple[str, Condition, str, str | None]]:
-        """(what, state, detail, fix) of each finding, in the order they were tried."""
-        return [(each.what, each.state, each.detail, each.fix) for each in self.findings]
 
 
 @final

@@ -7,13 +7,12 @@ registrations.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from typing import TYPE_CHECKING
 
 from ringfence.gateway.budget import Totals
-from ringfence.host import import_path
+from ringfence.host import import_path, lifecycle
 from ringfence.policy.reach import relayed_streams
 from ringfence.shared import fast_stdlib
 
@@ -237,7 +236,8 @@ def service() -> GatewayService:
     pid = os.getpid()
     found = _services.get(pid)
     if found is None:
-        _watch_forks()
+        lifecycle.at_exit(lifecycle.GATEWAY, close_service)
+        lifecycle.after_fork(_after_fork)
         found = _services.setdefault(pid, GatewayService())
     return found
 
@@ -247,11 +247,6 @@ def close_service() -> None:
     found = _services.pop(os.getpid(), None)
     if found is not None:
         found.stop()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _after_fork() -> None:

@@ -13,6 +13,7 @@ import os
 import sys
 from _frozen_importlib_external import PathFinder  # what the path-based finder of `sys.meta_path` is
 
+from ringfence.plan.rootfs.interpreter import HELPERS
 from ringfence.policy.host_paths import within
 
 TYPE_CHECKING = False
@@ -25,12 +26,9 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     T = TypeVar("T")
 
-# Packages that work for us, and what they need. Where one lies among installed packages its place says so too.
-HELPERS = frozenset(
-    (
-        *("_cffi_backend", "certifi", "cffi", "charset_normalizer", "cryptography", "docker", "h11", "h2", "hpack"),
-        *("hyperframe", "idna", "pycparser", "requests", "typing_extensions", "urllib3"),
-    )
+IMPORTABLE = (
+    "writable, and a folder of sys.path: what your own Python imports from there later may be the guest's; "
+    "Ringfence's own imports leave it out"
 )
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _MOST_LINKS = 40  # the kernel's own limit on one path

@@ -14,17 +14,44 @@ from ringfence.host import import_path, zygote_start
 from ringfence.host.kernel_refusals import mounts_changed
 from ringfence.host.mount_scan import end_scan, snapshot_before
 from ringfence.host.placeholders import Placeholders, is_placeholder
-from ringfence.plan.build import IMPORTABLE, importable
 from ringfence.results import Denial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.backends.engine.box import WalledBox
-    from ringfence.backends.process.box import ProcessBox
-    from ringfence.backends.process.pool import Pool
+    from collections.abc import Callable
+    from typing import Protocol
+
     from ringfence.host.mount_scan import Before
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence.plan.rootfs.protected import Protected
+
+    class GuardedBox(Protocol):
+        """What a guard asks of the sandbox whose mounts it watches."""
+
+        @property
+        def on_destroyed(self) -> list[Callable[[], None]]:
+            """What is called after its last process is gone."""
+            ...
+
+        def hold_still(self) -> bool:
+            """Return whether everything inside stands still now, until `let_go_on`."""
+            ...
+
+        def let_go_on(self) -> None:
+            """Let the guest go on, after `hold_still`, whatever that returned or raised."""
+            ...
+
+        def protect_again(self, paths: list[tuple[str, int, int]]) -> str:
+            """Make paths inside read-only once more. Returns "", or why that could not be."""
+            ...
+
+        def stop_unprotected(self, found: tuple[Denial, ...]) -> None:
+            """End everything inside: a protected path is not protected any more."""
+            ...
+
+        def add_findings(self, found: tuple[Denial, ...]) -> None: ...
+
+        def kill(self) -> None: ...
 
 
 # MERGED: Notices when a protected path of a writable mount is replaced on the host while the sandbox runs.
@@ -156,26 +183,10 @@ def _inotify(directories: list[str]) -> tuple[int, dict[int, str]]:
 _QUIET_S = 0.02  # that a guest stands still before what was removed is put back
 
 
-def launch_guarded(pool: Pool, plan: ProcessPlan) -> ProcessBox:
-    """A sandbox whose plan shows host paths. Those of "rw" mounts are looked through at the end.
-
-    Raises as Pool.take does, SandboxLostError for a folder that is none any more, and OSError when a placeholder cannot
-    be made; nothing is left then.
-    """
-    guard = Guard(plan)
-    try:
-        box = pool.take(plan, stake=guard.stake)
-    except BaseException:
-        guard.end()
-        raise
-    guard.begin(box)
-    return box
-
-
 class Guard:
     """Holds the protected paths of one sandbox. `outlives`: its guest is behind an engine (placeholders.py)."""
 
-    def __init__(self, plan: ProcessPlan, *, outlives: bool = False) -> None:
+    def __init__(self, plan: LinuxPlan, *, outlives: bool = False) -> None:
         _keep_imports_out(plan)
         self._held = frozenset(os.path.dirname(one.path) for one in plan.protected)
         self._protected: dict[str, list[Protected]] = {}  # one folder may be mounted in several places
@@ -202,13 +213,13 @@ class Guard:
         """A descriptor that the sandbox's monitor has to keep: while it is open, no placeholder is removed."""
         return self._placeholders.fileno()
 
-    def begin(self, box: ProcessBox | WalledBox) -> None:
+    def begin(self, box: GuardedBox) -> None:
         box.on_destroyed.append(lambda: box.add_findings(self.end()))
         if self._watch is not None:
             self._thread = threading.Thread(target=self._keep_watch, args=(box,), name="ringfence-watch", daemon=True)
             self._thread.start()
 
-    def _keep_watch(self, box: ProcessBox | WalledBox) -> None:
+    def _keep_watch(self, box: GuardedBox) -> None:
         """A path that the host removed is put back; for one that it replaced the sandbox is stopped at once (A33)."""
         try:
             while lost := self._first_lost():
@@ -225,7 +236,7 @@ class Guard:
             box.kill()  # nobody watches any more
             raise
 
-    def _put_back(self, box: ProcessBox | WalledBox, lost: list[str]) -> str:
+    def _put_back(self, box: GuardedBox, lost: list[str]) -> str:
         """Protect them again, and what goes meanwhile, which is added to `lost`. Returns "", or why it cannot be.
 
         Sound only while the guest stands still, and for what was not there when it came to stand: of a file that was,
@@ -280,14 +291,15 @@ class Guard:
 _warned: set[str] = set()
 
 
-def _keep_imports_out(plan: ProcessPlan) -> None:
+def _keep_imports_out(plan: LinuxPlan) -> None:
     """Ours, from here on. Of the caller's own it can only be told, once for each folder; a command tells it after the
     run."""
-    import_path.shown_writable(plan.writable, [one.path for one in plan.protected if not one.missing])
-    folders = [folder for folder in importable(plan) if folder not in _warned]
+    read_only = [one.path for one in plan.protected if not one.missing]
+    import_path.shown_writable(plan.writable, read_only)
+    folders = [folder for folder in import_path.importable(plan.writable, read_only) if folder not in _warned]
     _warned.update(folders)
     if folders and not zygote_start.is_command():
-        warn(f"{', '.join(folders)}: {IMPORTABLE}", UserWarning)
+        warn(f"{', '.join(folders)}: {import_path.IMPORTABLE}", UserWarning)
 
 
 def _replaced(path: str, why: str) -> Denial:

@@ -19,7 +19,7 @@ import stat
 import time
 
 from ringfence.errors import SandboxError
-from ringfence.host import state
+from ringfence.host import lifecycle, state
 from ringfence.policy.host_paths import open_itself
 from ringfence.shared import fast_stdlib
 from ringfence.values import Struct, final
@@ -469,12 +469,8 @@ class _Locked:
 
 
 def _let_go_in_forks() -> None:
-    if not _registered:
-        _registered.append(True)
-        os.register_at_fork(after_in_child=_let_go)
-
-
-_registered: list[bool] = []
+    lifecycle.at_exit(lifecycle.PLACEHOLDERS, finish)
+    lifecycle.after_fork(_let_go)
 
 
 def _let_go() -> None:

@@ -12,6 +12,7 @@ import stat
 import time
 
 from ringfence.errors import SandboxClosedError, SandboxError, UnsupportedError
+from ringfence.host import lifecycle
 from ringfence.host import process_id as owners
 from ringfence.values import Struct, replace
 
@@ -425,6 +426,7 @@ def owner() -> Owner:
     with _lock:
         pid = os.getpid()
         if pid not in _owners:
+            lifecycle.at_exit(lifecycle.RECORD, close)
             _owners.clear()
             _owners[pid] = register()
         return _owners[pid]

@@ -8,13 +8,15 @@ and the pool takes it with `take`.
 from __future__ import annotations
 
 import _socket
+import _thread
 import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from socket import socket
+
+    from ringfence.policy.model import Policy
 
 _SIGKILL = 9
 _FIRST_FREE = 10  # above the fixed descriptors of the zygote
@@ -80,7 +82,7 @@ def start(executable: str, prefix: list[str]) -> Started:
         for fd in ours:
             os.close(fd)
     try:
-        control.send(_command[0] if _command else LIBRARY, _socket.MSG_NOSIGNAL)
+        control.send(_state.purpose, _socket.MSG_NOSIGNAL)
     except OSError:
         pass  # it has ended already: who speaks to it next is told why
     return Started(pid, control, errors)  # type: ignore[arg-type]  # the C class has every method that is used
@@ -92,53 +94,74 @@ def _above(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
 
 
-# The first packet to a zygote, so that it gets ready before it is told more: whether there will be many sandboxes, one
-# for anything, or one for one program.
+# The first packet to a zygote, so that it gets ready before it is asked for more: whether there will be many sandboxes,
+# one for anything, or one for one program.
 LIBRARY, COMMAND, PROGRAM = b"library", b"command", b"program"
-_begun: list[Started] = []
-_is_first: list[bool] = [True]  # taken away by whoever makes the first sandbox of this process
-meanwhile: list[Callable[[], object]] = []  # what can be done while the first sandbox is made
-_command: list[bytes] = []  # what is said to its zygote
+
+
+class _State:
+    """What this process has begun ahead of time."""
+
+    def __init__(self) -> None:
+        self.begun: list[Started] = []  # at most one; `pop` is one step for threads
+        self.purpose = LIBRARY
+        self.is_first = _thread.allocate_lock()  # taken for good by the first sandbox of this process
+
+
+_state = _State()
 
 
 def begin(*, program: bool = False) -> None:
-    """For a command that will make one sandbox: start its zygote ahead of time, and keep no spares later.
+    """Start the zygote of a command ahead of time: it will make one sandbox, and no spares are kept later.
 
     `program`: one program will run there, and nothing else: no code that is passed on, no file that is put there.
 
     Failing is no error here: the pool tries again and says why.
     """
-    _command.append(PROGRAM if program else COMMAND)
-    _is_first.clear()
+    _state.purpose = PROGRAM if program else COMMAND
+    _state.is_first.acquire(blocking=False)
     try:
-        _begun.append(start(real_executable(), []))
+        _state.begun.append(start(real_executable(), []))
     except OSError:
         return
 
 
-def begin_first() -> bool:
-    """For a library whose first sandbox is asked for: the same, once; False later."""
-    try:
-        _is_first.pop()
-    except IndexError:
+def begin_first(backend: object, image: object, policy: Policy) -> bool:
+    """Start the zygote of this process's first sandbox while the rest of the library is loaded.
+
+    Only where nothing can refuse the call later: no policy that is refused starts anything. Does nothing for later
+    sandboxes. Returns whether this is the first. Raises UnsupportedError on another system than Linux.
+    """
+    from ringfence.errors import need_linux
+
+    need_linux()
+    if not is_plain(backend, image, policy) or not _state.is_first.acquire(blocking=False):
         return False
     executable = real_executable()
     if executable:
         try:
-            _begun.append(start(executable, []))
+            _state.begun.append(start(executable, []))
         except OSError:
-            pass  # as above
+            pass  # the pool tries again and says why
     return True
 
 
+def is_plain(backend: object, image: object, policy: Policy) -> bool:
+    """Return whether a sandbox is one that the process backend makes of this host, with nothing that can be refused."""
+    if backend not in ("auto", "process") or image != "host" or policy.isolation == "own-kernel":
+        return False
+    return not (policy.mounts or policy.commands != "any" or policy.network.allow or policy.network.rules)
+
+
 def is_command() -> bool:
-    return bool(_command)
+    """Return whether this process is a command of ours that makes one sandbox for one thing."""
+    return _state.purpose != LIBRARY
 
 
 def take(executable: str) -> Started | None:
     """The zygote that was begun, if there is one and it is of this interpreter."""
     try:
-        begun = _begun.pop()
+        begun = _state.begun.pop()
     except IndexError:
         return None
     if begun.owner == os.getpid() and executable == real_executable():
@@ -149,9 +172,9 @@ def take(executable: str) -> Started | None:
 
 def end_unneeded() -> None:
     """What was begun for a sandbox that did not come about."""
-    if _begun and not _command:
+    if _state.begun and not is_command():
         try:
-            end(_begun.pop())
+            end(_state.begun.pop())
         except IndexError:
             return  # another thread took it
 

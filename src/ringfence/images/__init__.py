@@ -122,13 +122,12 @@ def remove(*names: str) -> None:
 
 def _let_go(store: Store, name: str) -> None:
     """What this process itself keeps ready for the image is no use of it. A sandbox that is closing gets a moment."""
-    import sys
     import time
 
-    if "ringfence.launching" not in sys.modules or name not in store.names():
-        return
-    from ringfence.launching import release_image
+    from ringfence.backends.process.backend import release_image
 
+    if name not in store.names():
+        return
     try:
         digest = store.find(name).digest
     except ImageError:
@@ -140,14 +139,11 @@ def _let_go(store: Store, name: str) -> None:
 
 def gc() -> Collected:
     """Remove what no image uses: trees of images that were replaced or removed, and steps of builds."""
-    import sys
+    from ringfence.backends.process.backend import release_image
+    from ringfence.images.store import held
 
-    if "ringfence.launching" in sys.modules:  # what this process keeps ready is no use
-        from ringfence.images.store import held
-        from ringfence.launching import release_image
-
-        for digest in held():
-            release_image(digest)
+    for digest in held():  # what this process keeps ready is no use
+        release_image(digest)
     return Collected(*Store().collect())
 
 

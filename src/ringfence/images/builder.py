@@ -13,7 +13,6 @@ from ringfence.images.importer import apply_directory, apply_host_file, check_fr
 from ringfence.images.make import Making, Wanted, silent
 from ringfence.images.outfit import find_python, real_path
 from ringfence.images.packages import add_npm, add_pip
-from ringfence.images.store import ImageInfo
 from ringfence.images.tar_reader import TarError, parts
 from ringfence.policy.checks import identifier, plain_path, shorten, suggestion, text
 from ringfence.policy.image import IMAGE_CHECKS, Image
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ringfence._sync.sandbox import Sandbox
-    from ringfence.images.store import Held, Store
+    from ringfence.images.store import Held, ImageInfo, Store
     from ringfence.policy.load import Path
     from ringfence.values import HostPath, Json, Strings
 
@@ -465,15 +464,13 @@ def _key(*inputs: Json) -> str:
 def _sandbox(name: str, root: str, python: str, wheels: str) -> Sandbox:
     """A sandbox of a tree that has no name yet, with room to install packages in."""
     from ringfence._sync.sandbox import Sandbox
-    from ringfence.images.store import Used
-    from ringfence.launching import ProcessLauncher
+    from ringfence.backends.auto import Launcher
+    from ringfence.plan.model import FoundImage
     from ringfence.plan.rootfs.image_view import Root
     from ringfence.policy.model import Limits, Mount, Policy
 
     limits = Limits(timeout_s=1200, cpu_time_s=1200, cpus=2, memory="2G", disk="4G", disk_files=300_000, processes=256)
     policy = Policy(limits=limits, mounts=[Mount(wheels, target="/wheels", mode="ro")])
-    info = ImageInfo(name, "0" * 64, 0, 0, 0.0, "recipe")
-    used = Used(info, Root(name, root, python))
     box = Sandbox(policy=policy)
-    box._launcher = ProcessLauncher(policy, Image("build"), fresh=True, rejected={}, used=used)  # noqa: SLF001  # a tree without a name
+    box._launcher = Launcher(("process",), policy, FoundImage(Image("build"), Root(name, root, python)))  # noqa: SLF001  # a tree without a name
     return box

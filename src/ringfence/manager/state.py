@@ -7,6 +7,7 @@ import os
 import stat
 
 from ringfence.errors import PolicyError, SandboxError
+from ringfence.host import lifecycle
 from ringfence.policy.host_paths import LinkError, without_links
 
 TYPE_CHECKING = False
@@ -81,9 +82,7 @@ class StateDirectory:
                 fix="close that manager, or name another directory",
             ) from None
         self._lock = descriptor
-        if not _registered:
-            _registered.append(True)
-            os.register_at_fork(after_in_child=_let_go_all)
+        lifecycle.after_fork(_let_go_all)
         _taken.append(self)
 
     def close(self) -> None:
@@ -152,7 +151,6 @@ def _without_links(path: str) -> str:
 
 
 _taken: list[StateDirectory] = []
-_registered: list[bool] = []
 
 
 def _let_go_all() -> None:

@@ -1,20 +1,19 @@
-"""policy + host facts → what the process backend will do. Pure: the same input gives the same plan."""
+"""Makes the plan of a sandbox on this machine from a policy, an image and facts. Pure: same input, same plan."""
 
 from __future__ import annotations
 
 from ringfence.errors import UnsupportedError
-from ringfence.plan.model import HostFacts, ProcessPlan
+from ringfence.plan.model import Fence, LinuxPlan, Outlets, TmpfsOptions
+from ringfence.plan.operations import Bind, Overlay
 from ringfence.plan.seccomp import compiled
 from ringfence.results import Control, Enforcement
 from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ringfence.plan.model import Op
+    from ringfence.plan.model import FoundImage, HostFacts
+    from ringfence.plan.operations import Op
     from ringfence.plan.rootfs.host_view import View
-    from ringfence.plan.rootfs.image_view import Root
     from ringfence.policy.model import Limits, Policy
 
 
@@ -27,31 +26,30 @@ _FIXED_RLIMITS = {"CORE": 1, "SIGPENDING": 1024, "MSGQUEUE": 819_200, "MEMLOCK":
 HOME = "/workspace"
 
 
-def plan_process(
-    policy: Policy, facts: HostFacts, view: View, *, image_env: Mapping[str, str], fresh: bool, root: Root | None = None
-) -> ProcessPlan:
-    """`view`: through its sources. `root`: of a stored image, None for the host's."""
+def plan_linux(policy: Policy, image: FoundImage, facts: HostFacts, view: View, *, fresh: bool) -> LinuxPlan:
+    """Return the plan of a root that `view` shows, made by `through_sources`.
+
+    Raises UnsupportedError for a machine that this version has no system call table for.
+    """
     _check_machine(facts)
     limits = policy.limits
+    root = image.root
     shm = min(_SHM_BYTES, limits.memory // 2)
-    return ProcessPlan(
+    plan = LinuxPlan(
+        policy=policy,
+        image=image,
         template=view.template,
-        box={
-            "as_root": facts.as_root,
-            "owner": 0,
-            "user_namespace": True,
-            "namespaces": _namespaces(facts),
-            "proc_subset": policy.strict,
-            "proc_masks": True,
-            "sizes": _sizes(limits, shm, _made_in_tmp(view.box)),
-            "ops": list(view.box),
-            "outlets": _outlets(policy),
-            "fence": _fence(policy, facts),
-        },
+        ops=view.box,
+        as_root=facts.as_root,
+        namespaces=_namespaces(facts),
+        proc_subset=policy.strict,
+        sizes=_sizes(limits, shm, _made_in_tmp(view.box)),
+        outlets=_outlets(policy),
+        fence=_fence(policy, facts),
         memory_bytes=limits.memory + 2 * _whole_pages(limits.disk) + _whole_pages(shm),
         processes=limits.processes,
         cpus=limits.cpus,
-        env={**_environment(view), **_proxies(policy), **image_env, **policy.env},
+        env={**_environment(view), **_proxies(policy), **image.env, **policy.env},
         enforcement=_enforcement(facts, policy),
         shown=view.shown,
         protected=view.protected,
@@ -60,6 +58,7 @@ def plan_process(
         foreign=root is not None,
         python=root.python if root is not None else None,
     )
+    return _on_disk(plan) if image.on_disk else plan
 
 
 def _check_machine(facts: HostFacts) -> None:
@@ -85,13 +84,11 @@ def through_sources(view: View) -> View:
     sources: list[Op] = []
     changed: list[Op] = []
     for op in view.box:
-        if op[0] in ("bind", "overlay"):
+        if isinstance(op, Bind | Overlay):
             kept = f".sources/{len(sources)}"
-            assert isinstance(op[3], dict)
-            options = {name: value for name, value in op[3].items() if name != "inode"}
-            shown = {"rw": bool(options.get("rw")), "idmap": False, "exec": True}
-            sources.append(["bind", op[1], kept, shown | ({"inode": op[3]["inode"]} if "inode" in op[3] else {})])
-            changed.append([op[0], f"/{kept}", op[2], options])
+            writable = isinstance(op, Bind) and op.writable
+            sources.append(Bind(op.source, kept, writable, inode=op.inode))
+            changed.append(replace(op, source=f"/{kept}", inode=None))
         else:
             changed.append(op)
     return replace(view, template=(*view.template, *sources), box=tuple(changed))
@@ -103,42 +100,26 @@ def _whole_pages(size: int) -> int:
 
 def _made_in_tmp(ops: tuple[Op, ...]) -> int:
     """Inodes that mount points below /tmp take: a caller whose Python lies there."""
-    return sum(
-        str(op[2]).count("/") + 1 for op in ops if op[0] in ("bind", "overlay") and str(op[2]).startswith("tmp/")
+    targets = [op.target for op in ops if isinstance(op, Bind | Overlay)]
+    return sum(target.count("/") + 1 for target in targets if target.startswith("tmp/"))
+
+
+def _sizes(limits: Limits, shm: int, made_in_tmp: int) -> TmpfsOptions:
+    """Return tmpfs options. The root of a tmpfs is an inode of its own, hence the one more."""
+    size = f"size={_whole_pages(limits.disk)}"
+    return TmpfsOptions(
+        disk=f"{size},nr_inodes={limits.disk_files + 1}",
+        tmp=f"{size},nr_inodes={limits.disk_files + 1 + made_in_tmp}",
+        shm=f"size={_whole_pages(shm)},nr_inodes=1001",
     )
 
 
-def _sizes(limits: Limits, shm: int, made_in_tmp: int) -> dict[str, str]:
-    """tmpfs options. The root of a tmpfs is an inode of its own, hence the one more."""
-    size = f"size={_whole_pages(limits.disk)}"
-    disk = f"{size},nr_inodes={limits.disk_files + 1}"
-    return {
-        "disk": disk,
-        "tmp": f"{size},nr_inodes={limits.disk_files + 1 + made_in_tmp}",
-        "shm": f"size={_whole_pages(shm)},nr_inodes=1001",
-    }
-
-
-def _fence(policy: Policy, facts: HostFacts) -> dict[str, object]:
+def _fence(policy: Policy, facts: HostFacts) -> Fence:
     limits = policy.limits
     rlimits = {**_FIXED_RLIMITS, "NOFILE": limits.open_files, "CPU": int(limits.cpu_time_s) + 1}
     if facts.memory_by is None:
         rlimits["DATA"] = limits.memory
-    return {
-        "processes": limits.processes,
-        "rlimits": rlimits,
-        "affinity": [],
-        "no_new_privileges": True,
-        "capabilities": True,
-        "landlock_abi": facts.landlock_abi,
-        "landlock_files": True,
-        "landlock_scopes": True,
-        "seccomp": compiled.GUEST,
-        "last_layer": compiled.LAST,
-        "not_dumpable": True,
-        "namespace_limits": True,
-        "cgroup_namespace": True,
-    }
+    return Fence(limits.processes, rlimits, facts.landlock_abi, seccomp=compiled.GUEST, last_layer=compiled.LAST)
 
 
 def _environment(view: View) -> dict[str, str]:
@@ -151,13 +132,13 @@ def has_network(policy: Policy) -> bool:
     return bool(policy.network.allow or policy.network.rules)
 
 
-def _outlets(policy: Policy) -> dict[str, object] | None:
+def _outlets(policy: Policy) -> Outlets | None:
     if not has_network(policy):
         return None
     from ringfence.policy.reach import listening_ports, proxy_port, relayed_streams
 
-    ports = list(listening_ports(policy.network))
-    return {"ports": ports, "proxy": proxy_port(policy.network), "streams": relayed_streams(policy.network)}
+    network = policy.network
+    return Outlets(tuple(listening_ports(network)), proxy_port(network), relayed_streams(network))
 
 
 def _proxies(policy: Policy) -> dict[str, str]:
@@ -219,69 +200,52 @@ def _memory(facts: HostFacts) -> Control:
     return Control("RLIMIT_DATA", "weaker", "for each process, not for the tree; shared memory is not counted")
 
 
-IMPORTABLE = (
-    "writable, and a folder of sys.path: what your own Python imports from there later may be the guest's; "
-    "Ringfence's own imports leave it out"
-)
-
-
-def importable(plan: ProcessPlan) -> list[str]:
-    """Folders of this process's `sys.path` that the guest could write to (L12)."""
-    if not plan.writable:
-        return []
-    from ringfence.host import import_path
-
-    return import_path.importable(plan.writable, [one.path for one in plan.protected if not one.missing])
-
-
-def explain_lines(plan: ProcessPlan, policy: Policy) -> tuple[str, ...]:
-    """What is shown, what can be reached and which calls pass, for --explain."""
+def explain_lines(plan: LinuxPlan) -> tuple[str, ...]:
+    """Return what is shown, what can be reached and which calls pass, for --explain."""
     from ringfence.plan.seccomp import compiler
     from ringfence.policy.explain import network_lines
 
     lines = ["shown inside:", *(f"  {line}" for line in plan.shown)] if plan.shown else []
-    lines += [f"  {folder}: {IMPORTABLE}" for folder in importable(plan)]
-    if has_network(policy):
-        lines += ["network:", *(f"  {line}" for line in network_lines(policy.network))]
+    if plan.outlets is not None:
+        lines += ["network:", *(f"  {line}" for line in network_lines(plan.policy.network))]
     return (*lines, "system calls:", *(f"  {line}" for line in compiler.describe()))
 
 
-# MERGED: Turns a plan with its workspace in memory into one with its workspace on disk. Pure.
+# ── a workspace on disk ──────────────────────────────────────────────────────────────────────────────
 
-
-_PAGE_DISK = 4096
 _SOURCE = ".sources/workspace"
 _NOTE = "each file is held to limits.disk by RLIMIT_FSIZE, their sum and their number by nothing"
 
 
-def on_disk(plan: ProcessPlan, limits: Limits) -> ProcessPlan:
-    """As root an image of exactly that size; for others a folder, which has no quota and says so.
+def _on_disk(plan: LinuxPlan) -> LinuxPlan:
+    """Return the plan with its workspace on disk: as root an image of exactly that size, else a folder without a quota.
 
     `limits.memory` is then not shared with the workspace, whose pages are the host's cache.
     """
-    size = -(-limits.disk // _PAGE_DISK) * _PAGE_DISK
-    if plan.box["as_root"]:
+    limits = plan.policy.limits
+    size = _whole_pages(limits.disk)
+    if plan.as_root:
         held = Control("ext4 in an image file: its blocks and inodes", "full")
         less = plan.memory_bytes - size
         return replace(
             plan, disk=(size, limits.disk_files), memory_bytes=less, enforcement=replace(plan.enforcement, disk=held)
         )
-    fence = dict(plan.fence)
-    fence["rlimits"] = {**plan.fence["rlimits"], "FSIZE": size}  # type: ignore[dict-item]  # a dict: see plan.process
-    in_memory = any(op[0] == "overlay" for op in plan.box_ops)  # what copies of mounts change stays there
+    in_memory = any(isinstance(op, Overlay) for op in plan.ops)  # what copies of mounts change stays there
     held = Control("a folder on the host's disk + RLIMIT_FSIZE", "weaker", _NOTE)
     return replace(
         plan,
         disk="folder",
-        box={**plan.box, "fence": fence},
+        fence=replace(plan.fence, rlimits={**plan.fence.rlimits, "FSIZE": size}),
         memory_bytes=plan.memory_bytes - (0 if in_memory else size),
         enforcement=replace(plan.enforcement, disk=held),
     )
 
 
-def with_folder(plan: ProcessPlan, path: str) -> ProcessPlan:
-    """The plan of one sandbox: `path` on the host is its workspace. Mounts below /workspace come after it."""
-    shown = {"rw": True, "idmap": False, "exec": True}
-    template = (*plan.template, ["bind", path, _SOURCE, shown])
-    ops = [["bind", f"/{_SOURCE}", "workspace", shown], *plan.box_ops]
-    return replace(plan, template=template, box={**plan.box, "ops": ops}, shared=False)
+def with_folder(plan: LinuxPlan, path: str) -> LinuxPlan:
+    """Return the plan of one sandbox whose workspace is the host's folder `path`.
+
+    Mounts below /workspace come after it.
+    """
+    template = (*plan.template, Bind(path, _SOURCE, writable=True))
+    ops = (Bind(f"/{_SOURCE}", "workspace", writable=True), *plan.ops)
+    return replace(plan, template=template, ops=ops, shared=False)

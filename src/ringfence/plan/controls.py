@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
 
 
 class Controls(Struct):
@@ -32,7 +32,7 @@ class Controls(Struct):
     mount_flags: bool = True  # what an engine mounted is compared by its flags too, and nothing else may be mounted
     guestd_user: bool = True  # who opens a container's channel is guestd by its uid, not by its key alone
 
-    def plan(self, plan: ProcessPlan) -> ProcessPlan:
+    def plan(self, plan: LinuxPlan) -> LinuxPlan:
         """Return the plan that is launched."""
         return plan
 

@@ -1,4 +1,8 @@
-"""What a plan is made of: facts about the host, and everything a backend needs to know to keep a policy. Plain data."""
+"""What a plan is made of: facts about the host, the image as it was found, and what a backend will do. Plain data.
+
+`SandboxPlan` is what every backend's plan says. `LinuxPlan` is the plan of the backends that show a guest files of this
+host and start processes in it: process, container, gVisor.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +13,123 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Literal
 
+    from ringfence.plan.operations import Op
+    from ringfence.plan.rootfs.image_view import Root
     from ringfence.plan.rootfs.protected import Protected
+    from ringfence.policy.image import Image
+    from ringfence.policy.model import Policy
     from ringfence.results import Enforcement
 
-    Op = list[object]
 
-
-@final
 class HostFacts(Struct):
-    """What was found out about this host, cheaply and without side effects. None: no cgroup controller for it."""
+    """What was found out about this host, cheaply and without side effects. A backend may add facts of its own."""
 
     as_root: bool
     machine: str
     kernel: str
     landlock_abi: int  # 0: none
-    cpus: tuple[int, ...]  # this process may run on
-    memory_by: str | None
-    cpu_by: str | None
-    cpu_time_by: str | None
-    pids_by: str | None
+    # The cgroup file that holds each limit; None: no controller for it.
+    memory_by: str | None = None
+    cpu_by: str | None = None
+    cpu_time_by: str | None = None
+    pids_by: str | None = None
+    has_freezer: bool = False  # a cgroup of ours can be made to stand still
 
 
 @final
-class ProcessPlan(Struct):
-    """What the process backend will do. `box` goes to the monitor as it is, with the sandbox's uid and CPUs added."""
+class FoundImage(Struct):
+    """An image as it was found on this host."""
 
-    template: tuple[Op, ...]
-    box: Mapping[str, object]
+    image: Image  # as the caller named it
+    root: Root | None = None  # the tree of a stored image; None: the host's own system
+    env: Mapping[str, str] = frozen_map({})  # variables of the image, and over them those that the caller added
+    on_disk: bool = False  # the caller wants the workspace on disk, not in memory
+
+    def __post_init__(self) -> None:
+        put(self, "env", frozen_map(self.env))
+
+
+@final
+class Fence(Struct):
+    """What guest processes give up, step by step. Each step is on; only the attack suite leaves one out."""
+
+    processes: int
+    rlimits: Mapping[str, int]
+    landlock_abi: int
+    seccomp: str | None  # both layers as programs, in hexadecimal digits
+    last_layer: str | None
+    no_new_privileges: bool = True
+    capabilities: bool = True
+    landlock_files: bool = True
+    landlock_scopes: bool = True
+    not_dumpable: bool = True
+    namespace_limits: bool = True
+    cgroup_namespace: bool = True
+
+    def __post_init__(self) -> None:
+        put(self, "rlimits", frozen_map(self.rlimits))
+
+    def encoded(self) -> dict[str, object]:
+        """Return the JSON form that both kinds of guestd take. The CPUs to run on are added for each sandbox."""
+        fields: dict[str, object] = {name: getattr(self, name) for name in type(self).__fields__}
+        return {**fields, "affinity": []}
+
+
+@final
+class TmpfsOptions(Struct):
+    """Mount options of the sandbox's file systems in memory."""
+
+    disk: str
+    tmp: str
+    shm: str
+
+
+@final
+class Outlets(Struct):
+    """What a sandbox with a network listens on for the gateway."""
+
+    ports: tuple[int, ...]
+    proxy: int
+    streams: int  # connections at once where guestd relays them; more wait
+
+    def encoded(self) -> dict[str, object]:
+        """Return the JSON form that guestd takes."""
+        return {"ports": list(self.ports), "proxy": self.proxy, "streams": self.streams}
+
+
+class SandboxPlan(Struct):
+    """What a backend will do to keep one policy. Made by `Backend.plan`, carried out by `Backend.launch`."""
+
+    policy: Policy
+    image: FoundImage
+    enforcement: Enforcement  # what will hold each promise
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what `--explain` shows besides what holds each promise."""
+        return ()
+
+
+@final
+class LinuxPlan(SandboxPlan):
+    """A root made of this host's files, and processes of this machine in it."""
+
+    template: tuple[Op, ...]  # the root that sandboxes share, made while the host's tree is still there
+    ops: tuple[Op, ...]  # what needs the sandbox's own uid, disk or private file systems; made after those
+    as_root: bool
+    namespaces: int  # flags of clone
+    sizes: TmpfsOptions
+    outlets: Outlets | None  # None: no network
+    fence: Fence
     memory_bytes: int  # of the cgroup: the policy's memory and every tmpfs, so that a full disk is ENOSPC (F34)
     processes: int
     cpus: float
     env: Mapping[str, str]
-    enforcement: Enforcement
     shown: tuple[str, ...]  # for --explain
     protected: tuple[Protected, ...]
     shared: bool  # nothing of the policy names host files: templates and spares may be kept
+    proc_subset: bool
+    proc_masks: bool = True
+    user_namespace: bool = True
     fresh: bool = False  # Python code gets a new interpreter by exec instead of the zygote's address space
     cgroup: bool = True
     foreign: bool = False  # the root is a stored image: nothing of ours may be imported once it stands (J19)
@@ -54,24 +140,34 @@ class ProcessPlan(Struct):
         put(self, "env", frozen_map(self.env))
 
     @property
-    def fence(self) -> Mapping[str, object]:
-        """What guest processes give up, step by step."""
-        fence = self.box["fence"]
-        assert isinstance(fence, dict)
-        return fence
-
-    @property
     def writable(self) -> tuple[str, ...]:
         """Sources of mounts that the guest may write to, without links, as they were looked at."""
-        binds = [(str(op[1]), op[3]) for op in self.template if op[0] == "bind"]
-        return tuple(where for where, how in binds if isinstance(how, dict) and how.get("rw") and "inode" in how)
+        from ringfence.plan.operations import Bind
 
-    @property
-    def box_ops(self) -> list[Op]:
-        """Operations that need the sandbox's own uid or disk."""
-        ops = self.box["ops"]
-        assert isinstance(ops, list)
-        return ops
+        binds = [op for op in self.template if isinstance(op, Bind)]
+        return tuple(op.source for op in binds if op.writable and op.inode is not None)
+
+    def lines(self) -> tuple[str, ...]:
+        from ringfence.plan.build import explain_lines
+
+        return explain_lines(self)
+
+    def encoded(self) -> dict[str, object]:
+        """Return the JSON form that the monitor takes. The sandbox's uid and CPUs are added for each sandbox."""
+        from ringfence.plan.operations import rows
+
+        return {
+            "as_root": self.as_root,
+            "owner": 0,
+            "user_namespace": self.user_namespace,
+            "namespaces": self.namespaces,
+            "proc_subset": self.proc_subset,
+            "proc_masks": self.proc_masks,
+            "sizes": {"disk": self.sizes.disk, "tmp": self.sizes.tmp, "shm": self.sizes.shm},
+            "ops": rows(self.ops),
+            "outlets": None if self.outlets is None else self.outlets.encoded(),
+            "fence": self.fence.encoded(),
+        }
 
 
 @final

@@ -57,10 +57,10 @@ def test_a_container_is_taken_where_the_host_refuses_the_process_backend(
     said = probe(ordinary_user, situation, docker)
     assert said["run"] == ["container", "user\n", "42\n"]
     backend, rejected = said["plan after"]
-    assert (backend, sorted(rejected)) == ("container", ["gvisor", "process", "vm", "wasm"])
+    assert (backend, sorted(rejected)) == ("container", ["gvisor", "process"])
     assert "refuse" in rejected["process"] or "switched off" in rejected["process"]
     assert said["doctor"][0] == "container"
-    assert sorted(said["doctor"][1]) == ["gvisor", "process", "vm", "wasm"]
+    assert sorted(said["doctor"][1]) == ["gvisor", "process"]
     if situation != "masked_proc":  # which nothing but a start can tell
         assert said["plan"] == said["plan after"]
 
@@ -72,7 +72,7 @@ def test_on_an_open_host_the_process_backend_is_taken_though_there_is_an_engine(
     assert said["run"] == ["process", "user\n", "42\n"]
     assert said["plan"] == said["plan after"]
     assert (said["plan"][0], said["doctor"][0]) == ("process", "process")
-    assert sorted(said["plan"][1]) == ["container", "gvisor", "vm", "wasm"]
+    assert sorted(said["plan"][1]) == ["container", "gvisor"]
 
 
 def test_without_an_engine_and_without_gvisor_the_refusal_is_the_process_backends_and_names_the_others(
@@ -86,7 +86,7 @@ def test_without_an_engine_and_without_gvisor_the_refusal_is_the_process_backend
     assert "container: no container engine" in message
     assert "gvisor: " in message
     assert said["doctor"][0] is None
-    assert sorted(said["doctor"][1]) == ["container", "gvisor", "process", "vm", "wasm"]
+    assert sorted(said["doctor"][1]) == ["container", "gvisor", "process"]
 
 
 def test_a_strict_policy_that_no_cgroup_of_this_user_holds_is_kept_by_a_container(

@@ -154,7 +154,7 @@ class _LongName(Controls):
 def test_an_engine_that_makes_no_container_is_quoted_and_doctor_is_named(contained: Container) -> None:
     box = Sandbox(backend=contained)
     launcher = box._launcher
-    launcher.controls = _LongName()  # type: ignore[attr-defined]  # no public way leads there
+    launcher.controls = _LongName()
     with pytest.raises(RingfenceError, match=f"{contained.engine} made no container: ") as caught:
         box.start()
     assert caught.value.fix == "ringfence doctor container"

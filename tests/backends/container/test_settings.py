@@ -12,7 +12,7 @@ import engines
 from ringfence import Limits, Policy, Sandbox, SandboxLostError, UnsupportedError
 from ringfence.backends import Container
 from ringfence.backends.container import api as clients
-from ringfence.backends.container import launcher
+from ringfence.backends.container import backend as container
 from ringfence.values import replace
 
 Start = Callable[..., Container]
@@ -49,7 +49,7 @@ def test_a_folder_of_the_host_that_an_engine_shows_in_every_container_is_refused
     """Podman's account of such a container does not name it. As an ordinary user guestd looks, as root the host."""
     backend = podman(f'volumes = ["{tmp_path}:/shown:ro"]')
     if by_guestd:
-        monkeypatch.setattr(launcher, "_may_look", lambda _: False)
+        monkeypatch.setattr(container, "_may_look", lambda _: False)
     refusal = SandboxLostError if by_guestd else UnsupportedError
     with pytest.raises(refusal, match="/shown is a mount that nobody asked for"), Sandbox(backend=backend):
         pass

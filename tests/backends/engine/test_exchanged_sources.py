@@ -19,9 +19,9 @@ from backends.container import equipped
 from backends_declared import DECLARED, missing
 from ringfence import Mount, Policy, Sandbox, SandboxLostError
 from ringfence.backends import Container
-from ringfence.backends.container import launcher as container
-from ringfence.backends.engine.box import WalledBox
-from ringfence.backends.gvisor.launcher import GvisorWall
+from ringfence.backends.container import backend as container
+from ringfence.backends.engine.box import EngineBox
+from ringfence.backends.gvisor.backend import GvisorWall
 from ringfence.values import replace
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def when_built(patch: pytest.MonkeyPatch, before: Callable[[], None], after: Cal
 
         return new
 
-    def begin(box: WalledBox, *args: Any, old: Callable[..., None] = WalledBox.begin, **kwargs: Any) -> None:
+    def begin(box: EngineBox, *args: Any, old: Callable[..., None] = EngineBox.begin, **kwargs: Any) -> None:
         if box.backend != "gvisor":
             after()
         old(box, *args, **kwargs)
@@ -102,7 +102,7 @@ def when_built(patch: pytest.MonkeyPatch, before: Callable[[], None], after: Cal
 
     patch.setattr(container, "_start", first(container._start))
     patch.setattr(GvisorWall, "start", first(GvisorWall.start))
-    patch.setattr(WalledBox, "begin", begin)
+    patch.setattr(EngineBox, "begin", begin)
 
 
 @pytest.mark.parametrize("name", [".git", ".git/objects", ".git/hooks", ".vscode"])

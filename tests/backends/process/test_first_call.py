@@ -47,7 +47,7 @@ def test_a_zygote_that_nobody_could_adopt_is_ended() -> None:
 
 def test_a_fork_does_not_take_what_its_parent_has_begun() -> None:
     code = """
-spawn.begin_first()
+spawn.begin_first("auto", "host", ringfence.Policy())
 child = os.fork()
 if child == 0:
     print(spawn.take(spawn.real_executable()), ringfence.run("6 * 7").value, flush=True)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plan.rootfs.rows import rows
 from ringfence.errors import PolicyError
 from ringfence.plan.rootfs import commands
 from ringfence.plan.rootfs.commands import Closure, closure, roots_without_programs
@@ -90,14 +91,14 @@ def test_the_explanation_names_each_program_and_what_it_brings() -> None:
 
 def test_without_python_among_the_commands_no_program_of_the_interpreter_is_shown() -> None:
     python = interpreter()
-    shown = view(Policy(commands=["ls"]), python, uid=1000, home="/nonexistent")
+    shown = rows(view(Policy(commands=["ls"]), python, uid=1000, home="/nonexistent"))
     places = [str(op[2] if op[0] in ("bind", "symlink") else op[1]) for op in (*shown.template, *shown.box)]
     assert [place for place in places if place.rsplit("/", 1)[-1].startswith("python3.") and "/bin/" in place] == []
     assert "usr" not in [op[2] for op in shown.template if op[0] == "bind"]
 
 
 def test_folders_of_programs_hold_only_what_was_named() -> None:
-    shown = view(Policy(commands=["ls"]), interpreter(), uid=1000, home="/nonexistent")
+    shown = rows(view(Policy(commands=["ls"]), interpreter(), uid=1000, home="/nonexistent"))
     names = [str(op[2]) for op in shown.template if op[0] in ("bind", "symlink")]
     assert [name for name in names if "/bin/" in name or "/sbin/" in name] == ["usr/bin/ls"]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from plan.rootfs.rows import Rows, rows
 from programs import read_program
-from ringfence.plan.rootfs.host_view import View, view
+from ringfence.plan.rootfs.host_view import view
 from ringfence.plan.rootfs.interpreter import Interpreter, interpreter
 from ringfence.policy.host_paths import within
 from ringfence.policy.model import Policy
@@ -34,15 +35,15 @@ PLAIN = Interpreter(
 )
 
 
-def seen(policy: Policy | None = None, *, python: Interpreter = PLAIN, uid: int = 1000) -> View:
-    return view(policy or Policy(), python, uid=uid, home="/home/nobody-of-that-name")
+def seen(policy: Policy | None = None, *, python: Interpreter = PLAIN, uid: int = 1000) -> Rows:
+    return rows(view(policy or Policy(), python, uid=uid, home="/home/nobody-of-that-name"))
 
 
-def targets(shown: View) -> set[str]:
+def targets(shown: Rows) -> set[str]:
     return {str(op[2] if op[0] in ("bind", "symlink") else op[1]) for op in (*shown.template, *shown.box)}
 
 
-def binds(shown: View) -> list[tuple[str, str]]:
+def binds(shown: Rows) -> list[tuple[str, str]]:
     return [(str(op[1]), str(op[2])) for op in (*shown.template, *shown.box) if op[0] == "bind"]
 
 

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plan.rootfs.rows import Rows, rows
 from ringfence.errors import PolicyError
 from ringfence.plan.build import through_sources
+from ringfence.plan.operations import Bind, Op, Overlay
 from ringfence.plan.rootfs import mounts, own_settings
-from ringfence.plan.rootfs.host_view import View, view
+from ringfence.plan.rootfs.host_view import view
 from ringfence.plan.rootfs.interpreter import Interpreter
 from ringfence.plan.rootfs.protected import HELD_DIRECTORIES, HELD_FILES
 from ringfence.policy.model import Mount, Policy
@@ -56,25 +58,22 @@ def seen(
     state: tuple[str, ...] = (),
     stored: tuple[str, ...] = (),
     home: str = "/home/nobody-of-that-name",
-) -> View:
+) -> Rows:
     """Without the inodes of sources, each of which is the right one."""
     found = view(Policy(mounts=mounts), python_in(*roots), uid=uid, home=home, state=state, stored=stored)
-    return replace(
-        found, template=tuple(map(_without_inode, found.template)), box=tuple(map(_without_inode, found.box))
-    )
+    template, box = (tuple(map(_without_inode, ops)) for ops in (found.template, found.box))
+    return rows(replace(found, template=template, box=box))
 
 
-def _without_inode(op: list[object]) -> list[object]:
-    options = op[3] if op[0] in ("bind", "overlay") else {}
-    assert isinstance(options, dict)
-    if "inode" not in options:
+def _without_inode(op: Op) -> Op:
+    if not isinstance(op, Bind | Overlay) or op.inode is None:
         return op
-    info = os.stat(str(op[1]))
-    assert options["inode"] == [info.st_dev, info.st_ino]
-    return [*op[:3], {name: value for name, value in options.items() if name != "inode"}]
+    info = os.stat(op.source)
+    assert op.inode == (info.st_dev, info.st_ino)
+    return replace(op, inode=None)
 
 
-def added(shown: View) -> tuple[list[object], list[object]]:
+def added(shown: Rows) -> tuple[list[Any], list[Any]]:
     """The operations that the default view does not have."""
     default = seen()
     return [op for op in shown.template if op not in default.template], list(shown.box)
@@ -155,9 +154,9 @@ def test_the_inode_that_was_looked_at_goes_with_the_source(folder: Path) -> None
         for uid in (0, 1000):
             policy = Policy(mounts=[Mount(str(folder), "/data", mode=mode)])
             shown = through_sources(view(policy, python_in(), uid=uid, home="/home/nobody-of-that-name"))
-            named = [op[3]["inode"] for op in shown.template if op[1] == str(folder)]  # type: ignore[index]  # options
+            named = [list(op.inode or ()) for op in shown.template if isinstance(op, Bind) and op.source == str(folder)]
             assert named == [[info.st_dev, info.st_ino]]
-            assert not any("inode" in str(op) for op in shown.box)
+            assert not any(getattr(op, "inode", None) for op in shown.box)
 
 
 SETTINGS = [".config/ringfence", ".config/ringfence/policies", ".config/ringfence/policies/deep"]
@@ -222,7 +221,7 @@ def test_a_mount_inside_another_comes_after_it(folder: Path) -> None:
     inner = folder.parent / "inner"
     inner.mkdir()
     template, _ = added(seen(Mount(str(inner), "/data/sub"), Mount(str(folder), "/data")))
-    assert [op[2] for op in template if op[0] == "bind"] == ["data", "data/sub"]  # type: ignore[index]  # operations are lists
+    assert [op[2] for op in template if op[0] == "bind"] == ["data", "data/sub"]
 
 
 def test_a_mount_inside_one_that_waits_for_the_sandbox_waits_too(folder: Path) -> None:
@@ -230,7 +229,7 @@ def test_a_mount_inside_one_that_waits_for_the_sandbox_waits_too(folder: Path) -
     inner = folder.parent / "inner"
     inner.mkdir()
     _, box = added(seen(Mount(str(folder), "/data", mode="copy"), Mount(str(inner), "/data/sub")))
-    assert [op[0] for op in box] == ["overlay", "bind"]  # type: ignore[index]  # operations are lists
+    assert [op[0] for op in box] == ["overlay", "bind"]
 
 
 def test_a_mount_inside_another_is_never_made_on_the_host(folder: Path) -> None:
@@ -442,7 +441,7 @@ def test_the_callers_own_python_inside_a_writable_mount_is_read_only(folder: Pat
 def test_the_callers_own_python_inside_a_copy_is_the_copy(folder: Path) -> None:
     (folder / ".venv" / "bin").mkdir(parents=True)
     template, box = added(seen(Mount(str(folder), mode="copy"), roots=(f"{folder}/.venv/bin",)))
-    assert [op[0] for op in (*template, *box)] == ["dir", "overlay"]  # type: ignore[index]  # operations are lists
+    assert [op[0] for op in (*template, *box)] == ["dir", "overlay"]
 
 
 def test_a_target_over_the_interpreter_is_refused(folder: Path) -> None:

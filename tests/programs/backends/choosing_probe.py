@@ -16,7 +16,9 @@ def tell(work):
         return [type(error).__name__, error.code, str(error), error.fix]
 
 def planned():
-    plan = Sandbox({options}).plan()
+    box = Sandbox({options})
+    box._launcher.preflight()
+    plan = box.plan()
     return [plan.backend, dict(plan.rejected)]
 
 def ran():

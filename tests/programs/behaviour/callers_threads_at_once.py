@@ -1,5 +1,5 @@
 import threading, ringfence
-from ringfence import launching
+from ringfence.backends import linux
 from ringfence.backends.process import pool
 together = threading.Barrier(4)
 def begin():
@@ -9,4 +9,4 @@ threads = [threading.Thread(target=begin) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 [kept] = pool._pools.values()
-print(len(launching._plans), len(kept._templates._of_view), len(kept._shelves))
+print(len(linux._kept.plans), len(kept._templates._of_view), len(kept._shelves))

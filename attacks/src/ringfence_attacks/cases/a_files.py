@@ -6,6 +6,7 @@ import os
 import stat
 
 from ringfence import Mount
+from ringfence.plan.operations import Device
 from ringfence.values import replace
 from ringfence_attacks.arena import POLICY
 from ringfence_attacks.case import (
@@ -24,7 +25,7 @@ from ringfence_attacks.witnesses import handle_of, status_of, text_of, waiting_p
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence_attacks.arena import Arm
 
 
@@ -323,9 +324,9 @@ def gain_by_exec(arm: Arm) -> Seen:
     return Seen(int(effective, 16) != 0, f"CapEff of the process: {effective}")
 
 
-def _show_devices(plan: ProcessPlan, arm: Arm) -> ProcessPlan:
+def _show_devices(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
     del arm
-    return replace(plan, template=(*plan.template, *(["dev", name] for name in _strange_devices()[:3])))
+    return replace(plan, template=(*plan.template, *(Device(name) for name in _strange_devices()[:3])))
 
 
 def _strange_devices() -> list[str]:

@@ -14,7 +14,7 @@ from ringfence_attacks.tracer import host_pid, inside, pid_told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence_attacks.arena import Arm, Told
 
 _MB = 1 << 20
@@ -183,7 +183,7 @@ def _tasks(pid: int) -> int:
         return 0
 
 
-def no_reserve(plan: ProcessPlan, arm: Arm) -> ProcessPlan:
+def no_reserve(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
     """A group that holds as many processes as the guest may have, and not one for us."""
     del arm
     from ringfence.shared import framing
@@ -417,7 +417,7 @@ def inotify_of_the_user(arm: Arm) -> Seen:
     return Seen(made < 0, "the host's user has none left" if made < 0 else "the host's user still gets one")
 
 
-def no_room_for_files(plan: ProcessPlan, arm: Arm) -> ProcessPlan:
+def no_room_for_files(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
     """A group of the size of the policy's memory alone."""
     del arm
     return replace(plan, memory_bytes=32 * _MB)

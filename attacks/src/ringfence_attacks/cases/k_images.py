@@ -14,7 +14,7 @@ from ringfence_attacks.case import OURS, SPOOF, WRITE, Seen, attack, cases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence_attacks.arena import Arm
 
 
@@ -115,7 +115,7 @@ def changed_layer(arm: Arm) -> Seen:
     return Seen(said == "imported" or bool(kept), said)
 
 
-def _ours_may_import(plan: ProcessPlan, arm: Arm) -> ProcessPlan:
+def _ours_may_import(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
     del arm
     return replace(plan, foreign=False, python=None)
 

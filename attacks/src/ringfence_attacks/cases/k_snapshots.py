@@ -14,7 +14,7 @@ from ringfence_attacks.witnesses import replaced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence_attacks.arena import Arm
 
 _MB = 1 << 20
@@ -158,7 +158,7 @@ def content_of_another(arm: Arm) -> Seen:
     return Seen(text == arm.canary, "the other's file")
 
 
-def _larger_image(plan: ProcessPlan, _: Arm) -> ProcessPlan:
+def _larger_image(plan: LinuxPlan, _: Arm) -> LinuxPlan:
     return replace(plan, disk=(64 * _MB, 20_000))
 
 

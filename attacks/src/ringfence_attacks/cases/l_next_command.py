@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 from ringfence import Mount, RingfenceError, Sandbox, SandboxLostError, UnsupportedError
-from ringfence.launching import ProcessLauncher
+from ringfence.plan.model import LinuxPlan
+from ringfence.plan.operations import Bind
 from ringfence.values import replace
 from ringfence_attacks.arena import POLICY
 from ringfence_attacks.case import ESCAPE, OURS, PERSIST, READ, WRITE, NotApplicable, Seen, attack, cases
@@ -21,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ringfence.plan.operations import Op
     from ringfence.values import MountMode
     from ringfence_attacks.arena import Arm
 
@@ -134,8 +136,8 @@ def exchanged(arm: Arm) -> Seen:
     os.mkdir(named)
     made = Sandbox(policy=POLICY.replace(mounts=[Mount(named, "/data")]), backend="process")
     launcher = made._launcher  # noqa: SLF001  # no public way leads between the two
-    assert isinstance(launcher, ProcessLauncher)
-    plan = launcher.process_plan()
+    plan = launcher.sandbox_plan()
+    assert isinstance(plan, LinuxPlan)
     if arm.off:
         launcher._plan = replace(plan, template=tuple(map(_without_inode, plan.template)))  # noqa: SLF001  # as above
     os.rmdir(named)
@@ -146,11 +148,8 @@ def exchanged(arm: Arm) -> Seen:
         return Seen(False, error.code)
 
 
-def _without_inode(op: list[object]) -> list[object]:
-    options = op[3] if op[0] == "bind" else None
-    if not isinstance(options, dict):
-        return op
-    return [*op[:3], {name: value for name, value in options.items() if name != "inode"}]
+def _without_inode(op: Op) -> Op:
+    return replace(op, inode=None) if isinstance(op, Bind) else op
 
 
 @attack(

@@ -14,7 +14,7 @@ _ONE_FAULT = """
 import os
 os.environ["DOCKER_HOST"] = "unix:///nowhere"
 import ringfence
-from ringfence import choosing
+from ringfence.backends import auto
 from ringfence.backends.process import zygote
 from ringfence.errors import UnsupportedError
 {careless}
@@ -24,11 +24,11 @@ def wait_built(template):
         raise zygote.explain_refusal(faults.pop(), None)
     built(template)
 zygote.Template.wait_built = wait_built
-begin = choosing.Others.__init__
-def begun(*args):
+pass_over = auto.Launcher._pass_over
+def passed_over(*args):
     others.append("others")
-    begin(*args)
-choosing.Others.__init__ = begun
+    pass_over(*args)
+auto.Launcher._pass_over = passed_over
 try:
     print(ringfence.run("1").backend, *others)
 except UnsupportedError as error:

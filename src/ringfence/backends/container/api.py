@@ -11,7 +11,7 @@ import threading
 import time
 
 from ringfence.errors import Missing, PolicyError, SandboxLostError, UnsupportedError
-from ringfence.host import import_path, programs
+from ringfence.host import import_path, lifecycle, programs
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -56,7 +56,6 @@ class Engine(Struct):
 
 _lock = threading.Lock()
 _found: dict[tuple[str | None, str | None], Engine] = {}
-_registered: list[bool] = []
 _service: list[Service] = []  # Podman's that we started: one for this process, whatever is asked for
 _failures: list[tuple[float, str]] = []  # when it did not start the last time, and what it said
 
@@ -71,15 +70,28 @@ def find(name: str | None = None, socket: str | None = None, *, start: bool = Tr
         raise PolicyError(f"unknown container engine {name!r}", key="backend", fix="docker or podman")
     if not isinstance(socket, str | None):
         raise TypeError(f"socket is a str, the path of an engine's, not {type(socket).__name__}")
-    if not _registered:
-        _registered.append(True)
-        os.register_at_fork(after_in_child=_forget_all)
+    lifecycle.after_fork(_forget_all)
     with _lock:
         key = (name, socket)
         known = _found.get(key)
         if known is None or _has_ended(known):
             known = _found[key] = _find(name, socket, start=start)
         return known
+
+
+def look(name: str | None = None, socket: str | None = None) -> Engine | None:
+    """Return the engine that answers. Starts nothing; None: Podman's service can be started.
+
+    Raises as `find` does.
+    """
+    try:
+        return find(name, socket, start=False)
+    except UnsupportedError as error:
+        podman = programs.look_up("podman").path is not None
+        given = socket is not None or os.environ.get("DOCKER_HOST")
+        if error.code != "engine-missing" or not podman or given or name == "docker":
+            raise
+        return None
 
 
 def _has_ended(engine: Engine) -> bool:

@@ -6,7 +6,8 @@ import os
 
 from ringfence.backends.container.tmpfs import SECRETS
 from ringfence.backends.engine import guestd_bundle
-from ringfence.backends.engine.rootfs import Bind
+from ringfence.backends.engine.backend import own_kernel_room
+from ringfence.backends.engine.rootfs import BoxBind
 from ringfence.errors import UnsupportedError
 from ringfence.host import state
 from ringfence.plan.rootfs.mounts import mounts_of_host
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from ringfence.backends.container.api import Engine
     from ringfence.backends.container.tmpfs import Disks
     from ringfence.backends.engine.rootfs import Skeleton
-    from ringfence.plan.model import ProcessPlan
-    from ringfence.policy.model import Limits
+    from ringfence.plan.model import LinuxPlan
 
 
 # MERGED: What of /proc and /sys a container does not show: all but what the process backend shows too.
@@ -61,15 +61,13 @@ class Around(Struct):
     processes: int
 
 
-def shared_kernel(plan: ProcessPlan) -> Around:
+def shared_kernel(plan: LinuxPlan) -> Around:
     return Around(plan.memory_bytes + _GUESTD_BYTES, plan.processes + _OURS)
 
 
-def own_kernel(plan: ProcessPlan) -> Around:
+def own_kernel(plan: LinuxPlan) -> Around:
     """That kernel and its stand-ins are inside these limits too; one process too few ends the whole of it."""
-    from ringfence.backends.gvisor.launcher import room_for
-
-    room = room_for(plan)
+    room = own_kernel_room(plan)
     return Around(room.memory_bytes + _GUESTD_BYTES, room.processes)
 
 
@@ -77,8 +75,7 @@ def host_config(
     engine: Engine,
     shown: list[Any],
     disks: Disks,
-    plan: ProcessPlan,
-    limits: Limits,
+    plan: LinuxPlan,
     oci_runtime: str | None,
     around: Around,
 ) -> Any:
@@ -89,7 +86,7 @@ def host_config(
     if "/run" in taken:  # an image's, read-only
         taken.add(SECRETS)
     memory = around.memory
-    shm = min(64 << 20, limits.memory // 2)
+    shm = min(64 << 20, plan.policy.limits.memory // 2)
     config = engine.api.create_host_config(
         network_mode="none",
         read_only=True,
@@ -114,7 +111,7 @@ def host_config(
         auto_remove=False,
         oom_kill_disable=False,
         # guestd listens for the gateway on ports of hosts; in a namespace without a card, that is nobody else's right.
-        **({"sysctls": {"net.ipv4.ip_unprivileged_port_start": "0"}} if plan.box["outlets"] is not None else {}),
+        **({"sysctls": {"net.ipv4.ip_unprivileged_port_start": "0"}} if plan.outlets is not None else {}),
         **({"runtime": oci_runtime} if oci_runtime else {}),
     )
     apply(config, engine)
@@ -144,14 +141,14 @@ def mounts(made: Skeleton, guestd: str) -> list[Any]:
     return [*shown, *hidden, Mount(guestd_bundle.INSIDE, guestd, type="bind", read_only=True)]
 
 
-def _read_only_below(made: Skeleton) -> list[Bind]:
+def _read_only_below(made: Skeleton) -> list[BoxBind]:
     """Engines make only the top of a bind read-only: what the host has mounted below it gets a bind of its own.
 
     Newer ones can do it by an option, which older ones take and do not heed. Engines mount by depth, so these come
     after what they lie in.
     """
     targets = {bind.target for bind in made.binds}
-    found: dict[str, Bind] = {}
+    found: dict[str, BoxBind] = {}
     for where, _ in mounts_of_host():
         for bind in made.binds:
             target = bind.target + where[len(bind.source.rstrip("/")) :]
@@ -159,7 +156,7 @@ def _read_only_below(made: Skeleton) -> list[Bind]:
                 continue
             nearest = max((one for one in made.binds if within(target, one.target)), key=lambda one: len(one.target))
             if nearest == bind and not bind.writable and os.path.lexists(where):  # else another mount covers it
-                found[target] = Bind(where, target, writable=False)
+                found[target] = BoxBind(where, target, writable=False)
     if len(found) > _MOST_BELOW:
         raise UnsupportedError(
             f"{len(found)} file systems are mounted below what is shown read-only, such as {next(iter(found))}",

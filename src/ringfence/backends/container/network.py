@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ringfence.guest.guestd.protocols import Outlets
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
 
 
 # MERGED: Gives a container's loopback one address more, from outside: inside, nobody has the right to.
@@ -66,9 +65,9 @@ RESOLVER = "etc/resolv.conf"
 class Egress:
     """For one start of one container. Nothing of it is there when the plan has no network."""
 
-    def __init__(self, plan: ProcessPlan, resolver: str | None) -> None:
+    def __init__(self, plan: LinuxPlan, resolver: str | None) -> None:
         """`resolver` is the text of the file that names it."""
-        self.outlets: Outlets | None = plan.box["outlets"]  # type: ignore[assignment]  # as the plan makes it
+        self.outlets = plan.outlets
         self._resolver = resolver
 
     def mounts(self) -> list[Any]:

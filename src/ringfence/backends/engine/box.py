@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 
 from ringfence.errors import SandboxLostError, StartTimeoutError, UnsupportedError
 from ringfence.guest.launch import listeners as outlet_sockets
+from ringfence.host import lifecycle
 from ringfence.results import Usage
 from ringfence.shared import fast_stdlib
 from ringfence.wire import frames
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ringfence.backends.contract import Outlet
     from ringfence.guest.guestd.protocols import Meant
+    from ringfence.plan.model import Fence, Outlets
     from ringfence.results import Denial, Enforcement
 
     class Wall(Protocol):
@@ -51,15 +52,7 @@ if TYPE_CHECKING:
             """In a forked child of the library: close this copy of what leads to it. Takes no lock (D17)."""
 
 
-_boxes: weakref.WeakSet[WalledBox] = weakref.WeakSet()  # of this process
-_registered: list[bool] = []
-
-
-def _remember(box: WalledBox) -> None:
-    if not _registered:
-        _registered.append(True)
-        os.register_at_fork(after_in_child=_forget_all)
-    _boxes.add(box)
+_boxes: weakref.WeakSet[EngineBox] = weakref.WeakSet()  # of this process
 
 
 def _forget_all() -> None:
@@ -71,7 +64,7 @@ def _forget_all() -> None:
 _MOST_LISTENERS = 253  # descriptors in one packet
 
 
-class WalledBox:
+class EngineBox:
     """Not safe from two threads at once; the layers above hold one lock for each sandbox."""
 
     def __init__(
@@ -91,14 +84,15 @@ class WalledBox:
         self._findings: list[Denial] = []
         self.is_unprotected = False
         self._guestd = channel  # where a relay is between, `channel` is another
-        _remember(self)
+        lifecycle.after_fork(_forget_all)
+        _boxes.add(self)
 
     def begin(
         self,
-        fence: Mapping[str, object],
+        fence: Fence,
         deadline: float,
         *,
-        outlets: object,
+        outlets: Outlets | None,
         hands: bool = False,
         cpu: int = -1,
         meant: Meant | None = None,
@@ -112,14 +106,15 @@ class WalledBox:
         """
         try:
             gvisor = self.backend == "gvisor"
-            message = frames.message(fence=dict(fence), outlets=outlets, hands=hands, meant=meant, gvisor=gvisor)
+            listens = None if outlets is None else outlets.encoded()
+            message = frames.message(fence=fence.encoded(), outlets=listens, hands=hands, meant=meant, gvisor=gvisor)
             if cpu >= 0:
                 fast_stdlib.send_fds(self.channel, message[:1], [cpu])
                 message = message[1:]
             self.channel.sendall(message, fast_stdlib.NO_SIGNAL)
-            if hands and isinstance(outlets, dict):
+            if hands and outlets is not None:
                 self._wait(deadline)
-                self._take_listeners(len(outlets["ports"]) + outlet_sockets.BESIDES)
+                self._take_listeners(len(outlets.ports) + outlet_sockets.BESIDES)
         except OSError:
             raise self._lost() from None
         reader = frames.Reader()

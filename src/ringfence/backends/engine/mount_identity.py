@@ -19,14 +19,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringfence.backends.engine.rootfs import Bind
+    from ringfence.backends.engine.rootfs import BoxBind
     from ringfence.guest.guestd.protocols import Meant
 
 
 class Meaning:
     """Of one box that is about to be made. Raises SandboxLostError for a link where there was none in the plan."""
 
-    def __init__(self, binds: Sequence[Bind], *, flags: bool = True) -> None:
+    def __init__(self, binds: Sequence[BoxBind], *, flags: bool = True) -> None:
         """`flags`: as in Meant."""
         self._fds = contextlib.ExitStack()  # held, so that no inode is given out again
         self._binds = tuple(binds)
@@ -61,7 +61,7 @@ class Meaning:
             if any(within(mount.target, bind.source) for bind in self._binds)
         ]
 
-    def _identity(self, bind: Bind) -> tuple[int, int]:
+    def _identity(self, bind: BoxBind) -> tuple[int, int]:
         try:
             fd = mount_check.opened(bind.source)
         except OSError as error:

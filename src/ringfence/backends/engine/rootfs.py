@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import UnsupportedError
-from ringfence.values import Struct, final
+from ringfence.plan.operations import Bind, File, Folder, Hide, Link, Overlay, Pin, Protect
+from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeGuard
 
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
+    from ringfence.plan.operations import Op
 
 RESERVED = (".ringfence", ".ringfence-door")  # at the top of every box
 _OWN = ("proc", "dev", "tmp", "workspace", "sys")  # every box has its own
@@ -23,7 +26,7 @@ _FOLDER = 0o755
 
 
 @final
-class Bind(Struct):
+class BoxBind(Struct):
     """A host path shown inside."""
 
     source: str
@@ -39,32 +42,29 @@ class Skeleton(Struct):
     folders: tuple[str, ...]
     files: Mapping[str, str]  # path → text
     links: Mapping[str, str]  # path → where it leads
-    binds: tuple[Bind, ...]
+    binds: tuple[BoxBind, ...]
     hidden: tuple[str, ...]  # covered by an empty folder or file
 
 
-def skeleton(plan: ProcessPlan, backend: str) -> Skeleton:
-    """Raises UnsupportedError for a mount that this way cannot keep its promises for."""
-    sources = {f"/{op[2]}": op for op in plan.template if op[0] == "bind" and _is_source(op[2])}
+def skeleton(plan: LinuxPlan, backend: str) -> Skeleton:
+    """Return the root that the plan describes.
+
+    Raises UnsupportedError for a mount that an engine cannot keep the plan's promises for.
+    """
+    kept = {f"/{op.target}": op for op in plan.template if _is_source(op)}
     making = _Making(backend)
-    for op in (*plan.template, *plan.box_ops):
-        if op[0] == "bind" and _is_source(op[2]):
+    for op in (*plan.template, *plan.ops):
+        if _is_source(op):
             continue
-        kept = sources.get(str(op[1])) if op[0] in ("bind", "overlay") else None
-        if kept is not None:
-            making.do([op[0], kept[1], op[2], {**_options(op), "inode": _options(kept).get("inode")}])
-        else:
-            making.do(op)
+        if isinstance(op, Bind | Overlay) and op.source in kept:
+            source = kept[op.source]
+            op = replace(op, source=source.source, inode=source.inode)
+        making.do(op)
     return making.made()
 
 
-def _is_source(target: object) -> bool:
-    return str(target).startswith(".sources/")
-
-
-def _options(op: list[object]) -> dict[str, object]:
-    assert isinstance(op[3], dict)
-    return op[3]
+def _is_source(op: Op) -> TypeGuard[Bind]:
+    return isinstance(op, Bind) and op.target.startswith(".sources/")
 
 
 class _Making:
@@ -73,30 +73,29 @@ class _Making:
         self._folders: dict[str, None] = {}
         self._files: dict[str, str] = {}
         self._links: dict[str, str] = {}
-        self._binds: list[Bind] = []
+        self._binds: list[BoxBind] = []
         self._hidden: list[str] = []
 
-    def do(self, op: list[object]) -> None:
-        name, target = str(op[0]), str(op[2] if op[0] in ("bind", "overlay", "symlink") else op[1])
-        if name == "dev" or target.split("/", maxsplit=1)[0] in ("proc", "dev"):
+    def do(self, op: Op) -> None:
+        target = op.target
+        if target.split("/", maxsplit=1)[0] in ("proc", "dev"):
             return
         self._check_name(target)
-        if name == "dir":
+        if isinstance(op, Folder):
             self._folders[target] = None
-        elif name == "file":
-            self._files[target] = str(op[2])
-        elif name == "symlink":
-            self._links[target] = str(op[1])
-        elif name == "bind":
-            options = _options(op)
-            self._bind(str(op[1]), target, writable=bool(options.get("rw")), inode=options.get("inode"))
-        elif name == "hide":
+        elif isinstance(op, File):
+            self._files[target] = op.text
+        elif isinstance(op, Link):
+            self._links[target] = op.text
+        elif isinstance(op, Bind):
+            self._bind(op.source, target, writable=op.writable, inode=op.inode)
+        elif isinstance(op, Hide):
             self._hidden.append(f"/{target}")
-        elif name in ("protect", "pin"):
-            self._bind(self._behind(target), target, writable=name == "pin")
+        elif isinstance(op, Protect | Pin):
+            self._bind(self._behind(target), target, writable=isinstance(op, Pin))
         else:
             raise UnsupportedError(
-                f"the {self._backend} backend cannot show {target} as this policy asks ({name})",
+                f"the {self._backend} backend cannot show {target} as this policy asks (a copy, or without some names)",
                 code="mounts",
                 fix='backend="process" can',
             )
@@ -118,9 +117,8 @@ class _Making:
                 fix='rename it, or backend="process"',
             ) from None
 
-    def _bind(self, source: str, target: str, *, writable: bool, inode: object = None) -> None:
-        device_and_number = (inode[0], inode[1]) if isinstance(inode, list) else None
-        self._binds.append(Bind(source, f"/{target}", writable, device_and_number))
+    def _bind(self, source: str, target: str, *, writable: bool, inode: tuple[int, int] | None = None) -> None:
+        self._binds.append(BoxBind(source, f"/{target}", writable, inode))
         covered = any(f"/{target}".startswith(f"{bind.target}/") for bind in self._binds[:-1])
         if not covered and target.split("/", maxsplit=1)[0] not in _OWN:
             if os.path.isdir(source):

@@ -12,7 +12,7 @@ import json
 import os
 
 from ringfence.backends.engine import guestd_bundle
-from ringfence.backends.engine.rootfs import Bind, write
+from ringfence.backends.engine.rootfs import BoxBind, write
 from ringfence.plan.controls import ALL_ON
 from ringfence.values import Struct, final
 
@@ -38,7 +38,7 @@ class Made(Struct):
 
     mounted: bool  # there is an fstab in it, to be mounted first
     network: str  # of runsc's words: "none", unless config.json names another
-    binds: tuple[Bind, ...]  # of the host's files, covers of hidden ones too
+    binds: tuple[BoxBind, ...]  # of the host's files, covers of hidden ones too
 
 
 def make(
@@ -74,7 +74,7 @@ def make(
     asked = [mount for mount in config["mounts"] if mount["type"] == "bind"]
     inodes = {(bind.source, bind.target): bind.inode for bind in made.binds}
     binds = tuple(
-        Bind(where, target, "rw" in mount["options"], inodes.get((where, target)))
+        BoxBind(where, target, "rw" in mount["options"], inodes.get((where, target)))
         for mount in asked
         for where, target in [(mount["source"], mount["destination"])]
     )

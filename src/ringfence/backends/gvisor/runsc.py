@@ -36,16 +36,35 @@ def find(platform: str | None = None) -> Runsc:
     return known
 
 
-def _find(platform: str | None) -> Runsc:
+@final
+class Installed(Struct):
+    """A runsc that may be used. Whether it runs something here is not known yet."""
+
+    path: str
+    version: str
+
+
+_versions: dict[tuple[str, int], str] = {}  # by path and time of change
+
+
+def installed() -> Installed:
+    """Return the runsc of this host. Raises UnsupportedError where there is none that may be used."""
     found = programs.look_up("runsc")
-    path = found.path
-    if path is None:
+    if found.path is None:
         raise UnsupportedError(
             f"gVisor is not installed: there is no runsc that may be used{found.remark}",
             code="gvisor-missing",
             missing=[Missing("gvisor", "runsc", "apt-get install runsc")],
         )
-    version = _version(path)
+    key = (found.path, os.stat(found.path).st_mtime_ns)
+    if key not in _versions:
+        _versions[key] = _version(found.path)
+    return Installed(found.path, _versions[key])
+
+
+def _find(platform: str | None) -> Runsc:
+    here = installed()
+    path, version = here.path, here.version
     known = _remembered(path, version)
     tried = []
     for name in PLATFORMS if platform is None else (platform,):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ringfence.backends.process.zygote import Template
     from ringfence.host.cgroups.base import Group
     from ringfence.host.uids import HeldUid
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence.results import Denial, Enforcement
 
 START_S = 10.0
@@ -37,7 +37,7 @@ class ProcessBox:
 
     def __init__(
         self,
-        plan: ProcessPlan,
+        plan: LinuxPlan,
         channel: socket,
         python: Mapping[str, object],
         *,
@@ -119,9 +119,8 @@ class ProcessBox:
             channel.close()
         from ringfence.guest.launch import listeners as outlet_sockets  # for sandboxes with a network alone
 
-        outlets = self.plan.box["outlets"]
-        assert isinstance(outlets, dict)
-        if len(self.listeners) == outlet_sockets.BESIDES + len(outlets["ports"]):
+        assert self.plan.outlets is not None
+        if len(self.listeners) == outlet_sockets.BESIDES + len(self.plan.outlets.ports):
             return
         arrived, self.listeners = self.listeners, []
         for fd in arrived:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import _queue
 import _thread
-import atexit
 import errno
 import os
-import sys
 import time
 
 from ringfence.backends.process.box import START_S, ProcessBox
 from ringfence.backends.process.zygote import Template, Zygote
 from ringfence.errors import RingfenceError, SandboxError, StartTimeoutError, UnsupportedError
-from ringfence.host import uids, zygote_start
-from ringfence.host.cgroups import find
-from ringfence.host.cgroups.find import GroupLimits, Mechanisms
+from ringfence.host import lifecycle, uids, zygote_start
+from ringfence.host.cgroups.find import GroupLimits
+from ringfence.host.facts import found_tree
 from ringfence.shared import fast_stdlib
 from ringfence.shared.framing import OURS, RESERVE
 
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from ringfence.backends.process.zygote import Template
     from ringfence.host.cgroups.find import Group, Tree
     from ringfence.host.uids import HeldUid
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence.plan.rootfs.interpreter import Interpreter
 
 
@@ -89,7 +87,7 @@ class Templates:
         self._of_view: dict[int, Template] = {}
         self._outgrown: list[Template] = []  # replaced, and still with sandboxes
 
-    def get(self, plan: ProcessPlan) -> Template:
+    def get(self, plan: LinuxPlan) -> Template:
         """Policies that differ in limits alone share a view, and so its template."""
         view = id(plan.template)
         with self._lock:
@@ -106,7 +104,7 @@ class Templates:
                 return known
         return template
 
-    def grown(self, plan: ProcessPlan) -> Template:
+    def grown(self, plan: LinuxPlan) -> Template:
         """One from a zygote that has loaded everything: what is kept is to be fast."""
         template = self.get(plan)
         if not template.young:
@@ -139,7 +137,7 @@ class Templates:
     def has_outgrown(self) -> bool:
         return bool(self._outgrown)
 
-    def drop(self, plan: ProcessPlan, template: Template) -> None:
+    def drop(self, plan: LinuxPlan, template: Template) -> None:
         """Close it. Not one that another thread has put in its place meanwhile."""
         with self._lock:
             if self._of_view.get(id(plan.template)) is template:
@@ -197,7 +195,7 @@ _FIRST_REFILL_S = 0.03  # a program that runs one thing and ends does not pay fo
 class Shelf:
     """The spares of one plan: how many are wanted follows how many are asked for at once."""
 
-    def __init__(self, plan: ProcessPlan) -> None:
+    def __init__(self, plan: LinuxPlan) -> None:
         self.plan = plan
         self.spares: list[ProcessBox] = []
         self.wanted = 1
@@ -209,7 +207,7 @@ class Pool:
     """One per library process and interpreter. Safe from several threads."""
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...]) -> None:
-        self.tree: Tree | None = find.find() or find.delegable()
+        self.tree: Tree | None = found_tree()
         self.hits = self.misses = 0
         self._python = {"sys_path": interpreter.sys_path, "executable": interpreter.command}
         self._lock = _thread.allocate_lock()
@@ -220,15 +218,11 @@ class Pool:
         self._closed = False
         self._count = 0
         self._is_first = True
-        self._ahead: tuple[ProcessPlan, Group] | None = None
-        self._asked: tuple[ProcessPlan, Template, ProcessBox] | None = None
+        self._ahead: tuple[LinuxPlan, Group] | None = None
+        self._asked: tuple[LinuxPlan, Template, ProcessBox] | None = None
         self._boxes: set[ProcessBox] = set()  # given out, kept or being removed: a fork of the caller lets go of them
 
-    @property
-    def held_by(self) -> Mechanisms:
-        return self.tree.mechanisms if self.tree is not None else Mechanisms(None, None, None, None)
-
-    def take(self, plan: ProcessPlan, *, stake: int = -1) -> ProcessBox:
+    def take(self, plan: LinuxPlan, *, stake: int = -1) -> ProcessBox:
         """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises.
 
         `stake`: a descriptor that its monitor keeps until nothing of it is left.
@@ -270,12 +264,12 @@ class Pool:
                     raise
         raise AssertionError("unreachable")
 
-    def ask(self, plan: ProcessPlan) -> None:
+    def ask(self, plan: LinuxPlan) -> None:
         """For a command, which makes one sandbox: begin it. `take` gives it out."""
         template = self._templates.get(plan)
         self._asked = (plan, template, self._start(plan, template))
 
-    def _from_shelf(self, plan: ProcessPlan) -> tuple[Shelf, ProcessBox | None]:
+    def _from_shelf(self, plan: LinuxPlan) -> tuple[Shelf, ProcessBox | None]:
         with self._lock:
             shelf, gone = self._shelf(plan)
             shelf.used_at = time.monotonic()
@@ -294,7 +288,7 @@ class Pool:
         if shelf is not None and shelf.wanted:
             self._do(shelf)
 
-    def _start(self, plan: ProcessPlan, template: Template, *, waits: bool = False, stake: int = -1) -> ProcessBox:
+    def _start(self, plan: LinuxPlan, template: Template, *, waits: bool = False, stake: int = -1) -> ProcessBox:
         """`waits`: nobody does for it."""
         with self._lock:
             self._count += 1
@@ -304,9 +298,9 @@ class Pool:
         uid, disk = None, -1
         ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_STREAM)
         fast_stdlib.widen(ours, theirs)
-        outlet = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET) if plan.box["outlets"] is not None else None
+        outlet = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET) if plan.outlets is not None else None
         try:
-            uid = uids.hold() if plan.box["as_root"] else None
+            uid = uids.hold() if plan.as_root else None
             python = self._python_of(plan)
             box = ProcessBox(plan, ours, python, group=group, uid=uid, retire=self._do, origin=(template, number))
             sockets = [("channel", theirs.fileno())]
@@ -341,7 +335,7 @@ class Pool:
         box.on_destroyed.append(lambda: self._let_go(box))
         return box
 
-    def _python_of(self, plan: ProcessPlan) -> dict[str, object]:
+    def _python_of(self, plan: LinuxPlan) -> dict[str, object]:
         if plan.foreign:
             return {"sys_path": None, "executable": plan.python, "fresh": True}
         return {**self._python, "fresh": plan.fresh}
@@ -366,7 +360,7 @@ class Pool:
     def _send(
         self,
         template: Template,
-        plan: ProcessPlan,
+        plan: LinuxPlan,
         number: int,
         sockets: list[tuple[str, int]],
         group: Group | None,
@@ -400,7 +394,7 @@ class Pool:
                 if fd is not None:
                     os.close(fd)
 
-    def _group(self, plan: ProcessPlan, box_id: str) -> Group | None:
+    def _group(self, plan: LinuxPlan, box_id: str) -> Group | None:
         if self.tree is None or not plan.cgroup:
             return None
         with self._lock:
@@ -411,7 +405,7 @@ class Pool:
             ahead[1].remove()
         return self._new_group(plan, box_id)
 
-    def _new_group(self, plan: ProcessPlan, box_id: str) -> Group:
+    def _new_group(self, plan: LinuxPlan, box_id: str) -> Group:
         assert self.tree is not None
         processes = min(plan.processes + OURS + RESERVE, _MOST_PROCESSES)
         try:
@@ -428,7 +422,7 @@ class Pool:
             fix = "close sandboxes, or raise cgroup.max.descendants above them" if full else "try again"
             raise SandboxError(said, code="cgroup", fix=fix, retryable=True) from None
 
-    def _make_group_ahead(self, plan: ProcessPlan) -> None:
+    def _make_group_ahead(self, plan: LinuxPlan) -> None:
         """The first one's, on cgroup v1, where it is five folders: while its zygote still starts."""
         with self._lock:
             first, self._is_first = self._is_first, False
@@ -443,7 +437,7 @@ class Pool:
         if self._templates.has_outgrown:
             self._templates.close_outgrown({box.template for box in list(self._boxes)})
 
-    def _shelf(self, plan: ProcessPlan) -> tuple[Shelf, list[ProcessBox]]:
+    def _shelf(self, plan: LinuxPlan) -> tuple[Shelf, list[ProcessBox]]:
         """The plan's, and the spares of one that had to go for it. Caller holds the lock."""
         shelf = self._shelves.get(id(plan))
         if shelf is not None:
@@ -612,33 +606,34 @@ def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
         return found
 
 
+def tree_in_use() -> Tree | None:
+    """Return the cgroups of this process's sandboxes, once there are some."""
+    for one in _pools.values():
+        return one.tree
+    return None
+
+
+def release(view: tuple[object, ...]) -> bool:
+    """Drop what is kept for a view, the tuple that is its plans' `template`. Returns False while a sandbox uses it."""
+    return all(one.release(view) for one in _pools.values())
+
+
 def close_all() -> None:
-    """End every pool of this process. At exit, and in tests that count what is left."""
+    """End every pool of this process."""
     with _pools_lock:
         pools = list(_pools.values())
         _pools.clear()
         close()
     for one in pools:
         one.close()
-    if "ringfence.gateway.service" in sys.modules:
-        sys.modules["ringfence.gateway.service"].close_service()
-    if "ringfence.host.placeholders" in sys.modules:
-        sys.modules["ringfence.host.placeholders"].finish()
-    if "ringfence.host.state" in sys.modules:
-        sys.modules["ringfence.host.state"].close()
 
 
 def _prepare_process() -> None:
     from ringfence.host import state
 
     state.sweep()
-    if not _registered:
-        _registered.append(True)
-        atexit.register(close_all)
-        os.register_at_fork(after_in_child=_forget_all)
-
-
-_registered: list[bool] = []
+    lifecycle.at_exit(lifecycle.SANDBOXES, close_all)
+    lifecycle.after_fork(_forget_all)
 
 
 def _forget_all() -> None:

@@ -9,6 +9,7 @@ import sys
 
 from ringfence.errors import Missing, SandboxError, SandboxLostError, StartTimeoutError, UnsupportedError
 from ringfence.host import state, zygote_start
+from ringfence.plan.operations import rows
 from ringfence.shared import fast_stdlib
 
 TYPE_CHECKING = False
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from ringfence.host.cgroups.find import Tree
-    from ringfence.plan.model import ProcessPlan
+    from ringfence.plan.model import LinuxPlan
     from ringfence.plan.rootfs.interpreter import Interpreter
 
 _START_S = 30.0  # with preload of large modules on a slow machine
@@ -100,8 +101,6 @@ class Zygote:
         with self._lock:
             if self._ready:
                 return
-            while zygote_start.meanwhile:
-                zygote_start.meanwhile.pop()()
             try:
                 answer = self._answer(self._control)
                 if "error" in answer:
@@ -113,12 +112,12 @@ class Zygote:
                 raise
             self._ready = True
 
-    def template(self, plan: ProcessPlan) -> Template:
+    def template(self, plan: LinuxPlan) -> Template:
         """A fork with a root of its own. It may still be built: sandboxes can be asked for, `wait_built` tells."""
         if self._moves:
             self.wait_ready()
         ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)
-        request = fast_stdlib.dumps({"ops": plan.template, "as_root": plan.box["as_root"], "foreign": plan.foreign})
+        request = fast_stdlib.dumps({"ops": rows(plan.template), "as_root": plan.as_root, "foreign": plan.foreign})
         ours.settimeout(_BUILD_S)
         try:
             with self._lock:
@@ -214,7 +213,7 @@ class Template:
         self._lock = _thread.allocate_lock()
         self._building = _thread.allocate_lock()
         self._built: bool | Exception = False
-        self._plans: dict[int, ProcessPlan] = {}  # that the forker has; held, so that their numbers stay their own
+        self._plans: dict[int, LinuxPlan] = {}  # that the forker has; held, so that their numbers stay their own
 
     def wait_built(self) -> None:
         """Raises what `Zygote.built` does, to everybody who asks."""
@@ -231,12 +230,12 @@ class Template:
             if isinstance(self._built, Exception):
                 raise self._built
 
-    def launch(self, plan: ProcessPlan, request: Mapping[str, object], fds: list[int]) -> None:
+    def launch(self, plan: LinuxPlan, request: Mapping[str, object], fds: list[int]) -> None:
         """Have a sandbox made. It reports on its channel, which is the first descriptor."""
         try:
             with self._lock:
                 new = id(plan) not in self._plans
-                whole = {**request, "plan_id": id(plan), "plan": dict(plan.box) if new else None}
+                whole = {**request, "plan_id": id(plan), "plan": plan.encoded() if new else None}
                 _send(self._control, fast_stdlib.dumps(whole), fds)
                 self._plans[id(plan)] = plan
         except SandboxLostError:

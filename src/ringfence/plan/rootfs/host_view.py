@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 
+from ringfence.plan.operations import Bind, Device, File, Folder, Hide, Link
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringfence.plan.operations import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.plan.rootfs.protected import Protected
     from ringfence.policy.model import Policy
-
-    Op = list[object]
 
 GUEST_HOME = "/workspace"  # the guest's HOME, also in its /etc/passwd
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -116,10 +116,10 @@ def view(
     base = _whole_system() if policy.commands == "any" else _listed_programs(policy.commands, interpreter)
     etc = _etc()
     roots = base.roots or interpreter.roots
-    links: list[Op] = [["symlink", *link] for link in _LINKS if not any(within(one, f"/{link[1]}") for one in roots)]
+    links = [Link(*link) for link in _LINKS if not any(within(one, f"/{link[1]}") for one in roots)]
     around = Surroundings(
         interpreter=replace(interpreter, roots=roots),
-        system=tuple((f"/{op[2]}", str(op[1])) for op in (*base.ops, *etc) if op[0] == "bind"),
+        system=tuple((f"/{op.target}", op.source) for op in (*base.ops, *etc) if isinstance(op, Bind)),
         links=_guest_links((*base.ops, *links)),
         uid=uid,
         home=home,
@@ -128,7 +128,7 @@ def view(
         folders=tuple(f"/{name}" for name in _DIRECTORIES),
     )
     placed = place(tuple(policy.mounts), around)
-    ops: list[Op] = [["dir", name, 0o755] for name in _DIRECTORIES]
+    ops: list[Op] = [Folder(name) for name in _DIRECTORIES]
     ops += [op for op in base.ops if not _is_private(op)]
     ops += _less(placed.template, (*etc, *_git_excludes(placed.protected)))
     ops += device_ops()
@@ -153,10 +153,10 @@ class _Base(Struct):
 
 def _whole_system() -> _Base:
     """/usr, and the names beside it as this host has them: links into /usr, or directories of their own."""
-    ops: list[Op] = [bind("/usr", "usr")]
-    ops += [["hide", path[1:]] for path in _TOKENS if _listed(path)]
+    ops: list[Op] = [Bind("/usr", "usr")]
+    ops += [Hide(path[1:]) for path in _TOKENS if _listed(path)]
     ops += _beside_usr()
-    ops += [bind(f"/{name}", name) for name in _MERGED if _is_directory(f"/{name}")]
+    ops += [Bind(f"/{name}", name) for name in _MERGED if _is_directory(f"/{name}")]
     return _Base(ops=tuple(ops), lines=("/usr: read-only, all of the host's programs",))
 
 
@@ -168,17 +168,17 @@ def _listed_programs(names: tuple[str, ...], interpreter: Interpreter) -> _Base:
     roots = roots_without_programs(interpreter, named)
     whole = [*library_directories(), *(f"/{name}" for name in _MERGED if name[0] == "l" and _is_directory(f"/{name}"))]
     whole += [path for path in named.directories if not _in_any(path, (*whole, *roots))]
-    ops = _beside_usr()
-    ops += [["dir", path[1:], 0o755] for path in PROGRAM_DIRECTORIES if not os.path.islink(path)]
-    ops += [bind(path, path[1:]) for path in sorted(whole, key=lambda path: (path.count("/"), path))]
-    present = (*whole, *roots, "/etc/alternatives", *(f"/{op[2]}" for op in _beside_usr()))
-    ops += [bind(path, path[1:]) for path in named.files if not _in_any(path, present)]
-    ops += [["symlink", text, link[1:]] for link, text in named.links if not _in_any(link, present)]
+    ops: list[Op] = [*_beside_usr()]
+    ops += [Folder(path[1:]) for path in PROGRAM_DIRECTORIES if not os.path.islink(path)]
+    ops += [Bind(path, path[1:]) for path in sorted(whole, key=lambda path: (path.count("/"), path))]
+    present = (*whole, *roots, "/etc/alternatives", *(f"/{op.target}" for op in _beside_usr()))
+    ops += [Bind(path, path[1:]) for path in named.files if not _in_any(path, present)]
+    ops += [Link(text, link[1:]) for link, text in named.links if not _in_any(link, present)]
     return _Base(ops=tuple(ops), lines=named.explain_lines(), roots=roots)
 
 
-def _beside_usr() -> list[Op]:
-    return [["symlink", os.readlink(f"/{name}"), name] for name in _MERGED if os.path.islink(f"/{name}")]
+def _beside_usr() -> list[Link]:
+    return [Link(os.readlink(f"/{name}"), name) for name in _MERGED if os.path.islink(f"/{name}")]
 
 
 def _is_directory(path: str) -> bool:
@@ -191,19 +191,18 @@ def _in_any(path: str, directories: tuple[str, ...]) -> bool:
 
 def _less(mounts: tuple[Op, ...], own: tuple[Op, ...]) -> list[Op]:
     """Files and links of ours, without those in whose place the policy mounts something."""
-    points = {op[1] for op in mounts if op[0] in ("dir", "file")}
-    return [op for op in own if op[0] == "bind" or op[2 if op[0] == "symlink" else 1] not in points]
+    points = {op.target for op in mounts if isinstance(op, Folder | File)}
+    return [op for op in own if isinstance(op, Bind) or op.target not in points]
 
 
 def _is_private(op: Op) -> bool:
     """Whether an operation's place is in a file system of one sandbox, which is mounted over the template's."""
-    target = "/" + str(op[2] if op[0] in ("bind", "symlink") else op[1])
-    return _in_any(target, PRIVATE)
+    return _in_any(f"/{op.target}", PRIVATE)
 
 
 def _guest_links(system: tuple[Op, ...]) -> tuple[tuple[str, str], ...]:
     """Links in the guest's root that a mount's target may go through, with what they stand for."""
-    return tuple((f"/{op[2]}", rooted(str(op[1]))) for op in system if op[0] == "symlink")
+    return tuple((f"/{op.target}", rooted(op.text)) for op in system if isinstance(op, Link))
 
 
 def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
@@ -213,7 +212,7 @@ def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
         return []
     config = "[core]\n\texcludesFile = /etc/gitexclude\n"
     text = "".join(f"/{name}\n" for name in names)
-    return [["file", "etc/gitconfig", config, 0o644], ["file", "etc/gitexclude", text, 0o644]]
+    return [File("etc/gitconfig", config), File("etc/gitexclude", text)]
 
 
 def _like_a_placeholder(one: Protected) -> bool:
@@ -226,20 +225,15 @@ def _like_a_placeholder(one: Protected) -> bool:
 
 def device_ops() -> list[Op]:
     """/dev, as every sandbox has it."""
-    ops: list[Op] = [["dir", "dev/shm", 0o755], ["dir", "dev/pts", 0o755]]
-    ops += [["dev", name] for name in _DEVICES]
-    return ops + [["symlink", text, target] for text, target in _DEVICE_LINKS]
-
-
-def bind(source: str, target: str) -> Op:
-    """Show `source` at `target`, read-only."""
-    return ["bind", source, target, {"rw": False, "idmap": False, "exec": True}]
+    folders = [Folder("dev/shm"), Folder("dev/pts")]
+    devices = [Device(name) for name in _DEVICES]
+    return [*folders, *devices, *(Link(text, target) for text, target in _DEVICE_LINKS)]
 
 
 def _etc() -> list[Op]:
-    ops: list[Op] = [["file", target, text, 0o644] for target, text in _FILES]
+    ops: list[Op] = [File(target, text) for target, text in _FILES]
     if os.path.exists("/usr/share/zoneinfo/UTC"):
-        ops.append(["symlink", "/usr/share/zoneinfo/UTC", "etc/localtime"])
+        ops.append(Link("/usr/share/zoneinfo/UTC", "etc/localtime"))
     for name in (*_ETC, *(name for name in _listed("/etc") if name.startswith(_ETC_FAMILIES))):
         source = f"/etc/{name}"
         if os.path.islink(source):
@@ -247,9 +241,9 @@ def _etc() -> list[Op]:
         if not os.path.exists(source):
             continue
         if within(source, "/usr"):
-            ops.append(["symlink", source, f"etc/{name}"])
+            ops.append(Link(source, f"etc/{name}"))
         elif within(source, "/etc"):
-            ops.append(bind(source, f"etc/{name}"))
+            ops.append(Bind(source, f"etc/{name}"))
     return ops
 
 

@@ -11,17 +11,17 @@ import os
 import stat
 
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
-from ringfence.plan.rootfs.host_view import SYSTEM_PATH, View, bind, device_ops
+from ringfence.plan.operations import Bind, Folder, Link
+from ringfence.plan.rootfs.host_view import SYSTEM_PATH, View, device_ops
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringfence.plan.operations import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.policy.model import Mount, Policy
-
-    Op = list[object]
 
 _OURS = frozenset(("proc", "dev", "sys", "tmp", "workspace", ".mask", ".sources", ".disk"))  # never the image's
 _MOST_ENTRIES = 512  # of a directory that is shown one by one: each is a mount
@@ -62,7 +62,7 @@ def image_view(
     exposed.directory("", depth=0)
     around = Surroundings(
         interpreter=interpreter,
-        system=tuple((f"/{op[2]}", str(op[1])) for op in exposed.ops if op[0] == "bind"),
+        system=tuple((f"/{op.target}", op.source) for op in exposed.ops if isinstance(op, Bind)),
         links=links,
         uid=uid,
         home=home,
@@ -72,7 +72,7 @@ def image_view(
     )
     placed = place(tuple(policy.mounts), around)
     return View(
-        template=(["dir", "sys", 0o755], *device_ops(), *exposed.ops, *placed.template),
+        template=(Folder("sys"), *device_ops(), *exposed.ops, *placed.template),
         box=placed.box,
         shown=(f"/: image {root.name}, read-only", *placed.shown),
         path=SYSTEM_PATH,
@@ -144,9 +144,9 @@ class _Exposed:
             if inside in self._above:
                 self._open(inside, mode, depth)
             elif stat.S_ISLNK(mode):
-                self.ops.append(["symlink", os.readlink(f"{self._root.tree}/{inside}"), inside])
+                self.ops.append(Link(os.readlink(f"{self._root.tree}/{inside}"), inside))
             elif stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-                self.ops.append(bind(f"{self._root.tree}/{inside}", inside))
+                self.ops.append(Bind(f"{self._root.tree}/{inside}", inside))
 
     def _open(self, inside: str, mode: int, depth: int) -> None:
         if not stat.S_ISDIR(mode):
@@ -156,5 +156,5 @@ class _Exposed:
                 key="mounts",
                 fix='choose another target, such as "/data"',
             )
-        self.ops.append(["dir", inside, 0o755])
+        self.ops.append(Folder(inside))
         self.directory(inside, depth=depth + 1)

@@ -12,6 +12,13 @@ from ringfence.errors import Missing, UnsupportedError
 from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
+# Packages that work for us, and what they need. Where one lies among installed packages its place says so too.
+HELPERS = frozenset(
+    (
+        *("_cffi_backend", "certifi", "cffi", "charset_normalizer", "cryptography", "docker", "h11", "h2", "hpack"),
+        *("hyperframe", "idna", "pycparser", "requests", "typing_extensions", "urllib3"),
+    )
+)
 SHARED_STORES = ("/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")  # interpreters there link across the store
 
 

@@ -10,6 +10,8 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
+from ringfence.plan.operations import Bind, File, Folder, Hide, Overlay
+from ringfence.plan.rootfs.interpreter import HELPERS
 from ringfence.plan.rootfs.own_settings import check_settings, settings_within
 from ringfence.plan.rootfs.protected import (
     Protected,
@@ -27,11 +29,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ringfence.plan.operations import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.policy.model import Mount
     from ringfence.values import MountMode
-
-    Op = list[object]
 
 
 # MERGED: Decides what `hide` takes away below one mount's source: names that a layer over it lacks, or paths that
@@ -307,8 +308,6 @@ def _is_run_at_next_start(source: str, python: Interpreter) -> bool:
         return True
     for path in map(os.path.realpath, python.site_packages):
         if within(source, path):
-            from ringfence.host.import_path import HELPERS
-
             return source == path or os.path.relpath(source, path).split("/")[0].partition(".")[0] in HELPERS
     return False
 
@@ -503,7 +502,7 @@ def _operations(entries: list[Entry], around: Surroundings) -> Placed:
             in_box.append(entry)
         _check_mount_point(entry, above, around)
         if above is None and not _bound_already(entry.target, around):
-            point: Op = ["dir", entry.target[1:], 0o755] if entry.directory else ["file", entry.target[1:], "", 0o644]
+            point: Op = Folder(entry.target[1:]) if entry.directory else File(entry.target[1:])
             if entry.target not in PRIVATE:
                 (box if private else template).append(point)
         without = _absent(entry)
@@ -516,14 +515,10 @@ def _operations(entries: list[Entry], around: Surroundings) -> Placed:
 
 def _mount(entry: Entry, without: tuple[str, ...]) -> Op:
     target = entry.target[1:]
-    more: dict[str, object] = {"absent": list(without)} if without else {}
-    if entry.inode is not None:
-        more["inode"] = list(entry.inode)
-    if entry.mode == "copy":
-        return ["overlay", entry.source, target, {"idmap": entry.idmap, **more}]
-    if without:
-        return ["overlay", entry.source, target, {"idmap": entry.idmap, "ro": True, **more}]
-    return ["bind", entry.source, target, {"rw": entry.mode == "rw", "idmap": entry.idmap, "exec": True, **more}]
+    if entry.mode == "copy" or without:
+        read_only = entry.mode != "copy"
+        return Overlay(entry.source, target, entry.idmap, read_only=read_only, absent=without, inode=entry.inode)
+    return Bind(entry.source, target, entry.mode == "rw", entry.idmap, inode=entry.inode)
 
 
 def _inside(entry: Entry, *, covers: bool) -> tuple[list[Op], list[Protected]]:
@@ -537,7 +532,7 @@ def _inside(entry: Entry, *, covers: bool) -> tuple[list[Op], list[Protected]]:
         whole = protection(entry.source, entry.target, entry.protect, hidden, key=_key(entry, "protect"))
         ops += whole.ops
         held += whole.paths
-    ops += [["hide", path.target[1:]] for path in hidden]
+    ops += [Hide(path.target[1:]) for path in hidden]
     return ops, [*held, *hidden]
 
 

@@ -12,15 +12,15 @@ import stat
 import sys
 
 from ringfence.errors import PolicyError
+from ringfence.plan.operations import Pin, Protect
 from ringfence.policy.secrets import read_head
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    Op = list[object]
-    from collections.abc import Sequence
+    from ringfence.plan.operations import Op
 
 
 # Held whether they exist or not: a placeholder is made on the host for what does not (A13, CVE-2026-25725).
@@ -131,8 +131,8 @@ def protection(
         if not any(relative.startswith(f"{other}/") for other in wanted):
             pinned |= _ancestors(relative)
     inside = target.lstrip("/")
-    ops: list[Op] = [["pin", f"{inside}/{relative}"] for relative in sorted(pinned, key=lambda name: name.count("/"))]
-    ops += [["protect", path.target.lstrip("/")] for path in paths]
+    ops: list[Op] = [Pin(f"{inside}/{relative}") for relative in sorted(pinned, key=lambda name: name.count("/"))]
+    ops += [Protect(path.target.lstrip("/")) for path in paths]
     return Protection(ops=tuple(ops), paths=tuple(paths))
 
 

@@ -1,4 +1,4 @@
-"""Starts sandboxes under runsc: a bundle, a cgroup of our own around the whole of gVisor, and guestd inside."""
+"""The gVisor backend: `runsc` on a bundle, a cgroup of our own around the whole of it, and guestd inside."""
 
 from __future__ import annotations
 
@@ -11,38 +11,116 @@ import threading
 import time
 
 from ringfence.backends.engine import guestd_bundle, mount_identity
-from ringfence.backends.engine.box import WalledBox
+from ringfence.backends.engine.backend import (
+    engine_plan,
+    guarded,
+    held,
+    network_control,
+    own_kernel_fence,
+    own_kernel_room,
+)
+from ringfence.backends.engine.box import EngineBox
 from ringfence.backends.engine.rootfs import skeleton
 from ringfence.backends.gvisor import bundle, runsc
+from ringfence.backends.linux import check_pause, interpreter, linux_facts
+from ringfence.errors import Missing, UnsupportedError
 from ringfence.host import process_id, state
 from ringfence.host.cgroups import find
-from ringfence.host.cgroups.base import GroupLimits
 from ringfence.plan.controls import ALL_ON
-from ringfence.results import Usage
+from ringfence.results import Control, Usage
 from ringfence.shared import fast_stdlib
+from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from typing import Literal
 
+    from ringfence.backends.contract import BackendReport
     from ringfence.host.cgroups.base import Group
     from ringfence.plan.controls import Controls
-    from ringfence.plan.model import ProcessPlan
-    from ringfence.policy.model import Limits
+    from ringfence.plan.model import FoundImage, HostFacts, LinuxPlan
+    from ringfence.policy.model import Policy
     from ringfence.results import Enforcement
+    from ringfence.values import Isolation
 
 _START_S = 30.0
 _CHANNEL = 1 << 21  # one piece of the relay's
 _END_S = 10.0
-_KERNEL_BYTES = 160 << 20  # what the sentry and its gofer take themselves, beside the guest
-# gVisor's own threads, and its stand-ins on the host: a process for each address space inside and a thread of it for
-# each thread of the sentry that ran it. One too few is a panic of the whole sandbox; the guest's are counted inside.
-_KERNEL_PROCESSES = 512
-_STAND_INS = 16
-_RLIMITS = ("CORE", "MEMLOCK", "NOFILE", "CPU", "DATA")  # that gVisor lets one set; its others are 0 or its own
 _JOIN = 'for fd in $JOIN; do echo 0 > "/proc/self/fd/$fd" || exit 125; done; unset JOIN; '
 _MOUNT = 'mount -n -a -T "$FSTAB" || exit 125; unset FSTAB; '
 _OWN_MOUNTS = ("/usr/bin/unshare", "--mount", "--propagation=slave")
+
+
+@final
+class GvisorFacts(Struct):
+    """What gVisor's backend found out about this host."""
+
+    host: HostFacts
+    version: str  # of runsc
+
+
+@final
+class Gvisor(Struct):
+    """A user-space kernel: `runsc`, directly on an OCI bundle."""
+
+    platform: Literal["kvm", "systrap", "ptrace"] | None = None
+
+    @property
+    def name(self) -> str:
+        return "gvisor"
+
+    @property
+    def isolation(self) -> Isolation:
+        return "own-kernel"
+
+    def facts(self) -> GvisorFacts:
+        """Return what this host can do. Which platform works is tried by the first launch."""
+        return GvisorFacts(linux_facts(), runsc.installed().version)
+
+    def plan(self, policy: Policy, image: FoundImage, facts: GvisorFacts) -> LinuxPlan:
+        """Return what a launch would do. Raises PolicyError or UnsupportedError for what cannot be kept here."""
+        plan = engine_plan(self.name, policy, image, facts.host)
+        if not facts.host.as_root and any(mount.mode == "rw" for mount in policy.mounts):
+            raise UnsupportedError(
+                "without root the guest of gVisor is nobody's user on the host, and can write to no folder of it",
+                code="mounts",
+                missing=[Missing("gvisor", "root, for a writable mount", 'backend="process"')],
+            )
+        check_pause(policy, facts.host)
+        return held(self.name, plan, _enforcement(plan, facts))
+
+    def launch(self, plan: LinuxPlan, *, controls: Controls = ALL_ON) -> EngineBox:
+        """Start a sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
+        made = controls.plan(plan)
+        found = runsc.find(self.platform)
+
+        # The caller's Python runs guestd there: starting a second one takes as long as all else together.
+        return guarded(made, lambda: _start(made, found, plan.enforcement, controls), starts_python_anew=made.foreign)
+
+    def doctor(self) -> BackendReport:
+        """Look for runsc and run something with it. A second or two where no platform is known to work."""
+        from ringfence.doctor.engines import examine_gvisor
+
+        return examine_gvisor()
+
+
+def _enforcement(plan: LinuxPlan, facts: GvisorFacts) -> Enforcement:
+    kernel = f"gVisor {facts.version}"
+    if plan.policy.strict and facts.host.as_root:
+        disk = Control(f"{kernel}: tmpfs of the host, size and inodes", "full")
+    else:
+        how = "bytes; files are counted where the policy is strict, as root"
+        disk = Control(f"{kernel}: size of its file systems", "weaker", how)
+    return replace(
+        plan.enforcement,
+        files=Control(f"{kernel}: gofer limited to the image, read-only root", "full"),
+        network=network_control(f"{kernel}: no network stack but loopback", plan),
+        processes=Control(f"{kernel}: its pids controller", "full"),
+        syscalls=Control(f"{kernel}: a kernel of its own in user space", "full"),
+        privileges=Control(f"{kernel}: uid 1000, no capabilities, no_new_privs", "full"),
+        time=Control("clock of guestd inside, and of the host behind it", "full"),
+        disk=disk,
+    )
 
 
 class GvisorWall:
@@ -163,25 +241,9 @@ def sweep() -> None:
             shutil.rmtree(f"{root}/{name}", ignore_errors=True)
 
 
-def launch(
-    plan: ProcessPlan,
-    limits: Limits,
-    enforcement: Enforcement,
-    *,
-    platform: str | None,
-    python: str | None,
-    env: Mapping[str, str],
-    shares: bool = False,
-    exact: bool = False,
-    controls: Controls = ALL_ON,
-) -> WalledBox:
-    """A sandbox that has run nothing.
-
-    `python`: that guestd runs in, as `runtime.command` takes it. `shares`: it sees host files that others may change.
-    `exact`: its files are counted, which takes root.
-    Raises UnsupportedError, StartTimeoutError or SandboxLostError.
-    """
-    found = runsc.find(platform)
+def _start(plan: LinuxPlan, found: runsc.Runsc, enforcement: Enforcement, controls: Controls) -> EngineBox:
+    """Start a box that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
+    policy = plan.policy
     made = skeleton(plan, "gvisor")
     tree = _tree()
     name = f"{process_id.name()}_{os.urandom(4).hex()}"
@@ -189,30 +251,28 @@ def launch(
     guestd = guestd_bundle.folder(state.disk_directory("runtime"))
     group = None
     wall: GvisorWall | None = None
-    box: WalledBox | None = None
+    box: EngineBox | None = None
     meaning: mount_identity.Meaning | None = None
     try:
-        own = {"PATH": "/usr/bin:/bin", "HOME": "/workspace", "LC_ALL": "C"}  # guestd's, which looks for no locale then
-        network = plan.box["outlets"] is not None
         bundled = bundle.make(
             folder,
             made,
-            limits,
+            policy.limits,
             guestd=guestd,
-            python=python,
-            env=own,
-            network=network,
+            python=interpreter().executable if policy.commands == "any" and not plan.foreign else None,
+            env={"PATH": "/usr/bin:/bin", "HOME": "/workspace", "LC_ALL": "C"},  # guestd's, which looks for no locale
+            network=plan.outlets is not None,
             mounted=os.geteuid() == 0,
-            shares=shares,
-            exact=exact,
+            shares=bool(policy.mounts),
+            exact=policy.strict,
             controls=controls,
         )
         meaning = mount_identity.Meaning(bundled.binds, flags=False)
         if tree is not None and plan.cgroup:
-            group = tree.create(name.replace("_", "-"), room_for(plan))
+            group = tree.create(name.replace("_", "-"), own_kernel_room(plan))
         wall = GvisorWall(found, folder, group, bundled)
-        box = WalledBox("gvisor", wall, wall.start(), enforcement=enforcement, env=env)
-        box.begin(fence(plan), time.monotonic() + _START_S, outlets=plan.box["outlets"])
+        box = EngineBox("gvisor", wall, wall.start(), enforcement=enforcement, env=plan.env)
+        box.begin(own_kernel_fence(plan), time.monotonic() + _START_S, outlets=plan.outlets)
         if meaning.meant is not None:
             meaning.check(mount_identity.gofer_of(name))
     except BaseException:
@@ -231,17 +291,3 @@ def launch(
         if meaning is not None:
             meaning.close()
     return box
-
-
-def room_for(plan: ProcessPlan) -> GroupLimits:
-    """What the guest and gVisor itself may use on the host, together."""
-    return GroupLimits(plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus)
-
-
-def fence(plan: ProcessPlan) -> dict[str, object]:
-    """What is left for guests to give up inside: the engine has dropped capabilities and made the namespaces."""
-    limits = plan.fence["rlimits"]
-    assert isinstance(limits, dict)
-    kept = {name: value for name, value in limits.items() if name in _RLIMITS}
-    own = {"capabilities": False, "namespace_limits": False, "cgroup_namespace": False, "affinity": []}
-    return {**plan.fence, **own, "rlimits": kept}
