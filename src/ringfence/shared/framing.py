@@ -65,8 +65,7 @@ class Reader:
             yield kind, stream, payload
 
 
-# MERGED: Numbers that both sides of a sandbox count with.
-
+# ── numbers that both sides of a sandbox count with ───────────────────────────────────────────────
 
 # Processes of the sandbox that are ours and count against RLIMIT_NPROC: PID 1, spawner.
 OURS = 2

@@ -6,12 +6,11 @@ import errno
 import os
 import stat
 
-from ringfence.shared import syscalls as k
-from ringfence.shared import tree_walk
+from ringfence.shared import syscalls, tree_walk
 
 Args = dict[str, object]
 
-_RESOLVE = k.RESOLVE_IN_ROOT | k.RESOLVE_NO_MAGICLINKS
+_RESOLVE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES)  # removed, replaced or closed while we look
 
 
@@ -24,7 +23,7 @@ def open_path(path: str, flags: int, mode: int = 0) -> int:
     if not flags & os.O_PATH:  # openat2 refuses the two beside O_PATH
         flags |= os.O_NONBLOCK | os.O_NOCTTY
     try:
-        return k.openat2(root, absolute(path), flags, mode, _RESOLVE)
+        return syscalls.openat2(root, absolute(path), flags, mode, _RESOLVE)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
     finally:
@@ -130,16 +129,12 @@ def info_at(directory: int, name: str, shown: str) -> dict[str, object]:
     }
 
 
-# MERGED: openat2 for kernels that lack it (gVisor of 2022): a path is walked name by name, each link read and
-# followed by us.
+# ── openat2 for kernels that lack it (gVisor of 2022) ─────────────────────────────────────────────
 #
-# It may race with a guest that swaps names, as every walk does; the worker has the guest's own rights, so such a
-# race
-# reaches what the guest can reach anyway. Links of /proc, which lead to descriptors, are refused as openat2 would
-# (J18).
+# A path is walked name by name, and each link is read and followed here. A walk may race with a guest that swaps names,
+# as every walk does; the worker has the guest's own rights, and such a race reaches what the guest can reach anyway.
+# Links of /proc, which lead to descriptors, are refused as openat2 would (J18).
 
-
-RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x04, 0x08
 _MOST_LINKS = 40
 
 
@@ -150,7 +145,7 @@ def refuse_link(directory: int, name: bytes) -> None:
 
 
 def open_below(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:
-    """As openat2 with RESOLVE_IN_ROOT or RESOLVE_BENEATH: `directory` is the root of the walk."""
+    """As openat2 with RESOLVE_IN_ROOT or syscalls.RESOLVE_BENEATH: `directory` is the root of the walk."""
     walk = _Walk(directory, path, resolve)
     try:
         return walk.open(flags, mode)
@@ -195,15 +190,15 @@ class _Walk:
     def _up(self) -> None:
         if self._depth:
             self._go(os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.at), self._depth - 1)
-        elif self._resolve & RESOLVE_BENEATH:
+        elif self._resolve & syscalls.RESOLVE_BENEATH:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), self._path)
 
     def _follow(self, link: str) -> None:
         self._links += 1
-        if self._resolve & RESOLVE_NO_SYMLINKS or self._links > _MOST_LINKS or _in_proc(self.at):
+        if self._resolve & syscalls.RESOLVE_NO_SYMLINKS or self._links > _MOST_LINKS or _in_proc(self.at):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._path)
         if link.startswith("/"):
-            if self._resolve & RESOLVE_BENEATH:
+            if self._resolve & syscalls.RESOLVE_BENEATH:
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), self._path)
             self._go(os.dup(self._root), 0)
         self._waiting += _parts(link)

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 
-from ringfence.shared import tar as tarstream
+from ringfence.shared.tar import DIRECTORY, END, FILE, SYMLINK, Refused, header, padding
 from ringfence.shared.tree_walk import TOP, Cursor, Folder
 
 TYPE_CHECKING = False
@@ -59,9 +59,9 @@ class Caps:
         self.bytes += size
         self.files += 1
         if self._bytes is not None and self.bytes > self._bytes:
-            raise tarstream.Refused("bytes", path)
+            raise Refused("bytes", path)
         if self._files is not None and self.files > self._files:
-            raise tarstream.Refused("files", path)
+            raise Refused("files", path)
 
 
 def descend(top: int, path: bytes) -> int:
@@ -117,7 +117,7 @@ def _names(directory: int, prefix: bytes) -> list[bytes]:
             names.append(name)
             left -= len(name) + _BESIDE
             if left < 0:
-                raise tarstream.Refused("files", prefix)
+                raise Refused("files", prefix)
     return names
 
 
@@ -128,27 +128,27 @@ def _named(error: OSError, path: bytes) -> OSError:
 def tar(top: int, caps: Caps) -> Iterator[bytes | Body]:
     """A folder as a tar stream. What can be neither a file, a folder nor a link is refused."""
     info = os.fstat(top)
-    yield tarstream.header(b"./", tarstream.DIRECTORY, size=0, mode=info.st_mode, mtime=int(info.st_mtime))
+    yield header(b"./", DIRECTORY, size=0, mode=info.st_mode, mtime=int(info.st_mtime))
     for found in walk(top):
         yield from _entry(found, caps)
-    yield tarstream.END
+    yield END
 
 
 def tar_file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
     """One open regular file as a tar stream."""
     yield from _file(fd, name, caps)
-    yield tarstream.END
+    yield END
 
 
 def _entry(found: Found, caps: Caps) -> Iterator[bytes | Body]:
     mode, mtime = found.info.st_mode, int(found.info.st_mtime)
     if stat.S_ISDIR(mode):
         caps.count(0, found.path)
-        yield tarstream.header(found.path + b"/", tarstream.DIRECTORY, size=0, mode=mode, mtime=mtime)
+        yield header(found.path + b"/", DIRECTORY, size=0, mode=mode, mtime=mtime)
     elif stat.S_ISLNK(mode):
         caps.count(0, found.path)
         link = os.readlink(found.name, dir_fd=found.directory)
-        yield tarstream.header(found.path, tarstream.SYMLINK, size=0, mode=0o777, mtime=mtime, link=link)
+        yield header(found.path, SYMLINK, size=0, mode=0o777, mtime=mtime, link=link)
     elif stat.S_ISREG(mode):
         fd = opened(found)
         if fd is None:
@@ -158,7 +158,7 @@ def _entry(found: Found, caps: Caps) -> Iterator[bytes | Body]:
         finally:
             os.close(fd)
     else:
-        raise tarstream.Refused("special", found.path)
+        raise Refused("special", found.path)
 
 
 def opened(found: Found) -> int | None:
@@ -171,7 +171,7 @@ def opened(found: Found) -> int | None:
         raise _named(error, found.path) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise tarstream.Refused("changed", found.path)
+        raise Refused("changed", found.path)
     return fd
 
 
@@ -179,10 +179,10 @@ def _file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
     info = os.fstat(fd)
     size = info.st_size
     caps.count(size, name)
-    yield tarstream.header(name, tarstream.FILE, size=size, mode=info.st_mode, mtime=int(info.st_mtime))
+    yield header(name, FILE, size=size, mode=info.st_mode, mtime=int(info.st_mtime))
     if size:
         yield Body(fd, size, name)
-        yield tarstream.padding(size)
+        yield padding(size)
 
 
 def measure(top: int, caps: Caps) -> None:
@@ -190,5 +190,5 @@ def measure(top: int, caps: Caps) -> None:
     for found in walk(top):
         mode = found.info.st_mode
         if not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode) or stat.S_ISREG(mode)):
-            raise tarstream.Refused("special", found.path)
+            raise Refused("special", found.path)
         caps.count(found.info.st_size if stat.S_ISREG(mode) else 0, found.path)

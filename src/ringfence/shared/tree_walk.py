@@ -9,15 +9,14 @@ import errno
 import os
 import stat
 
-from ringfence.shared import openat
-from ringfence.shared import syscalls as k
+from ringfence.shared import openat, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-RESOLVE_BELOW = k.RESOLVE_BENEATH | k.RESOLVE_NO_SYMLINKS
+RESOLVE_BELOW = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
 _NAMES = 1000
 _KEPT = 100  # descriptors, of the 1024 or fewer that a process may have
 _STEP = 1000  # characters of a path, at most 4 bytes each: the kernel takes 4095
@@ -29,7 +28,7 @@ def below(directory: int, path: str) -> int:
     while path:
         step, path = _first_step(path)
         try:
-            deeper = k.openat2(fd, step, os.O_RDONLY | os.O_DIRECTORY, 0, RESOLVE_BELOW)
+            deeper = syscalls.openat2(fd, step, os.O_RDONLY | os.O_DIRECTORY, 0, RESOLVE_BELOW)
         finally:
             os.close(fd)
         fd = deeper
@@ -67,7 +66,7 @@ class Chain:
             fd = below(self._top, at)
             self._open.append((at, fd))
         for part in parts:
-            fd = k.openat2(fd, part, os.O_RDONLY | os.O_DIRECTORY, 0, RESOLVE_BELOW)
+            fd = syscalls.openat2(fd, part, os.O_RDONLY | os.O_DIRECTORY, 0, RESOLVE_BELOW)
             at = f"{at}/{part}" if at else part
             self._open.append((at, fd))
         while len(self._open) > 2 * _KEPT:
@@ -178,18 +177,14 @@ def make_usable(name: str, directory: int) -> None:
         os.close(fd)
 
 
-# MERGED: One directory below a top one at a time, held open: moves step by step, no link followed, whatever the depth.
-#
-# Up goes by `..`, and only where the directory above is the very one we came by: a tree that is moved meanwhile leads
-# nowhere else (C01). So a walk costs its number of directories, not that times their depth (A27).
-
+# ── one directory at a time, held open ────────────────────────────────────────────────────────────
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def enter(directory: int, parts: list[bytes], index: int) -> int:
     """The next directory on a way, open."""
-    if not k.has_openat2():
+    if not syscalls.has_openat2():
         openat.refuse_link(directory, parts[index])
     return os.open(parts[index], _DIRECTORY, dir_fd=directory)
 
@@ -220,7 +215,12 @@ TOP = Folder(None, b"")
 
 
 class Cursor:
-    """`fd` is the directory where it stands, until it moves."""
+    """A place in the tree below a top directory: moves step by step, follows no link, at any depth.
+
+    `fd` is the directory where the cursor stands, until it moves. Up goes by `..`, and only where the directory above
+    is the very one that the cursor came by: a tree that is moved meanwhile leads nowhere else (C01). A walk therefore
+    costs its number of directories, not that number times their depth (A27).
+    """
 
     def __init__(self, top: int) -> None:
         self._top = top

@@ -13,8 +13,7 @@ import select
 import stat
 import struct
 
-from ringfence.shared import fast_stdlib
-from ringfence.shared import syscalls as k
+from ringfence.shared import fast_stdlib, syscalls
 from ringfence.shared.openat import open_path, write_all
 from ringfence.shared.tree_walk import Cursor
 
@@ -60,7 +59,7 @@ class _Watcher:
     def __init__(self, top: int, *, recursive: bool) -> None:
         self._top = top
         self._recursive = recursive
-        self._fd = k.syscall(_NR_INIT1, os.O_CLOEXEC, what="inotify_init1")
+        self._fd = syscalls.syscall(_NR_INIT1, os.O_CLOEXEC, what="inotify_init1")
         self._paths: dict[int, bytes] = {}  # watch → directory, "" or with a closing slash
         self._told: set[bytes] = set()  # found by looking; the kernel's own word of it is still to come
         self._moved: tuple[int, bytes, bool] | None = None  # half of a rename: cookie, path, whether a directory
@@ -90,7 +89,7 @@ class _Watcher:
 
     def _add_one(self, directory: int, prefix: bytes) -> bool:
         try:
-            number = k.syscall(
+            number = syscalls.syscall(
                 _NR_ADD_WATCH, self._fd, b"/proc/self/fd/%d" % directory, _MASK, what="inotify_add_watch"
             )
         except OSError as error:
@@ -124,7 +123,7 @@ class _Watcher:
             if path.startswith(prefix):
                 del self._paths[number]
                 try:
-                    k.syscall(_NR_RM_WATCH, self._fd, number, what="inotify_rm_watch")
+                    syscalls.syscall(_NR_RM_WATCH, self._fd, number, what="inotify_rm_watch")
                 except OSError:
                     continue  # it was removed, and its watch with it
 

@@ -87,7 +87,7 @@ class Guestd:
     def maker_gone(self) -> None:
         self._inside.maker_gone()
         if not self._inside.ready:
-            self.destroy()  # without a word: the host refused nothing, and another can be made
+            self.close()  # without a word: the host refused nothing, and another can be made
         self._finish_dying()
 
     def failed(self, error: str, number: int | None, fds: list[int]) -> None:
@@ -98,13 +98,13 @@ class Guestd:
             return
         self._send(framing.message(ev="failed", error=error, errno=number))
         self._inside.take_ruins(fds)
-        self.destroy()
+        self.close()
         self._finish_dying()
 
     def _on_ready(self, failure: str | None) -> None:
         if failure is not None:
             self._send(framing.message(ev="failed", error=failure, errno=None))
-            self.destroy()
+            self.close()
             return
         self._monitor.watch(self._channel.fileno(), select.EPOLLIN, self._on_channel)
         self.say(ev="ready", init=self._inside.init_pid)
@@ -125,7 +125,7 @@ class Guestd:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                self.destroy()
+                self.close()
                 return
             data = data[sent:]
         if data:
@@ -145,7 +145,7 @@ class Guestd:
         except OSError:
             data = b""
         if not data:
-            self.destroy()
+            self.close()
             return
         for kind, stream, payload in self._reader.feed(data):
             if kind == framing.JSON:
@@ -168,7 +168,7 @@ class Guestd:
             return
         except OSError:
             self._out.clear()
-            self.destroy()
+            self.close()
         if not self._out and self._dying:
             self._finish_dying()
         elif not self._out:
@@ -219,7 +219,7 @@ class Guestd:
         if not job.one_shot:
             self._send(word + framing.message(ev="end", why="init-lost") if lost else word)
             if lost:
-                self.destroy()
+                self.close()
             return
         # Nothing outlives a one-shot run: what it left behind is gone before the host hears of its end (L02).
         if self._inside.has_children():
@@ -237,7 +237,7 @@ class Guestd:
         elif op == "clocks":
             self._set_clocks(request)
         elif op == "close":
-            self.destroy()
+            self.close()
         elif op == "pause":
             self._pause(asked=True)
         elif op == "resume":
@@ -443,7 +443,7 @@ class Guestd:
     def _end(self, why: str) -> None:
         if not self._dying:
             self.say(ev="end", why=why)
-            self.destroy()
+            self.close()
 
     def _on_init_gone(self) -> None:
         """PID 1 is gone and with it every process inside."""
@@ -455,7 +455,7 @@ class Guestd:
                 job.why = job.why or "lost"
             self._end("init-lost")
 
-    def destroy(self) -> None:
+    def close(self) -> None:
         """Kill everything. What is left to do follows by events: every child is reaped, then the channel is closed."""
         if self._dying:
             return
@@ -465,7 +465,7 @@ class Guestd:
         self._lifetime_at = self._idle_s = None
         for job in list(self._jobs.values()):
             job.deadline = job.cpu_deadline = None
-        self._inside.destroy()
+        self._inside.close()
         self._finish_dying()
 
     def pidfds(self) -> list[int]:
@@ -476,7 +476,7 @@ class Guestd:
         if not self._dying or not self._inside.gone or self._number < 0:
             return
         for job in list(self._jobs.values()):
-            job.drop()
+            job.close()
         self._jobs.clear()
         self._monitor.unwatch(self._channel.fileno())
         if self._out and time.monotonic() < self._heard_until:  # the host is behind, and the rest is its result

@@ -16,12 +16,11 @@ import select
 
 from ringfence.guest import job_modules
 from ringfence.guest.guestd import daemon
-from ringfence.guest.guestd import job as terminal
+from ringfence.guest.guestd.job import make_terminal
 from ringfence.guest.guestd.supervisor import Inside
 from ringfence.guest.interpreter import exec_python, node
 from ringfence.guest.launch import listeners, pid1, spawner
-from ringfence.shared import children, fast_stdlib, framing, proc
-from ringfence.shared import syscalls as k
+from ringfence.shared import children, fast_stdlib, framing, proc, syscalls
 from ringfence.shared.event_loop import Loop
 
 TYPE_CHECKING = False
@@ -33,53 +32,8 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Fence, Handed, Told
 
 
-# MERGED: Owns the count of guest processes and of their CPU time inside gVisor: its kernel knows no RLIMIT_NPROC,
-# and has
-# cgroups with the controllers pids and cpuacct.
-#
-# The hierarchy is mounted, taken descriptors of, and unmounted before there is a guest: nobody inside has a path to it.
-
-
 _PLACE = "/sys"  # covered for a moment
 _GROUP = f"{_PLACE}/guests"
-
-
-class Counted:
-    """Raises OSError where the kernel has no such controller, or we have no right to it."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        k.mount("none", _PLACE, "cgroup", k.MS_NOSUID | k.MS_NODEV, "pids,cpuacct")
-        try:
-            os.mkdir(_GROUP)
-            _write(f"{_GROUP}/pids.max", most)
-            self.join = _held(f"{_GROUP}/cgroup.procs", os.O_WRONLY)  # who writes 0 there is counted, with its children
-            self.cpu = _held(f"{_GROUP}/cpuacct.usage", os.O_RDONLY)  # nanoseconds, of those that have ended too
-            self._current = _held(f"{_GROUP}/pids.current", os.O_RDONLY)
-        finally:
-            k.umount(_PLACE)
-
-    @property
-    def full(self) -> bool:
-        return int(os.pread(self._current, 32, 0)) >= self._most
-
-
-def _held(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        return k.high(fd)
-    finally:
-        os.close(fd)
-
-
-def _write(path: str, number: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(number).encode())
-    finally:
-        os.close(fd)
-
-
 _READ = 1 << 16
 _BUFFER = 1 << 21
 _NUMBER = 1  # there is one sandbox
@@ -92,12 +46,12 @@ DOOR, KEY = "RINGFENCE_DOOR", "RINGFENCE_KEY"  # variables of guestd's own: a pa
 def main() -> NoReturn:
     """Never returns. The end of the channel is the end of everything here."""
     _check_place()
-    k.set_name("rf-guestd")
+    syscalls.set_name("rf-guestd")
     channel = _Streams(*_ends())
     told, handed = _told(channel)
     _check_mounts(told)
     _prepare()
-    k.set_dumpable(0)
+    syscalls.set_dumpable(0)
     alone = Alone(channel, told, handed)
     alone.serve()
     os._exit(0)
@@ -118,10 +72,10 @@ def _ends() -> tuple[int, int]:
         sock.connect(door)
         sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 1 << 20)
         sock.sendall(key.encode())
-        ends = (k.high(sock.fileno()),) * 2
+        ends = (syscalls.high(sock.fileno()),) * 2
         sock.close()
     else:
-        ends = (k.high(0), k.high(1))
+        ends = (syscalls.high(0), syscalls.high(1))
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -143,7 +97,7 @@ def _told(channel: _Streams) -> tuple[Told, list[int]]:
         for _, _, payload in reader.feed(data):
             told: Told = fast_stdlib.loads(payload)
             fence = told["fence"]
-            fence["landlock_abi"] = min(fence["landlock_abi"], k.landlock_abi())
+            fence["landlock_abi"] = min(fence["landlock_abi"], syscalls.landlock_abi())
             return told, handed
 
 
@@ -198,7 +152,7 @@ class _Streams:
         sock = fast_stdlib.from_fd(os.dup(self._in), fast_stdlib.SOCK_STREAM)
         data, fds = fast_stdlib.recv_fds(sock, _READ, 1)
         sock.close()
-        handed += [k.high(fd) for fd in fds]
+        handed += [syscalls.high(fd) for fd in fds]
         return data
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
@@ -215,6 +169,47 @@ class _Streams:
     def close(self) -> None:
         for fd in {self._in, self._out}:
             os.close(fd)
+
+
+class Counted:
+    """The count of guest processes and of their CPU time inside gVisor.
+
+    Its kernel knows no RLIMIT_NPROC, and has cgroups with the controllers pids and cpuacct. The hierarchy is mounted,
+    taken descriptors of, and unmounted before there is a guest: nobody inside has a path to it. Raises OSError where
+    the kernel has no such controller, or guestd has no right to it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        syscalls.mount("none", _PLACE, "cgroup", syscalls.MS_NOSUID | syscalls.MS_NODEV, "pids,cpuacct")
+        try:
+            os.mkdir(_GROUP)
+            _write(f"{_GROUP}/pids.max", most)
+            self.join = _held(f"{_GROUP}/cgroup.procs", os.O_WRONLY)  # who writes 0 there is counted, with its children
+            self.cpu = _held(f"{_GROUP}/cpuacct.usage", os.O_RDONLY)  # nanoseconds, of those that have ended too
+            self._current = _held(f"{_GROUP}/pids.current", os.O_RDONLY)
+        finally:
+            syscalls.umount(_PLACE)
+
+    @property
+    def full(self) -> bool:
+        return int(os.pread(self._current, 32, 0)) >= self._most
+
+
+def _held(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        return syscalls.high(fd)
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, number: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(number).encode())
+    finally:
+        os.close(fd)
 
 
 class Alone(Loop):
@@ -237,7 +232,7 @@ class Alone(Loop):
         self._box = daemon.Guestd(self, _NUMBER, channel, files, owner=None, inside=_Within if siblings else _Forking)
         self._let_out(told)
         if told["gvisor"] or told["outlets"] is not None:
-            k.drop_capabilities()  # for the count of processes, and for loopback's address
+            syscalls.drop_capabilities()  # for the count of processes, and for loopback's address
         if told["gvisor"]:
             os.dup2(0, 2)  # a file of the host's, which a guest there could open by /proc/1/fd and fill (F16)
         self._box.built(self._spawner() if siblings else [], os.getpid())
@@ -302,7 +297,7 @@ class Alone(Loop):
         if pid == 0:
             _signal.set_wakeup_fd(-1)
             fast_stdlib.default_signals(fast_stdlib.SIGCHLD)
-            k.close_all_but([theirs.fileno()])
+            syscalls.close_all_but([theirs.fileno()])
             spawner.run_within(theirs, self._fence)
         theirs.close()
         return [ours.detach(), children.adopt(pid)]
@@ -396,7 +391,7 @@ class _Forking(_Within):
             return
         try:
             if job.terminal is not None:
-                ends += terminal.make(job.terminal["cols"], job.terminal["rows"])
+                ends += make_terminal(job.terminal["cols"], job.terminal["rows"])
             pid = os.fork()
         except OSError as error:
             job.refused(error.errno or errno.EAGAIN, str(error.strerror))
@@ -419,7 +414,7 @@ def _can_make_siblings() -> bool:
     pid = os.fork()
     if pid == 0:
         try:
-            sibling = k.clone(k.CLONE_PARENT, hooks=False)[0]
+            sibling = syscalls.clone(syscalls.CLONE_PARENT, hooks=False)[0]
         except OSError:
             os._exit(1)
         os._exit(0 if sibling else 2)

@@ -18,129 +18,9 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Request
     from ringfence.guest.guestd.supervisor import Inside
 
-
-# MERGED: Bytes on their way into a guest: held while it does not take them, dropped when nobody reads them any more.
-
-
-_PIECE_FEED = 1 << 18
-_END_OF_INPUT = b"\x04"  # what Ctrl-D is on a terminal
-
-
-class Feed:
-    """One descriptor that is written to, for the job of that number. The host counts what is on its way, and hears
-    what the guest has taken: `worth` bytes of it together are worth a message."""
-
-    def __init__(self, guestd: Guestd, number: int, worth: int = 1) -> None:
-        self._guestd = guestd
-        self._number = number
-        self._worth = worth
-        self._taken = 0
-        self._fd = -1
-        self._terminal = False
-        self._pending = bytearray()
-        self._ended = False
-        self._closed = False
-
-    def open(self, fd: int, *, terminal: bool = False) -> None:
-        """From now on it goes to `fd`, which is ours to close."""
-        os.set_blocking(fd, False)
-        self._fd, self._terminal = fd, terminal
-        if self._pending or self._ended:
-            self._push()
-
-    def write(self, data: bytes) -> None:
-        if not self._ended and not self._closed:
-            self._pending += data
-            self._push()
-
-    def end(self) -> None:
-        """No more will come: close it when all is written. On a terminal the end is a character."""
-        if self._terminal and not self._ended:
-            self._pending += _END_OF_INPUT
-        self._ended = True
-        self._push()
-
-    def close(self) -> None:
-        self._closed = True
-        self._pending.clear()
-        if self._fd >= 0:
-            self._guestd.unwatch(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-    def _on_room(self, events: int) -> None:
-        if self._terminal and events & select.EPOLLHUP:
-            self._lose()  # nobody has it open, and the kernel would say so for ever while it is full
-        else:
-            self._push()
-
-    def _lose(self) -> None:
-        self.close()
-        self._guestd.say(ev="stdin-closed", id=self._number)
-
-    def _push(self) -> None:
-        if self._fd < 0:
-            return
-        try:
-            while self._pending:
-                with memoryview(self._pending) as view:
-                    count = os.write(self._fd, view[:_PIECE_FEED])
-                del self._pending[:count]
-                self._taken += count
-        except BlockingIOError:
-            self._guestd.unwatch(self._fd)
-            self._guestd.watch(self._fd, select.EPOLLOUT, self._on_room)
-        except OSError:  # EPIPE, on a terminal EIO: nobody reads any more
-            self._lose()
-            return
-        if self._taken >= self._worth:
-            self._guestd.say(ev="took", id=self._number, bytes=self._taken)
-            self._taken = 0
-        if self._pending:
-            return
-        if self._ended and not self._terminal:
-            self.close()
-        else:
-            self._guestd.unwatch(self._fd)
-
-
-# MERGED: Terminals: the master end is made by the spawner inside and kept by the monitor, the slave is the guest's.
-
-
-_TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ, _TIOCSCTTY = 0x40045431, 0x80045430, 0x5414, 0x540E
-_MOST = 0x7FFF
-
-
-def make(cols: int, rows: int) -> tuple[int, int]:
-    """Master and slave of a new terminal of this sandbox's own devpts."""
-    from fcntl import ioctl  # where it is needed, as in job
-
-    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        number = struct.unpack("I", ioctl(master, _TIOCGPTN, bytes(4)))[0]
-        set_size(master, cols, rows)
-        return master, os.open(f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        os.close(master)
-        raise
-
-
-def set_size(fd: int, cols: int, rows: int) -> None:
-    from fcntl import ioctl
-
-    ioctl(fd, _TIOCSWINSZ, struct.pack("HHHH", min(rows, _MOST), min(cols, _MOST), 0, 0))
-
-
-def take(slave: int) -> None:
-    """Make it the controlling terminal of this process, which leads a session of its own."""
-    from fcntl import ioctl
-
-    ioctl(slave, _TIOCSCTTY, 0)
-
-
 _READ = 1 << 16
 _READ_FILES = 1 << 17  # a file worker moves much; more would not go into the channel at once
+_WRITE = 1 << 18
 _PIPE_FILES = 1 << 20
 _WORTH_TELLING = 1 << 16  # of what went to an interpreter by its line
 _WITH_LINE = ("python", "fresh", "javascript", "session")
@@ -148,6 +28,9 @@ _PIECE = 64  # what each piece is charged beyond its bytes, as the host counts i
 _REPORT_CAP = 1 << 18
 _DISCARDED = 16 << 20  # what is read and dropped of a child that outlives its job; then its writes are EPIPE (D16, F16)
 _AFTER_EXIT = (1 << 20) + _READ  # a pipe holds at most 1 MiB; more than that was written after the exit
+_END_OF_INPUT = b"\x04"  # what Ctrl-D is on a terminal
+_TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ, _TIOCSCTTY = 0x40045431, 0x80045430, 0x5414, 0x540E
+_MOST = 0x7FFF  # lines or columns of a terminal
 
 
 class Job:
@@ -230,7 +113,8 @@ class Job:
         self._outputs = {fd: framing.STDOUT}
         self._terminal_fd = fd
         assert self.terminal is not None
-        set_size(fd, self.terminal["cols"], self.terminal["rows"])  # it may have changed since it was asked for
+        # The size may have changed since the terminal was asked for.
+        set_terminal_size(fd, self.terminal["cols"], self.terminal["rows"])
         if self._stdin is not None:
             self._stdin.open(os.dup(fd), terminal=True)
 
@@ -308,7 +192,7 @@ class Job:
             os.close(fd)
         self._close_feeds()
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """The sandbox is gone: nothing more is to be told. Close everything, reap what is ours."""
         if not self.inner_pid:
             self.abandon()
@@ -443,7 +327,7 @@ class Job:
     def resize(self, cols: int, rows: int) -> None:
         self.terminal = {"cols": cols, "rows": rows}
         if self._terminal_fd in self._outputs:
-            set_size(self._terminal_fd, cols, rows)
+            set_terminal_size(self._terminal_fd, cols, rows)
 
     def cpu_used(self) -> float:
         """Seconds, by its first process alone."""
@@ -564,3 +448,115 @@ def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:
             os.close(fd)
 
     return on_output
+
+
+# ── input ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Feed:
+    """One descriptor that is written to, for the job of that number. The host counts what is on its way, and hears
+    what the guest has taken: `worth` bytes of it together are worth a message."""
+
+    def __init__(self, guestd: Guestd, number: int, worth: int = 1) -> None:
+        self._guestd = guestd
+        self._number = number
+        self._worth = worth
+        self._taken = 0
+        self._fd = -1
+        self._terminal = False
+        self._pending = bytearray()
+        self._ended = False
+        self._closed = False
+
+    def open(self, fd: int, *, terminal: bool = False) -> None:
+        """From now on it goes to `fd`, which is ours to close."""
+        os.set_blocking(fd, False)
+        self._fd, self._terminal = fd, terminal
+        if self._pending or self._ended:
+            self._push()
+
+    def write(self, data: bytes) -> None:
+        if not self._ended and not self._closed:
+            self._pending += data
+            self._push()
+
+    def end(self) -> None:
+        """No more will come: close it when all is written. On a terminal the end is a character."""
+        if self._terminal and not self._ended:
+            self._pending += _END_OF_INPUT
+        self._ended = True
+        self._push()
+
+    def close(self) -> None:
+        self._closed = True
+        self._pending.clear()
+        if self._fd >= 0:
+            self._guestd.unwatch(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _on_room(self, events: int) -> None:
+        if self._terminal and events & select.EPOLLHUP:
+            self._lose()  # nobody has it open, and the kernel would say so for ever while it is full
+        else:
+            self._push()
+
+    def _lose(self) -> None:
+        self.close()
+        self._guestd.say(ev="stdin-closed", id=self._number)
+
+    def _push(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            while self._pending:
+                with memoryview(self._pending) as view:
+                    count = os.write(self._fd, view[:_WRITE])
+                del self._pending[:count]
+                self._taken += count
+        except BlockingIOError:
+            self._guestd.unwatch(self._fd)
+            self._guestd.watch(self._fd, select.EPOLLOUT, self._on_room)
+        except OSError:  # EPIPE, on a terminal EIO: nobody reads any more
+            self._lose()
+            return
+        if self._taken >= self._worth:
+            self._guestd.say(ev="took", id=self._number, bytes=self._taken)
+            self._taken = 0
+        if self._pending:
+            return
+        if self._ended and not self._terminal:
+            self.close()
+        else:
+            self._guestd.unwatch(self._fd)
+
+
+# ── terminals: the master end is made by the spawner inside and kept by the monitor ───────────────
+
+
+def make_terminal(cols: int, rows: int) -> tuple[int, int]:
+    """Master and slave of a new terminal of this sandbox's own devpts."""
+    from fcntl import ioctl  # where it is needed, as in job
+
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        number = struct.unpack("I", ioctl(master, _TIOCGPTN, bytes(4)))[0]
+        set_terminal_size(master, cols, rows)
+        return master, os.open(f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        os.close(master)
+        raise
+
+
+def set_terminal_size(fd: int, cols: int, rows: int) -> None:
+    from fcntl import ioctl
+
+    ioctl(fd, _TIOCSWINSZ, struct.pack("HHHH", min(rows, _MOST), min(cols, _MOST), 0, 0))
+
+
+def take_terminal(slave: int) -> None:
+    """Make it the controlling terminal of this process, which leads a session of its own."""
+    from fcntl import ioctl
+
+    ioctl(slave, _TIOCSCTTY, 0)

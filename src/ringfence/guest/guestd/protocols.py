@@ -1,4 +1,7 @@
-"""Shapes of the JSON that the library sends to this side. For type checkers alone: never imported when running."""
+"""The shapes of the JSON that the library sends to the guest's side, and what guestd needs of the process it is in.
+
+For type checkers alone: never imported when running.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +194,7 @@ class Request(TypedDict):
     on_idle: str
 
 
-# MERGED: What guestd needs of the process it is in. For type checkers alone: never imported when running.
+# ── what the guest's side needs of the process it is in ──────────────────────────────────────────
 
 
 class Bundle(Protocol):

@@ -415,7 +415,7 @@ class Inside:
         elif not self._kills_by:
             self._ask_next()
 
-    def destroy(self) -> None:
+    def close(self) -> None:
         """Kill everything; the children are reaped as they end.
 
         On cgroup v1 a frozen process takes no SIGKILL, so it is thawed first (D18).

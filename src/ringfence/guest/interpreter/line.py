@@ -41,7 +41,7 @@ class Line:
         """False in a fork: its messages would come between its parent's."""
         return os.getpid() == self._pid
 
-    def adopt(self) -> None:
+    def after_fork(self) -> None:
         """This process took the place of the one that made the line."""
         self._pid = os.getpid()
         self._main = _thread.get_ident()

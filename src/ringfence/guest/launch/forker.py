@@ -3,6 +3,9 @@
 A child of the monitor, it clones with CLONE_PARENT, so that the monitor is the parent and waiter of all it makes, while
 nothing that passed through the monitor is in the memory of what is made (H06). For each sandbox it makes PID 1 in new
 namespaces, and the spawner, which joins its cgroup while PID 1 still builds.
+
+Both do all that they do before their first order without Python: as rows of a program that is written once for each
+kind of plan (`Birth`). A program ends in each process that it made; `process_at` says which process that is.
 """
 
 from __future__ import annotations
@@ -15,34 +18,36 @@ import sys
 from ringfence.guest import job_modules
 from ringfence.guest.launch import fence, mounts, pid1, spawner
 from ringfence.guest.launch.syscall_rows import Hole, Program, Slot, address_of, room, routine
-from ringfence.shared import fast_stdlib, framing
-from ringfence.shared import syscalls as k
+from ringfence.shared import fast_stdlib, framing, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
-    from typing import NoReturn
+    from typing import Literal, NoReturn
 
     from ringfence.guest.guestd.protocols import Order, Plan, Template
     from ringfence.guest.launch.mounts import Listing
     from ringfence.guest.launch.syscall_rows import Room
 
+    Where = Literal["forker", "PID 1", "spawner"]  # a process in which a program ends
 
-# MERGED: Owns how the forker makes the two fixed processes of a sandbox: programs that are written once for each
-# kind of plan.
-#
-# PID 1 and the spawner are clones with the monitor as their parent, and do all that they do before their first order
-# without Python. A program returns in each process that it made: `where` tells which one it is.
+_MAX_PACKET = 1 << 17
+_MAX_FDS = 16
+_PAGE = 4096
+_ROOM = 1 << 18  # what a process takes before it runs anything
+_REHEARSALS = 10  # until the interpreter has specialised its instructions
 
+# ── the programs that make PID 1 and the spawner ─────────────────────────────────────────────────
 
 _NR_SENDMSG, _NR_EXIT, _NR_DUP3 = 46, 231, 292
 _SIGCHLD = 17
-_CLONE = k.CLONE_PARENT | k.CLONE_PIDFD | _SIGCHLD
+_CLONE = syscalls.CLONE_PARENT | syscalls.CLONE_PIDFD | _SIGCHLD
 _NR_CLONE3, _CLONE_INTO_CGROUP = 435, 0x200000000
 _ARGS = struct.Struct("<11Q")  # flags, pidfd, child_tid, parent_tid, exit_signal, stack and size, tls, set_tid, cgroup
 _CGROUP = 80  # where the last one begins
-_OWN_MEMORY = k.CLONE_CHILD_SETTID | k.CLONE_CHILD_CLEARTID  # the thread id that glibc keeps is set by the kernel
+# For a clone with memory of its own: the kernel sets the thread id that glibc keeps.
+_OWN_MEMORY = syscalls.CLONE_CHILD_SETTID | syscalls.CLONE_CHILD_CLEARTID
 _INIT_PIDFD, _PID_DOOR, _ANSWER = "PID 1's pidfd", "pid namespace", "the helper's answer"
 
 
@@ -53,9 +58,9 @@ class ForkerProcess:
         self.proc = proc
         self.listing = listing
         self.pidfd = os.pidfd_open(os.getpid())
-        self.reserved = k.high(proc)  # a number, for the pidfd of the PID 1 that a spawner is made for
+        self.reserved = syscalls.high(proc)  # a number, for the pidfd of the PID 1 that a spawner is made for
         self.routine = routine()
-        self.thread_id = k.thread_id_address()
+        self.thread_id = syscalls.thread_id_address()
 
 
 class Birth:
@@ -71,7 +76,7 @@ class Birth:
     def clone(self, flags: int, pidfd: Slot) -> int:
         """Row of a clone with memory of its own; 0 in the child."""
         flags |= _CLONE | _OWN_MEMORY
-        row = self.program.call(k.NR_CLONE, flags, 0, pidfd, self.forker.thread_id, 0, what="clone")
+        row = self.program.call(syscalls.NR_CLONE, flags, 0, pidfd, self.forker.thread_id, 0, what="clone")
         self._clones[row] = pidfd
         return row
 
@@ -112,8 +117,12 @@ class Birth:
             self.program.put(self._clones[where], 0)
         return where
 
+    def process_at(self, where: int) -> Where:
+        """Return which process this is, by the row where `run` ended in it."""
+        return "forker" if where <= self.end else "spawner"
+
     def check(self, where: int) -> None:
-        """Raises OSError when a row failed there."""
+        """Raise OSError when a row failed there."""
         error = self.program.failure(where)
         if error is not None:
             raise error
@@ -167,9 +176,10 @@ class InitBirth(Birth):
         """As we see it."""
         return self.program.value(self._init_pid)
 
-    def is_spawner(self, where: int) -> bool:
-        """Not PID 1."""
-        return self._spawner is not None and where >= self._spawner.first
+    def process_at(self, where: int) -> Where:
+        if where <= self.end:
+            return "forker"
+        return "spawner" if self._spawner is not None and where >= self._spawner.first else "PID 1"
 
 
 class SpawnerBirth(Birth):
@@ -200,14 +210,14 @@ class SpawnerBirth(Birth):
         """
         program, forker = self.program, self.forker
         self.helper_pidfd = Slot(0, 0, room(8))
-        flags = _CLONE | (k.CLONE_VM | k.CLONE_VFORK if program.native else _OWN_MEMORY)
-        begun = program.call(k.NR_CLONE, flags, 0, self.helper_pidfd, forker.thread_id, 0, what="clone")
+        flags = _CLONE | (syscalls.CLONE_VM | syscalls.CLONE_VFORK if program.native else _OWN_MEMORY)
+        begun = program.call(syscalls.NR_CLONE, flags, 0, self.helper_pidfd, forker.thread_id, 0, what="clone")
         self._clones[begun] = self.helper_pidfd
         self.end = program.stop()
         program.if_zero(begun, program.next)
         steps = []
         if "pid" in pid1.doors(self.plan):
-            steps.append(program.call(k.NR_SETNS, Hole(_PID_DOOR), k.CLONE_NEWPID, what="setns"))
+            steps.append(program.call(syscalls.NR_SETNS, Hole(_PID_DOOR), syscalls.CLONE_NEWPID, what="setns"))
         rights = room(24)
         struct.pack_into("<QII", rights, 0, 20, 1, 1)  # SOL_SOCKET, SCM_RIGHTS; the kernel adds the descriptor
         cloned = self.clone_spawner(Slot(0, 16, rights), into=into)
@@ -235,32 +245,35 @@ class SpawnerBirth(Birth):
 def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
     """A clone in the pid namespace of the PID 1 whose pidfd has the reserved number. Returns its rows."""
     program, forker = birth.program, birth.forker
-    program.call(k.NR_SETNS, forker.reserved, k.CLONE_NEWPID, what="setns")
+    program.call(syscalls.NR_SETNS, forker.reserved, syscalls.CLONE_NEWPID, what="setns")
     cloned = birth.clone_spawner(pidfd, into=into)
-    program.call(k.NR_SETNS, forker.pidfd, k.CLONE_NEWPID, what="setns")
+    program.call(syscalls.NR_SETNS, forker.pidfd, syscalls.CLONE_NEWPID, what="setns")
     return cloned
 
 
-_MAX_PACKET = 1 << 17
-_MAX_FDS = 16
-_PAGE = 4096
-_ROOM = 1 << 18  # what a process takes before it runs anything
-_REHEARSALS = 10  # until the interpreter has specialised its instructions
-
-warm = False  # whether there will be several sandboxes, some of which wait for their first job
-preloaded = False  # whether modules were imported for the policy's sake, which may have asked to be told of a fork
+# ── the process ──────────────────────────────────────────────────────────────────────────────────
 
 
-def run(monitor: socket, request: Template) -> NoReturn:
+class Interpreter:
+    """What the zygote made of its interpreter, which the forker and all that it makes are forks of."""
+
+    __slots__ = ("preloaded", "warm")
+
+    def __init__(self, *, preloaded: bool) -> None:
+        self.preloaded = preloaded  # modules were imported for the policy's sake, which may want to know of a fork
+        self.warm = False  # what most programs import is loaded: there will be several sandboxes, and some wait
+
+
+def run(monitor: socket, request: Template, interpreter: Interpreter) -> NoReturn:
     """Build the view's root, then make sandboxes until the monitor is gone."""
-    k.set_name("rf-forker")
-    k.die_with_parent()
+    syscalls.set_name("rf-forker")
+    syscalls.die_with_parent()
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fence.stand_back(proc)
         as_root = request["as_root"]
         if as_root:
-            k.unshare(k.CLONE_NEWNS)
+            syscalls.unshare(syscalls.CLONE_NEWNS)
         else:
             _own_user_namespace(proc)
         if request["foreign"]:
@@ -270,7 +283,7 @@ def run(monitor: socket, request: Template) -> NoReturn:
         monitor.send(fast_stdlib.dumps(failure(error)))
         os._exit(1)
     monitor.send(b'{"ok":true}')
-    Forker(monitor, proc).serve()
+    Forker(monitor, proc, interpreter).serve()
 
 
 def _import_no_more() -> None:
@@ -290,7 +303,7 @@ def failure(error: Exception) -> dict[str, object]:
 
 def _own_user_namespace(proc: int) -> None:
     uid, gid = os.geteuid(), os.getegid()
-    k.unshare(k.CLONE_NEWUSER | k.CLONE_NEWNS)
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     mounts.write(proc, "self/setgroups", "deny")
     mounts.write(proc, "self/uid_map", f"0 {uid} 1")
     mounts.write(proc, "self/gid_map", f"0 {gid} 1")
@@ -307,7 +320,7 @@ class Known:
 class Making:
     """One sandbox from its order until the monitor says that it is gone."""
 
-    def __init__(self, order: Order, known: Known, join: list[int], into: int) -> None:
+    def __init__(self, order: Order, known: Known, join: list[int], into: int, *, warm: bool) -> None:
         self.number = order["box"]
         self.kind, self.limits, plan = known.kind, known.limits, known.plan
         self.owner = order["owner"]
@@ -332,8 +345,9 @@ class Making:
 
 
 class Forker:
-    def __init__(self, monitor: socket, proc: int) -> None:
+    def __init__(self, monitor: socket, proc: int, interpreter: Interpreter) -> None:
         self._monitor = monitor
+        self._interpreter = interpreter
         self._orders = fast_stdlib.Receiver(monitor, _MAX_PACKET, _MAX_FDS)
         self._plans: dict[int, Known] = {}  # of policies that share this view
         self._kinds: list[object] = []
@@ -343,7 +357,7 @@ class Forker:
         self._spawners: dict[tuple[int, int, bool], SpawnerBirth] = {}
         self._made: dict[int, Making] = {}
         self._poll = select.poll()
-        self._cold = warm and bool(sys.path)
+        self._cold = interpreter.warm and bool(sys.path)
 
     def serve(self) -> NoReturn:
         self._poll.register(self._monitor, select.POLLIN)
@@ -389,7 +403,7 @@ class Forker:
         into = fds.pop() if order["into"] else -1
         listeners = fds.pop() if order["listeners"] else -1
         disk = fds.pop() if order["disk"] else -1
-        making = Making(order, self._plans[order["plan_id"]], fds, into)
+        making = Making(order, self._plans[order["plan_id"]], fds, into, warm=self._interpreter.warm)
         if making.rehearses and self._cold:
             self._warm_up()  # nobody waits
         self._made[making.number] = making
@@ -442,10 +456,13 @@ class Forker:
         birth.fill_spawner(spawner_end.fileno(), making.join, making.affinity, making.limits)
         birth.fill_cgroup(making.into)
         where = self._run(birth)
-        if where > birth.end and birth.is_spawner(where):
-            _child(lambda: _begin_spawner(birth, where, making), spawner_end)
-        if where > birth.end:
-            _child(lambda: _obey(birth, where), inner)
+        match birth.process_at(where):
+            case "spawner":
+                _child(lambda: self._begin_spawner(birth, where, making), spawner_end)
+            case "PID 1":
+                _child(lambda: _obey(birth, where), inner)
+            case "forker":
+                pass
         inner.close()
         spawner_end.close()
         making.init_pid, making.init_pidfd = birth.init_pid, birth.made(birth.init_pidfd)
@@ -473,8 +490,11 @@ class Forker:
         birth.fill(inner.fileno(), making.join, making.affinity, making.limits)
         birth.fill_cgroup(making.into)
         where = self._run(birth)
-        if where > birth.end:
-            _child(lambda: _begin_spawner(birth, where, making), inner)
+        match birth.process_at(where):
+            case "spawner":
+                _child(lambda: self._begin_spawner(birth, where, making), inner)
+            case "forker":
+                pass
         inner.close()
         answer.close()
         try:
@@ -494,17 +514,25 @@ class Forker:
         return [fds[0], helper]
 
     def _run(self, birth: Birth) -> int:
-        """Returns in every process that is made; in this one with a row up to its end."""
-        if preloaded:
-            k.before_fork()
+        """Run the program. Returns in this process and in every process that is made, with the row where each ended."""
+        if self._interpreter.preloaded:
+            syscalls.before_fork()
         where = birth.run()
-        if where > birth.end:
+        if birth.process_at(where) != "forker":
             return where
-        if preloaded:
-            k.after_fork_in_parent()
+        if self._interpreter.preloaded:
+            syscalls.after_fork_in_parent()
         if where < birth.end and birth.plan["as_root"]:
-            k.setns(self._us.pidfd, k.CLONE_NEWPID)  # it may have failed before it came back
+            syscalls.setns(self._us.pidfd, syscalls.CLONE_NEWPID)  # it may have failed before it came back
         return where
+
+    def _begin_spawner(self, birth: Birth, where: int, making: Making) -> None:
+        """Be the spawner, whose rows are done or one failed."""
+        birth.check(where)
+        birth.forget_routine()
+        if self._interpreter.preloaded:
+            syscalls.after_fork_in_child()
+        spawner.begin(making.plan["fence"], rehearse=making.rehearses)
 
     def _listing(self) -> mounts.Listing:
         """What /proc holds: PID 1 sees to what was added since."""
@@ -600,10 +628,10 @@ class Forker:
 def _enter_mounts(making: Making) -> None:
     """The sandbox's mount namespace, with the rights that its mounts were made with."""
     if making.plan["as_root"]:
-        k.setns(making.init_pidfd, k.CLONE_NEWNS)
+        syscalls.setns(making.init_pidfd, syscalls.CLONE_NEWNS)
         return
-    k.setns(making.doors["user"], k.CLONE_NEWUSER)
-    k.setns(making.doors["mnt"], k.CLONE_NEWNS)
+    syscalls.setns(making.doors["user"], syscalls.CLONE_NEWUSER)
+    syscalls.setns(making.doors["mnt"], syscalls.CLONE_NEWNS)
 
 
 def _child(work: Callable[[], object], report: socket) -> NoReturn:
@@ -620,14 +648,6 @@ def _obey(birth: Birth, where: int) -> None:
     """PID 1, when its rows are done or one failed."""
     birth.check(where)
     pid1.obey()
-
-
-def _begin_spawner(birth: Birth, where: int, making: Making) -> None:
-    birth.check(where)
-    birth.forget_routine()
-    if preloaded:
-        k.after_fork_in_child()
-    spawner.begin(making.plan["fence"], rehearse=making.rehearses)
 
 
 def _errno_in(said: str) -> int | None:

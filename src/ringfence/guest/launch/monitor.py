@@ -13,8 +13,7 @@ import sys
 import time
 
 from ringfence.guest.launch import forker
-from ringfence.shared import children, fast_stdlib, proc
-from ringfence.shared import syscalls as k
+from ringfence.shared import children, fast_stdlib, proc, syscalls
 from ringfence.shared.event_loop import Loop
 
 TYPE_CHECKING = False
@@ -36,20 +35,20 @@ _NEVER = float("inf")
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/<pid>/stat
 
 
-def run(control: socket, request: Template, library: int) -> NoReturn:
+def run(control: socket, request: Template, library: int, interpreter: forker.Interpreter) -> NoReturn:
     """Make the forker, have the view built, then serve. Ends when the library is gone, or has let go and all ended."""
-    k.set_name("rf-monitor")
+    syscalls.set_name("rf-monitor")
     fast_stdlib.default_signals(fast_stdlib.SIGCHLD, fast_stdlib.SIGINT)
     ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         control.close()
         ours.close()
-        forker.run(theirs, request)
+        forker.run(theirs, request, interpreter)
     theirs.close()
-    k.no_new_privileges()
+    syscalls.no_new_privileges()
     if os.geteuid() == 0:
-        k.keep_monitor_capabilities()
+        syscalls.keep_monitor_capabilities()
     served = Monitor(control, ours, pid, library)
     try:
         served.serve()
@@ -99,7 +98,7 @@ class Monitor(Loop):
         if box is not None:
             self._faulty.setdefault(number, time.monotonic() + _END_S)
             box.crashed(_words(error))
-            box.destroy()
+            box.close()
 
     def _check_faulty(self, now: float) -> None:
         """What the fault left half done may keep it from ending; then this process has to."""
@@ -229,7 +228,7 @@ class Monitor(Loop):
         self.unwatch(self._library)
         self._ending = True
         for box in list(self._boxes.values()):
-            box.destroy()
+            box.close()
 
     # the forker
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import sys
 
-from ringfence.guest.guestd import job as terminal
+from ringfence.guest.guestd.job import make_terminal, take_terminal
 from ringfence.guest.interpreter import exec_python, node
 from ringfence.guest.interpreter.line import Line
 from ringfence.guest.launch import fence as fencing
 from ringfence.guest.launch import pid1
 from ringfence.guest.launch.syscall_rows import Closing, Hole, room
-from ringfence.shared import fast_stdlib, framing
-from ringfence.shared import syscalls as k
+from ringfence.shared import fast_stdlib, framing, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,18 +49,18 @@ class Written:
         fence = plan["fence"]
         if joins:
             _call(
-                program, "prctl PR_SET_PDEATHSIG", k.NR_PRCTL, k.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL
+                program, "prctl PR_SET_PDEATHSIG", syscalls.NR_PRCTL, syscalls.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL
             )  # it may take long
         for number in range(joins):
             _call(program, "join a cgroup", _NR_WRITE, Hole(_join(number)), b"0", 1)
         self.joined = program.next
-        _call(program, "prctl PR_SET_NAME", k.NR_PRCTL, k.PR_SET_NAME, b"rf-spawner")
-        _call(program, "prctl PR_SET_PDEATHSIG", k.NR_PRCTL, k.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL)
+        _call(program, "prctl PR_SET_NAME", syscalls.NR_PRCTL, syscalls.PR_SET_NAME, b"rf-spawner")
+        _call(program, "prctl PR_SET_PDEATHSIG", syscalls.NR_PRCTL, syscalls.PR_SET_PDEATHSIG, fast_stdlib.SIGKILL)
         # The ends of others' sockets above all: they would never be closed.
         self._closing = Closing(program, "the spawner closes", 1 + len(doors))
         told = _call(program, "hear the forker", _NR_RECVFROM, Hole(_SOCK), room(8), 8, 0, 0, 0)
         if fence["cgroup_namespace"]:  # after the join: /proc/self/cgroup then reads "/" (B13)
-            _call(program, f"unshare {k.CLONE_NEWCGROUP:#x}", k.NR_UNSHARE, k.CLONE_NEWCGROUP)
+            _call(program, f"unshare {syscalls.CLONE_NEWCGROUP:#x}", syscalls.NR_UNSHARE, syscalls.CLONE_NEWCGROUP)
         self._go_in()
         _call(program, "setsid", _NR_SETSID)
         _call(program, "chdir /workspace", _NR_CHDIR, b"/workspace")
@@ -69,7 +68,7 @@ class Written:
         pid1.write_streams(program, Hole(_SOCK), REPORT_FD + 1)  # the one below is for the report of the job to come
         fencing.write_limits(program, fence)
         fencing.write_rights(program, fence, landlock=True)
-        _call(program, "close_range", k.NR_CLOSE_RANGE, REPORT_FD + 2, 0x7FFFFFFF)
+        _call(program, "close_range", syscalls.NR_CLOSE_RANGE, REPORT_FD + 2, 0x7FFFFFFF)
         self.last = program.stop()
         program.if_zero(told, _call(program, "exit", _NR_EXIT, 0))  # it was not built
 
@@ -78,13 +77,15 @@ class Written:
         program, plan = self._program, self._plan
         if not plan["as_root"]:
             for door in self._doors:
-                _call(program, "setns", k.NR_SETNS, door, 0)
+                _call(program, "setns", syscalls.NR_SETNS, door, 0)
             return
         _call(program, "setgroups", _NR_SETGROUPS, 0, 0)
-        others = k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS
-        _call(program, f"setns {others:#x}", k.NR_SETNS, self._doors[0], others)
+        others = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+        _call(program, f"setns {others:#x}", syscalls.NR_SETNS, self._doors[0], others)
         if plan["user_namespace"]:
-            _call(program, f"setns {k.CLONE_NEWUSER:#x}", k.NR_SETNS, self._doors[0], k.CLONE_NEWUSER)
+            _call(
+                program, f"setns {syscalls.CLONE_NEWUSER:#x}", syscalls.NR_SETNS, self._doors[0], syscalls.CLONE_NEWUSER
+            )
         pid1.write_become(program, mapped=plan["user_namespace"])
 
     def fill(self, sock: int, join: list[int], affinity: list[int], limits: dict[str, bytes]) -> None:
@@ -119,8 +120,8 @@ def begin(fence: Fence, *, rehearse: bool) -> NoReturn:
 
 def run_within(sock: socket, fence: Fence) -> NoReturn:
     """The same where the wall is somebody else's: there is nothing to go into."""
-    k.set_name("rf-spawner")
-    k.die_with_parent()
+    syscalls.set_name("rf-spawner")
+    syscalls.die_with_parent()
     os.setsid()
     os.chdir("/workspace")
     os.umask(0o022)
@@ -137,7 +138,7 @@ def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoRetu
     `join`: a descriptor to write 0 to before there is guest code here, which counts it; -1: none.
     """
     limit = fence["processes"]
-    k.die_with_parent()
+    syscalls.die_with_parent()
     os.chdir("/workspace")
     os.umask(0o022)
     fencing.set_limits(fence, processes=limit + framing.OURS + framing.RESERVE)
@@ -148,12 +149,12 @@ def become_guest(job: Handed, fds: list[int], fence: Fence, join: int) -> NoRetu
 
 def _keep_only(wire: int) -> None:
     """Descriptors 0–2 read and write nothing, 4 is the socket to the monitor, all others are closed (D01, D02)."""
-    null = k.high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+    null = syscalls.high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.dup2(k.high(wire), REPORT_FD + 1, inheritable=False)
+    os.dup2(syscalls.high(wire), REPORT_FD + 1, inheritable=False)
     os.dup2(null, REPORT_FD, inheritable=False)  # kept free for the report of the job to come
-    k.close_from(REPORT_FD + 2)
+    syscalls.close_from(REPORT_FD + 2)
 
 
 def _serve(sock: socket, fence: Fence, limit: int) -> NoReturn:
@@ -195,10 +196,10 @@ def _clone(sock: socket, job: Handed, fds: list[int], fence: Fence, processes: i
     ends: list[int] = []  # master and slave of its terminal
     try:
         if job["pty"] is not None:
-            ends += terminal.make(job["pty"]["cols"], job["pty"]["rows"])
+            ends += make_terminal(job["pty"]["cols"], job["pty"]["rows"])
         if len(fds) > _WITHOUT_IMAGE:
             _pass_numbers(_text(job, fds))
-        pid, pidfd = k.clone(k.CLONE_PARENT, hooks=True)
+        pid, pidfd = syscalls.clone(syscalls.CLONE_PARENT, hooks=True)
     except OSError as error:
         sock.send(fast_stdlib.dumps({"errno": error.errno}))
     else:
@@ -235,7 +236,7 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     further = _further(job)
     for number in range(further):
         os.dup2(fds[4 + number], REPORT_FD + 1 + number, inheritable=False)
-    k.close_from(REPORT_FD + 1 + further)
+    syscalls.close_from(REPORT_FD + 1 + further)
     if job["kind"] == "file":
         from ringfence.guest.files import worker
 
@@ -246,7 +247,7 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
         return connector.work(job, REPORT_FD)
     os.setsid() if os.getsid(0) != os.getpid() else None
     if handed["pty"] is not None:
-        terminal.take(0)
+        take_terminal(0)
     fencing.finish_for_guest(fence, processes=processes, dumpable=_stays(job), session=job["kind"] == "session")
     _leave_directory(job)
     if job["kind"] == "exec":
@@ -276,7 +277,7 @@ def _pass_numbers(text: str) -> None:
     """Use up process numbers until the next one is none of those that a copy must not have (K05)."""
     avoided = fast_stdlib.loads(text)["image"]
     while avoided:
-        pid, pidfd = k.clone(0, hooks=False)
+        pid, pidfd = syscalls.clone(0, hooks=False)
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)

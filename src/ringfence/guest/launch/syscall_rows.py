@@ -13,7 +13,7 @@ import errno
 import os
 import struct
 
-from ringfence.shared import syscalls as k
+from ringfence.shared import syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _NR_MMAP, _NR_MUNMAP = 9, 11
 _PROT_READ_EXEC, _MAP_PRIVATE = 5, 2
 
 
-class _Byte(k.Integer):
+class _Byte(syscalls.Integer):
     _type_ = "B"
 
 
@@ -87,14 +87,14 @@ class Routine:
         memory = os.memfd_create("program", os.MFD_CLOEXEC)
         try:
             os.write(memory, CODE)
-            self._address = k.syscall(_NR_MMAP, 0, _PAGE, _PROT_READ_EXEC, _MAP_PRIVATE, memory, 0, what="mmap")
+            self._address = syscalls.syscall(_NR_MMAP, 0, _PAGE, _PROT_READ_EXEC, _MAP_PRIVATE, memory, 0, what="mmap")
         finally:
             os.close(memory)
-        self.call = k.with_gil(self._address)
+        self.call = syscalls.with_gil(self._address)
 
     def unmap(self) -> None:
         """In a process that goes on in Python, and where a guest will be."""
-        k.syscall(_NR_MUNMAP, self._address, _PAGE, what="munmap")
+        syscalls.syscall(_NR_MUNMAP, self._address, _PAGE, what="munmap")
 
 
 _routines: list[Routine | None] = []  # of this process: asked for once
@@ -225,7 +225,7 @@ class Program:
     def keep(self, value: bytes | Room) -> int:
         """Its address, for as long as this program lives."""
         self._kept.append(value)
-        return k.address_of(value) if isinstance(value, bytes) else _ctypes.addressof(value)
+        return syscalls.address_of(value) if isinstance(value, bytes) else _ctypes.addressof(value)
 
     def address_of(self, slot: Slot) -> int:
         """Of one in a row, once all rows are laid out; of one in a room at any time."""
@@ -238,7 +238,7 @@ class Program:
 
     def fill(self, name: str, value: int | bytes) -> None:
         """The value of every hole of that name. Bytes live until they are replaced."""
-        word = value & _MASK if isinstance(value, int) else k.address_of(value)
+        word = value & _MASK if isinstance(value, int) else syscalls.address_of(value)
         self._filled[name] = value
         assert self._memory is not None
         for place in self._holes.get(name, ()):
@@ -306,7 +306,7 @@ class Program:
             number, *words = _ROW.unpack_from(self._memory, row * _ROW.size)
             if number == _STOP:
                 return row
-            result = -1 if number == _COMPARE else k.raw_syscall(number, *words[:6])
+            result = -1 if number == _COMPARE else syscalls.raw_syscall(number, *words[:6])
             if result < self._least[row]:
                 if row not in self._failures:
                     struct.pack_into("<q", self._last, 0, result)

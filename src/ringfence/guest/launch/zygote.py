@@ -17,23 +17,139 @@ import time
 from ringfence.guest import job_modules
 from ringfence.guest.interpreter import exec_python, node
 from ringfence.guest.launch import forker, monitor
-from ringfence.shared import fast_stdlib
-from ringfence.shared import syscalls as k
+from ringfence.shared import fast_stdlib, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from socket import socket
-    from typing import Any
 
     from ringfence.guest.guestd.protocols import Hello, Template
 
 
-# MERGED: What the zygote does when the library ended without a word (SIGKILL, or a command in a hurry): it cleans up.
-
-
+CONTROL_FD = 3
+LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
+_MAX_PACKET = 1 << 18
+_MAX_FDS = 16
 _GIVE_UP_S = 10
 _TRIES = 400  # of 5 ms: a memory cgroup stays busy for a while after its last process
+_QUIET_MS = 100  # the first run of a process is over by then
+_LIBRARY, _COMMAND = (
+    b"library",
+    b"command",
+)  # as in ringfence.host.zygote_start
+
+
+def main() -> None:
+    syscalls.close_from(LIBRARY_FD + 1)
+    syscalls.set_name("rf-zygote")
+    syscalls.new_session_keyring()
+    os.umask(0o022)
+    os.chdir("/")
+    hard = syscalls.limits("NOFILE")[1]
+    syscalls.set_limits("NOFILE", hard, hard)  # a monitor holds a dozen for each sandbox
+    fast_stdlib.ignore_signals(fast_stdlib.SIGINT, fast_stdlib.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
+    syscalls.become_subreaper()
+    control = fast_stdlib.from_fd(CONTROL_FD, fast_stdlib.SOCK_SEQPACKET)
+    purpose = control.recv(_MAX_PACKET)
+    if purpose in (_LIBRARY, _COMMAND):  # not for one program, which needs none of it
+        _load_rest()
+    data = control.recv(_MAX_PACKET) if purpose else b""
+    if not data:
+        os._exit(0)  # begun ahead of time, and not needed
+    hello: Hello = fast_stdlib.loads(data)
+    interpreter = forker.Interpreter(preloaded=bool(hello["preload"]))
+    answer = fast_stdlib.dumps(_preload(hello))
+    try:
+        control.send(answer)
+    except OSError:
+        pass  # the library went while we imported: what follows sees it, and cleans up
+    gc.freeze()  # a collection in a fork would otherwise copy every page
+    gc.enable()
+    if not _serve(control, interpreter, cold=purpose == _LIBRARY):
+        clean_up(hello, LIBRARY_FD)
+    os._exit(0)
+
+
+def _preload(hello: Hello) -> dict[str, object]:
+    """Import what guests will want. Thread pools stay off: a fork takes one thread along (kernel fact 6)."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    own = sys.path[:]  # for what is imported later, too; guests are given their path with each job
+    sys.path[:] = hello["sys_path"] or own
+    for name in hello["preload"]:
+        try:
+            __import__(name)
+        except BaseException as error:  # noqa: BLE001  # the module's own import may raise anything
+            return {"error": f"{type(error).__name__}: {error}", "module": name}
+    sys.path[:] = own
+    os.environ.clear()
+    threads = len(os.listdir("/proc/self/task"))
+    return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}
+
+
+def _load_rest() -> None:
+    """Load what jobs need while the library makes its plan: a sandbox does not show where our package lies."""
+    job_modules.load()
+    __import__("ringfence.guest.guestd.daemon")  # which the monitor imports late, while a command's forker builds
+    exec_python.prepare()
+    node.prepare()
+
+
+def _warm_up(interpreter: forker.Interpreter) -> None:
+    """Import what most programs import. It takes 14 ms: the library's first template does not wait for it."""
+    for name in ("threading", "traceback", "linecache", "json", "ctypes"):
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+    interpreter.warm = True
+
+
+def _serve(control: socket, interpreter: forker.Interpreter, *, cold: bool) -> bool:
+    """Serve requests until the library says goodbye (True) or is gone without a word (False).
+
+    `cold`: warm up in a quiet moment after the first request.
+    """
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(LIBRARY_FD, select.POLLIN)
+    served = 0
+    while True:
+        ready = dict(poll.poll(_QUIET_MS if cold and served else None))
+        if cold and served and LIBRARY_FD not in ready:
+            cold = False
+            _warm_up(interpreter)
+        if control.fileno() in ready:
+            served += 1
+            data, fds = _receive(control)
+            request = fast_stdlib.loads(data) if data else None
+            if request is None or "bye" in request:
+                return request is not None
+            _begin_monitor(control, request, fds, interpreter)
+            for fd in fds:
+                os.close(fd)
+        elif LIBRARY_FD in ready:
+            return False
+
+
+def _receive(control: socket) -> tuple[bytes, list[int]]:
+    try:
+        return fast_stdlib.recv_fds(control, _MAX_PACKET, _MAX_FDS)
+    except ConnectionError:  # the library died with an answer of ours unread
+        return b"", []
+
+
+def _begin_monitor(control: socket, request: Template, fds: list[int], interpreter: forker.Interpreter) -> None:
+    """Fork the monitor of a view."""
+    if os.fork() == 0:
+        os.dup2(fds[0], CONTROL_FD, inheritable=False)
+        for fd in fds:
+            os.close(fd)
+        control.detach()
+        requests = fast_stdlib.from_fd(CONTROL_FD, fast_stdlib.SOCK_SEQPACKET)
+        monitor.run(requests, request, LIBRARY_FD, interpreter)
+
+
+# ── after the library ────────────────────────────────────────────────────────────────────────────
 
 
 def clean_up(hello: Hello, library: int) -> None:
@@ -113,120 +229,3 @@ def _remove_unheld(directory: str) -> None:
             pass  # held, or removed by another
         finally:
             os.close(fd)
-
-
-CONTROL_FD = 3
-LIBRARY_FD = 4  # pidfd of the library's process: its death is ours (D17)
-_MAX_PACKET = 1 << 18
-_MAX_FDS = 16
-_QUIET_MS = 100  # the first run of a process is over by then
-_LIBRARY, _COMMAND = (
-    b"library",
-    b"command",
-)  # as in ringfence.host.zygote_start
-
-
-def main() -> None:
-    k.close_from(LIBRARY_FD + 1)
-    k.set_name("rf-zygote")
-    k.new_session_keyring()
-    os.umask(0o022)
-    os.chdir("/")
-    hard = k.limits("NOFILE")[1]
-    k.set_limits("NOFILE", hard, hard)  # a monitor holds a dozen for each sandbox
-    fast_stdlib.ignore_signals(fast_stdlib.SIGINT, fast_stdlib.SIGCHLD)  # Ctrl-C is for the caller, who then ends us
-    k.become_subreaper()
-    control = fast_stdlib.from_fd(CONTROL_FD, fast_stdlib.SOCK_SEQPACKET)
-    purpose = control.recv(_MAX_PACKET)
-    if purpose in (_LIBRARY, _COMMAND):  # not for one program, which needs none of it
-        _load_rest()
-    data = control.recv(_MAX_PACKET) if purpose else b""
-    if not data:
-        os._exit(0)  # begun ahead of time, and not needed
-    hello: Hello = fast_stdlib.loads(data)
-    answer = fast_stdlib.dumps(_preload(hello))
-    try:
-        control.send(answer)
-    except OSError:
-        pass  # the library went while we imported: what follows sees it, and cleans up
-    gc.freeze()  # a collection in a fork would otherwise copy every page
-    gc.enable()
-    said_goodbye = _serve(control, _zygote_request, cold=purpose == _LIBRARY)
-    if not said_goodbye:
-        clean_up(hello, LIBRARY_FD)
-    os._exit(0)
-
-
-def _preload(hello: Hello) -> dict[str, object]:
-    """Import what guests will want. Thread pools stay off: a fork takes one thread along (kernel fact 6)."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-    forker.preloaded = bool(hello["preload"])
-    own = sys.path[:]  # for what is imported later, too; guests are given their path with each job
-    sys.path[:] = hello["sys_path"] or own
-    for name in hello["preload"]:
-        try:
-            __import__(name)
-        except BaseException as error:  # noqa: BLE001  # the module's own import may raise anything
-            return {"error": f"{type(error).__name__}: {error}", "module": name}
-    sys.path[:] = own
-    os.environ.clear()
-    threads = len(os.listdir("/proc/self/task"))
-    return {"ok": True} if threads == 1 else {"error": f"{threads} threads after preload", "module": None}
-
-
-def _load_rest() -> None:
-    """Load what jobs need while the library makes its plan: a sandbox does not show where our package lies."""
-    job_modules.load()
-    __import__("ringfence.guest.guestd.daemon")  # which the monitor imports late, while a command's forker builds
-    exec_python.prepare()
-    node.prepare()
-
-
-def _warm_up() -> None:
-    """What most programs import anyway. 14 ms: the library's first template does not wait for it."""
-    for name in ("threading", "traceback", "linecache", "json", "ctypes"):
-        __import__(name)
-    gc.collect()
-    gc.freeze()
-    forker.warm = True
-
-
-def _serve(control: socket, handle: Callable[[socket, Any, list[int]], None], *, cold: bool) -> bool:
-    """Requests until the library says goodbye (True) or is gone without. `cold`: there is time to warm up later."""
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(LIBRARY_FD, select.POLLIN)
-    served = 0
-    while True:
-        ready = dict(poll.poll(_QUIET_MS if cold and served else None))
-        if cold and served and LIBRARY_FD not in ready:
-            cold = False
-            _warm_up()
-        if control.fileno() in ready:
-            served += 1
-            data, fds = _receive(control)
-            request = fast_stdlib.loads(data) if data else None
-            if request is None or "bye" in request:
-                return request is not None
-            handle(control, request, fds)
-            for fd in fds:
-                os.close(fd)
-        elif LIBRARY_FD in ready:
-            return False
-
-
-def _receive(control: socket) -> tuple[bytes, list[int]]:
-    try:
-        return fast_stdlib.recv_fds(control, _MAX_PACKET, _MAX_FDS)
-    except ConnectionError:  # the library died with an answer of ours unread
-        return b"", []
-
-
-def _zygote_request(control: socket, request: Template, fds: list[int]) -> None:
-    if os.fork() == 0:
-        os.dup2(fds[0], CONTROL_FD, inheritable=False)
-        for fd in fds:
-            os.close(fd)
-        control.detach()
-        monitor.run(fast_stdlib.from_fd(CONTROL_FD, fast_stdlib.SOCK_SEQPACKET), request, LIBRARY_FD)
