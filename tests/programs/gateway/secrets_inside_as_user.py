@@ -6,7 +6,7 @@ from ringfence_attacks import tls_server
 from ringfence.gateway.secrets.ca import Authority
 
 authority, value = Authority(), "sk-" + os.urandom(12).hex()
-with web._known(authority), contextlib.closing(tls_server.Echo(authority)) as server:
+with tls_server._known(authority), contextlib.closing(tls_server.Echo(authority)) as server:
     policy = tls_server.policy(server, Secret("TOKEN", value, hosts=[tls_server.HOST]))
     with Sandbox(policy=policy) as box:
         command = f'curl -sS -H "Authorization: $TOKEN" https://{tls_server.HOST}:{server.port}/'
