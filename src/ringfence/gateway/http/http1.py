@@ -13,7 +13,7 @@ import h11
 
 from ringfence.gateway.http import request as requests
 from ringfence.gateway.http.request import LARGEST_HEAD, RequestHead, refusal_body, refusal_headers, status_of
-from ringfence.gateway.http.websocket import Frames
+from ringfence.gateway.secrets.scrub import WebsocketFrames
 from ringfence.gateway.stream import STALL_S
 from ringfence.gateway.types import Refusal, Target
 
@@ -376,7 +376,7 @@ class _Exchange:
         self._answered = True
         early, rest = self._above.trailing_data[0], self._below.trailing_data[0]
         self._count_up(len(early))  # the rest was counted when it came
-        frames = Frames(forms) if forms else None
+        frames = WebsocketFrames(forms) if forms else None
         up = asyncio.create_task(_copy(self._guest, stream, early, None, self._count_up))
         down = asyncio.create_task(_copy(stream, self._guest, rest, frames, self._count_down))
         try:
@@ -482,7 +482,7 @@ async def _settle(body: asyncio.Task[None], answer: asyncio.Task[None]) -> None:
 
 
 async def _copy(
-    source: ByteStream, sink: ByteStream, first: bytes, frames: Frames | None, count: Callable[[int], None]
+    source: ByteStream, sink: ByteStream, first: bytes, frames: WebsocketFrames | None, count: Callable[[int], None]
 ) -> None:
     data = first
     while True:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.servers import frame
-from ringfence.gateway.http.websocket import Frames
-from ringfence.gateway.secrets.scrub import Forms
+from ringfence.gateway.secrets.scrub import Forms, WebsocketFrames
 
 VALUE = b"tokenABCDEF12345"
 FORMS = Forms([VALUE.decode()])
@@ -42,17 +41,17 @@ def test_a_value_is_taken_out_of_a_message_however_it_is_cut(
     masked = before + b"*" * len(VALUE) + b"|tokenAB"
     cuts = [len(before), *sizes]
     sent, expected = _message(_cut(text, cuts), between), _message(_cut(masked, cuts), between)
-    frames = Frames(FORMS)
+    frames = WebsocketFrames(FORMS)
     assert b"".join(frames.feed(part) for part in _cut(sent, reads)) == expected, "whole, when the message is"
     assert frames.end() == b""
 
 
 def test_a_value_in_a_control_frame_is_taken_out() -> None:
-    assert Frames(FORMS).feed(frame(PING | LAST, VALUE)) == frame(PING | LAST, b"*" * len(VALUE))
+    assert WebsocketFrames(FORMS).feed(frame(PING | LAST, VALUE)) == frame(PING | LAST, b"*" * len(VALUE))
 
 
 def test_what_may_be_the_beginning_of_a_value_is_held_to_the_end_of_its_message_only() -> None:
-    frames, first = Frames(FORMS), frame(TEXT, b"my\ntoken")
+    frames, first = WebsocketFrames(FORMS), frame(TEXT, b"my\ntoken")
     assert frames.feed(first) == first[:-5]
     last = frame(CONTINUES | LAST, b"s")
     assert frames.feed(last) == b"token" + last
@@ -61,7 +60,7 @@ def test_what_may_be_the_beginning_of_a_value_is_held_to_the_end_of_its_message_
 
 
 def test_a_message_that_breaks_off_passes_as_far_as_it_came() -> None:
-    frames, first = Frames(FORMS), frame(TEXT, b"my token")
+    frames, first = WebsocketFrames(FORMS), frame(TEXT, b"my token")
     assert frames.feed(first) + frames.end() == first
 
 
@@ -79,12 +78,12 @@ def test_a_message_that_breaks_off_passes_as_far_as_it_came() -> None:
 )
 def test_what_is_no_websocket_does_not_pass(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"frame|cut"):
-        Frames(FORMS).feed(data)
+        WebsocketFrames(FORMS).feed(data)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))
 def test_any_bytes_pass_as_frames_or_not_at_all(parts: list[bytes]) -> None:
-    frames, got = Frames(FORMS), b""
+    frames, got = WebsocketFrames(FORMS), b""
     try:
         for part in parts:
             got += frames.feed(part)
