@@ -179,7 +179,7 @@ class Result(Struct):
 
     @property
     def value(self) -> str | None:
-        """Text of the last expression, as a prompt would show it."""
+        """Return the repr of the last expression as a str that the guest made: "42" for 6 * 7. None without one."""
         for output in reversed(self.outputs):
             if output.is_value:
                 return output.text

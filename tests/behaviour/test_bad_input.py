@@ -62,6 +62,14 @@ def run_with(**arguments: object) -> Callable[[], object]:
     return lambda: ANY.run("1", **arguments)
 
 
+def sandbox_with(**arguments: object) -> Callable[[], object]:
+    return lambda: ANY.Sandbox(**arguments)
+
+
+def async_sandbox_with(**arguments: object) -> Callable[[], object]:
+    return lambda: ANY.AsyncSandbox(**arguments)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
@@ -73,7 +81,6 @@ def run_with(**arguments: object) -> Callable[[], object]:
         (run_with(image="ubuntu"), ImageError, "no image named 'ubuntu'"),
         (run_with(image=5), TypeError, "image is a str or an Image, not int"),
         (run_with(policy="offline"), TypeError, "policy is a Policy, not str"),
-        (run_with(policy=None), TypeError, "policy is a Policy, not NoneType"),
         (run_with(policy={}), TypeError, "policy is a Policy, not dict"),
         (run_with(stdin=5), TypeError, "stdin is bytes, str or None, not int"),
         (run_with(stdin="\ud800"), PolicyError, "lone surrogate"),
@@ -94,7 +101,34 @@ def run_with(**arguments: object) -> Callable[[], object]:
         (run_with(timeout_s=float("inf")), PolicyError, "timeout_s is inf"),
         (run_with(timeout_s=True), PolicyError, "timeout_s is True"),
         (run_with(timeout_s="5"), PolicyError, "timeout_s is '5'"),
-        (run_with(timeout_s=31), PolicyError, "more than the policy's"),
+        (run_with(timeout_s=31, policy=Policy()), PolicyError, "more than the policy's"),
+        (run_with(timeout_s=10**12), PolicyError, "timeout_s must be"),
+        (sandbox_with(timeout_s=0), PolicyError, "timeout_s is 0"),
+        (sandbox_with(timeout_s="5"), PolicyError, "timeout_s is '5'"),
+        (sandbox_with(timeout_s=31, policy=Policy()), PolicyError, "more than the policy's"),
+        *[
+            row
+            for make in (run_with, sandbox_with, async_sandbox_with)
+            for row in (
+                (make(memory="12Q"), PolicyError, "memory is '12Q', which is not a size"),
+                (make(memory=0), PolicyError, "memory must be between 1 byte"),
+                (make(cpus=-1), PolicyError, "cpus must be"),
+                (make(cpus="2"), PolicyError, "cpus must be"),
+                (make(disk=1.5), PolicyError, "disk must be a size, not float"),
+                (make(allow_net="a.com"), PolicyError, "allow_net must be a list, not a bare str"),
+                (make(allow_net=["http://a.com/"]), PolicyError, "allow_net[0]"),
+                (make(allow_net="Public"), PolicyError, "allow_net: 'Public' is not known"),
+                (make(mounts="data"), PolicyError, "mounts must be a list, not a bare str"),
+                (make(mounts=["data"]), PolicyError, "mounts[0] must be a Mount, not str"),
+                (make(memory="1G", policy=Policy()), PolicyError, "memory and policy were given together"),
+                (make(cpus=2, policy=Policy()), PolicyError, "cpus and policy were given together"),
+                (make(disk="1G", policy=Policy()), PolicyError, "disk and policy were given together"),
+                (make(allow_net=[], policy=Policy()), PolicyError, "allow_net and policy were given together"),
+                (make(mounts=[], policy=Policy()), PolicyError, "mounts and policy were given together"),
+            )
+        ],
+        (sandbox_with(env={"A=B": "x"}), PolicyError, "A=B"),
+        (sandbox_with(env={}, policy=Policy()), PolicyError, "env and policy were given together"),
         (lambda: Sandbox(workspace="cloud"), PolicyError, "unknown workspace 'cloud'"),  # type: ignore[arg-type]  # wrong on purpose
         (lambda: Sandbox(workspace=5), PolicyError, "unknown workspace 5"),  # type: ignore[arg-type]  # wrong on purpose
         (lambda: Sandbox(policy="x"), TypeError, "policy is a Policy"),  # type: ignore[arg-type]  # wrong on purpose

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
 import ringfence
+from ringfence import AsyncSandbox, Limits, Mount, Network, Policy, Sandbox
 from ringfence.backends import Backend
 from ringfence.results import GuestException
 
@@ -303,3 +306,33 @@ def test_other_languages_run_with_streams_exit_codes_and_variables(code: str) ->
         pytest.skip("node is not installed")
     assert (result.status, result.reason, result.exit_code) == ("error", "exit", 3)
     assert (result.stdout, result.stderr) == ("in v\n/workspace\n", "err\n")
+
+
+def test_a_runs_own_time_sets_the_limit_where_no_policy_was_given() -> None:
+    """Past the default of 30 s: the limit itself, CPU time and lifetime, and nothing else of the policy."""
+    longer = Policy(limits=Limits(timeout_s=4000, cpu_time_s=4000, lifetime_s=4000))
+    assert ringfence.run("1", timeout_s=4000).policy_digest == longer.digest
+    assert asyncio.run(ringfence.run_async("1", timeout_s=4000)).policy_digest == longer.digest
+    assert ringfence.run("1", timeout_s=5).policy_digest == Policy().digest
+    assert ringfence.run("while True: pass", timeout_s=0.2).status == "timeout"
+
+
+@pytest.mark.parametrize("kind", [Sandbox, AsyncSandbox])
+def test_short_forms_set_single_parts_of_the_default_policy(kind: type[Sandbox | AsyncSandbox], tmp_path: Path) -> None:
+    mounts = [Mount(tmp_path)]
+    box = kind(timeout_s=60, memory="1G", cpus=2, disk="1G", env={"A": "b"}, allow_net=["a.com"], mounts=mounts)
+    limits = Limits(timeout_s=60, cpu_time_s=60, memory="1G", cpus=2, disk="1G")
+    assert box.policy == Policy(limits=limits, env={"A": "b"}, network=Network(allow=["a.com"]), mounts=mounts)
+    assert kind(timeout_s=5).policy == Policy(limits=Limits(timeout_s=5))
+    assert kind(timeout_s=5, policy=Policy(limits=Limits(cpus=2))).policy == Policy(limits=Limits(timeout_s=5, cpus=2))
+    assert kind().policy == kind(policy=None).policy == Policy()
+
+
+def test_short_forms_of_a_run_hold(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("shown")
+    code = f"import os\n(open('{tmp_path}/there').read(), os.environ['A'], os.statvfs('/workspace').f_blocks)"
+    result = ringfence.run(code, mounts=[Mount(tmp_path)], env={"A": "b"}, disk="8M", memory="64M")
+    assert result.value == str(("shown", "b", (8 << 20) // 4096)), result.stderr
+    assert ringfence.run("x = b'x' * (1 << 30)", memory="64M").status != "ok"
+    mixed = ringfence.run("import os; os.environ['A']", env={"A": "b"}, policy=Policy(), timeout_s=5)
+    assert mixed.value == "'b'"

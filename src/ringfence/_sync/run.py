@@ -10,20 +10,21 @@ from ringfence.core import arguments
 from ringfence.core.languages import commands, find
 from ringfence.errors import SandboxLostError
 from ringfence.host import zygote_start
-from ringfence.policy.model import Policy
 from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Literal
 
     from ringfence._sync.process import Place
     from ringfence._sync.sandbox import Sandbox
     from ringfence.backends.auto import Launcher
     from ringfence.backends.contract import Backend
     from ringfence.policy.image import Image
+    from ringfence.policy.model import Mount, Policy
     from ringfence.results import Denial, Result
-    from ringfence.values import BackendName
+    from ringfence.values import BackendName, Size, Strings
 
 
 def run(
@@ -33,27 +34,38 @@ def run(
     stdin: bytes | str | None = None,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
+    memory: Size | None = None,
+    cpus: float | None = None,
+    disk: Size | None = None,
+    allow_net: Strings | Literal["public"] | None = None,
+    mounts: list[Mount] | tuple[Mount, ...] | None = None,
     backend: BackendName | Backend = "auto",
     image: str | Image = "host",
-    policy: Policy = Policy(),  # noqa: B008  # frozen
+    policy: Policy | None = None,
 ) -> Result:
     """A fresh sandbox, one run, nothing left. Same semantics as Sandbox.run, and the process ends, so exit_code is set.
 
+    Without a policy it runs under `Policy()`, closed, in which `timeout_s`, `memory` and the other short forms set
+    single parts. With one, `timeout_s` only narrows and the other short forms are a PolicyError; `env` are variables of
+    this run.
+
     Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
     """
-    arguments.check_policy(policy)
+    chosen = arguments.policy_of(policy, memory=memory, cpus=cpus, disk=disk, allow_net=allow_net, mounts=mounts)
+    if policy is None and timeout_s is not None:
+        chosen = arguments.with_room_for(chosen, timeout_s)
     checked, language, given = (
         arguments.check_code(code),
         arguments.check_language(language),
         arguments.check_stdin(stdin),
     )
-    variables, seconds = arguments.check_env(env), arguments.check_timeout(timeout_s, policy.limits)
+    variables, seconds = arguments.check_env(env), arguments.check_timeout(timeout_s, chosen.limits)
     asked = arguments.Once(language, checked, given, variables, seconds)
-    is_first = zygote_start.begin_first(backend, image, policy)
+    is_first = zygote_start.begin_first(backend, image, chosen)
     try:
         if is_first:
             _load_rest()  # while the zygote starts
-        return run_alone(asked, backend, image, policy)
+        return run_alone(asked, backend, image, chosen)
     finally:
         zygote_start.end_unneeded()
 

@@ -12,7 +12,6 @@ from ringfence.backends.auto import prepare
 from ringfence.core import arguments, endings
 from ringfence.errors import PolicyError, SandboxClosedError, SandboxError, unknown_attribute
 from ringfence.host import import_path, zygote_start
-from ringfence.policy.model import Policy
 from ringfence.values import replace
 
 TYPE_CHECKING = False
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
     from types import TracebackType
-    from typing import NoReturn, Self
+    from typing import Literal, NoReturn, Self
 
     from ringfence._sync.files import Files
     from ringfence._sync.ports import Address
@@ -31,35 +30,54 @@ if TYPE_CHECKING:
     from ringfence.backends.contract import Backend, Box
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
+    from ringfence.policy.model import Mount, Policy
     from ringfence.records import ProcessInfo
     from ringfence.results import Denial, Enforcement, Result, Usage
     from ringfence.snapshots.model import Snapshot
-    from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, State, Tool, Workspace
+    from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, Size, State, Strings, Tool, Workspace
 
 _SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
 _PAUSE_S = 3.0  # for guestd's word that it stands still or goes on
 
 
 class Sandbox:
-    """The isolated place. Starts in `with` or `start()`; nothing happens in the constructor."""
+    """The isolated place. Starts in `with` or `start()`; nothing happens in the constructor.
+
+    Without a policy it has `Policy()`, closed, in which `timeout_s`, `memory` and the other short forms set single
+    parts. With one, `timeout_s` only narrows and the other short forms are a PolicyError.
+    """
 
     def __init__(
         self,
         *,
         backend: BackendName | Backend = "auto",
         image: str | Image = "host",
-        policy: Policy = Policy(),  # noqa: B008  # frozen
+        policy: Policy | None = None,
+        timeout_s: float | None = None,
+        memory: Size | None = None,
+        cpus: float | None = None,
+        disk: Size | None = None,
+        env: Mapping[str, str] | None = None,
+        allow_net: Strings | Literal["public"] | None = None,
+        mounts: list[Mount] | tuple[Mount, ...] | None = None,
         snapshot: Snapshot | None = None,
         workspace: Workspace = "auto",
         tools: Mapping[str, Tool] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        arguments.check_policy(policy)
+        chosen = arguments.policy_of(
+            policy, memory=memory, cpus=cpus, disk=disk, env=env, allow_net=allow_net, mounts=mounts
+        )
+        if timeout_s is not None:
+            if policy is None:
+                chosen = arguments.with_room_for(chosen, timeout_s)
+            seconds = arguments.check_timeout(timeout_s, chosen.limits)
+            chosen = chosen.replace(limits=replace(chosen.limits, timeout_s=seconds))
         self.id = arguments.new_id("s")
-        self.policy = policy
+        self.policy = chosen
         self.labels = arguments.check_labels(labels)
         self.network = Gateway(lambda: self._box)
-        self._launcher: Launcher = prepare(backend, image, policy, workspace=workspace)
+        self._launcher: Launcher = prepare(backend, image, chosen, workspace=workspace)
         self._made_with = (backend, workspace)
         self._snapshot = snapshot
         self._files: Files | None = None

@@ -6,6 +6,7 @@ import os
 import time
 
 from ringfence.errors import PolicyError
+from ringfence.policy.model import LIMIT_CHECKS, NETWORK_CHECKS, Limits, Network, Policy
 from ringfence.results import Denial, GuestException, Result
 from ringfence.text import encodable
 from ringfence.values import Struct, final, replace
@@ -14,12 +15,13 @@ from ringfence.wire import frames
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Literal
 
     from ringfence.backends.contract import Box
     from ringfence.core.transcript import Transcript
-    from ringfence.policy.model import Limits, Policy
+    from ringfence.policy.model import Mount
     from ringfence.results import Usage
-    from ringfence.values import GuestPath, Reason, Status
+    from ringfence.values import GuestPath, Reason, Size, Status, Strings
 
 MAX_CODE = 16 << 20
 MAX_ARGUMENTS = 3 << 19  # the kernel takes 2 MiB, with the variables
@@ -29,14 +31,6 @@ GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word befo
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
-
-
-def check_policy(policy: object) -> None:
-    """Raise TypeError for what is no Policy."""
-    from ringfence.policy.model import Policy
-
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy is a Policy, not {type(policy).__name__}; see Policy.load() and Policy.preset()")
 
 
 def check_code(code: object) -> str:
@@ -96,8 +90,6 @@ def check_argv(argv: object) -> list[str]:
 def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     if env is None or env == {}:
         return {}
-    from ringfence.policy.model import Policy
-
     return dict(Policy(env=env).env)
 
 
@@ -133,7 +125,73 @@ def guest_path(path: object) -> str:
     return text if text.startswith("/") else f"/workspace/{text}"
 
 
+def check_policy(policy: object) -> None:
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy is a Policy, not {type(policy).__name__}; see Policy.load() and Policy.preset()")
+
+
+def policy_of(
+    policy: Policy | None,
+    *,
+    memory: Size | None = None,
+    cpus: float | None = None,
+    disk: Size | None = None,
+    env: Mapping[str, str] | None = None,
+    allow_net: Strings | Literal["public"] | None = None,
+    mounts: list[Mount] | tuple[Mount, ...] | None = None,
+) -> Policy:
+    """Return the policy that was given, or the default one with the short forms in it.
+
+    A short form beside a policy is refused, with the place in the policy where it belongs: it would widen the policy,
+    or it would be unclear which of the two holds.
+    """
+    limits = {"memory": memory, "cpus": cpus, "disk": disk}
+    given = {**limits, "env": env, "allow_net": allow_net, "mounts": mounts}
+    short = [name for name, value in given.items() if value is not None]
+    if policy is not None:
+        check_policy(policy)
+        if short:
+            raise PolicyError(
+                f"{short[0]} and policy were given together; {short[0]} is a short form of a part of the policy",
+                key=short[0],
+                code="policy-mixed",
+                fix=f"say it in the policy: {_IN_A_POLICY[short[0]]}",
+            )
+        return policy
+    if not short:
+        return _DEFAULT
+    checked = {name: LIMIT_CHECKS[name](value, name) for name, value in limits.items() if value is not None}
+    reach = () if allow_net is None else NETWORK_CHECKS["allow"](allow_net, "allow_net")
+    return Policy(limits=Limits(**checked), network=Network(allow=reach), mounts=mounts or (), env=env or {})
+
+
+_DEFAULT = Policy()  # one object, so that it is hashed once
+_IN_A_POLICY = {
+    "memory": 'Policy(limits=Limits(memory="1G"))',
+    "cpus": "Policy(limits=Limits(cpus=2))",
+    "disk": 'Policy(limits=Limits(disk="1G"))',
+    "env": 'Policy(env={"NAME": "value"})',
+    "allow_net": 'Policy(network=Network(allow=["api.example.com"]))',
+    "mounts": 'Policy(mounts=[Mount("data")])',
+}
+
+
+def with_room_for(policy: Policy, timeout_s: object) -> Policy:
+    """Return the default policy, or one made of short forms, with a time limit of at least `timeout_s`.
+
+    A caller who gives a run five minutes means five minutes: the clocks that the caller did not name do not end the
+    run sooner.
+    """
+    limits = policy.limits
+    seconds = LIMIT_CHECKS["timeout_s"](narrower(timeout_s, float("inf"), "timeout_s"), "timeout_s")
+    if seconds <= limits.timeout_s:
+        return policy
+    clocks = {name: max(seconds, getattr(limits, name)) for name in ("timeout_s", "cpu_time_s", "lifetime_s")}
+    return policy.replace(limits=replace(limits, **clocks))
+
+
 def check_timeout(timeout_s: object, limits: Limits) -> float:
+    """Return the seconds for one call: the policy's, or the caller's, which may only be less."""
     return limits.timeout_s if timeout_s is None else narrower(timeout_s, limits.timeout_s, "timeout_s")
 
 
@@ -153,10 +211,11 @@ def narrower(value: object, limit: float, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise PolicyError(f"{name} is {value!r}; it is a number above 0", key=name, fix="for example 5")
     if value > limit:
+        short = f"Sandbox(timeout_s={value:g}) or " if name == "timeout_s" else ""
         raise PolicyError(
             f"{name}={value:g} is more than the policy's limits.{name}={limit:g}",
             key=name,
-            fix=f"Policy(limits=Limits({name}={value:g}))",
+            fix=f"{short}Policy(limits=Limits({name}={value:g}))",
         )
     return float(value)
 
