@@ -249,12 +249,24 @@ def _named(argument: str) -> int:
         for pid in _pids():
             try:
                 with open(f"/proc/{pid}/cmdline", "rb") as file:
-                    if file.read().split(b"\0")[0] == argument.encode() and _descends(pid):
-                        return pid
+                    begun = file.read().split(b"\0")[0] == argument.encode() and _descends(pid)
+                if begun and _sleeps(pid):
+                    return pid
             except OSError:
                 continue
         time.sleep(0.01)
     raise TimeoutError("the guest did not come to sleep")
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether a process has begun to sleep. Before that it opens and closes what it is made of."""
+    import time
+
+    for _ in range(5):
+        if not status(pid)["State"].startswith("S"):
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _descends(pid: int) -> bool:

@@ -229,7 +229,8 @@ for _ in range(200):
             around.exec(["python3", "-c", unlink])
             result = process.wait()
         if result.reason == "protection-lost":
-            assert "by another sandbox that may write there" in result.denials[0].message
+            # before it, the placeholder may have been put back once, which is a denial too
+            assert any("by another sandbox that may write there" in each.message for each in result.denials)
     assert result.reason in ("done", "protection-lost")
     assert result.reason == "protection-lost" or list(inner.iterdir()) == []
 
