@@ -16,7 +16,7 @@ import pytest
 
 from accounts import OrdinaryUser
 from ringfence_attacks import Attack, Row, arena, catalogue, harness, second_process, tracer
-from ringfence_attacks.case import BARE, OURS, READ, Seen, attack
+from ringfence_attacks.case import BARE, HOST_CODE, READ, Seen, attack
 from ringfence_attacks.controls import PLAN
 from ringfence_attacks.guest_prelude import PRELUDE
 from ringfence_attacks.harness import run_one
@@ -91,7 +91,7 @@ def test_there_are_a_hundred_attacks_of_every_letter() -> None:
 
 
 def test_every_attack_names_a_control_that_can_be_left_out() -> None:
-    known = {*PLAN, BARE, OURS}
+    known = {*PLAN, BARE, HOST_CODE}
     strange = {each.id: each.off + each.behind for each in catalogue() if not known.issuperset(each.off + each.behind)}
     assert strange == {}
     assert [each.id for each in catalogue() if not each.off and each.change is None] == []
@@ -107,7 +107,7 @@ def test_every_attack_names_a_control_that_can_be_left_out() -> None:
     ],
 )
 def test_a_verdict_needs_an_arm_that_succeeds_and_one_that_fails(off: bool, on: bool, verdict: str) -> None:
-    case = attack("A01", "a made-up one", READ, off=OURS)(lambda arm: Seen(off if arm.off else on, "seen"))
+    case = attack("A01", "a made-up one", READ, off=HOST_CODE)(lambda arm: Seen(off if arm.off else on, "seen"))
     assert run_one(case).verdict == verdict
 
 
@@ -115,7 +115,7 @@ def test_an_arm_that_breaks_is_inconclusive_and_says_why() -> None:
     def play(arm: object) -> Seen:
         raise OSError(5, "broken on purpose")
 
-    row = run_one(attack("A01", "a made-up one", READ, off=OURS)(play))
+    row = run_one(attack("A01", "a made-up one", READ, off=HOST_CODE)(play))
     assert (row.verdict, row.arms["off"]) == ("inconclusive", "broken: OSError: [Errno 5] broken on purpose")
 
 

@@ -1,4 +1,4 @@
-"""Our own escape attempts, each with an arm in which its control is missing and a witness outside the sandbox.
+"""Try to break out of sandboxes: each attempt has an arm without its control and a witness outside the sandbox.
 
 `ringfence attack` finds this package by the entry point group `ringfence.attacks` and runs it on a user's host; the
 project's tests run it and the control mutation. How a case is written is in `case.py`, what it may use in `arena.py`.

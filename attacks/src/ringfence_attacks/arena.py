@@ -1,4 +1,4 @@
-"""What a case works with in one arm: sandboxes with or without the control, canaries, and witnesses on the host.
+"""Give a case what it works with in an arm: sandboxes with or without the control, canaries, witnesses on the host.
 
 Everything here belongs to one arm and is gone when the arm ends. This module alone makes sandboxes from plans without
 a control; no public name of Ringfence leads to one.
@@ -22,7 +22,7 @@ from ringfence.plan.model import FoundImage
 from ringfence.policy.image import Image
 from ringfence.values import Struct, final, replace
 from ringfence_attacks import witnesses
-from ringfence_attacks.case import BARE, NotApplicable, Seen
+from ringfence_attacks.case import BARE, HOST_CODE, NotApplicable, Seen
 from ringfence_attacks.controls import Lacking, without
 from ringfence_attacks.guest_prelude import PRELUDE
 from ringfence_attacks.tracer import host_pid, pid_told
@@ -46,7 +46,7 @@ _BARE_S = 20.0
 
 @final
 class Told(Struct):
-    """How a guest script ended, and the lines it wrote. `stdout` and `stderr` are guest-made."""
+    """The end of a guest script and the lines that the script wrote. `stdout` and `stderr` are guest-made."""
 
     status: str
     exit_code: int | None
@@ -57,16 +57,16 @@ class Told(Struct):
 
     @property
     def met(self) -> dict[str, str]:
-        """What each attempt met: an errno's name or "ok"; the last word when one was tried several times."""
+        """What each attempt met: an errno's name or "ok"; of an attempt that was repeated, the last word."""
         return {str(said["tried"]): str(said.get("met")) for said in self._said() if "tried" in said}
 
     @property
     def looted(self) -> str:
-        """Everything the guest says it got hold of."""
+        """All the loot that the guest reports."""
         return "\n".join(str(said["loot"]) for said in self._said() if "loot" in said)
 
     def said(self, key: str) -> object:
-        """The value of `key` in the last line that has it; None when no line has."""
+        """Return the value of `key` in the last line with that key; None when no line has it."""
         return next((said[key] for said in reversed(self._said()) if key in said), None)
 
     def _said(self) -> list[dict[str, object]]:
@@ -81,7 +81,7 @@ class Told(Struct):
         return found
 
     def words(self) -> str:
-        """For `Seen.what`: the errnos, or how it ended when nothing was told."""
+        """Return the errnos for `Seen.what`, or how the script ended when it reported nothing."""
         met = [f"{name}: {word}" for name, word in self.met.items()]
         if met:
             return "; ".join(met)
@@ -91,7 +91,7 @@ class Told(Struct):
 
 
 class Arm:
-    """One arm of one attack. Use as a context manager."""
+    """One arm of an attack, as a context manager."""
 
     backend: str = "process"
 
@@ -120,7 +120,7 @@ class Arm:
         workspace: Workspace = "auto",
         used: Used | None = None,
     ) -> Sandbox:
-        """A started sandbox of this arm, closed with it. `whole`: with every control, whatever the arm.
+        """Start a sandbox of this arm, which the arm's end closes. `whole`: with every control, whatever the arm.
 
         `used`: a root file system that is not the host's.
         """
@@ -143,14 +143,14 @@ class Arm:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Controls of the plan that this arm leaves out."""
+        """The names of the controls that this arm leaves out."""
         if self.name == "on":
             return ()
         own = self.attack.off if self.off else ()
-        return tuple(name for name in (*self.attack.behind, *own) if name not in (BARE, "ours"))
+        return tuple(name for name in (*self.attack.behind, *own) if name not in (BARE, HOST_CODE))
 
     def weaken(self, plan: LinuxPlan) -> LinuxPlan:
-        """`plan` as this arm has it."""
+        """Return `plan` without the controls that this arm leaves out."""
         plan = without(plan, *self.missing)
         if self.off and self.attack.change is not None:
             plan = self.attack.change(plan, self)
@@ -166,7 +166,7 @@ class Arm:
         timeout_s: float = 8,
         **values: object,
     ) -> Told:
-        """Run a guest script in a sandbox of its own, or in `box`; bare, as a plain process. `values`: its globals."""
+        """Run a guest script in a new sandbox, or in `box`; bare, as a plain process. `values`: its globals."""
         script = self.script(code, **values)
         if self.bare:
             return self._plain([sys.executable, "-I", "-c", script], env, timeout_s)
@@ -176,7 +176,7 @@ class Arm:
     def run(
         self, box: Sandbox, code: str, *, env: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Result:
-        """A process of its own that runs `code` and ends, as in `ringfence.run`, but the sandbox goes on.
+        """Run `code` in a process of its own, as `ringfence.run` does, but keep the sandbox.
 
         `Sandbox.run` keeps an interpreter alive between calls; what an attack does to that one is another question.
         """
@@ -194,26 +194,26 @@ class Arm:
         return completed(place, call)
 
     def script(self, code: str, **values: object) -> str:
-        """The whole text that runs: prelude, values as literals, code."""
+        """Return the whole text that runs: prelude, values as literals, code."""
         given = "".join(f"{name} = {value!r}\n" for name, value in values.items())
         return PRELUDE + given + textwrap.dedent(code)
 
     def exec(
         self, argv: Argv, *, policy: Policy = POLICY, box: Sandbox | None = None, timeout_s: float = 8, stdin: str = ""
     ) -> Told:
-        """Run a command likewise."""
+        """Run a command in a new sandbox, or in `box`; bare, as a plain process."""
         if self.bare:
             return self._plain(list(argv), None, timeout_s)
         place = box or self.sandbox(policy)
         return told(place.exec(list(argv), timeout_s=timeout_s, stdin=stdin))
 
     def spawn(self, code: str, *, box: Sandbox, **values: object) -> Process:
-        """A guest script that goes on while the host does something. Killed with the arm."""
+        """Start a guest script that goes on while the host does something. The arm's end kills the script."""
         argv = ["python3", "-c", self.script(code, **values)]
         return self._ends.enter_context(box.spawn(argv))
 
     def waiting(self, code: str, *, box: Sandbox, **values: object) -> tuple[int, str]:
-        """The host's number of a guest that has run `code` and now waits, for looking at from outside, and what it met.
+        """Return the host's pid of a guest that has run `code` and now waits to be looked at, and what the guest met.
 
         A guest that the code ends proves nothing: TimeoutError, with what it said.
         """
@@ -242,19 +242,19 @@ class Arm:
 
     @property
     def has_other_uid(self) -> bool:
-        """Whether the guest is another user than we are."""
+        """Whether the guest is another user of the host than the caller."""
         return os.geteuid() == 0
 
     @property
     def directory(self) -> str:
-        """A host directory of this arm, open to a guest that is another user: that it is one is another control."""
+        """A host directory of this arm, open to a guest with another uid: that uid is another attack's control."""
         if self._directory is None:
             self._directory = self._ends.enter_context(witnesses.host_folder())
             os.chmod(self._directory, 0o755 if self.has_other_uid else 0o700)
         return self._directory
 
     def host_file(self, name: str = "canary", text: str | None = None, *, mode: int = 0o644) -> str:
-        """A host file that holds this arm's canary."""
+        """Make a host file with this arm's canary in it and return its path."""
         path = os.path.join(self.directory, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
@@ -263,60 +263,60 @@ class Arm:
         return path
 
     def listen_tcp(self, *, ipv6: bool = False) -> witnesses.Listener:
-        """On loopback of the host. `received()` is its log."""
+        """Listen on the host's loopback. `received()` is the listener's log."""
         return self._ends.enter_context(witnesses.tcp(self.canary, ipv6=ipv6))
 
     def listen_udp(self) -> witnesses.Listener:
         return self._ends.enter_context(witnesses.udp())
 
     def listen_abstract(self) -> witnesses.Listener:
-        """An abstract unix socket of the host; `address` is its name without the NUL."""
+        """Listen on an abstract unix socket of the host; `address` is the name without the NUL."""
         return self._ends.enter_context(witnesses.abstract(self.canary))
 
     def listen_path(self) -> witnesses.Listener:
-        """A unix socket with a path, in this arm's directory."""
+        """Listen on a unix socket with a path, in this arm's directory."""
         return self._ends.enter_context(witnesses.path(os.path.join(self.directory, "sock"), self.canary))
 
     def victim(self) -> witnesses.Victim:
-        """A process of the host that sleeps, with the canary in its environment and memory."""
+        """Start a process of the host that sleeps, with the canary in its environment and memory."""
         return self._ends.enter_context(witnesses.Victim(self.canary))
 
     def environ(self, name: str = "RINGFENCE_ATTACK_CANARY") -> str:
-        """Puts the canary into this process's environment while the arm lasts. Returns the variable's name."""
+        """Put the canary into this process's environment while the arm lasts. Returns the variable's name."""
         self._ends.enter_context(witnesses.environment(name, self.canary))
         return name
 
     def host_key(self) -> int:
-        """A key with the canary in this process's session keyring. Raises NotApplicable where there are no keys."""
+        """Put a key with the canary into this process's session keyring. NotApplicable where there are no keys."""
         try:
             return self._ends.enter_context(witnesses.session_key(self.canary))
         except OSError as error:
             raise NotApplicable(f"the host has no session keyring to put a key into: {error.strerror}") from None
 
     def stolen(self, told: Told) -> Seen:
-        """Succeeded when the canary is in what the guest got hold of or printed."""
+        """Judge: the attack succeeded when the canary is in the guest's loot or output."""
         return Seen(self.canary in told.looted or self.canary in told.stdout, told.words())
 
     def shared(self, mode: MountMode = "rw") -> Policy:
-        """A policy that shows this arm's directory at its own path."""
+        """Return a policy that shows this arm's directory, under the path that it has on the host."""
         os.chmod(self.directory, 0o777 if self.has_other_uid else 0o700)
         return POLICY.replace(mounts=[Mount(self.directory, mode=mode)])
 
     def workspace_bytes(self, box: Sandbox) -> int:
-        """In use, deleted files that are still open among them."""
+        """Return the bytes in use in the workspace, with deleted files that are still open."""
         return box.files.usage().bytes
 
     def enter(self, manager: contextlib.AbstractContextManager[witnesses.T]) -> witnesses.T:
-        """Anything else that must end with the arm."""
+        """Enter a context that must end with the arm."""
         return self._ends.enter_context(manager)
 
 
 def said_words(said: str) -> str:
-    """What a guest that still runs says its attempts met; for `Seen.what`."""
+    """Return what a running guest says its attempts met, for `Seen.what`."""
     met = Told("ok", None, None, said, "", None).met
     return "; ".join(f"{name}: {word}" for name, word in met.items())
 
 
 def told(result: Result) -> Told:
-    """A Result of a guest script, for judging."""
+    """Return a guest script's Result in the form that cases judge."""
     return Told(result.status, result.exit_code, result.signal, result.stdout, result.stderr, result)

@@ -1,4 +1,4 @@
-"""What an attack is: an id, a sentence that must be true, the control that makes it true, and one function.
+"""Define an attack: an id, a sentence that must be true, the control behind that sentence, and a function.
 
     @attack("A01", "a host file outside the view is not read", READ, off="view")
     def absolute_path(arm: Arm) -> Seen:
@@ -41,17 +41,19 @@ DOS: Outcome = "DOS"
 SPOOF: Outcome = "SPOOF"
 PERSIST: Outcome = "PERSIST"
 
-BARE = "bare"  # the off arm is a plain process on the host: only for what harms nobody there
-OURS = "ours"  # the control is host code of ours; the case does the careless thing itself where `arm.off`
+BARE = "bare"  # the off arm is a plain process on the host: only for what harms nothing there
+HOST_CODE = (
+    "host code"  # the control is the library's own code; where `arm.off`, the case does the careless thing itself
+)
 
 
 class NotApplicable(Exception):  # noqa: N818  # not an error: the case has nothing to try here
-    """Raised by a case that this host, user or image gives nothing to try; the text is the reason."""
+    """Raised by a case that has nothing to try with this host, user or image; the text is the reason."""
 
 
 @final
 class Seen(Struct):
-    """What one arm showed. `what` is for people: the errno each attempt met, or the witness's word."""
+    """The outcome of one arm. `what` is for people: the errno each attempt met, or the witness's word."""
 
     succeeded: bool
     what: str
@@ -59,12 +61,12 @@ class Seen(Struct):
 
 @final
 class Attack(Struct):
-    """One entry of the catalogue."""
+    """An entry of the catalogue."""
 
     id: str  # of ATTACKS; a variant has a suffix: "J17-signal"
     title: str  # what must be true
     outcome: Outcome
-    off: tuple[str, ...]  # controls that the arm "off" leaves out: names of `controls`, or BARE, or OURS
+    off: tuple[str, ...]  # controls that the arm "off" leaves out: names of `controls`, or BARE, or HOST_CODE
     play: Play
     change: Change | None = None  # instead of `off`: what the arm "off" does to the plan
     # Controls that stand before this one. With them, the arm "alone" leaves out these and must still fail; "off" leaves
@@ -75,7 +77,7 @@ class Attack(Struct):
 
     @property
     def control(self) -> str:
-        """What holds, in words."""
+        """The control that holds, in words."""
         if self.label:
             return self.label
         return " + ".join(self.off) if self.off else getattr(self.change, "__name__", "plan").replace("_", "-")
@@ -91,7 +93,7 @@ def attack(
     needs: str | tuple[str, ...] = (),
     label: str = "",
 ) -> Callable[[Play], Attack]:
-    """Makes the decorated function an Attack."""
+    """Make the decorated function an Attack."""
 
     def make(play: Play) -> Attack:
         names, change = ((), off) if callable(off) else (_many(off), None)
@@ -101,17 +103,17 @@ def attack(
 
 
 def not_applicable(id: str, title: str, outcome: Outcome, reason: str) -> Attack:  # noqa: A002  # as above
-    """An id of the catalogue that the process backend gives nothing to try, and why."""
+    """Make an entry for an id that gives the process backend nothing to try, with the reason."""
 
     def play(arm: Arm) -> Seen:
         del arm
         raise NotApplicable(reason)
 
-    return Attack(id, title, outcome, (OURS,), play, label="none")
+    return Attack(id, title, outcome, (HOST_CODE,), play, label="none")
 
 
 def cases(module: Mapping[str, object]) -> tuple[Attack, ...]:
-    """The attacks of a module, in the order of its source. A list or tuple of them counts too."""
+    """Return the attacks of a module in source order, those in lists and tuples too."""
     found: list[Attack] = []
     for value in module.values():
         several = value if isinstance(value, list | tuple) else [value]

@@ -1,4 +1,4 @@
-"""Names every control and says what leaves it out: an attack must succeed where its one control is missing.
+"""Name every control and say what leaves it out: each attack must succeed where its control is missing.
 
 Three tables: controls of the plan, which the process backend applies, and guestd inside a box of an engine; what a
 container is created with; and gVisor's OCI configuration. `Lacking` carries what an arm leaves out into a launch. No
@@ -85,7 +85,7 @@ PLAN = (
 
 
 def without(plan: LinuxPlan, *controls: str) -> LinuxPlan:
-    """`plan` with these controls left out. ValueError for a name not in PLAN. Never shared with other sandboxes."""
+    """Return `plan` with these controls left out, not to be shared. ValueError for a name not in PLAN."""
     filters = frozenset(control[8:] for control in controls if control.startswith("seccomp:"))
     for control in controls:
         if not control.startswith("seccomp:"):
@@ -103,7 +103,7 @@ def _without_one(plan: LinuxPlan, control: str) -> LinuxPlan:
         return replace(plan, processes=_MANY, fence=replace(fence, processes=_MANY))
     if control in _NAMESPACES:
         return replace(plan, namespaces=plan.namespaces & ~_NAMESPACES[control])
-    if control == "no-new-privileges":  # whoever may gain privileges may not install a filter
+    if control == "no-new-privileges":  # a process that may gain privileges may not install a filter
         return replace(plan, fence=replace(fence, no_new_privileges=False, last_layer=None))
     if control in _FENCE:
         return replace(plan, fence=replace(fence, **{_FENCE[control]: False}))
@@ -123,7 +123,7 @@ def _without_one(plan: LinuxPlan, control: str) -> LinuxPlan:
 
 
 def _open_filter(plan: LinuxPlan, left_out: frozenset[str]) -> LinuxPlan:
-    """Return the plan with both layers without these controls: each call compiles. ValueError for an unknown one."""
+    """Return `plan` with both layers of the filter compiled without these controls. ValueError for an unknown name."""
     fence = plan.fence
     if fence.seccomp is not None:
         fence = replace(fence, seccomp=seccomp_program("guest", left_out).hex())
@@ -143,7 +143,7 @@ def seccomp_program(layer: str, left_out: frozenset[str]) -> bytes:
 
 
 def _opened(rule: table.Rule, left_out: frozenset[str]) -> table.Rule:
-    """Return `rule` without the clauses of these controls, and its last clause open if it was one of them."""
+    """Return `rule` without the clauses of these controls; a last clause among them allows instead."""
     kept = tuple(clause for clause in rule[:-1] if clause[1][1] not in left_out)
     checks, verdict = rule[-1]
     return (*kept, (checks, table.ALLOW if verdict[1] in left_out else verdict))
@@ -186,7 +186,7 @@ engine_pid1.main()
 
 
 def _host(name: str, value: object) -> Change:
-    """Another value of the host configuration."""
+    """Return a change that sets a value of the host configuration."""
 
     def change(settings: dict[str, Any]) -> None:
         settings["host_config"][name] = value
@@ -234,7 +234,7 @@ def _ulimit(name: str, value: int) -> Change:
 
 
 def _tmpfs(option: str, value: str) -> Change:
-    """Another value of an option for every memory file system that has it. Podman's volume: see `AFTERWARDS`."""
+    """Return a change of an option of every memory file system that has it. Podman's volume: see `AFTERWARDS`."""
 
     def change(settings: dict[str, Any]) -> None:
         config = settings["host_config"]
@@ -246,7 +246,7 @@ def _tmpfs(option: str, value: str) -> Change:
 
 
 def _is_guestds(target: str) -> bool:
-    """A copy that an attack shows below guestd's place: the one that is used is never shown writable."""
+    """Return whether a mount is a copy that an attack shows below guestd's place; guestd itself is never writable."""
     return target.startswith(f"{guestd_bundle.INSIDE}/")
 
 
@@ -268,7 +268,7 @@ def _device(settings: dict[str, Any]) -> None:
 
 
 def _masks(settings: dict[str, Any]) -> None:
-    """Podman takes its words as options."""
+    """Unmask all of /proc and /sys. Podman takes the word as an option."""
     if "MaskedPaths" in settings["host_config"]:
         settings["host_config"]["MaskedPaths"] = []
     else:
@@ -283,7 +283,7 @@ def _read_only_paths(settings: dict[str, Any]) -> None:
 
 
 def _guestd_anywhere(entrypoint: list[str]) -> list[str]:
-    """Return a command that starts guestd though it is not PID 1: the same Python, with a program for its last word."""
+    """Return a command that starts guestd as any process: the same Python, with a program as the last word."""
     return [*entrypoint[:-1], "-c", _GUESTD_ANYWHERE]
 
 
@@ -292,7 +292,7 @@ def _not_first(settings: dict[str, Any]) -> None:
 
 
 def _host_processes(settings: dict[str, Any]) -> None:
-    """guestd is then one of many; its user has no other process."""
+    """Show the host's processes. guestd is among them, as a user that has no other process."""
     settings["host_config"]["PidMode"] = "host"
     settings["entrypoint"] = _guestd_anywhere(settings["entrypoint"])
 
@@ -312,7 +312,7 @@ def _privileged(settings: dict[str, Any]) -> None:
 
 
 def _shared_memory(settings: dict[str, Any]) -> None:
-    """Where its files are counted it is one of our own file systems, else the engine's."""
+    """Enlarge /dev/shm: a file system of Ringfence where files are counted, else the engine's."""
     config = settings["host_config"]
     config["ShmSize"] = 256 << 20
     words = config["Tmpfs"].get("/dev/shm", "").split(",")
@@ -444,7 +444,7 @@ _SAME = {
 
 
 def same(backend: str) -> dict[str, str]:
-    """Controls of the plan that a control of this wall stands for."""
+    """Return which control of an engine stands for which control of the plan."""
     return _SAME[backend]
 
 
@@ -452,7 +452,7 @@ _PROCESSES = {"pids-limit", "ulimit-nproc"}  # behind the one that guestd sets
 
 
 def at_the_engine(backend: str, missing: tuple[str, ...], judged: tuple[str, ...]) -> list[str]:
-    """What of the wall is left out for these: those it names, and what stands for a control of the plan.
+    """Return the engine's controls to leave out: named in `missing`, or standing for a control of the plan there.
 
     A second fence that the attack is not about (`judged`) goes with the first.
     """

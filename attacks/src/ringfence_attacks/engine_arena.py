@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class EngineArm(Arm):
-    """An Arm whose sandboxes an engine makes. `also`: what a case changes beside the controls that it names."""
+    """An Arm whose sandboxes an engine makes. `also`: a change that a case makes beside its controls."""
 
     def __init__(self, attack: Attack, name: ArmName, backend: str) -> None:
         super().__init__(attack, name)
@@ -68,7 +68,7 @@ class EngineArm(Arm):
         try:
             launcher.sandbox_plan()
         except UnsupportedError as error:
-            if error.code != "mounts":  # what it does not show, nobody attacks there
+            if error.code != "mounts":  # what is not shown cannot be attacked
                 raise
             raise NotApplicable(str(error)) from None
         launcher.controls = self._controls(whole=whole)
@@ -119,7 +119,7 @@ class EngineArm(Arm):
         return (found.f_blocks - found.f_bfree) * found.f_frsize
 
     def inspect(self, box: Sandbox) -> dict[str, Any]:
-        """What the engine says of its container."""
+        """Return what the engine reports of its container."""
         wall = wall_of(box)
         found: dict[str, Any] = wall._engine.api.inspect_container(wall._id)  # noqa: SLF001  # as above
         return found

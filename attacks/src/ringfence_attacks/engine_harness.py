@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def catalogue(backend: str) -> tuple[Attack, ...]:
-    """Every attack there is for it, by id."""
+    """Return every attack on a backend, by id."""
     from ringfence_attacks.cases import all_cases
     from ringfence_attacks.engine_cases import container, files, gvisor, images, limits
 
@@ -38,13 +38,13 @@ def catalogue(backend: str) -> tuple[Attack, ...]:
 
 
 def in_every_run(backend: str) -> tuple[Attack, ...]:
-    """Those that cost little and together name every control of the wall."""
+    """Return the attacks that cost little and together name every control of the engine."""
     chosen = selection.IN_EVERY_RUN[backend]
     return tuple(each for each in catalogue(backend) if each.id in chosen or each.id not in selection.REUSED[backend])
 
 
 def run(backend: str, ids: list[str], progress: Progress | None) -> Matrix:
-    """The attacks of one backend. Raises LookupError for an id it has none of."""
+    """Run attacks on one backend. Raises LookupError for an unknown id."""
     known = {each.id: each for each in catalogue(backend)}
     unknown = [name for name in ids if name not in known]
     if unknown:
@@ -60,7 +60,7 @@ def run(backend: str, ids: list[str], progress: Progress | None) -> Matrix:
 
 
 def run_one(attack: Attack, backend: str) -> Row:
-    """All arms of one attack."""
+    """Play all arms of an attack and judge."""
     started = time.monotonic()
     why = missing_here(attack)
     if why is not None:
@@ -76,7 +76,7 @@ def run_one(attack: Attack, backend: str) -> Row:
 
 
 def play(attack: Attack, name: ArmName, backend: str) -> Seen:
-    """One arm, and its end. What goes wrong on our side is not a success of the attack, and is told."""
+    """Play an arm. A failure of the harness or the library is no success of the attack, and is reported."""
     try:
         with EngineArm(attack, name, backend) as arm:
             return attack.play(arm)
@@ -87,9 +87,9 @@ def play(attack: Attack, name: ArmName, backend: str) -> Seen:
 
 
 def unnoticed(backend: str, rows: Iterable[Row]) -> tuple[dict[str, str], list[str]]:
-    """By control: the first of these attacks that got through without it; and the controls that none noticed.
+    """Return, by control, the first attack that got through without it; and the controls that no attack noticed.
 
-    Controls are those of the wall, and those of the plan that these attacks name.
+    Controls are the engine's, and those of the plan that these attacks name.
     """
     by_id = {each.id: each for each in catalogue(backend)}
     noticed: dict[str, str] = {}
@@ -106,6 +106,6 @@ def unnoticed(backend: str, rows: Iterable[Row]) -> tuple[dict[str, str], list[s
 
 
 def score(backend: str, rows: Iterable[Row]) -> str:
-    """Such as "31 of 31 controls noticed"."""
+    """Return how many controls were noticed, such as "31 of 31 controls noticed"."""
     noticed, missed = unnoticed(backend, rows)
     return f"{len(noticed)} of {len(noticed) + len(missed)} controls noticed"

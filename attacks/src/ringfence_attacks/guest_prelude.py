@@ -1,4 +1,4 @@
-"""The text put before every guest script of an attack: raw system calls, and a line of JSON for each thing tried.
+"""Hold the text put before every guest script of an attack: raw system calls, and a line of JSON for each attempt.
 
 Runs inside the sandbox, or outside it where the off arm is a plain process. Nothing here is believed.
 """

@@ -1,4 +1,4 @@
-"""Runs attacks: every arm of every case, then the verdict. An arm without the control that fails proves nothing."""
+"""Run attacks: every arm of every case, then the verdict. An arm without the control that fails proves nothing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _chosen(ids: list[str]) -> list[Attack]:
 
 
 def run_one(attack: Attack) -> Row:
-    """All arms of one attack."""
+    """Play all arms of an attack and judge."""
     started = time.monotonic()
     missing = missing_here(attack)
     if missing is not None:
@@ -110,8 +110,8 @@ def run_one(attack: Attack) -> Row:
 
 
 def proven(off_arm: Callable[[], Seen], tries: int = 3) -> Seen:
-    """The arm without the control, until it succeeds: one success proves that the attack works, and a race that it
-    lost on a busy machine proves nothing. An arm with the control is never played again."""
+    """Play the arm without the control until it succeeds: one success proves that the attack works, and a race
+    that was lost on a busy machine proves nothing. An arm with the control is never played again."""
     seen = off_arm()
     while not seen.succeeded and tries > 1:
         tries -= 1
@@ -120,17 +120,17 @@ def proven(off_arm: Callable[[], Seen], tries: int = 3) -> Seen:
 
 
 def judged(attack: Attack, seen: dict[str, Seen], started: float) -> Row:
-    """What its arms add up to."""
+    """Return the row that an attack's arms add up to."""
     return _row(attack, _verdict(seen), seen, _detail(seen), started)
 
 
 def not_here(attack: Attack, why: str, started: float) -> Row:
-    """The row of one that this host, user or backend gives nothing to try."""
+    """Return the row of an attack that has nothing to try with this host, user or backend."""
     return _row(attack, "not applicable", {}, why, started)
 
 
 def play(attack: Attack, name: ArmName) -> Seen:
-    """One arm. What goes wrong on our side is not a success of the attack, and is told."""
+    """Play an arm. A failure of the harness or the library is no success of the attack, and is reported."""
     with Arm(attack, name) as arm:
         try:
             return attack.play(arm)
@@ -174,7 +174,7 @@ def _row(attack: Attack, verdict: Verdict, seen: dict[str, Seen], detail: str, s
 
 
 def missing_here(attack: Attack) -> str | None:
-    """What the attack needs and this host or user has not; None when all is there."""
+    """Return what an attack needs and this host or user lacks; None when nothing is lacking."""
     as_root = os.geteuid() == 0
     for need in attack.needs:
         if need == "root" and not as_root:
@@ -198,7 +198,7 @@ def has_cgroup() -> bool:
 
 
 def _lacking() -> str:
-    """Packages that reading requests takes."""
+    """Return the missing packages that reading requests takes."""
     from ringfence.gateway.secrets.trust import check_packages
 
     try:

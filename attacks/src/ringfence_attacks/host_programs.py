@@ -1,4 +1,4 @@
-"""Host programs that a case starts: a supervisor of its own, which may be killed, and a terminal to run one on."""
+"""Start host programs for a case: a supervisor that may be killed, and a command on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
 
 
 def host_process(code: str, *, timeout_s: float = 20, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Python that uses Ringfence, as a process of its own. `path` is its PATH."""
+    """Run Python code that uses Ringfence as a separate process, with `path` as PATH."""
     return subprocess.run(
         [sys.executable, "-I", "-c", f"{own_package()}\n{code}"],
         env={
@@ -37,7 +37,7 @@ _ON_TERMINAL = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDWR)\nos.execvp(
 
 
 def under_terminal(argv: list[str], *, typed: str, timeout_s: float = 8) -> str:
-    """Run `argv` with a controlling terminal on which `typed` was typed; its output, which goes to a pipe."""
+    """Run `argv` with a controlling terminal on which `typed` was typed. Returns the output, which goes to a pipe."""
     main, other = pty.openpty()
     try:
         with subprocess.Popen(

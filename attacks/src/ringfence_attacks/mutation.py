@@ -1,4 +1,4 @@
-"""Leaves out one control after another and looks whether an attack notices. One that none notices is a finding."""
+"""Leave out one control after another and look whether an attack notices. An unnoticed control is a finding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @final
 class Mutation(Struct):
-    """One control left out. `noticed_by` is the first attack that then succeeded; `unseen` says why none can here."""
+    """A control left out. `noticed_by` is the first attack that then succeeded; `unseen` says why none can here."""
 
     control: str
     noticed_by: str | None
@@ -45,7 +45,7 @@ def mutate(control: str) -> Mutation:
 
 
 def _naming(control: str) -> list[Attack]:
-    """Those that leave out this control alone come first: they say most."""
+    """Return the attacks that name a control; attacks that leave out nothing else come first and say most."""
     named = [attack for attack in catalogue() if control in attack.off]
     return sorted(named, key=lambda attack: (len(attack.off), len(attack.behind)))
 
@@ -61,6 +61,6 @@ def mutate_all(progress: Callable[[str], None] | None = None) -> tuple[Mutation,
 
 
 def score(mutations: tuple[Mutation, ...]) -> str:
-    """Noticed of those that can be seen here, such as "57/57"."""
+    """Return how many controls were noticed, of those that can be seen here, such as "57/57"."""
     seen = [one for one in mutations if one.unseen is None]
     return f"{sum(one.noticed_by is not None for one in seen)}/{len(seen)}"

@@ -1,4 +1,4 @@
-"""Races for a name: a guest swaps a folder with a link as fast as it can, while the host uses it. Bounded in time."""
+"""Race for a name: a guest swaps a folder with a link in a loop, while the host uses that name. Bounded in time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ while time.monotonic() < end:
 
 
 class Race:
-    """Counts tries of the host, and how they ended."""
+    """Count tries of the host, and how each ended."""
 
     def __init__(self) -> None:
         self.tries = self.wins = self.refused = 0
@@ -42,7 +42,7 @@ class Race:
         return passed < _RACE_S or (not proves and passed < _RACE_S + _LONGER_S)
 
     def attempt(self, work: Callable[[], bool | None], refusal: type[Exception] = OSError) -> None:
-        """`work` tells whether it won, where it can. A refusal is an answer: what it met was not right just then."""
+        """Do `work` once and count. `work` may return whether the guest won; a refusal is no win."""
         self.tries += 1
         try:
             self.wins += work() is True
@@ -50,7 +50,7 @@ class Race:
             self.refused += 1
 
     def judge(self, what: str) -> Seen:
-        """One in which nothing was ever done proves as little as one of few tries."""
+        """Judge the race. Too few tries, or none that was not refused, prove nothing."""
         if self.tries < _ENOUGH:
             raise AssertionError(f"only {self.tries} tries: the race proves nothing")
         if self.refused == self.tries:
@@ -59,7 +59,7 @@ class Race:
 
 
 class Swapping:
-    """A folder that is shown to a sandbox, in which a guest swaps `place` with a link to a folder that is not."""
+    """Show a folder to a sandbox, in which a guest swaps `place` with a link to a folder that is not shown."""
 
     def __init__(self, arm: Arm, *, whole: bool = False) -> None:
         self._canary = arm.canary
@@ -84,7 +84,7 @@ class Swapping:
             file.write(self._canary)
 
     def was_changed(self) -> bool:
-        """Whether what lies outside is not what it was. It is put back."""
+        """Return whether the file outside was changed, and put it back."""
         if os.listdir(self._outside) == ["file"] and text_of(f"{self._outside}/file") == self._canary:
             return False
         self._put_canary()

@@ -1,4 +1,4 @@
-"""What a run of attacks came to: a row for each, and the table for people, machines and the docs."""
+"""Hold what a run of attacks came to: a row for each attack, as a table for people, machines and the docs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ VERDICTS: tuple[Verdict, ...] = ("held", "got through", "inconclusive", "not app
 
 @final
 class Row(Struct):
-    """One attack as it went. `arms`: what was seen without the control ("off"), with every control ("on"), and for a
-    second fence without the first one ("alone")."""
+    """The outcome of an attack. `arms`: what was seen without the control ("off"), with every control ("on"), and, for
+    a second fence, without the first ("alone")."""
 
     id: str
     title: str
@@ -38,7 +38,7 @@ class Row(Struct):
 
 @final
 class Matrix(Struct):
-    """All rows of one run, on one backend, as one user.
+    """The rows of a run, on one backend and as one user.
 
     `noticed`: how many controls of an engine an attack noticed the lack of. After a part of the attacks it says little.
     """
@@ -54,7 +54,7 @@ class Matrix(Struct):
 
     @property
     def score(self) -> str:
-        """Held of tried, such as "104/104"."""
+        """How many of the attacks that were tried held, such as "104/104"."""
         tried = len(self.rows) - self.count("not applicable")
         return f"{self.count('held')}/{tried}"
 

@@ -1,4 +1,4 @@
-"""Runs attacks in a second process beside this one: cases change what belongs to a process, so threads would not do.
+"""Run attacks in a second process beside this one: cases change what belongs to a process, hence no threads.
 
 It is asked by id and answers with rows. Should it die, what it owed is run here.
 """
@@ -28,7 +28,7 @@ _AHEAD = 3  # asked for before the answers are fetched, so that it never waits f
 
 
 class Second:
-    """Use as a context manager."""
+    """The second process, as a context manager."""
 
     def __init__(self) -> None:
         ours = f"{own_package()}; sys.path += {sys.path!r}"  # where the packages are that this process has
@@ -44,7 +44,7 @@ class Second:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends by itself when nothing more can be asked; one that an interrupt left in a case is killed."""
+        """Let the process end, which it does at the end of its input; kill it where an interrupt left it in a case."""
         if self._owed:
             self._process.kill()
         self._process.communicate()
@@ -57,7 +57,7 @@ class Second:
 
     @property
     def owed(self) -> tuple[Attack, ...]:
-        """What was asked for and not answered."""
+        """The attacks that were asked for and not answered."""
         return tuple(self._owed)
 
     def ask(self, attack: Attack) -> None:
@@ -70,7 +70,7 @@ class Second:
             return  # it died: `answer` says so
 
     def answer(self) -> Row | None:
-        """The next row, waiting for it. None: it died, and `owed` is what is left to do."""
+        """Wait for the next row. None: the process died, and `owed` is what is left to do."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -80,7 +80,7 @@ class Second:
         return Row(**{**fields, "succeeded": tuple(fields["succeeded"])})
 
     def answered(self) -> bool:
-        """Whether an answer is there now."""
+        """Return whether an answer is there now."""
         import select
 
         assert self._process.stdout is not None
@@ -88,7 +88,7 @@ class Second:
 
 
 def serve() -> None:
-    """The second process: an id for each line of input, a row for each line of output."""
+    """Serve as the second process: read an id from each line of input, write a row for each."""
     import warnings
 
     from ringfence_attacks.harness import catalogue, run_one

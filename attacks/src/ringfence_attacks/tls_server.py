@@ -1,4 +1,4 @@
-"""A TLS server of an attack's own on this machine's loopback, and a gateway that knows it. Nothing leaves the machine.
+"""Serve TLS on the loopback for an attack, and make the gateway know that server. Nothing leaves the machine.
 
 It notes every byte it is sent, and sends each request back as its answer: the echo that a careless service gives.
 """
@@ -29,7 +29,7 @@ _SILENCE_S = 0.25  # a request is over when nothing more comes
 
 
 class Echo:
-    """One server for both names. `heard` is what came over TLS, `plain` what came without."""
+    """A server for both names. `heard` is what came over TLS, `plain` what came without."""
 
     def __init__(self, authority: Authority) -> None:
         self.heard = b""
@@ -89,7 +89,7 @@ class Echo:
 
 @contextlib.contextmanager
 def _known(authority: Authority) -> Iterator[None]:
-    """This process's gateway trusts the attack's authority, and finds its names on loopback."""
+    """Have this process's gateway trust the attack's authority and find the server's names on loopback."""
     resolver = service().resolver
     roots, lookup = stream.trusted_roots, resolver.lookup
 
@@ -107,14 +107,14 @@ def _known(authority: Authority) -> Iterator[None]:
 
 
 def echo(arm: Arm) -> Echo:
-    """A server of this arm, known to the gateway while the arm lasts."""
+    """Start a server that the gateway knows while the arm lasts."""
     authority = Authority()
     arm.enter(_known(authority))
     return arm.enter(contextlib.closing(Echo(authority)))
 
 
 def policy(server: Echo, *secrets: Secret, rules: tuple[Rule, ...] = (), allow: tuple[str, ...] = (HOST,)) -> Policy:
-    """One that permits the server's names, on its port."""
+    """Return a policy that permits the server's names, on the server's port."""
     entries = [f"{name}:{server.port}" for name in allow]
     network = Network(allow=entries, rules=rules, private=["127.0.0.0/8"], ports=[server.port])
     return Policy(network=network, secrets=secrets, limits=LIMITS)

@@ -1,4 +1,4 @@
-"""Reads from outside what the kernel answered to a guest's system calls: the witness for filters, by ptrace.
+"""Read from outside, by ptrace, what the kernel answered to a guest's system calls: the witness for filters.
 
 The guest announces each attempt by a call that no kernel grants (`getpriority` of a kind there is none of), then makes
 it. What came back is read from the stopped process, not from what the guest says.
@@ -50,8 +50,8 @@ os._exit(0)
 
 @final
 class Attempt(Struct):
-    """A system call whose arguments the kernel itself refuses, with another errno than the filter's, or that harms
-    nobody."""
+    """A system call that harms nothing, or whose arguments the kernel itself refuses, with another errno than the
+    filter's."""
 
     name: str
     number: int
@@ -60,7 +60,7 @@ class Attempt(Struct):
 
 
 def host_pid(box: Sandbox, inner: int) -> int:
-    """The host's number of the process that is `inner` inside. LookupError when there is none."""
+    """Return the host's pid of the process that is `inner` inside. LookupError when there is none."""
     if inner == 1:
         return _init_of(box)
     for pid in inside(box):
@@ -70,7 +70,7 @@ def host_pid(box: Sandbox, inner: int) -> int:
 
 
 def inside(box: Sandbox) -> list[int]:
-    """The host's numbers of all processes inside: what descends from the monitor and shares PID 1's namespace.
+    """Return the host's pids of all processes inside: descendants of the monitor in PID 1's namespace.
 
     The monitor has other sandboxes too. An ordinary user may not see whose namespace is whose: what is not known to be
     another sandbox's counts.
@@ -93,7 +93,7 @@ def monitor_of(box: Sandbox) -> int:
 
 
 def _init_of(box: Sandbox) -> int:
-    """PID 1 by its pidfd, which the library holds; no public name leads to it, hence the private ones."""
+    """Return PID 1 by its pidfd, which the library holds under private names."""
     wall = getattr(box._box, "_wall", None)  # noqa: SLF001  # as above
     if wall is not None:
         return int(wall.pid)  # as a container's engine tells it
@@ -103,7 +103,7 @@ def _init_of(box: Sandbox) -> int:
 
 
 def pid_told(process: Process, wait_s: float = _DEADLINE_S) -> tuple[int, str]:
-    """The number that a spawned guest told as its "pid", and all it said until then. TimeoutError when it does not."""
+    """Return the pid that a spawned guest reported, and its output until then. TimeoutError when no pid came."""
     said = ""
     end = time.monotonic() + wait_s
     for event in process:
@@ -116,7 +116,7 @@ def pid_told(process: Process, wait_s: float = _DEADLINE_S) -> tuple[int, str]:
 
 
 def answers(arm: Arm, box: Sandbox, attempts: list[Attempt], *, before: str = "") -> dict[str, int]:
-    """What the kernel returned to each attempt: a result from 0, or a negative errno. One not made is left out.
+    """Return the kernel's answer to each attempt that was made: a result from 0, or a negative errno.
 
     `before` is what the guest does first.
     """
@@ -129,8 +129,8 @@ def answers(arm: Arm, box: Sandbox, attempts: list[Attempt], *, before: str = ""
 
 
 class _Tracer:
-    """Use as a context manager: who is traced when it ends is nobody's to reap but ours, and its sandbox, even its
-    engine, would wait for that for ever."""
+    """Trace a process, as a context manager. What is still traced at the end is killed and reaped here: no other
+    process can, and its sandbox, even its engine, would wait for ever."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -154,7 +154,7 @@ class _Tracer:
         self._end()
 
     def _end(self) -> None:
-        """Kill what is still traced. Its number is its own until we have reaped it."""
+        """Kill and reap what is still traced. No other process gets that pid before."""
         if not self._traces:
             return
         self._traces = False
@@ -178,7 +178,7 @@ class _Tracer:
         raise TimeoutError("the traced process did nothing for too long")
 
     def follow(self, numbers: list[int]) -> dict[int, int]:
-        """Index of an attempt → what it returned."""
+        """Return the result of each attempt, by the attempt's index."""
         found: dict[int, int] = {}
         index = wanted = None
         while True:
@@ -202,7 +202,7 @@ class _Tracer:
                 found[index], index = result, None
 
     def _info(self) -> tuple[int, int, int, int, int]:
-        """(kind, number, two arguments, result); the middle three on entry, the last on exit."""
+        """Return (kind, number, two arguments, result) of a stop; the middle three on entry, the last on exit."""
         buffer = ctypes.create_string_buffer(88)
         self._ptrace(_SYSCALL_INFO, len(buffer), buffer)
         number, first, second = struct.unpack_from("QQQ", buffer, 24)

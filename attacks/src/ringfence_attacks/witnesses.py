@@ -1,4 +1,4 @@
-"""Things on the host that an attack would touch: listeners, a process, a variable, a key; each notes what came."""
+"""Put things on the host that an attack would touch: listeners, a process, a variable, a key; each notes what came."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PLACE = "/var/tmp"  # not /tmp: a plan that shows the host's root shows what th
 
 
 def host_folder() -> tempfile.TemporaryDirectory[str]:
-    """A new one on the host, for one arm."""
+    """Make a new folder on the host, for one arm."""
     import tempfile
 
     return tempfile.TemporaryDirectory(prefix=_folders_of(os.getpid()), dir=_PLACE, ignore_cleanup_errors=True)
 
 
 def remove_folders(pid: int) -> None:
-    """Those of a process that was killed."""
+    """Remove the folders that a process left behind."""
     import shutil
 
     for entry in os.scandir(_PLACE):
@@ -43,7 +43,7 @@ def _folders_of(pid: int) -> str:
 
 
 class Listener:
-    """A socket of the host that accepts and notes, from the case's own thread: nothing runs behind its back."""
+    """A socket of the host that accepts and notes, in the case's own thread: no other thread runs."""
 
     def __init__(self, sock: socket.socket, greeting: bytes = b"") -> None:
         self._socket = sock
@@ -57,12 +57,12 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """Path or abstract name of a unix socket."""
+        """The path or abstract name of a unix socket."""
         name = self._socket.getsockname()
         return name.decode().lstrip("\0") if isinstance(name, bytes) else str(name)
 
     def received(self, wait_s: float = _GRACE_S) -> list[bytes]:
-        """One entry for each connection or datagram that came, with its first bytes. Greets those that connected."""
+        """Return the first bytes of each connection and datagram that came. Greets the clients that connected."""
         if self._socket.type & socket.SOCK_STREAM:
             while self._ready(self._socket, 0):
                 self._accepted.append(self._socket.accept()[0])
@@ -89,7 +89,7 @@ class Listener:
 
 @contextlib.contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Something of ours, in this process, by something careless."""
+    """Replace a part of the library by a careless one, in this process."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -108,7 +108,7 @@ def _listening(sock: socket.socket) -> Iterator[Listener]:
 
 
 def tcp(canary: str, *, ipv6: bool = False) -> contextlib.AbstractContextManager[Listener]:
-    """The canary is what the kernel has queued for whoever connects: nothing, as nobody accepts before the judge."""
+    """Listen on a port of loopback. A client gets the canary when the judge accepts, not before."""
     del canary
     family, host = (socket.AF_INET6, "::1") if ipv6 else (socket.AF_INET, "127.0.0.1")
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -150,7 +150,7 @@ sys.stdin.read()
 
 
 class Victim:
-    """A process of the host's user that waits, with the canary in its arguments, environment and memory."""
+    """A waiting process of the host's user, with the canary in its arguments, environment and memory."""
 
     def __init__(self, canary: str) -> None:
         self._process = subprocess.Popen(
@@ -169,7 +169,7 @@ class Victim:
 
     @property
     def alive(self) -> bool:
-        """A moment is given for a signal to arrive."""
+        """Return whether the process lives, after a moment in which a signal may arrive."""
         deadline = time.monotonic() + _GRACE_S
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -203,7 +203,7 @@ _KEYCTL_UNLINK = 9
 
 @contextlib.contextmanager
 def session_key(canary: str) -> Iterator[int]:
-    """A key of type "user" in the session keyring. Raises OSError where the kernel has none."""
+    """Add a key of type "user" to the session keyring. Raises OSError where the kernel has no keys."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -223,7 +223,7 @@ def session_key(canary: str) -> Iterator[int]:
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """/proc/<pid>/status as the host sees it; {} when it is gone."""
+    """Return /proc/<pid>/status as the host sees that file; {} when the process is gone."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
@@ -232,7 +232,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def processes_with(mark: str) -> list[int]:
-    """Host pids of processes, wherever they run, whose first argument holds `mark`. Zombies have none."""
+    """Return host pids of processes anywhere whose first argument holds `mark`. Zombies have no arguments."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -244,7 +244,7 @@ def processes_with(mark: str) -> list[int]:
 
 
 def waiting_process(mark: str, wait_s: float = 3.0) -> int | None:
-    """The process whose first argument holds `mark`, as soon as there is one."""
+    """Wait for a process whose first argument holds `mark` and return its pid."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         found = processes_with(mark)
@@ -255,7 +255,7 @@ def waiting_process(mark: str, wait_s: float = 3.0) -> int | None:
 
 
 def text_of(path: str) -> str:
-    """What a host file holds; "" when there is none."""
+    """Return the text of a host file; "" when there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -264,7 +264,7 @@ def text_of(path: str) -> str:
 
 
 def handle_of(path: str) -> bytes:
-    """The kernel's handle of a host file, as `open_by_handle_at` takes it. Raises OSError where there is none."""
+    """Return the kernel's handle of a host file, for `open_by_handle_at`. Raises OSError where there is none."""
     import ctypes
 
     buffer = ctypes.create_string_buffer(_HANDLE_HEAD + _HANDLE_MAX)
@@ -288,7 +288,7 @@ print(open(sys.argv[2]).read())
 
 
 def setting_of(pid: int, path: str) -> str:
-    """What the host's `path` below /proc/sys reads for the user namespace of `pid`: a process of ours enters that
+    """Return what `path` below /proc/sys reads in the user namespace of `pid`: a child of this process enters that
     namespace, and no other."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _IN_USER_NAMESPACE, str(pid), f"/proc/sys/{path}"],
@@ -303,7 +303,7 @@ def setting_of(pid: int, path: str) -> str:
 
 
 def holds(directory: str, mark: str) -> bool:
-    """Whether a file anywhere below `directory` holds `mark`. Links are not followed."""
+    """Return whether a file anywhere below `directory` holds `mark`. Links are not followed."""
     for top, _, names in os.walk(directory):
         paths = [f"{top}/{name}" for name in names]
         if any(os.path.isfile(path) and not os.path.islink(path) and mark in text_of(path) for path in paths):
@@ -312,7 +312,7 @@ def holds(directory: str, mark: str) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes below `pid`, nearest first."""
+    """Return the living processes below `pid`, nearest first."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

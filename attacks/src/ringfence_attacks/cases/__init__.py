@@ -1,4 +1,4 @@
-"""The catalogue: a module for each letter of ATTACKS, all of them here."""
+"""The cases of the process backend: modules by the letter of the catalogue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def all_cases() -> tuple[Attack, ...]:
-    """Every case. Imports them when asked: nobody else pays for their text."""
+    """Import all cases and return them."""
     from ringfence_attacks.cases import (
         a_files,
         a_hostside,

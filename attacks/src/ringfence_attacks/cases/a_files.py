@@ -12,7 +12,7 @@ from ringfence_attacks.arena import POLICY
 from ringfence_attacks.case import (
     BARE,
     ESCAPE,
-    OURS,
+    HOST_CODE,
     READ,
     WRITE,
     NotApplicable,
@@ -279,7 +279,7 @@ def hard_link(arm: Arm) -> Seen:
 
 @attack("A15", "no device node is made", ESCAPE, off="seccomp:devices")
 def device_node(arm: Arm) -> Seen:
-    """A character device 0:0 is the one the kernel lets anybody make: with it the filter's own verdict is seen."""
+    """The kernel lets every user make the character device 0:0: what refuses that one is the filter."""
     box = arm.sandbox()
     told = arm.python(
         """
@@ -312,7 +312,7 @@ os.execv("/bin/sleep", [canary, "20"])
     behind=("seccomp:namespaces", "namespace-limits"),
 )
 def gain_by_exec(arm: Arm) -> Seen:
-    """Every mount of ours is nosuid, so the gain is root's own at exec, in a user namespace that the guest made.
+    """Every mount of a sandbox is nosuid: what is left is root's gain at exec, in a user namespace that the guest made.
 
     Seen by the host: the capabilities of the process in /proc.
     """
@@ -416,18 +416,18 @@ def _programs(arm: Arm, names: tuple[str, ...]) -> Seen:
     return Seen(box.files.exists("ran"), told.words())
 
 
-@attack("A20", "a program that is not listed does not run by execveat either", ESCAPE, off=OURS, label="commands")
+@attack("A20", "a program that is not listed does not run by execveat either", ESCAPE, off=HOST_CODE, label="commands")
 def by_descriptor(arm: Arm) -> Seen:
     return _programs(arm, ("/bin/sh",))
 
 
-@attack("A21", "a program that is not listed has no other name", ESCAPE, off=OURS, label="commands")
+@attack("A21", "a program that is not listed has no other name", ESCAPE, off=HOST_CODE, label="commands")
 def aliases(arm: Arm) -> Seen:
     names = ("//bin/sh", "/usr/bin/../bin/sh", "/bin/./dash", "/proc/self/root/usr/bin/sh", "/usr/bin/env", "/BIN/SH")
     return _programs(arm, names)
 
 
-@attack("A22", "the files below a copy stay as they are", WRITE, off=OURS, label="copy layer")
+@attack("A22", "the files below a copy stay as they are", WRITE, off=HOST_CODE, label="copy layer")
 def copy_layer(arm: Arm) -> Seen:
     path = arm.host_file("project/file", mode=0o666)
     os.chmod(f"{arm.directory}/project", 0o777)
@@ -460,9 +460,9 @@ tell(done=True)
 """
 
 
-@attack("A22-hidden", "a file that is hidden in a mount has no other name", READ, off=OURS, label="hide")
+@attack("A22-hidden", "a file that is hidden in a mount has no other name", READ, off=HOST_CODE, label="hide")
 def hidden(arm: Arm) -> Seen:
-    """A sandbox for each way to mount: for root, a folder that others may not read is mounted in its own way."""
+    """Try a sandbox for each way to mount: as root, a folder that other users may not read is mounted differently."""
     folders = [os.path.dirname(arm.host_file(f"{name}/.env")) for name in ("open", "closed")]
     os.chmod(folders[1], 0o700)
     mounts = [Mount(folder, "/data", mode, hide=[".env"]) for folder in folders for mode in ("ro", "copy", "rw")]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from ringfence_attacks.case import DOS, OURS, SPOOF, Seen, attack, cases
+from ringfence_attacks.case import DOS, HOST_CODE, SPOOF, Seen, attack, cases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 
-@attack("A24", "a FIFO where a file is expected does not hold the reader up", DOS, off=OURS, label="files: fstat")
+@attack("A24", "a FIFO where a file is expected does not hold the reader up", DOS, off=HOST_CODE, label="files: fstat")
 def fifo(arm: Arm) -> Seen:
     box = arm.sandbox()
     arm.python('os.mkfifo("result.json")', box=box)
@@ -26,7 +26,7 @@ def fifo(arm: Arm) -> Seen:
     return Seen(True, f"read {len(data)} bytes")
 
 
-@attack("A25", "a link to an endless file is not copied out", DOS, off=OURS, label="files: regular files only")
+@attack("A25", "a link to an endless file is not copied out", DOS, off=HOST_CODE, label="files: regular files only")
 def endless(arm: Arm) -> Seen:
     box = arm.sandbox()
     arm.python('os.symlink("/dev/zero", "result.bin")', box=box)
@@ -41,9 +41,11 @@ def endless(arm: Arm) -> Seen:
     return Seen(True, f"{len(data)} bytes came")
 
 
-@attack("A26", "a sparse file of 4 GiB is not taken into the host's memory", DOS, off=OURS, label="files: byte cap")
+@attack(
+    "A26", "a sparse file of 4 GiB is not taken into the host's memory", DOS, off=HOST_CODE, label="files: byte cap"
+)
 def sparse(arm: Arm) -> Seen:
-    """Read as ranges, it comes in pieces of the size asked for; as a whole it is refused before memory is taken."""
+    """The host reads ranges of the size asked for; a read of the whole file is refused before memory is taken."""
     box = arm.sandbox()
     arm.python('os.truncate(os.open("big", os.O_CREAT | os.O_WRONLY), 1 << 40)', box=box)
     if arm.off:
@@ -58,7 +60,7 @@ def sparse(arm: Arm) -> Seen:
     return Seen(True, "it was read")
 
 
-@attack("A27", "a tree of any depth is removed", DOS, off=OURS, label="files: no recursion")
+@attack("A27", "a tree of any depth is removed", DOS, off=HOST_CODE, label="files: no recursion")
 def deep_tree(arm: Arm) -> Seen:
     box = arm.sandbox()
     arm.python(
@@ -77,7 +79,7 @@ def deep_tree(arm: Arm) -> Seen:
     return Seen(bool(left), f"left: {left[:3]}")
 
 
-@attack("A28", "a strange name is told as it is", SPOOF, off=OURS, label="files: JSON lines")
+@attack("A28", "a strange name is told as it is", SPOOF, off=HOST_CODE, label="files: JSON lines")
 def strange_names(arm: Arm) -> Seen:
     names = ["a\nb", "\x1b]0;title\x07", "\u202egnp.exe", "-rf", "..%2f", "n" * 255, " ", "\\", "${HOME}", "'\""]
     box = arm.sandbox()

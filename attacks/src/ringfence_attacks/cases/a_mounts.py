@@ -1,4 +1,4 @@
-"""A: host folders that a guest may write, and what in them it may not."""
+"""A: host folders that a guest may write, and the files in such a folder that a guest may not write."""
 
 from __future__ import annotations
 

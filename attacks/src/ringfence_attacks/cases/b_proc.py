@@ -57,8 +57,8 @@ attempt("user/max_inotify_watches", spill, "/proc/sys/user/max_inotify_watches",
 
 
 def _knobs(arm: Arm) -> Seen:
-    """Whoever has capabilities in a user namespace may set that namespace's own limits: one is the witness here, read
-    by a process of the host. The guest's own code tries it, not a program it executes: exec would drop the rights."""
+    """With capabilities in a user namespace a process may set that namespace's limits. Witness: a limit, read by a
+    process of the host. The guest's own code tries it, not a program it executes: exec would drop the rights."""
     box = arm.sandbox()
     told = arm.python(_KNOBS, box=box)
     pid, _ = arm.waiting("", box=box)
@@ -162,7 +162,7 @@ for name, text in (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "al
 
 @attack("B09", "a process does not take itself out of the memory killer's sight", DOS, off=BARE)
 def memory_killer(arm: Arm) -> Seen:
-    """Bare, it may come back down to where it was; inside, it starts at the host's value or above and stays there.
+    """Bare, the score may come down to its first value; inside, it starts at the host's value or above and stays.
 
     Seen by the host, in /proc of the waiting process.
     """

@@ -9,7 +9,7 @@ from ringfence import Policy, PolicyError
 from ringfence_attacks.case import (
     DOS,
     ESCAPE,
-    OURS,
+    HOST_CODE,
     PERSIST,
     READ,
     WRITE,
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 @attack(
-    "C01", "a folder swapped for a link does not lead a write of the host outside", WRITE, off=OURS, label="openat2"
+    "C01",
+    "a folder swapped for a link does not lead a write of the host outside",
+    WRITE,
+    off=HOST_CODE,
+    label="openat2",
 )
 def swapped_on_write(arm: Arm) -> Seen:
     """Off: a plain open on the host's side of the shared folder."""
@@ -49,7 +53,9 @@ def swapped_on_write(arm: Arm) -> Seen:
     return race.judge("writes that landed outside")
 
 
-@attack("C02", "a file swapped for a link does not lead a read of the host outside", READ, off=OURS, label="openat2")
+@attack(
+    "C02", "a file swapped for a link does not lead a read of the host outside", READ, off=HOST_CODE, label="openat2"
+)
 def swapped_on_read(arm: Arm) -> Seen:
     race, swapping = Race(), Swapping(arm)
     path = f"{swapping.place}/file"
@@ -62,7 +68,7 @@ def swapped_on_read(arm: Arm) -> Seen:
     return race.judge("reads that saw the canary")
 
 
-@attack("C03", "a folder swapped for a link does not lead a removal outside", WRITE, off=OURS, label="unlinkat")
+@attack("C03", "a folder swapped for a link does not lead a removal outside", WRITE, off=HOST_CODE, label="unlinkat")
 def swapped_on_removal(arm: Arm) -> Seen:
     """Off: names are listed first and removed by path, as `os.walk` with `os.remove` does."""
     race, swapping = Race(), Swapping(arm)
@@ -87,7 +93,11 @@ C05 = not_applicable("C05", "a path that is looked at is not swapped", ESCAPE, "
 
 
 @attack(
-    "C06", "a policy file that changes while it is read is one policy or an error", ESCAPE, off=OURS, label="one read"
+    "C06",
+    "a policy file that changes while it is read is one policy or an error",
+    ESCAPE,
+    off=HOST_CODE,
+    label="one read",
 )
 def changing_policy(arm: Arm) -> Seen:
     """Two writers' texts differ in two keys; a mixture has one of each. Off: the file is read a key at a time."""
@@ -138,11 +148,11 @@ C08 = not_applicable(
     "C09",
     "a state folder that somebody else laid out is refused",
     PERSIST,
-    off=OURS,
+    off=HOST_CODE,
     label="state: owner, mode, no link",
 )
 def squatted_state(arm: Arm) -> Seen:
-    """As another user could in a shared place: the folder is a link to one of theirs. Off: made with exist_ok."""
+    """Another user, in a shared place, makes the folder a link to a folder of that user. Off: made with exist_ok."""
     if os.geteuid() == 0:
         raise NotApplicable("root's state is in /run, where nobody else can make a name")
     theirs = f"{arm.directory}/theirs"

@@ -19,8 +19,8 @@ from ringfence_attacks.case import (
     BARE,
     DOS,
     ESCAPE,
+    HOST_CODE,
     LEAK,
-    OURS,
     PERSIST,
     READ,
     NotApplicable,
@@ -72,7 +72,7 @@ _TRY_ALL = (
 
 @attack("D02", "what the supervisor holds open is not inherited", READ, off=BARE)
 def inherited(arm: Arm) -> Seen:
-    """The supervisor is a process of its own here: it opens the canary inheritably before it starts Ringfence."""
+    """A separate supervisor opens the canary inheritably before starting Ringfence."""
     path = arm.host_file(mode=0o600)
     script = arm.script(_TRY_ALL)
     opening = f"import os, sys, subprocess\nfd = os.open({path!r}, os.O_RDONLY)\nos.set_inheritable(fd, True)\n"
@@ -120,7 +120,7 @@ def stream_flags(arm: Arm) -> Seen:
 
 @attack("D07", "no process is read or driven by another", READ, off="seccomp:ptrace")
 def tracing(arm: Arm) -> Seen:
-    """On a child of the guest's own, where the kernel permits it; others of the host have no name inside."""
+    """The guest tries it on its own child, where the kernel permits it; processes of the host have no name inside."""
     told = arm.python(
         """
         secret = ctypes.create_string_buffer(canary.encode())
@@ -169,7 +169,7 @@ def same_uid_outside(arm: Arm) -> Seen:
 
 
 def uid_of(box: Sandbox) -> int:
-    """The host uid of the guest."""
+    """Return the host uid of the guest."""
     held = getattr(box._box, "_uid", None)  # noqa: SLF001  # no public name: callers have no use for it
     return int(held.uid) if held is not None else os.geteuid()
 
@@ -215,7 +215,7 @@ for name in sorted(os.listdir("/proc")):
 """
 
 
-@attack("D09", "a guest that stops or kills the spawner does not stop the sandbox", DOS, off=OURS, label="monitor")
+@attack("D09", "a guest that stops or kills the spawner does not stop the sandbox", DOS, off=HOST_CODE, label="monitor")
 def stop_spawner(arm: Arm) -> Seen:
     """Off, the host sees that the blow lands: the spawner stands still. On, the sandbox still does what it is told:
     each run leaves a file that a later one could not have made."""
@@ -234,7 +234,7 @@ def stop_spawner(arm: Arm) -> Seen:
 
 
 def _standing_spawners(box: Sandbox) -> set[int]:
-    """The processes that make guests and are stopped."""
+    """Return the spawners that are stopped."""
     each = {pid: status_of(pid) for pid in inside(box)}
     return {
         pid for pid, status in each.items() if status.get("Name") == "rf-spawner" and status["State"].startswith("T")
@@ -433,7 +433,7 @@ with ringfence.Sandbox() as box:
 
 @attack("D18", "a paused sandbox dies with its supervisor", PERSIST, off=BARE, needs="cgroup")
 def paused(arm: Arm) -> Seen:
-    """Frozen by a cgroup, it takes no SIGKILL on v1: it must be thawed to die. Bare: a stopped child lives on."""
+    """A process that a cgroup v1 has frozen takes no SIGKILL until it is thawed. Bare: a stopped child lives on."""
     sleep, mark = os.path.realpath("/bin/sleep"), f"{arm.directory}/paused"
     if arm.bare:
         code = (
@@ -473,7 +473,7 @@ def _orphans(arm: Arm, code: str, mark: str | None = None) -> Seen:
         if pid is None:
             assert supervisor.stderr is not None
             raise AssertionError(f"no guest was started: {supervisor.stderr.read()[-300:]!r}")
-    deadline = time.monotonic() + (0.4 if arm.bare else 1.5)  # nobody ends it in a bare arm
+    deadline = time.monotonic() + (0.4 if arm.bare else 1.5)  # nothing ends it in a bare arm
     while processes_with(arm.canary) and time.monotonic() < deadline:
         time.sleep(0.02)
     states = {one: status_of(one).get("State", "gone") for one in processes_with(arm.canary)}

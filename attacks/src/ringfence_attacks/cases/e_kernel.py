@@ -30,7 +30,7 @@ def _word(result: int) -> str:
 
 
 def _reached(arm: Arm, attempts: list[Attempt], *, each: bool) -> Seen:
-    """Which attempts got past the filter. `each`: without the control every one must, with it not one may."""
+    """Judge by the attempts that got past the filter. `each`: all must without the control, none may with it."""
     got = answers(arm, arm.sandbox(), attempts)
     past = [one.name for one in attempts if one.name in got and got[one.name] != -one.filtered]
     words = "; ".join(f"{name}: {_word(result)}" for name, result in got.items())
@@ -307,7 +307,7 @@ def kernel_log(arm: Arm) -> Seen:
 
 
 def _in_the_log(text: str) -> bool:
-    """Whether a line of what the guest has is in the host's log, as the host reads it."""
+    """Return whether a line of the guest's loot is in the host's log, as the host reads that log."""
     import subprocess
 
     log = subprocess.run(["/bin/dmesg"], capture_output=True, check=False).stdout.decode("utf-8", "replace")

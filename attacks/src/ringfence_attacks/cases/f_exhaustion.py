@@ -8,7 +8,7 @@ import time
 from ringfence import Limits, Policy
 from ringfence.errors import RingfenceError
 from ringfence.values import replace
-from ringfence_attacks.case import DOS, OURS, NotApplicable, Seen, attack, cases, not_applicable
+from ringfence_attacks.case import DOS, HOST_CODE, NotApplicable, Seen, attack, cases, not_applicable
 from ringfence_attacks.cases import f_host
 from ringfence_attacks.tracer import host_pid, inside, pid_told
 
@@ -37,7 +37,7 @@ def _peak(told: Told) -> str:
 
 
 def _whole_bomb_stood(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
-    """The script exits 0 only when it holds all the memory it wanted at once."""
+    """The script exits 0 only when all the wanted memory was held at once."""
     told = arm.python(code, policy=policy)
     if arm.name == "on" and told.status != "oom":
         return Seen(told.exit_code == 0, f"expected oom: {_peak(told)}; {told.words()}")
@@ -229,12 +229,12 @@ def spin(arm: Arm) -> Seen:
 _LONG_S = 1.6  # what the scripts below want, and get without a clock
 
 
-@attack("F09", "code that sleeps is ended by the wall clock", DOS, off=OURS)
+@attack("F09", "code that sleeps is ended by the wall clock", DOS, off=HOST_CODE)
 def sleep_forever(arm: Arm) -> Seen:
     return _outlives(arm, f"time.sleep({_LONG_S})")
 
 
-@attack("F18", "code that drips output forever is ended by the wall clock", DOS, off=OURS)
+@attack("F18", "code that drips output forever is ended by the wall clock", DOS, off=HOST_CODE)
 def slow_drip(arm: Arm) -> Seen:
     return _outlives(arm, f"for n in range(40):\n    print(n, flush=True)\n    time.sleep({_LONG_S / 40})")
 
@@ -254,7 +254,7 @@ time.sleep(1.6)
     "F32",
     "code that is deaf to every signal is ended by the wall clock, and the caller answered in time",
     DOS,
-    off=OURS,
+    off=HOST_CODE,
 )
 def deaf_to_signals(arm: Arm) -> Seen:
     return _outlives(arm, _DEAF)
@@ -364,7 +364,7 @@ def descriptors(arm: Arm) -> Seen:
     return Seen(count > 256, f"{count} descriptors of 256")
 
 
-@attack("F31", "running out of memory is told as such, and the sandbox goes on", DOS, off=OURS, needs="cgroup")
+@attack("F31", "running out of memory is told as such, and the sandbox goes on", DOS, off=HOST_CODE, needs="cgroup")
 def oom_and_after(arm: Arm) -> Seen:
     """The off arm kills PID 1, as the kernel would choose to were it in the group."""
     box = arm.sandbox(_SMALL, whole=True)

@@ -1,4 +1,4 @@
-"""F, the host's side: floods and bombs that our own code reads, parses or counts must leave it as it was."""
+"""F, the host's side: floods and bombs that the library reads, parses or counts leave the library unharmed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import time
 
 from ringfence.errors import PolicyError
-from ringfence_attacks.case import DOS, OURS, SPOOF, Seen, attack, cases
+from ringfence_attacks.case import DOS, HOST_CODE, SPOOF, Seen, attack, cases
 from ringfence_attacks.tracer import monitor_of
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ _FLOODS = {
 }
 
 
-@attack("F16", "a flood of output leaves the caller's memory as it was, and says that it was cut", DOS, off=OURS)
+@attack("F16", "a flood of output leaves the caller's memory as it was, and says that it was cut", DOS, off=HOST_CODE)
 def output_flood(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     arm.run(box, "1")
@@ -66,7 +66,7 @@ while time.monotonic() < end:
 """
 
 
-@attack("F16-monitor", "a flood of nonsense on the line to the host costs no CPU time", DOS, off=OURS)
+@attack("F16-monitor", "a flood of nonsense on the line to the host costs no CPU time", DOS, off=HOST_CODE)
 def flood_of_the_report(arm: Arm) -> Seen:
     """The line is hung up at the first nonsense. Otherwise the monitor would read for ever, as we do in the off arm."""
     if arm.off:
@@ -105,7 +105,7 @@ def _ticks(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@attack("F17", "standard error that nobody asked for does not block the guest", DOS, off=OURS)
+@attack("F17", "standard error that nobody asked for does not block the guest", DOS, off=HOST_CODE)
 def other_stream_full(arm: Arm) -> Seen:
     code = "import os\nfor _ in range(64): os.write(2, bytes(1 << 16))\nos.write(1, b'done')"
     if not arm.off:
@@ -120,7 +120,10 @@ def other_stream_full(arm: Arm) -> Seen:
 
 
 @attack(
-    "F19", "arguments, variables, code and input of any size are refused in words, not by a traceback", DOS, off=OURS
+    "F19",
+    "arguments, variables, code and input of any size are refused in words, not by a traceback",
+    DOS,
+    off=HOST_CODE,
 )
 def huge_arguments(arm: Arm) -> Seen:
     if arm.off:
@@ -157,7 +160,7 @@ import os
 data = ({text}).encode()
 try:
     while data: data = data[os.write(3, data):]
-except OSError: pass  # nobody listens to nonsense
+except OSError: pass  # the host hung up on nonsense
 os._exit(7)
 """
 _JSON_BOMBS = {
@@ -172,7 +175,7 @@ _JSON_BOMBS = {
 }
 
 
-@attack("F20", "a result that is a bomb for parsers is a result without a value", SPOOF, off=OURS)
+@attack("F20", "a result that is a bomb for parsers is a result without a value", SPOOF, off=HOST_CODE)
 def result_bombs(arm: Arm) -> Seen:
     import json
 
@@ -192,7 +195,7 @@ def result_bombs(arm: Arm) -> Seen:
     return Seen(bool(wrong), "; ".join(wrong) or f"{len(_JSON_BOMBS)} bombs, exit code 7 each time, no value")
 
 
-@attack("F23", "a pattern given to files.list is matched in linear time", DOS, off=OURS)
+@attack("F23", "a pattern given to files.list is matched in linear time", DOS, off=HOST_CODE)
 def pattern_bomb(arm: Arm) -> Seen:
     name = "a" * 25
     before = time.monotonic()
@@ -209,7 +212,9 @@ def pattern_bomb(arm: Arm) -> Seen:
     return Seen(took > (0.4 if arm.off else 4), f"{took:.3f} s")  # on a busy host, starting the worker takes a while
 
 
-@attack("F24", "forty sandboxes later the host has as many groups, mounts and descriptors as before", DOS, off=OURS)
+@attack(
+    "F24", "forty sandboxes later the host has as many groups, mounts and descriptors as before", DOS, off=HOST_CODE
+)
 def start_storm(arm: Arm) -> Seen:
     from ringfence import Sandbox
 

@@ -17,7 +17,7 @@ from ringfence.gateway.types import Target
 from ringfence.host import import_path
 from ringfence.policy.hosts import HostPattern
 from ringfence_attacks.arena import LIMITS
-from ringfence_attacks.case import DOS, ESCAPE, LEAK, OURS, NotApplicable, Seen, attack, cases
+from ringfence_attacks.case import DOS, ESCAPE, HOST_CODE, LEAK, NotApplicable, Seen, attack, cases
 from ringfence_attacks.witnesses import replaced
 
 TYPE_CHECKING = False
@@ -60,7 +60,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _internet(arm: Arm, names: dict[str, str]) -> list[str]:
-    """Names that the gateway's resolver finds while the arm lasts. Returns the list of what it was asked."""
+    """Give the gateway's resolver these names while the arm lasts. Returns the list of names that were asked for."""
     asked: list[str] = []
 
     def lookup(name: str, port: int) -> list[str]:
@@ -99,7 +99,7 @@ def _came(listener: Listener, told: str, *, with_: bytes = b"") -> Seen:
     "G08",
     "a name that leads to a private address is not dialled",
     ESCAPE,
-    off=OURS,
+    off=HOST_CODE,
     needs="network",
     label="address check",
 )
@@ -120,7 +120,7 @@ for name in ("secret-data.evil.test", "more-data.web.test.evil.test"):
 """
 
 
-@attack("G09", "a name that is not permitted is looked up by nobody", LEAK, off=OURS, label="own resolver")
+@attack("G09", "a name that is not permitted is looked up by nobody", LEAK, off=HOST_CODE, label="own resolver")
 def dns_tunnel(arm: Arm) -> Seen:
     asked = _internet(arm, {"evil.test": _LOOPBACK})
     whole = resolving.lookup
@@ -135,7 +135,7 @@ def dns_tunnel(arm: Arm) -> Seen:
     return Seen(bool(asked), f"{len(asked)} look-ups; {told.words()}")
 
 
-@attack("G10", "a hello for another server does not pass", ESCAPE, off=OURS, label="SNI check")
+@attack("G10", "a hello for another server does not pass", ESCAPE, off=HOST_CODE, label="SNI check")
 def other_server_name(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
@@ -150,7 +150,7 @@ def other_server_name(arm: Arm) -> Seen:
     return _came(listener, told.words(), with_=b"evil.test")
 
 
-@attack("G10-literal", "CONNECT to an address that is not listed leads nowhere", ESCAPE, off=OURS, label="rules")
+@attack("G10-literal", "CONNECT to an address that is not listed leads nowhere", ESCAPE, off=HOST_CODE, label="rules")
 def connect_to_address(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _careless(arm, rules.NetworkRules, "decide", _permit_all)
@@ -167,7 +167,9 @@ def _permit_all(_: rules.NetworkRules, name: str, port: int) -> rules.Verdict:
     return rules.Verdict(None, Target(name, port, None))
 
 
-@attack("G11", "a Host header for another host does not pass", ESCAPE, off=OURS, needs="network", label="Host check")
+@attack(
+    "G11", "a Host header for another host does not pass", ESCAPE, off=HOST_CODE, needs="network", label="Host check"
+)
 def other_host_header(arm: Arm) -> Seen:
     _needs_http()
     listener = arm.listen_tcp()
@@ -185,7 +187,7 @@ def other_host_header(arm: Arm) -> Seen:
     "G12",
     "a request that parsers read in two ways does not pass",
     ESCAPE,
-    off=OURS,
+    off=HOST_CODE,
     needs="network",
     label="strict heads",
 )
@@ -208,7 +210,7 @@ def smuggling(arm: Arm) -> Seen:
     "G13",
     "a redirect to a host that is not permitted is not followed for the guest",
     ESCAPE,
-    off=OURS,
+    off=HOST_CODE,
     needs="network",
     label="rules",
 )
@@ -229,7 +231,7 @@ def redirect(arm: Arm) -> Seen:
     "G14",
     "a name that only ends like a permitted one is another name",
     ESCAPE,
-    off=OURS,
+    off=HOST_CODE,
     needs="network",
     label="name grammar",
 )
@@ -247,7 +249,7 @@ def lookalike_names(arm: Arm) -> Seen:
     return _came(listener, told.words())
 
 
-@attack("G15", "a NUL in a SOCKS name does not make it another name", ESCAPE, off=OURS, label="name grammar")
+@attack("G15", "a NUL in a SOCKS name does not make it another name", ESCAPE, off=HOST_CODE, label="name grammar")
 def nul_in_socks(arm: Arm) -> Seen:
     """The suffix matched, and the resolver read up to the NUL: so one peer was broken."""
     listener = arm.listen_tcp()
@@ -263,9 +265,11 @@ def nul_in_socks(arm: Arm) -> Seen:
     return _came(listener, told.words())
 
 
-@attack("G25", "while the gateway is down nothing passes", ESCAPE, off=OURS, label="listeners of the gateway's own")
+@attack(
+    "G25", "while the gateway is down nothing passes", ESCAPE, off=HOST_CODE, label="listeners of the gateway's own"
+)
 def gateway_down(arm: Arm) -> Seen:
-    """The arm "off" leaves it running: were there another way, it would be open in both."""
+    """The arm "off" leaves the resolver running: another way out would be open in both arms."""
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
@@ -287,7 +291,7 @@ def _stopped() -> Iterator[None]:
         service().start()
 
 
-@attack("G26", "what is sent beyond the budget does not arrive", DOS, off=OURS, label="upload budget")
+@attack("G26", "what is sent beyond the budget does not arrive", DOS, off=HOST_CODE, label="upload budget")
 def upload_budget(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
@@ -316,9 +320,9 @@ tell(held=len(held))
 )
 
 
-@attack("F26", "a flood of connections stays inside", DOS, off=OURS, label="connection budget")
+@attack("F26", "a flood of connections stays inside", DOS, off=HOST_CODE, label="connection budget")
 def connection_flood(arm: Arm) -> Seen:
-    """Forty at once where eight are allowed, all held open. The witness counts those that sent it something."""
+    """Open forty connections at once where eight are allowed, and hold them. The witness counts senders."""
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
@@ -340,9 +344,9 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 """
 
 
-@attack("F27", "a flood of DNS queries stays inside", DOS, off=OURS, label="query budget")
+@attack("F27", "a flood of DNS queries stays inside", DOS, off=HOST_CODE, label="query budget")
 def query_flood(arm: Arm) -> Seen:
-    """Four hundred where the budget, made small for this, has fifty and few more a second. The witness is the
+    """Send four hundred queries where the budget, made small here, has fifty and few more a second. The witness is the
     gateway's own reading of queries."""
     read: list[bytes] = []
     whole = dns.parse

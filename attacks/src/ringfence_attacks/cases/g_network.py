@@ -205,7 +205,7 @@ def _port(said: str) -> int:
 
 @attack("G20", "one sandbox does not reach another", ESCAPE, off="net-namespace")
 def sandbox_to_sandbox(arm: Arm) -> Seen:
-    """A canary that only the second one is given is what the first one prints."""
+    """Only the second sandbox is given the canary; the first prints what it finds."""
     server = arm.spawn(_SERVER, box=arm.sandbox())
     port = _port(pid_told(server)[1])
     told = arm.python(
@@ -221,7 +221,7 @@ def sandbox_to_sandbox(arm: Arm) -> Seen:
     )
     process_ends = arm.off or told.met.get("connect") == "ok"
     if not process_ends:
-        server.kill()  # nobody has come, and nobody else knows the way
+        server.kill()  # no client has come, and no other process knows the way
     heard = "".join(getattr(event, "text", "") for event in server)
     return Seen(arm.canary in heard, f"the second: {told.words()}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ringfence_attacks.case import LEAK, OURS, Seen, attack, cases
+from ringfence_attacks.case import HOST_CODE, LEAK, Seen, attack, cases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _sent(arm: Arm, requests: dict[str, str], mark: str) -> Seen:
     "G11-tls",
     "inside TLS, Host and target agree with what was permitted",
     LEAK,
-    off=OURS,
+    off=HOST_CODE,
     needs="network",
     label=_LABEL,
 )
@@ -63,7 +63,7 @@ def fronting(arm: Arm) -> Seen:
     return _sent(arm, requests, mark)
 
 
-@attack("G12-tls", "inside TLS, requests cannot be smuggled", LEAK, off=OURS, needs="network", label=_LABEL)
+@attack("G12-tls", "inside TLS, requests cannot be smuggled", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
 def smuggling(arm: Arm) -> Seen:
     mark = arm.canary
     inner = f"GET /{mark} HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
@@ -81,7 +81,7 @@ def smuggling(arm: Arm) -> Seen:
     return _sent(arm, requests, mark)
 
 
-@attack("G23", "paths and methods are compared in one form", LEAK, off=OURS, needs="network", label=_LABEL)
+@attack("G23", "paths and methods are compared in one form", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
 def spellings(arm: Arm) -> Seen:
     mark = arm.canary
     end = " HTTP/1.1\r\nHost: api.example.com:PORT\r\nConnection: close\r\n"
@@ -105,7 +105,7 @@ _ELSEWHERE = (
     "G23-headers",
     "no header makes another path or method of a request",
     LEAK,
-    off=OURS,
+    off=HOST_CODE,
     needs="network",
     label=_LABEL,
 )
@@ -151,7 +151,7 @@ def _unscrubbed() -> Iterator[None]:
         Vault.forms = whole  # type: ignore[method-assign]  # as above
 
 
-@attack("G24", "injected credentials are never given back", LEAK, off=OURS, needs="network", label="scrubbing")
+@attack("G24", "injected credentials are never given back", LEAK, off=HOST_CODE, needs="network", label="scrubbing")
 def echoed(arm: Arm) -> Seen:
     from ringfence.policy.secrets import Secret
     from ringfence_attacks import tls_server

@@ -1,4 +1,4 @@
-"""H: what a guest could learn about its host, its supervisor and its neighbours."""
+"""H: what a guest could learn about host, supervisor and neighbours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringfence._sync import compat
 from ringfence.host import import_path
 from ringfence.host.zygote_start import own_package
 from ringfence_attacks.arena import POLICY
-from ringfence_attacks.case import LEAK, OURS, NotApplicable, Seen, attack, cases, not_applicable
+from ringfence_attacks.case import HOST_CODE, LEAK, NotApplicable, Seen, attack, cases, not_applicable
 from ringfence_attacks.witnesses import replaced
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ loot(repr(dict(os.environ)))
 """
 
 
-@attack("H01", "no variable of the supervisor is in a guest's environment", LEAK, off=OURS)
+@attack("H01", "no variable of the supervisor is in a guest's environment", LEAK, off=HOST_CODE)
 def variables(arm: Arm) -> Seen:
     """Off: a child that inherits the environment, as subprocess gives it."""
     arm.environ()
@@ -79,7 +79,9 @@ else:
 """
 
 
-@attack("H12", "nothing of the supervisor's memory, arguments or environment is in a guest's memory", LEAK, off=OURS)
+@attack(
+    "H12", "nothing of the supervisor's memory, arguments or environment is in a guest's memory", LEAK, off=HOST_CODE
+)
 def memory_of_the_supervisor(arm: Arm) -> Seen:
     """Off: a plain fork of the supervisor."""
     env = {"RINGFENCE_ATTACK_CANARY": arm.canary, "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
@@ -125,7 +127,7 @@ def machine_id(arm: Arm) -> Seen:
     return _same_text(arm, "/etc/machine-id")
 
 
-@attack("H03", "a guest's traceback names none of our files", LEAK, off=OURS)
+@attack("H03", "a guest's traceback names none of our files", LEAK, off=HOST_CODE)
 def tracebacks(arm: Arm) -> Seen:
     if arm.off:
         text = _traceback_of_a_runner()
@@ -139,7 +141,7 @@ def _traceback_of_a_runner() -> str:
     import traceback
 
     try:
-        int("x")  # a failure below code of ours, as in a runner of one process
+        int("x")  # a failure below library code, as in a runner of one process
     except ValueError:
         return traceback.format_exc()
     return ""
@@ -160,7 +162,7 @@ def load_of_others(arm: Arm) -> Seen:
     return Seen(any(f" {name} " in told.looted for name in names), told.words())
 
 
-@attack("H06", "a new sandbox finds nothing of the one before", LEAK, off=OURS)
+@attack("H06", "a new sandbox finds nothing of the one before", LEAK, off=HOST_CODE)
 def remains(arm: Arm) -> Seen:
     """Off: the same sandbox again."""
     leave = "for d in ('/workspace', '/tmp', '/dev/shm'):\n    open(d + '/left', 'w').write(canary)"
@@ -201,7 +203,7 @@ for _ in range(2):
 """
 
 
-@attack("H11", "two sandboxes of one zygote have different randomness: random, numpy, OpenSSL", LEAK, off=OURS)
+@attack("H11", "two sandboxes of one zygote have different randomness: random, numpy, OpenSSL", LEAK, off=HOST_CODE)
 def randomness(arm: Arm) -> Seen:
     """Off: two plain forks of one process that has imported the same modules."""
     preload = ["random", "ssl", "tempfile", "uuid"]
@@ -244,7 +246,7 @@ except Exception as error:
 """
 
 
-@attack("H10", "the host's exceptions are not told to guests", LEAK, off=OURS, label="kind of the exception alone")
+@attack("H10", "the host's exceptions are not told to guests", LEAK, off=HOST_CODE, label="kind of the exception alone")
 def exception_text(arm: Arm) -> Seen:
     """A function of the caller's fails on something that only the host knows. Off: the text goes with it."""
 

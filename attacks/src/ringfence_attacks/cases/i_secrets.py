@@ -6,7 +6,7 @@ The arm without the control does what is done without the gateway: it hands the 
 from __future__ import annotations
 
 from ringfence.policy.secrets import Secret
-from ringfence_attacks.case import BARE, LEAK, OURS, Seen, attack, cases, not_applicable
+from ringfence_attacks.case import BARE, HOST_CODE, LEAK, Seen, attack, cases, not_applicable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
 """
 
 
-@attack("I01", "a secret is in no environment inside, nor on a stack", LEAK, off=OURS, needs="network", label=_LABEL)
+@attack(
+    "I01", "a secret is in no environment inside, nor on a stack", LEAK, off=HOST_CODE, needs="network", label=_LABEL
+)
 def environment(arm: Arm) -> Seen:
     from ringfence_attacks import tls_server
 
@@ -58,7 +60,7 @@ child.kill(); child.wait()
 """
 
 
-@attack("I02", "a secret is in nobody's arguments", LEAK, off=OURS, needs="network", label=_LABEL)
+@attack("I02", "a secret is in nobody's arguments", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
 def arguments(arm: Arm) -> Seen:
     from ringfence_attacks import tls_server
 
@@ -74,7 +76,7 @@ attempt("bad request", fetch, host, port, f"GET {token} HTTP/1.1\\r\\n{token}\\r
 """
 
 
-@attack("I03", "a secret is in no log, result or denial", LEAK, off=OURS, needs="network", label=_LABEL)
+@attack("I03", "a secret is in no log, result or denial", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
 def logs(arm: Arm) -> Seen:
     """The witness is all that the caller is given, and the server, which must have had the value."""
     from ringfence.policy.model import Rule
@@ -104,7 +106,9 @@ tell(dumped=1)
 """
 
 
-@attack("I04", "a secret is in nothing that the guest can leave behind", LEAK, off=OURS, needs="network", label=_LABEL)
+@attack(
+    "I04", "a secret is in nothing that the guest can leave behind", LEAK, off=HOST_CODE, needs="network", label=_LABEL
+)
 def left_behind(arm: Arm) -> Seen:
     """What a snapshot would hold: the workspace, and the trusted roots, read from outside."""
     from ringfence.gateway.secrets.trust import BUNDLE, JAVA_STORE
@@ -128,9 +132,11 @@ for name, secure in ((other, True), (host, False), (other, False)):
 """
 
 
-@attack("I05", "a secret goes to its own host over TLS alone", LEAK, off=OURS, needs="network", label="swap by host")
+@attack(
+    "I05", "a secret goes to its own host over TLS alone", LEAK, off=HOST_CODE, needs="network", label="swap by host"
+)
 def elsewhere(arm: Arm) -> Seen:
-    """To another host and in plain HTTP. The server is the same one: it notes what it is sent."""
+    """Send the placeholder to another host, and in plain HTTP. One server stands for both and notes every byte."""
     from ringfence.policy.model import Rule
     from ringfence_attacks import tls_server
 

@@ -1,4 +1,4 @@
-"""J17: PID 1 and the spawner, which a guest can name. It must not be able to write to them, limit or choose them."""
+"""J17: PID 1 and the spawner, which a guest can name, and must not write to, limit or choose."""
 
 from __future__ import annotations
 

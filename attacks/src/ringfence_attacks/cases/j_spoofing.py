@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from ringfence_attacks.case import CRASH, OURS, SPOOF, Seen, attack, cases, not_applicable
+from ringfence_attacks.case import CRASH, HOST_CODE, SPOOF, Seen, attack, cases, not_applicable
 from ringfence_attacks.cases import j_init
 from ringfence_attacks.cases.j_init import goes_on
 from ringfence_attacks.tracer import host_pid, pid_told
@@ -54,7 +54,7 @@ os._exit(3)
 """
 
 
-@attack("J01", "frames and markers printed on standard output change nothing", SPOOF, off=OURS)
+@attack("J01", "frames and markers printed on standard output change nothing", SPOOF, off=HOST_CODE)
 def printed_frames(arm: Arm) -> Seen:
     result = arm.run(arm.sandbox(whole=True), _PRINTED.format(lie=_LIE))
     return _naive(_LIE, 3) if arm.off and _LIE in result.stdout else _believed(result, 3)
@@ -73,7 +73,10 @@ os._exit(3)
 
 
 @attack(
-    "J02", "what is written to the report and to every open descriptor does not change the verdict", SPOOF, off=OURS
+    "J02",
+    "what is written to the report and to every open descriptor does not change the verdict",
+    SPOOF,
+    off=HOST_CODE,
 )
 def written_frames(arm: Arm) -> Seen:
     result = arm.run(arm.sandbox(whole=True), _EVERY_FD.format(lie=_LIE))
@@ -83,9 +86,9 @@ def written_frames(arm: Arm) -> Seen:
 _EARLY = "import json, os\nos.write(3, json.dumps({said!r}).encode())\nos._exit({code})"
 
 
-@attack("J02-early", "a guest cannot say that it was never started", SPOOF, off=OURS)
+@attack("J02-early", "a guest cannot say that it was never started", SPOOF, off=HOST_CODE)
 def forged_start_failure(arm: Arm) -> Seen:
-    """Off: a host that takes any report for one of its own code."""
+    """Off: a host that believes every report."""
     from ringfence.core import arguments
 
     forged = {"stage": "cwd", "errno": 4}
@@ -150,7 +153,7 @@ builtins.int = builtins.str = builtins.len = None
 """
 
 
-@attack("J03", "patching the interpreter from inside does not change how its end is seen", SPOOF, off=OURS)
+@attack("J03", "patching the interpreter from inside does not change how its end is seen", SPOOF, off=HOST_CODE)
 def patched_interpreter(arm: Arm) -> Seen:
     code = _PATCHES.format(lie=_LIE) + "os.kill(os.getpid(), 9)"
     if arm.off:
@@ -160,14 +163,14 @@ def patched_interpreter(arm: Arm) -> Seen:
 
 
 def _in_one_process() -> Seen:
-    """Off: a runner that executes in its own process and decides there, after guest code could rewrite it."""
+    """Off: a runner that executes guest code in its own process and decides there, after guest code could change it."""
     code = "space = {'verdict': lambda failed: 'error' if failed else 'ok'}\n"
     code += "exec(\"verdict = lambda failed: 'ok'\", space)\nprint(space['verdict'](True))"
     said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout.decode().strip()
     return Seen(said == "ok", "the runner's own verdict was replaced")
 
 
-@attack("J04", "a builtin redefined by one run is not what the next one gets", SPOOF, off=OURS)
+@attack("J04", "a builtin redefined by one run is not what the next one gets", SPOOF, off=HOST_CODE)
 def redefined_builtin(arm: Arm) -> Seen:
     """Off: the same interpreter runs both."""
     first, second = "import builtins\nbuiltins.len = lambda x: 42\n", "print(len('abc'))"
@@ -191,7 +194,10 @@ os._exit({code})
 
 
 @attack(
-    "J05", "killing every process inside and leaving with 0 is seen as that, and the sandbox goes on", SPOOF, off=OURS
+    "J05",
+    "killing every process inside and leaving with 0 is seen as that, and the sandbox goes on",
+    SPOOF,
+    off=HOST_CODE,
 )
 def kill_the_spawner(arm: Arm) -> Seen:
     """Off: PID 1 dies too, which no guest can bring about; the sandbox must say that it is lost."""
@@ -204,7 +210,7 @@ def kill_the_spawner(arm: Arm) -> Seen:
     return Seen(result.exit_code != 4 or after != "exit 5", f"exit {result.exit_code}; then {after}")
 
 
-@attack("J05-stop", "a guest that stops the spawner delays a call and forges nothing", SPOOF, off=OURS)
+@attack("J05-stop", "a guest that stops the spawner delays a call and forges nothing", SPOOF, off=HOST_CODE)
 def stop_the_spawner(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     result = arm.run(box, _KILLS.format(signal="SIGSTOP", code=4))
@@ -218,7 +224,7 @@ def stop_the_spawner(arm: Arm) -> Seen:
     return Seen(wrong, f"exit {result.exit_code}; then {after} after {took:.1f} s")
 
 
-@attack("J06", "usage is what was used, whatever the report says", SPOOF, off=OURS)
+@attack("J06", "usage is what was used, whatever the report says", SPOOF, off=HOST_CODE)
 def forged_usage(arm: Arm) -> Seen:
     lie = {"cpu_s": 0.0, "usage": {"cpu_s": 0.0, "memory_peak_bytes": 1}}
     code = "import json, os, time\nheld = bytearray(40 << 20)\nheld[::4096] = bytes(len(held[::4096]))\n"
@@ -232,7 +238,10 @@ def forged_usage(arm: Arm) -> Seen:
 
 
 @attack(
-    "J07", "a frame of 4 GiB, of an unknown type or for nobody ends the sandbox, not the host's memory", CRASH, off=OURS
+    "J07",
+    "a frame of 4 GiB, of an unknown type or for nobody ends the sandbox, not the host's memory",
+    CRASH,
+    off=HOST_CODE,
 )
 def hostile_frames(arm: Arm) -> Seen:
     """Off: a reader that makes room for what the header says."""
@@ -280,7 +289,7 @@ _CONFUSED: dict[str, object] = {
 }
 
 
-@attack("J08", "an event with a field too many, too few or of another type is no event", SPOOF, off=OURS)
+@attack("J08", "an event with a field too many, too few or of another type is no event", SPOOF, off=HOST_CODE)
 def confused_types(arm: Arm) -> Seen:
     """Off: a plain parser."""
     from ringfence.wire.frames import WireError, event
@@ -323,7 +332,9 @@ socket.socket(socket.AF_UNIX).bind("/workspace/socket")
 _FORGED = b'{"info": {"path": "forged", "kind": "file", "size": 1, "mode": 0, "modified": 0, "target": null}}'
 
 
-@attack("J18", "files() through links to descriptors, memory, FIFOs and sockets is refused in time", SPOOF, off=OURS)
+@attack(
+    "J18", "files() through links to descriptors, memory, FIFOs and sockets is refused in time", SPOOF, off=HOST_CODE
+)
 def trapped_files(arm: Arm) -> Seen:
     """Off: a plain open of the link, which reaches the descriptor it names."""
     box = arm.sandbox(whole=True)

@@ -7,7 +7,7 @@ import time
 
 from ringfence import Mount, Policy
 from ringfence_attacks.arena import LIMITS
-from ringfence_attacks.case import DOS, OURS, READ, SPOOF, WRITE, Seen, attack, cases
+from ringfence_attacks.case import DOS, HOST_CODE, READ, SPOOF, WRITE, Seen, attack, cases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def _mounted(arm: Arm) -> str:
     return folder
 
 
-@attack("K04", "a link that a guest left in a shared folder is followed inside only", READ, off=OURS)
+@attack("K04", "a link that a guest left in a shared folder is followed inside only", READ, off=HOST_CODE)
 def link_in_a_mount(arm: Arm) -> Seen:
     """Off: the host opens the folder's file by its name."""
     canary, folder = arm.host_file(), _mounted(arm)
@@ -38,7 +38,7 @@ def link_in_a_mount(arm: Arm) -> Seen:
     return Seen(arm.canary in text, text if arm.canary not in text else "the canary")
 
 
-@attack("K04-write", "a write through such a link does not land on the host", WRITE, off=OURS)
+@attack("K04-write", "a write through such a link does not land on the host", WRITE, off=HOST_CODE)
 def write_through_a_link(arm: Arm) -> Seen:
     victim, folder = arm.host_file(text="as it was"), _mounted(arm)
     box = arm.sandbox(Policy(limits=LIMITS, mounts=[Mount(folder, mode="rw")]), whole=True)
@@ -63,7 +63,9 @@ for name in names:
 """
 
 
-@attack("K03", "names with newlines, escapes, raw bytes or only another case come back as they are", SPOOF, off=OURS)
+@attack(
+    "K03", "names with newlines, escapes, raw bytes or only another case come back as they are", SPOOF, off=HOST_CODE
+)
 def strange_names(arm: Arm) -> Seen:
     """Off: names as lines of text, as `ls` gives them."""
     box = arm.sandbox(whole=True)
@@ -82,7 +84,7 @@ os.ftruncate(fd, (1 << 62))
 """
 
 
-@attack("K01-sparse", "a file that says it has 4 EiB is not read into memory", DOS, off=OURS)
+@attack("K01-sparse", "a file that says it has 4 EiB is not read into memory", DOS, off=HOST_CODE)
 def sparse_file(arm: Arm) -> Seen:
     """Off: a reader that trusts the size."""
     box = arm.sandbox(whole=True)
@@ -104,7 +106,7 @@ for _ in range(depth):
 """
 
 
-@attack("K01-deep", "a tree deeper than any recursion is removed", DOS, off=OURS)
+@attack("K01-deep", "a tree deeper than any recursion is removed", DOS, off=HOST_CODE)
 def deep_tree(arm: Arm) -> Seen:
     """Off: shutil.rmtree, inside, on the same tree."""
     box = arm.sandbox(whole=True)

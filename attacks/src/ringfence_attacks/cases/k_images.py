@@ -10,7 +10,7 @@ import tarfile
 from ringfence.errors import ImageError
 from ringfence.images.store import ImageInfo, Store
 from ringfence.values import replace
-from ringfence_attacks.case import OURS, SPOOF, WRITE, Seen, attack, cases
+from ringfence_attacks.case import HOST_CODE, SPOOF, WRITE, Seen, attack, cases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _careless(arm: Arm, data: bytes) -> str:
     return root
 
 
-@attack("K01-image", "an image's archive that goes through its own link does not write outside", WRITE, off=OURS)
+@attack("K01-image", "an image's archive that goes through its own link does not write outside", WRITE, off=HOST_CODE)
 def through_a_link(arm: Arm) -> Seen:
     """Off: an extraction that trusts the archive."""
     victim = arm.host_file(text="as it was")
@@ -73,7 +73,7 @@ def through_a_link(arm: Arm) -> Seen:
     return Seen(text != "as it was", f"the host's file reads {text!r}; {said}")
 
 
-@attack("K01-passwd", "an image whose /etc/passwd is a link does not have a host file written", WRITE, off=OURS)
+@attack("K01-passwd", "an image whose /etc/passwd is a link does not have a host file written", WRITE, off=HOST_CODE)
 def passwd_is_a_link(arm: Arm) -> Seen:
     """M10. Off: the user is added by opening the file where it seems to be."""
     victim = arm.host_file(text="as it was")
@@ -89,7 +89,7 @@ def passwd_is_a_link(arm: Arm) -> Seen:
     return Seen(text != "as it was", f"the host's file reads {text!r}; {said}")
 
 
-@attack("K07-image", "a layer that was changed after its digest was written is refused", SPOOF, off=OURS)
+@attack("K07-image", "a layer that was changed after its digest was written is refused", SPOOF, off=HOST_CODE)
 def changed_layer(arm: Arm) -> Seen:
     """Off: layers are unpacked without a look at their digests."""
     import hashlib

@@ -1,4 +1,4 @@
-"""K, C and F again: snapshots and workspaces on disk. Most controls are code of ours on the host."""
+"""K, C and F again: snapshots and workspaces on disk. Most controls are library code on the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringfence import Policy, Sandbox, Snapshot, SnapshotError, UnsupportedError
 from ringfence.backends.process.memory import capture
 from ringfence.values import replace
 from ringfence_attacks.arena import LIMITS, POLICY
-from ringfence_attacks.case import DOS, ESCAPE, OURS, READ, SPOOF, WRITE, NotApplicable, Seen, attack, cases
+from ringfence_attacks.case import DOS, ESCAPE, HOST_CODE, READ, SPOOF, WRITE, NotApplicable, Seen, attack, cases
 from ringfence_attacks.witnesses import replaced
 
 TYPE_CHECKING = False
@@ -32,7 +32,9 @@ while time.monotonic() < end:
 """
 
 
-@attack("C07", "a file in a snapshot is one state of it, or there is no snapshot", ESCAPE, off=OURS, label="read again")
+@attack(
+    "C07", "a file in a snapshot is one state of it, or there is no snapshot", ESCAPE, off=HOST_CODE, label="read again"
+)
 def torn_file(arm: Arm) -> Seen:
     """A file that is written all the time. Off: a reader that does not look whether it changed meanwhile."""
     box = arm.sandbox(whole=True)
@@ -71,7 +73,9 @@ def _read_snapshot(box: Sandbox) -> bytes:
         made.delete()
 
 
-@attack("K06", "a snapshot is used under the policy it was taken under, and no other", WRITE, off=OURS, label="binding")
+@attack(
+    "K06", "a snapshot is used under the policy it was taken under, and no other", WRITE, off=HOST_CODE, label="binding"
+)
 def another_policy(arm: Arm) -> Seen:
     """What code left in a sandbox with wide rights would else wait in one with narrow rights, or the reverse."""
     box = arm.sandbox(whole=True)
@@ -91,7 +95,7 @@ def another_policy(arm: Arm) -> Seen:
 
 
 def _bound_anew(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """As if nobody had written down what it belongs to."""
+    """Return the snapshot without the record of what it belongs to."""
     from ringfence.policy.image import Image
     from ringfence.snapshots.model import bound_to, make
 
@@ -100,7 +104,7 @@ def _bound_anew(snapshot: Snapshot, policy: Policy) -> Snapshot:
     return make(tree, snapshot._holder, bound_to("process", Image(), policy), policy)  # noqa: SLF001  # as above
 
 
-@attack("K07", "an exported snapshot that was altered is refused", WRITE, off=OURS, label="digest")
+@attack("K07", "an exported snapshot that was altered is refused", WRITE, off=HOST_CODE, label="digest")
 def altered_file(arm: Arm) -> Seen:
     """Somebody puts a program of his own into the file. Off: a reader that takes the bytes as they are."""
     box = arm.sandbox(whole=True)
@@ -126,9 +130,11 @@ def altered_file(arm: Arm) -> Seen:
     return Seen(other.files.read_text("tool") == arm.canary, "the altered file is in the sandbox")
 
 
-@attack("K07-digest", "no sandbox gets another's file by naming its digest", READ, off=OURS, label="own content only")
+@attack(
+    "K07-digest", "no sandbox gets another's file by naming its digest", READ, off=HOST_CODE, label="own content only"
+)
 def content_of_another(arm: Arm) -> Seen:
-    """A guest that made the worker lie knows the digest of a file of another. Off: whoever names a digest has it."""
+    """A guest that made the worker lie knows the digest of another sandbox's file. Off: naming a digest is enough."""
     import json
 
     from ringfence.shared.stamps import DONE, ENTRY, RECORD
@@ -193,9 +199,9 @@ def fill_image(arm: Arm) -> Seen:
 _RANDOM = "(random.random(), os.urandom(8), uuid.uuid4(), ssl.RAND_bytes(8), sequence.random())"
 
 
-@attack("K05", "two copies of one session have different randomness", SPOOF, off=OURS, label="new seeds")
+@attack("K05", "two copies of one session have different randomness", SPOOF, off=HOST_CODE, label="new seeds")
 def shared_randomness(arm: Arm) -> Seen:
-    """Two sandboxes from one snapshot of memory. Off: a generator of the guest's own, which nobody seeds anew."""
+    """Two sandboxes from one snapshot of memory. Off: a generator of the guest's own, which is not seeded anew."""
     box = arm.sandbox(whole=True)
     box.run("import os, random, ssl, uuid\nsequence = random.Random(5)").check()
     try:
@@ -222,7 +228,7 @@ state[:32] = canary
 """
 
 
-@attack("K05-state", "a copy of a session has no generator's state", SPOOF, off=OURS, label="wiped as by a fork")
+@attack("K05-state", "a copy of a session has no generator's state", SPOOF, off=HOST_CODE, label="wiped as by a fork")
 def shared_state(arm: Arm) -> Seen:
     """Where libraries keep what must never be twice: memory that is empty in a fork, and so in a copy."""
     if arm.off:

@@ -13,7 +13,7 @@ from ringfence import Limits, Mount, Policy
 from ringfence.shared.tree_pack import Caps
 from ringfence.transfer.download import Landing
 from ringfence_attacks.arena import LIMITS
-from ringfence_attacks.case import DOS, OURS, READ, WRITE, Seen, attack, cases
+from ringfence_attacks.case import DOS, HOST_CODE, READ, WRITE, Seen, attack, cases
 from ringfence_attacks.races import Race, Swapping
 from ringfence_attacks.witnesses import host_folder, text_of
 
@@ -58,20 +58,24 @@ def _lands(arm: Arm, stream: bytes) -> tuple[str, str]:
 _FILE, _LINK, _HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
-@attack("K01", "what a tar holds stays below its target: ..", WRITE, off=OURS, label="files: strict tar reader")
+@attack("K01", "what a tar holds stays below its target: ..", WRITE, off=HOST_CODE, label="files: strict tar reader")
 def dot_dot(arm: Arm) -> Seen:
     text, what = _lands(arm, _tar(("../victim", _FILE, "", arm.canary.encode())))
     return Seen(text != "as it was", what)
 
 
-@attack("K01-absolute", "an absolute name in a tar is refused", WRITE, off=OURS, label="files: strict tar reader")
+@attack("K01-absolute", "an absolute name in a tar is refused", WRITE, off=HOST_CODE, label="files: strict tar reader")
 def absolute(arm: Arm) -> Seen:
     text, what = _lands(arm, _tar((f"{arm.directory}/victim", _FILE, "", arm.canary.encode())))
     return Seen(text != "as it was", what)
 
 
 @attack(
-    "K01-link", "nothing is written through a link that the same tar made", WRITE, off=OURS, label="files: O_NOFOLLOW"
+    "K01-link",
+    "nothing is written through a link that the same tar made",
+    WRITE,
+    off=HOST_CODE,
+    label="files: O_NOFOLLOW",
 )
 def through_a_link(arm: Arm) -> Seen:
     stream = _tar(("out", _LINK, "..", b""), ("out/victim", _FILE, "", arm.canary.encode()))
@@ -79,7 +83,9 @@ def through_a_link(arm: Arm) -> Seen:
     return Seen(text != "as it was", what)
 
 
-@attack("K01-hardlink", "a hard link of a tar leads to no file outside", WRITE, off=OURS, label="files: no hard links")
+@attack(
+    "K01-hardlink", "a hard link of a tar leads to no file outside", WRITE, off=HOST_CODE, label="files: no hard links"
+)
 def through_a_hard_link(arm: Arm) -> Seen:
     """A second member of the same name is written into the first one's file."""
     stream = _tar(("in", _HARD, "../victim", b""))
@@ -92,21 +98,23 @@ def through_a_hard_link(arm: Arm) -> Seen:
     return Seen(text != "as it was" or os.path.exists(os.path.join(arm.directory, "place", "in")), what)
 
 
-@attack("K01-device", "no device is made from a tar", WRITE, off=OURS, needs="root", label="files: strict tar reader")
+@attack(
+    "K01-device", "no device is made from a tar", WRITE, off=HOST_CODE, needs="root", label="files: strict tar reader"
+)
 def device(arm: Arm) -> Seen:
     _, what = _lands(arm, _tar(("null", tarfile.CHRTYPE, "", b"")))
     made = os.path.join(arm.directory, "place", "null")
     return Seen(os.path.exists(made), what)
 
 
-@attack("K01-mode", "no set-uid bit comes out of a sandbox", WRITE, off=OURS, label="files: modes cut to 0777")
+@attack("K01-mode", "no set-uid bit comes out of a sandbox", WRITE, off=HOST_CODE, label="files: modes cut to 0777")
 def special_bits(arm: Arm) -> Seen:
     _, what = _lands(arm, _tar(("tool", _FILE, "", b"x")))
     mode = os.stat(os.path.join(arm.directory, "place", "tool")).st_mode
     return Seen(bool(mode & 0o7000), f"{what}, mode {mode & 0o7777:o}")
 
 
-@attack("K01-inside", "a tar unpacked inside stays below its target there", WRITE, off=OURS, label="files.unpack")
+@attack("K01-inside", "a tar unpacked inside stays below its target there", WRITE, off=HOST_CODE, label="files.unpack")
 def unpacked_inside(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     box.files.write("victim", "as it was")
@@ -137,13 +145,17 @@ for name in archive.namelist():
 """
 
 
-@attack("K02", "what a zip holds stays below its target", WRITE, off=OURS, label="files: strict zip reader")
+@attack("K02", "what a zip holds stays below its target", WRITE, off=HOST_CODE, label="files: strict zip reader")
 def zip_slip(arm: Arm) -> Seen:
     return _zip_named(arm, "../victim")
 
 
 @attack(
-    "K02-backslash", "another system's separator does not lead out", WRITE, off=OURS, label="files: strict zip reader"
+    "K02-backslash",
+    "another system's separator does not lead out",
+    WRITE,
+    off=HOST_CODE,
+    label="files: strict zip reader",
 )
 def zip_backslash(arm: Arm) -> Seen:
     return _zip_named(arm, "..\\victim")
@@ -167,7 +179,7 @@ def _zip_named(arm: Arm, name: str) -> Seen:
     return Seen(box.files.read_text("victim") != "as it was", what)
 
 
-@attack("F21", "archives are unpacked within caps", DOS, off=OURS, label="files: the quota, and byte caps")
+@attack("F21", "archives are unpacked within caps", DOS, off=HOST_CODE, label="files: the quota, and byte caps")
 def bomb(arm: Arm) -> Seen:
     """64 MB in 64 kB, for a sandbox of 8 MB."""
     content = b"x" * (64 << 20)
@@ -191,7 +203,7 @@ for i in range(9000): os.close(os.open(f"{i:05}" + "n" * 200, os.O_CREAT | os.O_
 """
 
 
-@attack("F22", "what is listed comes in pages, and whole", DOS, off=OURS, label="files: pages")
+@attack("F22", "what is listed comes in pages, and whole", DOS, off=HOST_CODE, label="files: pages")
 def many_files(arm: Arm) -> Seen:
     """Off: the list as one answer, which has a cap."""
     policy = Policy(limits=Limits(timeout_s=20, memory="256M", disk="8M", disk_files=9500))
@@ -208,11 +220,11 @@ def many_files(arm: Arm) -> Seen:
     "K04-download",
     "a link in a tree that is fetched is not followed on the host",
     READ,
-    off=OURS,
+    off=HOST_CODE,
     label="files.download",
 )
 def fetched_link(arm: Arm) -> Seen:
-    """The tree is in a shared folder, where a guest made a link to a host file that it cannot read itself."""
+    """The tree is in a shared folder, where a guest made a link to a host file that the guest cannot read."""
     canary = arm.host_file()
     tree = os.path.join(arm.directory, "tree")
     os.mkdir(tree)
@@ -231,7 +243,11 @@ def fetched_link(arm: Arm) -> Seen:
 
 
 @attack(
-    "K04-target", "a link where a download is to land is not written through", WRITE, off=OURS, label="files.download"
+    "K04-target",
+    "a link where a download is to land is not written through",
+    WRITE,
+    off=HOST_CODE,
+    label="files.download",
 )
 def planted_target(arm: Arm) -> Seen:
     victim = arm.host_file("victim", text="as it was")
@@ -254,11 +270,11 @@ def planted_target(arm: Arm) -> Seen:
     "K04-way",
     "a link that a guest planted on the way to a target is not followed",
     WRITE,
-    off=OURS,
+    off=HOST_CODE,
     label="files: host paths",
 )
 def planted_way(arm: Arm) -> Seen:
-    """The caller names a folder in a shared one; a guest made it a link to a folder that is not shared."""
+    """The caller names a folder below a shared folder; a guest made the name a link to a folder that is not shared."""
     outside = arm.enter(host_folder())
     os.chmod(outside, 0o777)
     box = arm.sandbox(arm.shared(), whole=True)
@@ -279,7 +295,11 @@ def planted_way(arm: Arm) -> Seen:
 
 
 @attack(
-    "K04-upload", "a link that a guest planted is not what an upload reads", READ, off=OURS, label="files: host paths"
+    "K04-upload",
+    "a link that a guest planted is not what an upload reads",
+    READ,
+    off=HOST_CODE,
+    label="files: host paths",
 )
 def planted_source(arm: Arm) -> Seen:
     canary = arm.host_file()
@@ -300,7 +320,9 @@ def planted_source(arm: Arm) -> Seen:
     return Seen(arm.canary in box.files.read_text("data.csv"), "uploaded")
 
 
-@attack("C01-download", "a folder swapped for a link does not lead a download outside", WRITE, off=OURS, label="openat")
+@attack(
+    "C01-download", "a folder swapped for a link does not lead a download outside", WRITE, off=HOST_CODE, label="openat"
+)
 def swapped_on_download(arm: Arm) -> Seen:
     swapping = Swapping(arm, whole=True)
     swapping.box.files.write("tree/place/file", "mine")
@@ -319,7 +341,9 @@ def swapped_on_download(arm: Arm) -> Seen:
     return race.judge("downloads that landed outside")
 
 
-@attack("C01-upload", "a folder swapped for a link does not lead an upload outside", READ, off=OURS, label="openat")
+@attack(
+    "C01-upload", "a folder swapped for a link does not lead an upload outside", READ, off=HOST_CODE, label="openat"
+)
 def swapped_on_upload(arm: Arm) -> Seen:
     race, swapping = Race(), Swapping(arm, whole=True)
     files = swapping.box.files

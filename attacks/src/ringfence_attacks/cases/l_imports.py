@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from ringfence_attacks.case import ESCAPE, OURS, Seen, attack, cases
+from ringfence_attacks.case import ESCAPE, HOST_CODE, Seen, attack, cases
 from ringfence_attacks.host_programs import SOURCE, host_process
 from ringfence_attacks.witnesses import text_of
 
@@ -90,7 +90,11 @@ def _judged(mark: str) -> Seen:
 
 
 @attack(
-    "L12", "no module that a guest left in a folder of the path is imported by us", ESCAPE, off=OURS, label="imports"
+    "L12",
+    "no module that a guest left in a folder of the path is imported by us",
+    ESCAPE,
+    off=HOST_CODE,
+    label="imports",
 )
 def left_for_the_library(arm: Arm) -> Seen:
     """The folder is the first of the path, as a script's own is, and has a module for each of Python's library. Off:
@@ -99,14 +103,20 @@ def left_for_the_library(arm: Arm) -> Seen:
 
 
 @attack(
-    "L12-optional", "nor one for a package that is not installed, when a guest asks", ESCAPE, off=OURS, label="imports"
+    "L12-optional",
+    "nor one for a package that is not installed, when a guest asks",
+    ESCAPE,
+    off=HOST_CODE,
+    label="imports",
 )
 def left_for_a_missing_package(arm: Arm) -> Seen:
     """The folder is the last, and shadows nothing. The gateway looks for h11 when the guest sends a plain request."""
     return _played(arm, _OPTIONAL, _GUESTS_REQUEST, first=False)
 
 
-@attack("L12-command", "nor does the command, started where a guest worked", ESCAPE, off=OURS, label="command's path")
+@attack(
+    "L12-command", "nor does the command, started where a guest worked", ESCAPE, off=HOST_CODE, label="command's path"
+)
 def left_for_the_command(arm: Arm) -> Seen:
     """Once it is the working directory, which `python -m` takes modules from, and once PYTHONPATH has the folder.
 

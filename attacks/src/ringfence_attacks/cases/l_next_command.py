@@ -14,7 +14,7 @@ from ringfence.plan.model import LinuxPlan
 from ringfence.plan.operations import Bind
 from ringfence.values import replace
 from ringfence_attacks.arena import POLICY
-from ringfence_attacks.case import ESCAPE, OURS, PERSIST, READ, WRITE, NotApplicable, Seen, attack, cases
+from ringfence_attacks.case import ESCAPE, HOST_CODE, PERSIST, READ, WRITE, NotApplicable, Seen, attack, cases
 from ringfence_attacks.host_programs import SOURCE, host_process
 from ringfence_attacks.witnesses import environment, host_folder, text_of
 
@@ -51,10 +51,10 @@ def _careless(path: str, text: str) -> None:
         file.write(text)
 
 
-@attack("L15", "a file that a command writes is not written through a planted link", WRITE, off=OURS, label=_LABEL)
+@attack("L15", "a file that a command writes is not written through a planted link", WRITE, off=HOST_CODE, label=_LABEL)
 def written_for_the_caller(arm: Arm) -> Seen:
-    """The link itself, and a folder on the way that became one; `--report` and `--net-log`. The report holds what the
-    next guest printed: in a file that a shell reads, that would run."""
+    """A command writes to the link, and through a folder that became a link: `--report`, `--net-log`. The report holds
+    what the next guest printed: in a file that a shell reads, that would run."""
     outside = _outside(arm)
     victims = [f"{outside}/{name}" for name in ("bashrc", "profile")]
     for victim in victims:
@@ -84,7 +84,7 @@ def written_for_the_caller(arm: Arm) -> Seen:
     return Seen(any(text_of(victim) != "# mine\n" for victim in victims), "; ".join(met) or "written")
 
 
-@attack("L15-export", "a snapshot is not exported through a planted link", WRITE, off=OURS, label=_LABEL)
+@attack("L15-export", "a snapshot is not exported through a planted link", WRITE, off=HOST_CODE, label=_LABEL)
 def exported(arm: Arm) -> Seen:
     outside = _outside(arm)
     _planted(arm, {"out": outside})
@@ -100,7 +100,7 @@ def exported(arm: Arm) -> Seen:
     return Seen(bool(os.listdir(outside)), "exported")
 
 
-@attack("L16", "a planted link is not shown as the folder that was named", READ, off=OURS, label=_LABEL)
+@attack("L16", "a planted link is not shown as the folder that was named", READ, off=HOST_CODE, label=_LABEL)
 def shown_instead(arm: Arm) -> Seen:
     """In every mode that the backend has. Off: the caller's program has the path resolved, and shows what comes out."""
     outside = _outside(arm)
@@ -126,7 +126,11 @@ def shown_instead(arm: Arm) -> Seen:
 
 
 @attack(
-    "L16-swapped", "a folder exchanged after it was looked at is not shown", READ, off=OURS, label="inode of the source"
+    "L16-swapped",
+    "a folder exchanged after it was looked at is not shown",
+    READ,
+    off=HOST_CODE,
+    label="inode of the source",
 )
 def exchanged(arm: Arm) -> Seen:
     """Between the plan and the mount, as a guest of another sandbox could. Off: whatever is there by then is shown."""
@@ -153,7 +157,11 @@ def _without_inode(op: Op) -> Op:
 
 
 @attack(
-    "L17", "a transfer does not go through a link that is left from an earlier sandbox", READ, off=OURS, label=_LABEL
+    "L17",
+    "a transfer does not go through a link that is left from an earlier sandbox",
+    READ,
+    off=HOST_CODE,
+    label=_LABEL,
 )
 def transferred(arm: Arm) -> Seen:
     """Up from where a planted folder leads, and down to there."""
@@ -186,7 +194,7 @@ def transferred(arm: Arm) -> Seen:
 
 @attack("L19", "the policies that a person gave names are not written by a guest", PERSIST, off="protect")
 def own_policies(arm: Arm) -> Seen:
-    """The folder above them is shared: one that is there, and one that is still to be made."""
+    """The folder above is shared; one target exists, and another is still to be made."""
     written = []
     with environment("XDG_CONFIG_HOME", arm.directory):
         for name, there in (("ringfence/policies/mine.toml", True), ("ringfence/policies/new.toml", False)):
@@ -208,9 +216,9 @@ def own_policies(arm: Arm) -> Seen:
     return Seen(any(done for done, _ in written), "; ".join(words for _, words in written))
 
 
-@attack("L15-report", "new links that lead out are told at the end", PERSIST, off=OURS, label="end scan")
+@attack("L15-report", "new links that lead out are told at the end", PERSIST, off=HOST_CODE, label="end scan")
 def links_told(arm: Arm) -> Seen:
-    """For every other program of the host that may follow them. Many that lead nowhere hide none. Off, nobody looks."""
+    """Links are reported for programs of the host that may follow them; dead links hide none. Off: no scan."""
     outside = _outside(arm)
     box = arm.sandbox(arm.shared())
     arm.python(
@@ -233,10 +241,10 @@ def links_told(arm: Arm) -> Seen:
     return Seen(there and not named, f"{len(told)} told")
 
 
-@attack("L12-report", "new files that shadow modules are told at the end", ESCAPE, off=OURS, label="end scan")
+@attack("L12-report", "new files that shadow modules are told at the end", ESCAPE, off=HOST_CODE, label="end scan")
 def shadows_told(arm: Arm) -> Seen:
-    """The caller's own imports are the caller's: a script that lies in the folder imports them from there. Off: so it
-    does, and nobody said a word."""
+    """Ringfence leaves the caller's own imports alone: a script in the folder imports from there. Off: so it
+    does, and no warning came."""
     box = arm.sandbox(arm.shared())
     code = "spill(top + '/hashlib.py', 'print(' + repr(canary) + ')', os.O_CREAT)"
     arm.python(code, box=box, top=arm.directory, canary=arm.canary)

@@ -19,8 +19,8 @@ from ringfence_attacks.case import (
     BARE,
     DOS,
     ESCAPE,
+    HOST_CODE,
     LEAK,
-    OURS,
     PERSIST,
     NotApplicable,
     Seen,
@@ -70,9 +70,9 @@ def run_later(arm: Arm) -> Seen:
     return Seen(bool(written), told.words())
 
 
-@attack("L01-report", "such a file deeper in the folder is told at the end", PERSIST, off=OURS, label="end scan")
+@attack("L01-report", "such a file deeper in the folder is told at the end", PERSIST, off=HOST_CODE, label="end scan")
 def told_at_the_end(arm: Arm) -> Seen:
-    """Off, nobody looks: the file is there and the result says nothing of it."""
+    """Off, without a scan: the file is there and the result says nothing of it."""
     box = arm.sandbox(arm.shared())
     arm.python(
         """
@@ -105,7 +105,7 @@ time.sleep(0.05)
 
 @attack("L02", "nothing acts after the call has returned", PERSIST, off=BARE)
 def time_bomb(arm: Arm) -> Seen:
-    """A process left behind writes the time to a host file as fast as it can; the host compares it with its own."""
+    """A process left behind writes the time to a host file in a loop; the host compares that with its own clock."""
     path = arm.host_file("shown/clock", "0" * 20, mode=0o666)
     late: list[float] = []
     for _ in range(1 if arm.bare else 10):
@@ -125,7 +125,7 @@ def time_bomb(arm: Arm) -> Seen:
     return Seen(max(late) > 0, f"last write {max(late):+.2f} ms after the return, of {len(late)} tries")
 
 
-@attack("L03", "a sandbox starts clean, whatever ran before", LEAK, off=OURS, label="nothing is used twice")
+@attack("L03", "a sandbox starts clean, whatever ran before", LEAK, off=HOST_CODE, label="nothing is used twice")
 def poisoned(arm: Arm) -> Seen:
     """Off: the second owner is given the first one's sandbox."""
     box = arm.sandbox()
@@ -248,7 +248,12 @@ def stubborn_files(arm: Arm) -> Seen:
 
 
 @attack(
-    "L08", "what a dead supervisor left is swept at the next start", PERSIST, off=OURS, label="sweep", needs="cgroup"
+    "L08",
+    "what a dead supervisor left is swept at the next start",
+    PERSIST,
+    off=HOST_CODE,
+    label="sweep",
+    needs="cgroup",
 )
 def left_by_the_dead(arm: Arm) -> Seen:
     """Off: before the next start. Another program's start on this host sweeps too, so off is tried several times."""
@@ -266,7 +271,7 @@ def left_by_the_dead(arm: Arm) -> Seen:
 
 
 def _killed_supervisor(arm: Arm) -> int:
-    """Its pid. All processes of ours are stopped, then killed: nobody cleans up for another."""
+    """Return the pid. All library processes are stopped, then killed: none of them cleans up for another."""
     sleep = os.path.realpath("/bin/sleep")
     inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
     code = f"import ringfence\nwith ringfence.Sandbox() as box:\n    box.exec(['python3', '-c', {inner!r}])\n"
@@ -290,7 +295,7 @@ def _killed_supervisor(arm: Arm) -> int:
 
 @attack("L09", "shared memory of one sandbox is not seen by the next", LEAK, off="ipc-namespace")
 def shared_memory(arm: Arm) -> Seen:
-    """Segments open to all, so that uids do not stand in the way. Removed by the host, should they be its own."""
+    """The segments are open to all users: uids do not stand in the way. The host removes segments that are its own."""
     first = arm.python(
         """
         number = call(29, 0, 4096, 0o1666)
@@ -392,11 +397,11 @@ _COUNTED = (".envrc", ".bashrc", ".profile")
     "L13",
     "a placeholder stays while any sandbox needs it",
     PERSIST,
-    off=OURS,
+    off=HOST_CODE,
     label="ledger of who needs a placeholder",
 )
 def placeholder_taken_away(arm: Arm) -> Seen:
-    """Three sandboxes of one caller on one folder, the third one hostile. The first starts, the second starts, the
+    """A caller has three sandboxes on one folder, the third of them hostile. The first starts, the second starts, the
     first ends, the third starts, the second ends. Off: the second one's end removes what it made, and counts nobody;
     what the third can write before its watch stops it stays in the folder.
     """
@@ -466,7 +471,9 @@ for name in {names!r}:
 """
 
 
-@attack("L18", "a program that a guest could have put there is not run by us", PERSIST, off=OURS, label="one look-up")
+@attack(
+    "L18", "a program that a guest could have put there is not run by us", PERSIST, off=HOST_CODE, label="one look-up"
+)
 def planted_for_us(arm: Arm) -> Seen:
     """The guest has a folder to write to, and that folder comes first in the PATH of the next command, as a virtual
     environment of a project does. Each planted program leaves a mark.
@@ -502,7 +509,7 @@ def planted_for_us(arm: Arm) -> Seen:
 
 
 def _groups_of(pid: int) -> list[str]:
-    """Control groups of ours that name `pid` as their owner."""
+    """Return Ringfence's control groups that name `pid` as owner."""
     found: list[str] = []
     for top in ("/sys/fs/cgroup", *(entry.path for entry in os.scandir("/sys/fs/cgroup") if entry.is_dir())):
         ours = f"{top}/ringfence"

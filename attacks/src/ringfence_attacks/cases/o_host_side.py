@@ -13,7 +13,7 @@ from ringfence import SandboxError, UnsupportedError
 from ringfence.core import arguments
 from ringfence.values import replace
 from ringfence_attacks.arena import LIMITS, POLICY
-from ringfence_attacks.case import DOS, OURS, NotApplicable, Seen, attack, cases
+from ringfence_attacks.case import DOS, HOST_CODE, NotApplicable, Seen, attack, cases
 from ringfence_attacks.witnesses import replaced
 
 TYPE_CHECKING = False
@@ -54,7 +54,7 @@ while True:
 """
 
 
-@attack("O21", "a connection that was read is not kept on the host", DOS, off=OURS, label="no transcript")
+@attack("O21", "a connection that was read is not kept on the host", DOS, off=HOST_CODE, label="no transcript")
 def kept_connections(arm: Arm) -> Seen:
     """A server inside sends, clients outside read all of it, and stay. Off: each connection is read as a process is,
     whose events and result somebody may ask for. Judged by the memory that this process has more afterwards."""
@@ -71,7 +71,7 @@ def kept_connections(arm: Arm) -> Seen:
 
 @contextlib.contextmanager
 def _read(box: Sandbox) -> Iterator[int]:
-    """All connections by one thread and one buffer, so that this side holds nothing. They stay open."""
+    """Read all connections by one thread and one buffer, and leave them open: this side holds no bytes."""
     buffer, got = bytearray(1 << 16), 0
     with contextlib.ExitStack() as ends, selectors.DefaultSelector() as waiting:
         address = ends.enter_context(box.expose(8000))
@@ -135,10 +135,10 @@ ctypes.CFUNCTYPE(None)(spin + 64)()
 """
 
 
-@attack("O22", "a range that a session names is not read as a whole", DOS, off=OURS, label="pieces, and a cap")
+@attack("O22", "a range that a session names is not read as a whole", DOS, off=HOST_CODE, label="pieces, and a cap")
 def named_range(arm: Arm) -> Seen:
-    """A session says that it is done and goes on outside of any system call, so that its copy has to look for one in
-    its libraries; one of these is a file of 256 MiB of holes. Judged by the peak of this process's memory."""
+    """A session reports its end and goes on outside of any system call: the copier has to look for a call instruction
+    in its libraries; one of these is a file of 256 MiB of holes. Judged by the peak of this process's memory."""
     from ringfence.backends.process.memory import tracee
 
     size = 256 * _MB

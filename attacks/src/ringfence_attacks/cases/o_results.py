@@ -1,4 +1,4 @@
-"""O: what a guest hides from who reads its result, and what a copy gives back to it."""
+"""O: what a guest hides from the reader of a result, and what a copy gives back to a guest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringfence.errors import SnapshotError
 from ringfence.results import Denial
 from ringfence.snapshots import model
 from ringfence_attacks.arena import POLICY
-from ringfence_attacks.case import OURS, READ, SPOOF, Seen, attack, cases
+from ringfence_attacks.case import HOST_CODE, READ, SPOOF, Seen, attack, cases
 from ringfence_attacks.witnesses import replaced
 
 TYPE_CHECKING = False
@@ -42,9 +42,9 @@ def _first_hundred(self: tools.Budget, name: str, code: str, why: str) -> None:
         self._first[key] = Denial("tool", name, code, f"{name}: {why}", allow=None)  # as above
 
 
-@attack("O23", "no flood of refused calls hides one of them", SPOOF, off=OURS, label="denials are counted")
+@attack("O23", "no flood of refused calls hides one of them", SPOOF, off=HOST_CODE, label="denials are counted")
 def hidden_denials(arm: Arm) -> Seen:
-    """A name that was never tried before, after many others, equal and different ones, and one that ends the cell."""
+    """Try a name that was not tried before, after many names, equal and different, and a name that ends the cell."""
     if arm.off:
         arm.enter(replaced(tools.Budget, "deny", _first_hundred))
     hidden = []
@@ -63,7 +63,9 @@ def _all_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
     return [f"denied: {denial.message}" for denial in denials]
 
 
-@attack("O24", "no flood of denials hides what a run printed, nor the last of them", SPOOF, off=OURS, label="shares")
+@attack(
+    "O24", "no flood of denials hides what a run printed, nor the last of them", SPOOF, off=HOST_CODE, label="shares"
+)
 def drowned_rendering(arm: Arm) -> Seen:
     """The text that a model reads of a result. Off: every denial has its line, before all that the guest said."""
     if arm.off:
@@ -81,7 +83,9 @@ def _missing_of(result: Result, last: str) -> list[str]:
     return [word for word in (_OUTPUT, "its value", last) if word not in text]
 
 
-@attack("O25", "what was deleted in a copy of a folder stays deleted in a twin", READ, off=OURS, label="look before")
+@attack(
+    "O25", "what was deleted in a copy of a folder stays deleted in a twin", READ, off=HOST_CODE, label="look before"
+)
 def brought_back(arm: Arm) -> Seen:
     """A token in the project is removed before a fork and a snapshot are given to somebody else's code. Off: a new
     sandbox is filled as if there were nothing in it, but it starts from the folder, as the first one did."""

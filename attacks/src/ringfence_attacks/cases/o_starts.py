@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ringfence_attacks.case import DOS, OURS, SPOOF, Seen, attack, cases
+from ringfence_attacks.case import DOS, HOST_CODE, SPOOF, Seen, attack, cases
 from ringfence_attacks.host_programs import host_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
-# One start fails as it does where a helper of ours was killed. No engine is to be met: the road to one is what counts.
+# One start fails as it does where a helper process was killed. No engine is to be met: the road to one is what counts.
 _ONE_FAULT = """
 import os
 os.environ["DOCKER_HOST"] = "unix:///nowhere"
@@ -38,11 +38,15 @@ _CARELESS = "zygote.explain_refusal = lambda text, number: UnsupportedError(text
 
 
 @attack(
-    "O27", "a failure that may pass is no reason for another wall", SPOOF, off=OURS, label="facts of the host alone"
+    "O27",
+    "a failure that may pass is no reason for another wall",
+    SPOOF,
+    off=HOST_CODE,
+    label="facts of the host alone",
 )
 def another_wall(arm: Arm) -> Seen:
-    """Whoever can make one start fail, by filling a table or by a name that goes at the right moment, could choose the
-    wall of the next sandbox of a caller who asked for the best. Off: every failed start is a refusal of the host.
+    """An attacker who makes a start fail, by filling a table or by removing a name at the right moment, could choose
+    the wall of the next sandbox of a caller who asked for the best. Off: every failed start is a refusal of the host.
 
     Seen by the host's own result, and by whether another wall was asked for at all.
     """
@@ -53,7 +57,7 @@ def another_wall(arm: Arm) -> Seen:
     return Seen(said != ["process"], f"the next sandbox: {' '.join(said)}")
 
 
-# Every process of ours is killed between two runs of one caller.
+# Every process of the library is killed between two runs of one caller.
 _KILLED = """
 import os, signal
 import ringfence
@@ -86,11 +90,13 @@ except (ringfence.RingfenceError, OSError) as error:
 _TRUSTING = "pool._may_pass = lambda error: False; zygote.Zygote.alive = property(lambda one: True)"
 
 
-@attack("O28", "a killed process of ours does not cost the next call", DOS, off=OURS, label="a dead helper is replaced")
+@attack(
+    "O28", "a killed process of ours does not cost the next call", DOS, off=HOST_CODE, label="a dead helper is replaced"
+)
 def killed_helpers(arm: Arm) -> Seen:
-    """Who can have the kernel kill a helper of ours, by filling the host's memory, would end the caller's work with it,
-    or have it told as something else. Off: the host takes a helper for alive, and tries once. Seen by the host's own
-    next call, of which nothing had run.
+    """An attacker who fills the host's memory until the kernel kills a helper would end the caller's work too, or have
+    the failure reported as something else. Off: the host takes a helper for alive, and tries once. Seen by the host's
+    own next call, of which nothing had run.
     """
     done = host_process(_KILLED.format(careless=_TRUSTING if arm.off else ""), timeout_s=60)
     if done.returncode != 0:

@@ -1,1 +1,1 @@
-"""Attacks on sandboxes whose wall is an engine's: what each wall is made of, and cases for it."""
+"""The cases that an engine adds: what an engine is asked for, and what guestd holds inside."""

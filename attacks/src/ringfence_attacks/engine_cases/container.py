@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
     from ringfence_attacks.case import Attack
 
-_BURST = "/proc/sys/kernel/printk_ratelimit_burst"  # harms nobody, and is put back
+_BURST = "/proc/sys/kernel/printk_ratelimit_burst"  # harms nothing, and is put back
 # Without no_new_privs an ordinary user may install neither filter nor Landlock domain.
 _PRIVILEGES = ("seccomp", "landlock-files", "landlock-scopes")
 
@@ -44,7 +44,7 @@ def no_new_privileges(arm: Arm) -> Seen:
 
 
 def _engines_filter() -> Attack:
-    """The call is one that both engines refuse, and our filter is left out."""
+    """Make the case of a call that both engines refuse, with Ringfence's own filter left out."""
     from ringfence_attacks.cases import e_kernel
 
     one = next(each for each in e_kernel.CASES if each.id == "E05")
@@ -99,7 +99,7 @@ def take_cpu(arm: Arm) -> Seen:
 
 
 def _cpu_s(box: Sandbox) -> float:
-    """By its cgroup."""
+    """Return the CPU seconds of the container's cgroup."""
     return float(wall_of(box).usage()[0].cpu_s or 0.0)
 
 
@@ -118,7 +118,7 @@ time.sleep(6)
 
 
 def _forks(arm: Arm) -> Seen:
-    """Processes below the container's first one, as the host counts them. A bounded bomb: 60 where 24 may be."""
+    """Count processes below the container's first, on the host. A bounded bomb: 60 where 24 may be."""
     from ringfence_attacks.tracer import pid_told
 
     limits = Limits(timeout_s=20, memory="128M", processes=24, disk="1M", disk_files=500)
@@ -154,7 +154,7 @@ def core_size(arm: Arm) -> Seen:
 
 @attack("D12-reaped", "orphans are reaped", DOS, off="guestd-first")
 def orphans(arm: Arm) -> Seen:
-    """Thirty that end after their parent; judged when all of them have, by how many are zombies."""
+    """Leave thirty orphans; when all have ended, the number of zombies judges."""
     box = arm.sandbox(POLICY)
     code = """
     for i in range(30):
@@ -192,7 +192,7 @@ for path in ("/run/engine.sock", "/var/run/docker.sock", "/run/podman/podman.soc
 
 @attack("M09", "the engine's socket is not reached", ESCAPE, off="no-engine-socket", behind="own-user")
 def ask_engine(arm: Arm) -> Seen:
-    """Whoever speaks with the engine is root on the host. Witness: a volume that it then has."""
+    """A process that speaks with the engine is root on the host. Witness: a volume that the engine then has."""
     from ringfence.backends.container import api
 
     found = api.find()

@@ -1,4 +1,4 @@
-"""Attacks on what a wall shows: its root, guestd's own files, mounts, and the file systems in memory."""
+"""Attacks on what an engine shows inside: root, guestd's files, mounts, and the file systems in memory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def overwrite_guestd(arm: Arm) -> Seen:
 
 
 def _shown(source: str, target: str, *, contained: bool) -> Change:
-    """One more read-only bind."""
+    """Return a change that adds a read-only bind."""
 
     def change(settings: dict[str, Any]) -> None:
         if contained:
@@ -118,7 +118,7 @@ def fill(path, total):
 
 
 def _fill(arm: Arm, path: str, total: int, limit: int) -> Seen:
-    """The file's size as the host sees it, by the root of the container's first process; under gVisor its own word."""
+    """Judge by the file's size: seen by the host in the root of the first process; under gVisor, as reported inside."""
     box = arm.sandbox(_SMALL)
     told = arm.python(f"{_FILL}\nattempt('fill', fill, path, total)", box=box, path=path, total=total)
     if engine_arm(arm).contained:

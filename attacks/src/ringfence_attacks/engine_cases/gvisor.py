@@ -1,4 +1,4 @@
-"""Attacks on what holds gVisor itself: its count of processes, and the cgroup around the whole of it."""
+"""Attacks on what holds gVisor itself: the count of processes, and the cgroup around the sentry and its helpers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fork_bomb(arm: Arm) -> Seen:
 
 @attack("F01-sentry", "memory ends at the cgroup around gVisor", DOS, off="cgroup", needs="cgroup")
 def take_memory(arm: Arm) -> Seen:
-    """Its limit is the guest's and what gVisor itself takes. Held when the whole of it is over; 400 MiB are touched."""
+    """The cgroup's limit is the guest's and what gVisor takes. Held when the sandbox ends; 400 MiB are touched."""
     box = arm.sandbox(Policy(limits=_LIMITS))
     code = "held = bytearray(400 << 20)\nfor i in range(0, len(held), 4096): held[i] = 1\ntell(held=1)"
     told = arm.python(code, box=box, timeout_s=25)

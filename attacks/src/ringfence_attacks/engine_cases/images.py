@@ -1,4 +1,4 @@
-"""M10: images whose own configuration is hostile. Nothing of it but files is used."""
+"""M10: images with a hostile configuration, of which files alone are used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tarfile
 from contextlib import closing
 
 from ringfence import Limits, Mount, Policy
-from ringfence_attacks.case import ESCAPE, OURS, Seen, attack, cases
+from ringfence_attacks.case import ESCAPE, HOST_CODE, Seen, attack, cases
 from ringfence_attacks.engine_arena import wall_of
 
 TYPE_CHECKING = False
@@ -24,11 +24,15 @@ _LIMITS = Limits(timeout_s=20, memory="96M", processes=24, disk="1M", disk_files
 
 
 @attack(
-    "M10", "an image's entry point and working directory are not used", ESCAPE, off=OURS, label="our own entry point"
+    "M10",
+    "an image's entry point and working directory are not used",
+    ESCAPE,
+    off=HOST_CODE,
+    label="our own entry point",
 )
 def hostile_configuration(arm: Arm) -> Seen:
-    """Off: the engine runs the image as it asks for. Witness: a host file, in a mount, that only its entry point makes;
-    and where guestd stands."""
+    """Off: the engine runs the image as the image asks. Witness: a host file, in a mount, that only its entry point
+    makes; and where guestd stands."""
     out = os.path.join(arm.directory, "out")
     os.mkdir(out)
     os.chmod(out, 0o777)
@@ -80,7 +84,7 @@ def _as_it_asks(data: bytes, out: str, canary: str) -> str:
 
 
 def _archive(script: str, place: str, canary: str) -> bytes:
-    """As `docker save` makes it."""
+    """Return an archive as `docker save` makes it."""
     layer = _layer()
     asked = {"Entrypoint": ["/bin/sh", "-c", script], "Cmd": ["x"], "WorkingDir": place, "User": "0:0"}
     diff = f"sha256:{hashlib.sha256(layer).hexdigest()}"
@@ -101,7 +105,7 @@ def _archive(script: str, place: str, canary: str) -> bytes:
 
 
 def _layer() -> bytes:
-    """A root with a shell: the host's, with what it needs."""
+    """Make a root with the host's shell and its libraries."""
     from ringfence.plan.rootfs import commands
 
     shell = os.path.realpath("/bin/sh")

@@ -1,18 +1,18 @@
-"""Attacks on limits that guestd keeps, by what the wall counts for it."""
+"""Attacks on limits that guestd keeps by what the engine counts."""
 
 from __future__ import annotations
 
 from ringfence import Limits, Policy
-from ringfence_attacks.case import DOS, OURS, Seen, attack, cases
+from ringfence_attacks.case import DOS, HOST_CODE, Seen, attack, cases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 
-@attack("F10-tree", "CPU time of many short processes ends at limits.cpu_time_s", DOS, off=OURS)
+@attack("F10-tree", "CPU time of many short processes ends at limits.cpu_time_s", DOS, off=HOST_CODE)
 def burn_in_children(arm: Arm) -> Seen:
-    """Without the limit it ends by itself. No process of it comes near the limit; judged by how it ended."""
+    """The processes together pass the limit that none reaches alone. Without a limit the script ends by itself."""
     cpu_s = 20 if arm.off else 0.5
     code = """
     def burn(seconds):

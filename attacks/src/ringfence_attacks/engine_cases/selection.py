@@ -1,4 +1,4 @@
-"""Which of the process backend's attacks are played on a wall unchanged, and which of all run only when asked for.
+"""Select the process backend's attacks that are played on engines unchanged, and the attacks of every test run.
 
 Those that are missing need what only that backend has: a monitor outside, its own mounts, a cgroup of ours in which
 guestd can read. On gVisor, system calls end in its own kernel, where most of what a filter refuses is not there at all;
