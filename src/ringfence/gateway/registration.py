@@ -15,8 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from ringfence.errors import PolicyError, SandboxClosedError
-from ringfence.gateway import dial as dialling
-from ringfence.gateway import rules
+from ringfence.gateway import dial, rules
 from ringfence.gateway.budget import SANDBOX_BURST, SANDBOX_RATE, Bucket
 from ringfence.gateway.connection import Connection, close_copy
 from ringfence.gateway.dial import fault
@@ -143,11 +142,11 @@ class Registration:
 
     async def dial(self, target: Target) -> socket.socket:
         await self._turn(target)
-        sock = await dialling.dial(self._service.resolver, target, self._network.private, self)
+        sock = await dial.dial(self._service.resolver, target, self._network.private, self)
         code = fault(sock.address, self._network.private)
         if code is not None:  # the rules have changed meanwhile
             sock.close()
-            raise dialling.refused_address(code, target, sock.address)
+            raise dial.refused_address(code, target, sock.address)
         self.totals.opened(target, sock)
         self._dialled[sock] = target
         return sock

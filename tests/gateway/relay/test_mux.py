@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.desk import wait_until
-from ringfence.gateway.relay import mux as relaying_module
+from ringfence.gateway.relay import mux
 from ringfence.gateway.relay.mux import Relay
 from ringfence.gateway.service import GatewayService
 from ringfence.policy.model import Network, Rule
@@ -178,14 +178,14 @@ def test_a_guestd_that_asks_and_reads_no_answer_is_not_read_until_it_does(monkey
         relays.append(relay)
         start(relay)
 
-    monkeypatch.setattr(relaying_module, "_MOST_UNREAD", 1 << 16)
+    monkeypatch.setattr(mux, "_MOST_UNREAD", 1 << 16)
     monkeypatch.setattr(Relay, "start", noted)
     with relaying() as guestd:
         place = socket.inet_aton("127.0.0.1") + struct.pack(">H", PROXY)
         asked = b"".join(frames.pack(relay_frames.OPEN, number, place) for number in range(1, 200_001))
         sent = _sent_until_nobody_reads(guestd.channel, asked)
         assert sent < len(asked)
-        assert len(relays[0]._out) < (1 << 16) + relaying_module._READ
+        assert len(relays[0]._out) < (1 << 16) + mux._READ
         threading.Thread(target=guestd.channel.sendall, args=(asked[sent:],), daemon=True).start()
         refused = {number for kind, number, _ in guestd.hear(199_996) if kind == relay_frames.END}
         assert len(refused) >= 199_960

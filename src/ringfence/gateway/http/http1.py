@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import h11
 
-from ringfence.gateway.http import request as requests
+from ringfence.gateway.http import request
 from ringfence.gateway.http.request import LARGEST_HEAD, RequestHead, refusal_body, refusal_headers, status_of
 from ringfence.gateway.secrets.scrub import WebsocketFrames
 from ringfence.gateway.stream import STALL_S
@@ -165,34 +165,34 @@ class _Exchange:
                     raise Closed
                 data += more
         if end < 0 or end > LARGEST_HEAD:
-            raise requests.malformed(f"its head is longer than {LARGEST_HEAD} bytes, or has no end")
-        requests.check_raw_head(data[: end + 4])
+            raise request.malformed(f"its head is longer than {LARGEST_HEAD} bytes, or has no end")
+        request.check_raw_head(data[: end + 4])
         self._above.receive_data(data)
         try:
             event = self._above.next_event()
         except h11.RemoteProtocolError:
-            raise requests.malformed("it is not HTTP/1.1") from None
+            raise request.malformed("it is not HTTP/1.1") from None
         if type(event) is not h11.Request:
-            raise requests.malformed("it is not HTTP/1.1")
+            raise request.malformed("it is not HTTP/1.1")
         self._is_head = event.method == b"HEAD"
         return event
 
-    async def _pass_on(self, request: h11.Request) -> None:
-        headers = list(request.headers.raw_items())
+    async def _pass_on(self, head: h11.Request) -> None:
+        headers = list(head.headers.raw_items())
         hosts = [value.decode("latin-1") for name, value in headers if name.lower() == b"host"]
-        method = request.method.decode("ascii")
+        method = head.method.decode("ascii")
         try:
-            target, path = self._route.choose(request.target.decode("ascii"), hosts)
+            target, path = self._route.choose(head.target.decode("ascii"), hosts)
         except Refusal as refusal:
             if refusal.asked_for is not None:
                 self._begin_line(method, *refusal.asked_for)
             raise
         self._begin_line(method, target, path)
         if not hosts:
-            raise requests.malformed("it has no Host")
-        requests.check_header_block(headers)
+            raise request.malformed("it has no Host")
+        request.check_header_block(headers)
         asked = RequestHead(method, path, hosts[0], tuple(headers), _has_body(headers))
-        checked = requests.check_request(target, asked)
+        checked = request.check_request(target, asked)
         upgrade = _upgrade(target, asked)
         out = self._outgoing(target, asked, checked, upgrade=upgrade)
         stream = await self._server.get(target)
@@ -224,9 +224,9 @@ class _Exchange:
         await self._both_ways(stream, target, asked)
 
     def _outgoing(self, target: Target, asked: RequestHead, checked: CheckedRequest, *, upgrade: bool) -> h11.Request:
-        headers = requests.end_to_end(list(asked.headers))
+        headers = request.end_to_end(list(asked.headers))
         if self._uplink.vault.forms(target):
-            headers = requests.identity_only(headers)
+            headers = request.identity_only(headers)
             # A compressed websocket could carry a value unseen.
             headers = [pair for pair in headers if pair[0].lower() != b"sec-websocket-extensions"]
         if upgrade:
@@ -235,7 +235,7 @@ class _Exchange:
         try:
             return h11.Request(method=asked.method, target=path, headers=headers)
         except h11.LocalProtocolError:  # its message would quote the header
-            raise requests.malformed("a header holds characters that it cannot") from None
+            raise request.malformed("a header holds characters that it cannot") from None
 
     async def _send(self, stream: ByteStream, event: h11.Event) -> None:
         data = self._below.send(event)
@@ -255,7 +255,7 @@ class _Exchange:
             try:
                 event = self._above.next_event()
             except h11.RemoteProtocolError:
-                raise requests.malformed("its body does not keep to its length or its chunks") from None
+                raise request.malformed("its body does not keep to its length or its chunks") from None
             if event is h11.NEED_DATA:
                 self._above.receive_data(await self._guest.receive())
             elif type(event) is h11.Data:
@@ -316,9 +316,9 @@ class _Exchange:
                 await self._switch(stream, event, target)
                 return
             elif type(event) is h11.Response:
-                headers = requests.response_headers(_masked(forms, event))
+                headers = request.response_headers(_masked(forms, event))
                 if forms and asked.method != "HEAD" and event.status_code not in (204, 304):
-                    requests.check_readable(headers, target)
+                    request.check_readable(headers, target)
                 reason = forms.mask(bytes(event.reason))
                 await self._answer(h11.Response(status_code=event.status_code, headers=headers, reason=reason))
                 self._status = event.status_code

@@ -19,7 +19,7 @@ from ringfence.gateway.relay.socket import RelayedSocket, RelayedStream
 from ringfence.shared import fast_stdlib
 from ringfence.shared.credit import Shared
 from ringfence.shared.event_loop import Loop
-from ringfence.wire import relay_frames as wire
+from ringfence.wire import relay_frames
 from ringfence.wire.frames import HEADER, WireError
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class Relay:
         for sock in (channel, self._library, self.datagrams, self._queries):
             sock.setblocking(False)
         self._buffer = memoryview(bytearray(_READ))
-        self.piece = memoryview(bytearray(wire.MOST_DATA))  # what streams read into, one after the other
-        self._sorter = wire.Sorter()
+        self.piece = memoryview(bytearray(relay_frames.MOST_DATA))  # what streams read into, one after the other
+        self._sorter = relay_frames.Sorter()
         self.shared = Shared()
-        self._cutter = wire.Cutter()
+        self._cutter = relay_frames.Cutter()
         self._out = bytearray()  # whole frames for guestd
         self._in = bytearray()  # for the library
         self._streams: dict[int, RelayedStream] = {}
@@ -162,7 +162,7 @@ class Relay:
                 stream.abort()
             return
         for kind, number, payload in self._sorter.feed(self._buffer[:count]):
-            if kind == wire.OTHER:
+            if kind == relay_frames.OTHER:
                 self._in += payload
             else:
                 self._take(kind, number, payload)
@@ -211,10 +211,10 @@ class Relay:
     # frames from inside
 
     def _take(self, kind: int, number: int, payload: bytes) -> None:
-        if kind == wire.PACKET:
+        if kind == relay_frames.PACKET:
             self._ask(number, payload)
-        elif kind == wire.OPEN:
-            self._open(number, wire.place(payload))
+        elif kind == relay_frames.OPEN:
+            self._open(number, relay_frames.place(payload))
         elif number > self._last:
             raise WireError("a frame of a stream that was never opened")
         else:
@@ -227,13 +227,13 @@ class Relay:
             raise WireError("a stream that was opened before")
         self._last = number
         if len(self._streams) >= self._most:
-            self.send(wire.END, number, wire.BROKEN)
+            self.send(relay_frames.END, number, relay_frames.BROKEN)
             return
         try:
             ours, theirs = socket.socketpair()
             fast_stdlib.widen(ours, theirs)
         except OSError:  # out of descriptors
-            self.send(wire.END, number, wire.BROKEN)
+            self.send(relay_frames.END, number, relay_frames.BROKEN)
             return
         ours.setblocking(False)
         connection = RelayedSocket(place, fileno=theirs.detach())
@@ -263,4 +263,4 @@ class Relay:
             self.loop.unwatch(self._queries.fileno())  # the registration has ended
             return
         if not self.congested:
-            self.send(wire.PACKET, int.from_bytes(data[:NUMBER_BYTES], "little"), data[NUMBER_BYTES:])
+            self.send(relay_frames.PACKET, int.from_bytes(data[:NUMBER_BYTES], "little"), data[NUMBER_BYTES:])

@@ -7,8 +7,8 @@ import socket
 from typing import TYPE_CHECKING, Protocol
 
 from ringfence.gateway.connection import close_copy
-from ringfence.shared import credit as window
-from ringfence.wire import relay_frames as wire
+from ringfence.shared import credit
+from ringfence.wire import relay_frames
 from ringfence.wire.frames import WireError
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ class RelayedStream:
         self._relay = relay
         self._sock = sock
         self._connection = connection
-        self._credit = window.FIRST  # that guestd takes
-        self._granted = window.FIRST  # that guestd may send
+        self._credit = credit.FIRST  # that guestd takes
+        self._granted = credit.FIRST  # that guestd may send
         self._held = bytearray()  # from the guest, for the gateway
-        self._window = window.Window(relay.shared)
+        self._window = credit.Window(relay.shared)
         self._guest_said_all = self._gateway_said_all = self._deaf = False
         self._watched: int | None = None
         self.rewatch()
@@ -139,33 +139,33 @@ class RelayedStream:
             count = 0
         if count:
             self._credit -= count
-            self._relay.send(wire.DATA, self.number, piece[:count])
+            self._relay.send(relay_frames.DATA, self.number, piece[:count])
             self.rewatch()
         elif self._connection.broken_by_gateway or hung_up:
             self._gone()
         else:
             self._gateway_said_all = True
-            self._relay.send(wire.END, self.number, wire.ENDED)
+            self._relay.send(relay_frames.END, self.number, relay_frames.ENDED)
             self.rewatch()
 
     def _gone(self) -> None:
         """Tell guestd that the gateway has closed its end, and drop the stream."""
-        word = wire.BROKEN if self._connection.broken_by_gateway else wire.GONE
-        self._relay.send(wire.END, self.number, word)
+        word = relay_frames.BROKEN if self._connection.broken_by_gateway else relay_frames.GONE
+        self._relay.send(relay_frames.END, self.number, word)
         self._drop()
 
     # the guest
 
     def take(self, kind: int, payload: bytes) -> None:
         """Act on a frame from inside. Raises WireError."""
-        if kind == wire.DATA:
+        if kind == relay_frames.DATA:
             self._give(payload)
-        elif kind == wire.CREDIT:
-            self._credit += wire.credit(payload)
-            if self._credit > window.MOST:
+        elif kind == relay_frames.CREDIT:
+            self._credit += relay_frames.credit(payload)
+            if self._credit > credit.MOST:
                 raise WireError("more credit than there can be")
             self.rewatch()
-        elif wire.is_end(payload):
+        elif relay_frames.is_end(payload):
             if self._guest_said_all:
                 raise WireError("a second end")
             self._guest_said_all = True
@@ -201,10 +201,10 @@ class RelayedStream:
         return len(data)
 
     def _passed(self, count: int) -> None:
-        credit = self._window.passed(count, at_once=not self._held)
-        if credit and not self._guest_said_all:
-            self._relay.send(wire.CREDIT, self.number, wire.pack_credit(credit))
-            self._granted += credit
+        granted = self._window.passed(count, at_once=not self._held)
+        if granted and not self._guest_said_all:
+            self._relay.send(relay_frames.CREDIT, self.number, relay_frames.pack_credit(granted))
+            self._granted += granted
         self._settle()
 
     def _settle(self) -> None:
