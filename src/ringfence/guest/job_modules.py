@@ -1,4 +1,4 @@
-"""Computes which modules a job needs in its process, from the packages that hold them.
+"""Computes which modules a job needs in its process, from the packages that hold the modules.
 
 A job runs where no file of this package can be seen: its root is the sandbox's. What it needs is therefore loaded
 while the files are still there (`load`, `load_late`), or its text goes along with the job (`texts`).
@@ -34,7 +34,7 @@ def load_late() -> None:
 
 
 def texts(*begin: str) -> dict[str, str]:
-    """Return by full name the texts of some modules of the interpreter's package and of what they import of ours."""
+    """Return by full name the texts of these modules of the interpreter's package and of what each imports of ours."""
     known = {*_members(_INTERPRETER), *_members(_SHARED)}
     found: dict[str, str] = {}
     waiting = [f"{_INTERPRETER}.{name}" for name in begin]
@@ -53,7 +53,7 @@ def text_of(path: str) -> str:
 
 
 def _members(package: str) -> list[str]:
-    """Return the full names of the modules of a package of ours, in the bundle or in its folder."""
+    """Return the full names of a package's modules, in the bundle or in the package's folder."""
     loader: Bundle | object = __spec__.loader
     if hasattr(loader, "members"):
         held: list[str] = loader.members(package)

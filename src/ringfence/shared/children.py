@@ -1,4 +1,4 @@
-"""Child processes by descriptor: pidfds, and where the kernel knows none, descriptors of ours in their place.
+"""Names child processes by descriptor: by pidfds, or where the kernel has none by eventfds in their place.
 
 gVisor of 2022 has no pidfd. There `look`, called after each SIGCHLD, makes the descriptor of an ended child readable. A
 child is not reaped before its descriptor was asked, so that its number stays its own.
@@ -15,7 +15,7 @@ _numbers: dict[int, int] = {}  # descriptor → process, of those without a pidf
 
 
 def adopt(pid: int) -> int:
-    """A descriptor for a child of ours."""
+    """Return a handle for a child: a descriptor that is readable when the child has ended."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -26,7 +26,7 @@ def adopt(pid: int) -> int:
 
 
 def signal(handle: int, number: int) -> bool:
-    """False when the process has ended."""
+    """Send a signal. False when the process has ended."""
     if handle not in _numbers:
         return fast_stdlib.signal_pidfd(handle, number)
     try:
@@ -37,14 +37,14 @@ def signal(handle: int, number: int) -> bool:
 
 
 def wait(handle: int, options: int) -> os.waitid_result | None:
-    """As os.waitid, for this child."""
+    """Do what os.waitid does, for the child behind a handle."""
     if handle in _numbers:
         return os.waitid(os.P_PID, _numbers[handle], options)
     return os.waitid(os.P_PIDFD, handle, options)
 
 
 def has_ended(handle: int) -> bool:
-    """Whether this child has; it is left to be waited for."""
+    """Return whether the child has ended. The child is left to be waited for."""
     try:
         return wait(handle, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:
@@ -57,7 +57,7 @@ def close(handle: int) -> None:
 
 
 def number_of(handle: int) -> int:
-    """Its process, as this one sees it; another may see another number."""
+    """Return the number of the process behind a handle, in this process's pid namespace."""
     if handle in _numbers:
         return _numbers[handle]
     return int(proc.fields(f"/proc/self/fdinfo/{handle}").get("Pid", 0))

@@ -1,7 +1,7 @@
-"""How far a sender of one relayed stream may be ahead of its receiver. Kept by the receiver, the same on both sides.
+"""Counts how far the sender of a relayed stream may be ahead of the receiver. The receiver keeps the count.
 
-Every stream begins with little. One whose bytes are taken at once gets more, out of what all streams of a sandbox
-share: a thousand that stand still hold little, and a few fast ones are not held up.
+Every stream begins with little credit. A stream whose bytes are taken at once gets more, out of what all streams of a
+sandbox share: a thousand streams that stand still hold little memory, and a few fast streams are not held up.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ SHARED = 1 << 24
 
 
 class Shared:
-    """What is left of it."""
+    """The credit that all streams of a sandbox share."""
 
     def __init__(self) -> None:
         self.left = SHARED
 
 
 class Window:
-    """Of one direction of one stream."""
+    """The credit of one direction of a stream."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -27,7 +27,7 @@ class Window:
         self._passed = 0
 
     def passed(self, count: int, *, at_once: bool) -> int:
-        """So many bytes were passed on, `at_once` if nothing is left waiting. Returns new credit, 0 for none yet."""
+        """Count bytes that were passed on; `at_once`: nothing is left waiting. Return new credit, 0 for none yet."""
         self._passed += count
         if self._passed < self._size // 4:
             return 0
@@ -38,5 +38,5 @@ class Window:
         return credit
 
     def close(self) -> None:
-        """Once."""
+        """Give what this direction held back to the other streams. To be called once."""
         self._shared.left += self._size - FIRST

@@ -1,4 +1,4 @@
-"""One event loop: descriptors and who is called when one is ready."""
+"""Waits for descriptors and calls the handler of each that is ready."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
-        self._dropped: set[int] = set()  # in this round: an event that came with it is not for who has the number now
+        self._dropped: set[int] = set()  # in this round: an event that came with it is not for what has the number now
 
     def round(self, wait_s: float) -> None:
-        """Wait for at most so long (-1: for ever) and a day, then call whoever is concerned."""
+        """Wait for at most `wait_s` (-1: without end) and at most a day, then call the handlers of what is ready."""
         self._dropped.clear()
         for fd, events in self._epoll.poll(min(wait_s, _LONGEST_S)):
             handler = self._handlers.get(fd)

@@ -54,7 +54,7 @@ class Context:
 
 
 def scanner(context: Context) -> Callable[[str], object]:
-    """A parser of whole texts. Raises ValueError for anything but one JSON value with nothing around it."""
+    """Return a parser of whole texts, which raises ValueError for anything but a JSON value with nothing around."""
     scan = _json.make_scanner(context)  # type: ignore[arg-type]  # the stub names the attributes by a class of its own
 
     def parse(text: str) -> object:
@@ -75,7 +75,7 @@ _parse = scanner(Context())
 
 
 def loads(data: bytes | str) -> Any:
-    """An object whose shape `shapes` tells: both ends of this socket are ours."""
+    """Return the JSON object, whose shape `guest.guestd.protocols` tells: our own code wrote it. Raise ValueError."""
     value = _parse(data if isinstance(data, str) else data.decode())
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -93,7 +93,7 @@ def pair(kind: int) -> tuple[socket, socket]:
 
 
 def widen(*ends: socket, room: int = 1 << 20) -> None:
-    """As much room in a channel, where the kernel gives it: the more, the fewer turns for much data."""
+    """Give a channel that much room, where the kernel grants it: the more room, the fewer turns for much data."""
     for end in ends:
         end.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, room)
 
@@ -103,12 +103,12 @@ def from_fd(fd: int, kind: int) -> socket:
 
 
 def send_fds(sock: socket, data: bytes, fds: list[int]) -> None:
-    """One packet and its descriptors."""
+    """Send a packet with descriptors."""
     sock.sendmsg([data], [(*_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else [], NO_SIGNAL)
 
 
 def recv_fds(sock: socket, size: int, most: int) -> tuple[bytes, list[int]]:
-    """One packet and its descriptors, which close on exec."""
+    """Receive a packet with its descriptors, which close on exec."""
     data, ancillary, _, _ = sock.recvmsg(size, _socket.CMSG_SPACE(4 * most), _socket.MSG_CMSG_CLOEXEC)
     return data, _descriptors(ancillary)
 
@@ -122,7 +122,7 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 class Receiver:
-    """As `recv_fds`, into one buffer: a new one of that size for each packet would be three calls and fresh pages."""
+    """Receive as `recv_fds` does, always into the same buffer: a new buffer for each packet costs fresh pages."""
 
     def __init__(self, sock: socket, size: int, most: int) -> None:
         self._sock = sock
@@ -135,7 +135,7 @@ class Receiver:
 
 
 def readable(sock: socket | int, within_s: float | None) -> bool:
-    """None: wait for as long as it takes."""
+    """Wait until `sock` can be read; None: without end. False when the time is over."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(None if within_s is None else within_s * 1000))
@@ -168,7 +168,7 @@ def ignore_signals(*numbers: int) -> None:
 
 
 def hold_stops(*, hold: bool = True) -> None:
-    """Let a SIGTERM wait, or take it from here on, and one that waited at once."""
+    """Hold back SIGTERM, or take it again from here on, with a SIGTERM that came meanwhile."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK if hold else _signal.SIG_UNBLOCK, (SIGTERM,))
 
 

@@ -205,12 +205,12 @@ class _Walk:
 
 
 def _parts(path: str) -> list[str]:
-    """Its names, the first one last."""
+    """Return the names in a path, the first name last."""
     return [part for part in path.split("/") if part not in ("", ".")][::-1]
 
 
 def _link(directory: int, name: str) -> str | None:
-    """Where it leads, None when it is no link."""
+    """Return where a link leads; None for what is no link."""
     try:
         return os.readlink(name, dir_fd=directory)
     except OSError as error:

@@ -10,7 +10,7 @@ _ESCAPED = " \t\n#\\"  # what the kernel writes as a backslash and three octal d
 
 
 class Process:
-    """One process, as /proc/<pid>/stat tells it."""
+    """A process, as /proc/<pid>/stat describes it."""
 
     __slots__ = ("flags", "parent", "session", "started", "state", "threads")
 
@@ -62,7 +62,7 @@ def fields(path: str) -> dict[str, str]:
 
 
 class Mount:
-    """One mount, as a mountinfo tells it."""
+    """A mount, as a mountinfo describes it."""
 
     __slots__ = ("device", "kind", "number", "options", "parent", "root", "target")
 

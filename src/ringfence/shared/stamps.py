@@ -36,7 +36,7 @@ _facts = attrgetter("st_ino", "st_ctime_ns")
 
 
 class Group:
-    """One directory: its names in the order of their bytes, and their stamps."""
+    """A directory's names in the order of their bytes, with a stamp for each."""
 
     __slots__ = ("_names", "_stamps")
 
@@ -56,12 +56,12 @@ class Group:
         return dict(zip(self.names(), cut(self._stamps), strict=True))
 
     def changed_here(self) -> dict[str, bytes | None]:
-        """Of its own names those whose stamp is another one in the working directory, with the one that was known."""
+        """Return the names whose stamp in the working directory differs, each with the stamp that was known."""
         now = stamps_here(self._names)
         return {os.fsdecode(self._names[at]): _stamp_at(self._stamps, at) for at in _differing(self._stamps, now)}
 
     def changed_among(self, names: list[str]) -> dict[str, bytes | None]:
-        """The same of all names that are there now."""
+        """Return the same for all `names`, which are there now."""
         known = self.of_all()
         found = zip(names, cut(stamps_here([os.fsencode(name) for name in names])), strict=True)
         return {name: known.get(name) for name, stamp in found if known.get(name) != stamp}
@@ -117,7 +117,10 @@ class Memory:
         self.groups = groups if groups is not None else {}
 
     def follow(self, told: Mapping[str, tuple[bool, bytes]], gone: Iterable[str]) -> None:
-        """What the next look found: of each path whether it is a directory and its stamp; and paths that are gone."""
+        """Take in what the next look found.
+
+        For each path whether it is a directory, and its stamp; and paths that are gone.
+        """
         changes: dict[str, dict[str, bytes | None]] = {}
         self.groups.setdefault("", Group([], b""))
         for path in gone:
@@ -136,7 +139,7 @@ class Memory:
                 self.groups[path].change(some)
 
     def directories(self) -> dict[str, list[str]]:
-        """Of each directory the names of those in it."""
+        """Return for each directory the names of its subdirectories."""
         found: dict[str, list[str]] = {path: [] for path in self.groups}
         for path in self.groups:
             above, _, name = path.rpartition("/")
@@ -146,7 +149,7 @@ class Memory:
 
 
 def pack(memory: Memory, digests: list[str], *, links: bool, top: bytes) -> bytes:
-    """A message to the worker. It that has stayed has a memory of its own, and gets an empty one."""
+    """Return a message to the worker. A worker that stayed remembers, and is sent an empty `memory`."""
     parts = [b"", _HEAD.pack(len(memory.groups), links, top)]
     for path, group in memory.groups.items():
         parts += group.pack(os.fsencode(path))
@@ -197,7 +200,10 @@ def stamp(info: os.stat_result) -> bytes:
 
 
 def stamps_here(names: list[bytes]) -> bytes:
-    """Of names in the working directory, which saves each call a look at its way there. OSError when one is gone."""
+    """Return the stamps of names in the working directory, which is the fastest way.
+
+    Raise OSError when a name is gone.
+    """
     parts = []
     for start in range(0, len(names), _AT_ONCE):
         some = names[start : start + _AT_ONCE]

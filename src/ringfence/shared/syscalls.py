@@ -180,7 +180,7 @@ def syscall(number: int, *args: object, what: str) -> int:
 
 
 def high(fd: int) -> int:
-    """A copy whose number none of the fixed ones overwrites."""
+    """Return a copy of `fd` with a number above the fixed descriptors, which no dup2 onto those overwrites."""
     return syscall(_NR_FCNTL, fd, _F_DUPFD_CLOEXEC, 16, what="fcntl F_DUPFD_CLOEXEC")
 
 
@@ -246,7 +246,7 @@ def move_mount(fd: int, target: str, *, at: int = AT_FDCWD) -> None:
 
 
 def mount_nowhere(kind: str, source: str, flags: tuple[str, ...]) -> int:
-    """A new file system of `source` as a mount on no path: nosuid, nodev. It goes with its last descriptor."""
+    """Mount a new file system of `source` on no path: nosuid, nodev. The mount goes with its last descriptor."""
     context = syscall(_NR_FSOPEN, kind.encode(), 1, what=f"fsopen {kind}")
     try:
         syscall(_NR_FSCONFIG, context, 1, b"source", _path(source), 0, what=f"fsconfig source {source}")
@@ -281,7 +281,7 @@ _asked: list[bool] = []
 
 
 def has_openat2() -> bool:
-    """False on a gVisor of 2022, which has other gaps too. Asked once."""
+    """Return whether this kernel has openat2: a gVisor of 2022 has not. The kernel is asked once."""
     if not _asked:
         try:
             syscall(_NR_OPENAT2, -1, b"", b"", 0, what="openat2")
@@ -291,7 +291,7 @@ def has_openat2() -> bool:
 
 
 def open_nameless(directory: str) -> int:
-    """Open a new file in `directory` that has no name, so that nothing of it outlives its descriptors."""
+    """Open a new file in `directory` without a name: nothing of the file outlives the descriptors."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(directory, flags | os.O_TMPFILE, 0o600)
@@ -305,7 +305,9 @@ def open_nameless(directory: str) -> int:
 
 
 def open_unnamed_yet(folder: int, temporary: str) -> tuple[int, bool]:
-    """Open a new file to be written and then named in `folder`; return it, and whether it is named `temporary`.
+    """Open a new file to be written and then named in `folder`.
+
+    Return its descriptor and whether `temporary` is its name.
 
     It has a name only on a file system without nameless files: elsewhere a kill in the middle leaves nothing.
     """
@@ -386,7 +388,7 @@ _MONITOR_KEEPS = (0, 5)  # CAP_CHOWN, CAP_KILL
 
 
 def keep_monitor_capabilities() -> None:
-    """For the monitor as root: to signal the sandboxes' processes, and to give them the pipes it makes."""
+    """Keep what the monitor needs as root: to signal the sandboxes' processes, and to give pipes to their users."""
     for capability in range(64):
         if capability in _MONITOR_KEEPS:
             continue
@@ -402,7 +404,7 @@ def no_new_privileges() -> None:
 
 
 class Filter:
-    """A seccomp program as the kernel takes it. Made before a fork, so that the children only hand it over."""
+    """A seccomp program as the kernel takes it, made before a fork for the children to install."""
 
     def __init__(self, program: bytes) -> None:
         self._program = program  # lives as long as its address is in use
@@ -417,7 +419,7 @@ _LANDLOCK_SCOPES = 3  # abstract unix sockets, signals: from ABI 6
 
 
 def landlock_abi() -> int:
-    """0: this kernel has no Landlock."""
+    """Return the version of this kernel's Landlock; 0: none."""
     try:
         return syscall(NR_LANDLOCK_CREATE, 0, 0, 1, what="landlock_create_ruleset")
     except OSError:
@@ -425,7 +427,7 @@ def landlock_abi() -> int:
 
 
 def landlock_attributes(abi: int, *, scopes: bool, files: bool) -> tuple[bytes, int] | None:
-    """What a ruleset is made of, and the file rights in it; None when nothing is asked of it."""
+    """Return what a ruleset is made of, with its file rights; None when nothing is asked of a ruleset."""
     handled = (1 << _LANDLOCK_FS_RIGHTS.get(abi, 16)) - 1 if files else 0
     scoped = _LANDLOCK_SCOPES if abi >= 6 and scopes else 0
     if not handled and not scoped:

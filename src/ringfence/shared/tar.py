@@ -37,7 +37,7 @@ _NO_SUM = 8 * 0x20  # a header is summed up with blanks in place of the sum
 
 
 class Refused(Exception):  # noqa: N818  # what happened to the archive, and no fault of ours
-    """`why` is one word of ours, `name` the archive's own bytes."""
+    """A refused archive. `why` is a word of our own, `name` the archive's bytes."""
 
     def __init__(self, why: str, name: bytes = b"") -> None:
         super().__init__(why, name)
@@ -46,7 +46,7 @@ class Refused(Exception):  # noqa: N818  # what happened to the archive, and no 
 
 
 class Member:
-    """One entry, as its header says it. `parts` are checked: no `..`, nothing empty, not absolute."""
+    """An entry, as its header describes it. `parts` are checked: no `..`, nothing empty, not absolute."""
 
     __slots__ = ("kind", "link", "mode", "mtime", "name", "parts", "size")
 
@@ -63,7 +63,7 @@ class Member:
 
 
 def safe_parts(name: bytes) -> list[bytes]:
-    """The parts of a relative name that stays below its folder; [] is the folder itself."""
+    """Return the parts of a relative name that stays below the folder; [] is the folder."""
     if name.startswith(b"/"):
         raise Refused("absolute", name)
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
@@ -75,7 +75,7 @@ def safe_parts(name: bytes) -> list[bytes]:
 
 
 def link_stays(parts: list[bytes], target: bytes) -> bool:
-    """Whether a symbolic link at `parts`, with real directories above it, can never lead out of its tree.
+    """Return whether a symbolic link at `parts`, below real directories only, can never lead out of the tree.
 
     `..` may stand at the start only: behind a name it would climb from wherever a link of that name leads.
     """
@@ -251,7 +251,10 @@ def fields(block: bytes, total: Callable[[bytes], int] = sum) -> Fields:
 
 
 def number(field: bytes) -> int:
-    """Octal digits between blanks and a NUL, or GNU's binary form: its first bit says so, its second is a sign."""
+    """Return the number in a field.
+
+    Octal digits between blanks and a NUL, or GNU's binary form, marked by the first bit.
+    """
     if field[0] >= 0x80:
         value = int.from_bytes(field[1:], "big")
         if field[0] != 0x80 or value > _MAX_SIZE:

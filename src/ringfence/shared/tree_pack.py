@@ -23,7 +23,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # removed or replaced while 
 
 
 class Found:
-    """One entry of a walk. `directory` is open until the next one is asked for."""
+    """An entry of a walk. `directory` is open until the next entry is asked for."""
 
     __slots__ = ("directory", "info", "name", "path")
 
@@ -35,7 +35,7 @@ class Found:
 
 
 class Body:
-    """The bytes of one file, to be copied by who gets this; `fd` is closed afterwards by who gave it."""
+    """The bytes of a file: the receiver copies the bytes, and the giver closes `fd` afterwards."""
 
     __slots__ = ("fd", "path", "size")
 
@@ -110,7 +110,7 @@ def walk(top: int, *, skip_closed: bool = False) -> Iterator[Found]:
 
 
 def _names(directory: int, prefix: bytes) -> list[bytes]:
-    """Of one folder. Raises Refused for more than anybody keeps in one: they are sorted, and so held (O22)."""
+    """Return the sorted names in a folder. Raise Refused for very many: all names are held in memory (O22)."""
     names, left = [], _MOST_IN_FOLDER
     with os.scandir(directory) as entries:
         for name in map(os.fsencode, (entry.name for entry in entries)):
@@ -126,7 +126,7 @@ def _named(error: OSError, path: bytes) -> OSError:
 
 
 def tar(top: int, caps: Caps) -> Iterator[bytes | Body]:
-    """A folder as a tar stream. What can be neither a file, a folder nor a link is refused."""
+    """Yield a folder as a tar stream. An entry that is no file, folder or link is refused."""
     info = os.fstat(top)
     yield header(b"./", DIRECTORY, size=0, mode=info.st_mode, mtime=int(info.st_mtime))
     for found in walk(top):
@@ -135,7 +135,7 @@ def tar(top: int, caps: Caps) -> Iterator[bytes | Body]:
 
 
 def tar_file(fd: int, name: bytes, caps: Caps) -> Iterator[bytes | Body]:
-    """One open regular file as a tar stream."""
+    """Yield an open regular file as a tar stream."""
     yield from _file(fd, name, caps)
     yield END
 
@@ -162,7 +162,7 @@ def _entry(found: Found, caps: Caps) -> Iterator[bytes | Body]:
 
 
 def opened(found: Found) -> int | None:
-    """That file, open for reading; None when it is gone. Raises when it is no regular file any more (A24, C02)."""
+    """Open a found file for reading; None when the file is gone. Raise when no regular file is there now (A24, C02)."""
     try:
         fd = os.open(found.name, _FILE, dir_fd=found.directory)
     except FileNotFoundError:

@@ -120,7 +120,7 @@ class Planter:
             os.close(source)
 
     def _go_to(self, parts: list[bytes], mode: int) -> int:
-        """That folder, open; folders on the way are made. `mode` is for the last one, which stays open to its owner."""
+        """Open a folder; folders on the way are made. `mode` is for the last folder, which stays open to its owner."""
 
         def step(fd: int, way: list[bytes], index: int) -> int:
             return self._enter(fd, way, index, mode if index == len(way) - 1 else 0o755)
@@ -172,7 +172,7 @@ class Unpacker:
 
 
 def merge(stage: int, target: int) -> None:
-    """Move everything below `stage` to `target`: folders are joined, files replaced one by one, links as such.
+    """Move everything below `stage` to `target`: folders are joined, files replaced, links moved as links.
 
     Looked at first, so that a file where a folder is to be stops it before anything moved.
     """

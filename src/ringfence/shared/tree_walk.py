@@ -43,7 +43,7 @@ def _first_step(path: str) -> tuple[str, str]:
 
 
 class Chain:
-    """Directories below one, each opened when it is asked for. What lies near the last one asked for is cheap.
+    """Directories below a top, each opened when asked for. A directory near the last one asked for is cheap.
 
     Without it every directory would be looked up from the top: in a tree that is one long path, all of it each time.
     """
@@ -142,7 +142,7 @@ def _some_names(directory: int) -> list[str]:
 
 
 def count(path: str) -> tuple[int, int]:
-    """Bytes that a tree takes, and its names. Directories that cannot be read count as one name."""
+    """Return how many bytes and names a tree has. A directory that cannot be read counts as one name."""
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     pending, used, names = [""], 0, 0
     seen: set[int] = set()  # files with several names
@@ -166,7 +166,10 @@ def count(path: str) -> tuple[int, int]:
 
 
 def make_usable(name: str, directory: int) -> None:
-    """A directory without rights for its owner can be neither read nor moved. One of another owner's stays as it is."""
+    """Give a directory's owner all rights: without them it can be neither read nor moved.
+
+    Others' directories are left.
+    """
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.chmod(f"/proc/self/fd/{fd}", 0o700)
@@ -190,7 +193,7 @@ def enter(directory: int, parts: list[bytes], index: int) -> int:
 
 
 class Folder:
-    """A directory below a top: its name, and the one that it is in.
+    """A directory below a top: its name, and the directory above.
 
     A walk keeps one of these for each directory that it is still to see. As whole paths they would come to their number
     times their depth, and a guest chooses both (O22).

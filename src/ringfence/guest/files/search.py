@@ -55,7 +55,7 @@ def _finder(text: str, *, regex: bool) -> Callable[[str], bool]:
 
 
 def _files(top: int, path: str) -> Iterator[tuple[str, int]]:
-    """Every regular file with its name, open; the one file when `top` is no directory."""
+    """Yield every regular file below `top` as its name and descriptor; `top` itself when that is a file."""
     info = os.fstat(top)
     if not stat.S_ISDIR(info.st_mode):
         if stat.S_ISREG(info.st_mode):

@@ -75,7 +75,9 @@ class _Restorer:
             return
 
     def _take_away(self, path: str) -> None:
-        """All of it but mounts, which are the policy's, and directories that lead to one: a guest may move those.
+        """Remove a whole tree, except mounts, which are the policy's, and directories that lead to a mount.
+
+        A guest may move such directories.
 
         In a copy of a folder there may be files of an owner that this sandbox does not have: nobody here removes them,
         so they were not removed in the original either.
@@ -102,7 +104,10 @@ class _Restorer:
                     raise
 
     def _vacate(self, name: str) -> None:
-        """A pipe or a socket is in no snapshot, so nobody ordered it away; it must not keep a name that is."""
+        """Remove a pipe or a socket.
+
+        No snapshot holds such a file, and it must not keep the name of a file that is in one.
+        """
         try:
             info = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -119,7 +124,7 @@ class _Restorer:
                 raise
 
     def _open(self, name: str, _: dict[str, Any]) -> None:
-        """Names in it are about to change, and its owner has not permitted that to himself."""
+        """Give the owner of a directory the rights to change names in that directory."""
         tree_walk.make_usable(name, self._directory)
 
     def _file(self, name: str, order: dict[str, Any]) -> None:

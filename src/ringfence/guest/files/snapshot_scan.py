@@ -79,7 +79,7 @@ def _exactly(size: int) -> bytes:
 
 
 def open_workspace() -> int:
-    """Its own mode is not kept: whoever shut it gets it back open."""
+    """Open the workspace. A guest that took its own rights to the workspace away gets them back."""
     held = os.open(WORKSPACE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         mode = stat.S_IMODE(os.fstat(held).st_mode)
@@ -151,7 +151,7 @@ class _Keeper:
             return -1  # gone meanwhile
 
     def _directory(self, directory: int, path: str, *, same: bool) -> list[tuple[str, bool]]:
-        """Tell of what changed in it. Returns the directories in it, and whether each is as it was."""
+        """Report what changed in a directory. Return its subdirectories, and whether each is as it was."""
         prefix = f"{path}/" if path else ""
         group = self._left.pop(path, None)
         if group is None:
@@ -171,7 +171,7 @@ class _Keeper:
         return sorted(below + self._each(directory, prefix, changed))
 
     def _each(self, directory: int, prefix: str, names: dict[str, bytes | None]) -> list[tuple[str, bool]]:
-        """One name after another, each with the stamp that the host knows. Returns the directories among them."""
+        """Look at each name, with the stamp that the host knows. Return the directories among the names."""
         below = []
         for name, known in names.items():
             path = prefix + name
@@ -230,14 +230,17 @@ class _Keeper:
         return path in self._mounts
 
     def _leads_to_mount(self, path: str) -> bool:
-        """And whether it is one."""
+        """Return whether a mount lies at `path` or below."""
         if self._is_mount(path):
             return True
         assert self._mounts is not None
         return any(mount.startswith(f"{path}/") for mount in self._mounts)
 
     def _tell(self, path: str, kind: str, info: os.stat_result, text: str, *, settled: bool) -> None:
-        """`settled`: a later change will show in its stamp, unless it comes within some ticks of the last one."""
+        """Report one entry.
+
+        `settled`: a later change will show in the entry's stamp, if it comes some ticks after the last.
+        """
         size = info.st_size if kind == "f" else 0
         facts = [path, kind, stat.S_IMODE(info.st_mode), info.st_mtime_ns, size, text]
         stamp = stamps.stamp(info) if settled and _is_old(info) else stamps.UNKNOWN
@@ -274,7 +277,7 @@ class _Keeper:
         raise Problem("moving", path)
 
     def _whole(self, fd: int, path: str, before: os.stat_result) -> bool:
-        """False when it changed while it was read; then nothing was told of it."""
+        """Report a small file. False when the file changed while it was read; then nothing was reported."""
         settled = _is_settled(fd, before)
         data = bytearray()
         while len(data) <= before.st_size and (chunk := os.read(fd, _SMALL)):
@@ -334,14 +337,14 @@ class _Keeper:
 
 
 def _is_readable(directory: int, name: str, info: os.stat_result) -> bool:
-    """Of another owner's: who does not own it cannot make it readable."""
+    """Return whether a file of another owner can be read: only its owner could change that."""
     if info.st_mode & _KIND == _LINK:
         return True
     return os.access(name, os.R_OK | (os.X_OK if info.st_mode & _KIND == _DIRECTORY else 0), dir_fd=directory)
 
 
 def _open(directory: int, name: str) -> int:
-    """For reading, also where its owner has not permitted that to himself."""
+    """Open a file for reading, also where its owner has taken that right from himself."""
     try:
         return os.open(name, _OPEN, dir_fd=directory)
     except PermissionError:
@@ -359,7 +362,9 @@ def _open(directory: int, name: str) -> int:
 
 
 def _wait_for_writer(fd: int) -> None:
-    """Until a write that began before now has ended: it set the change time at its start, and would go unseen (C07).
+    """Wait until a write that began before now has ended.
+
+    The change time, set at its start, would hide the write (C07).
 
     Looking for data takes the lock that a write holds. A write that begins later changes the time.
     """
@@ -371,7 +376,7 @@ def _wait_for_writer(fd: int) -> None:
 
 
 def _unless_gone(look: Callable[[], dict[str, bytes | None]]) -> dict[str, bytes | None] | None:
-    """None when one of the names went just now."""
+    """Return what `look` returns; None when a name was removed meanwhile."""
     try:
         return look()
     except FileNotFoundError:
@@ -379,7 +384,7 @@ def _unless_gone(look: Callable[[], dict[str, bytes | None]]) -> dict[str, bytes
 
 
 def _is_settled(fd: int, info: os.stat_result) -> bool:
-    """Whether a later change of this file must change its time: the last one is some ticks old, and nobody writes.
+    """Return whether a later change of this file must change its time: the last change is old, and no process writes.
 
     Who has it mapped may write without any time being set; such a mapping keeps it open for writing, and then the
     kernel grants no lease.

@@ -99,7 +99,10 @@ def _send_body(body: tree_pack.Body) -> None:
 
 
 def unpack(args: Args) -> dict[str, object]:
-    """An archive into a folder: into one beside it first, so that what is refused leaves nothing."""
+    """Unpack an archive into a folder.
+
+    The archive is unpacked into a staging folder beside the target first: a refused archive leaves nothing.
+    """
     path = str(args["path"])
     fast_stdlib.hold_stops()  # one between making something and knowing of it would leave it there
     made = make_directories(path)

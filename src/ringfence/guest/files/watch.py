@@ -199,7 +199,10 @@ class _Watcher:
             self.tell(kind, path)
 
     def _is_nameless(self, path: bytes) -> bool:
-        """Of a file that was opened without a name (O_TMPFILE) the kernel tells "#" and its inode as one."""
+        """Return whether this is a file opened without a name (O_TMPFILE).
+
+        The kernel reports such a file as "#" and its inode.
+        """
         name = path.rpartition(b"/")[2]
         if not (name.startswith(b"#") and name[1:].isdigit()):
             return False

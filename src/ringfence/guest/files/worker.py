@@ -1,4 +1,4 @@
-"""Does one file operation inside the sandbox, with the guest's rights and no more, in a process of its own.
+"""Does one file operation inside the sandbox, with the guest's rights and no more, in a separate process.
 
 Paths are resolved by the kernel beneath `/` without magic links (J18), opened without blocking and checked by fstat
 (A24), so that a link or a race reaches only what the guest can reach anyway. Raw bytes go by the standard streams, the
@@ -183,7 +183,7 @@ def _follow(directory: int, name: str, path: str) -> tuple[int, str]:
 
 
 def _refuse_magic(current: str, path: str) -> None:
-    """A link into /proc would be followed by name here; openat2 refuses it where it is a magic one."""
+    """Refuse a magic link into /proc, which would be followed by name here: openat2 refuses to open such a link."""
     try:
         os.close(open_path(current, os.O_PATH))
     except FileNotFoundError:

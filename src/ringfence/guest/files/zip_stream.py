@@ -43,7 +43,10 @@ class _Entry:
 
 
 def members(fd: int, most: int) -> Iterator[tuple[Member, Iterator[bytes]]]:
-    """Each entry with its bytes, in the order in which they lie in the file. `most`: entries that are looked at."""
+    """Yield each entry with its bytes, in the order of the file.
+
+    Raise Refused where there are more than `most` entries.
+    """
     size = os.fstat(fd).st_size
     count, start, length = _directory(fd, size)
     if count > most:
@@ -168,7 +171,9 @@ def _member(raw: bytes, flags: int, system: int, attributes: int, size: int) -> 
 
 
 def _time(date: int, clock: int) -> int:
-    """A zip has local times and does not say whose; ours are of UTC. What no calendar has is the next that one has.
+    """Return the time of an entry as UTC: a zip holds local time and names no zone.
+
+    A date that no calendar has is moved on.
 
     By hand: where this runs there may be no `calendar` to import.
     """
@@ -179,7 +184,7 @@ def _time(date: int, clock: int) -> int:
 
 
 def _check_local(fd: int, entry: _Entry) -> int:
-    """Where its bytes begin. Raises when its own header tells another story than the directory."""
+    """Return where an entry's bytes begin. Raise Refused when its local header contradicts the directory."""
     fields = _LOCAL.unpack(_pread(fd, _LOCAL.size, entry.offset))
     magic, _, flags, method, _, _, _, packed, size, names, extras = fields
     name = _pread(fd, names, entry.offset + _LOCAL.size)

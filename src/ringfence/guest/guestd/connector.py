@@ -1,4 +1,4 @@
-"""Connects to one port inside and passes bytes between it and the standard streams, with the guest's rights.
+"""Connects to one port inside and passes bytes between that server and the standard streams, with the guest's rights.
 
 This is how the host reaches a server in the sandbox: the connection is made inside, so nothing else can be reached.
 """

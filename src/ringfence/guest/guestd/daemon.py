@@ -1,4 +1,4 @@
-"""Owns one sandbox in its monitor: starts what the host asks for, relays streams, waits, keeps the clocks.
+"""Owns a sandbox inside its monitor: starts what the host asks for, relays streams, waits, keeps the clocks.
 
 It believes nothing from inside: exit statuses come from waitid on the monitor's own children, pipe bytes are relayed
 unread, reports are passed on as text. It never waits for an answer: whoever is asked answers by an event.
@@ -68,7 +68,10 @@ class Guestd:
         self._last_word: bytes | None = None  # of a one-shot run: held back until nothing of it is left
 
     def take_image(self, fd: int) -> None:
-        """It comes by another way than requests do: whichever is first waits for the other."""
+        """Take a memory image.
+
+        It and the request for it come by different ways: whichever is first waits for the other.
+        """
         if self.image >= 0:
             os.close(self.image)
         self.image = fd
@@ -91,7 +94,7 @@ class Guestd:
         self._finish_dying()
 
     def failed(self, error: str, number: int | None, fds: list[int]) -> None:
-        """It could not be built, or a new spawner could not be made. `fds` are of what there was."""
+        """Report that the sandbox could not be built, or get no new spawner. `fds`: pidfds of what was made of it."""
         if self._inside.ready:
             self._inside.no_spawner(number or errno.EIO, error)
             self._finish_dying()
@@ -291,7 +294,7 @@ class Guestd:
             job.cpu_deadline = self._cpu_used(job) + float(request["cpu_s"])
 
     def refused(self, job: Job, number: int, error: str) -> None:
-        """The sandbox cannot hold one more process, or there is none that could start it."""
+        """Report a job that could not start: the sandbox holds no further process, or has no spawner."""
         self._jobs.pop(job.id, None)
         if self._inside.init_is_ending():
             self._end("init-lost")
@@ -305,7 +308,10 @@ class Guestd:
         self._idle_since = time.monotonic()
 
     def _pause(self, *, asked: bool) -> None:
-        """Freeze, and stop the clocks. CPU time stands still by itself. Not `asked`: it was idle for long."""
+        """Freeze the sandbox and stop its clocks.
+
+        CPU time stands still by itself. Not `asked`: the sandbox was idle too long.
+        """
         if self._paused_at is None and self._inside.freeze(asked=asked):
             self._paused_at = time.monotonic()
             self.say(ev="paused")
@@ -490,7 +496,7 @@ class Guestd:
         self._monitor.gone(number)
 
     def crashed(self, error: str) -> None:
-        """The monitor ends by a fault of its own; what it said last."""
+        """Report that the monitor ends by a fault of our own code, and send what the host has not read yet."""
         self.say(ev="crashed", error=error)
         if self._out:  # else it may be closed already, where nobody is left to hear it
             self._channel.settimeout(0.2)

@@ -58,14 +58,17 @@ def main() -> NoReturn:
 
 
 def _check_place() -> None:
-    """It ends by killing every process that it may: on a host, as root, that is all of them."""
+    """Refuse to run anywhere but as PID 1.
+
+    Guestd ends by killing every process it may, on a host as root all processes.
+    """
     if os.getpid() != 1:
         os.write(2, b"guestd is PID 1 of a box, and runs nowhere else\n")
         os._exit(1)
 
 
 def _ends() -> tuple[int, int]:
-    """Where bytes come from and where they go, away from the fixed numbers: no process made later is to have them."""
+    """Return the channel's descriptors to read and to write, moved to numbers that no process made later inherits."""
     door, key = os.environ.pop(DOOR, ""), os.environ.pop(KEY, "")
     if door:
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -83,10 +86,10 @@ def _ends() -> tuple[int, int]:
 
 
 def _told(channel: _Streams) -> tuple[Told, list[int]]:
-    """The first frame: what guests are to give up here, and what to listen on for the gateway. With it may come where
-    the wall counts CPU time.
+    """Read the first frame: what guests are to give up here, and what to listen on for the gateway.
 
-    What this kernel does not know is left out; the host asked.
+    With the frame may come a descriptor of the file where the wall counts CPU time. What this kernel does not know is
+    left out; the host asked.
     """
     reader = framing.Reader()
     handed: list[int] = []
@@ -213,7 +216,7 @@ def _write(path: str, number: int) -> None:
 
 
 class Alone(Loop):
-    """What a monitor is to its sandboxes, to the one there is."""
+    """The loop of guestd as PID 1: does for its only sandbox what a monitor does for its sandboxes."""
 
     def __init__(self, channel: _Streams, told: Told, handed: list[int]) -> None:
         super().__init__()

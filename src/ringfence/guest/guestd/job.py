@@ -1,4 +1,4 @@
-"""Owns one thing that runs in a sandbox, seen from the monitor: its streams, its stdin, its report and its end."""
+"""Owns a job of a sandbox, as its monitor sees it: streams, standard input, report and end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Job:
         self._terminal_fd = -1
 
     def start(self, inside: Inside) -> None:
-        """Ask for it to be started; `started` or `refused` follows, at once or later."""
+        """Ask for this job to be started; `started` or `refused` follows, at once or later."""
         try:
             theirs = self._pipes()
         except OSError as error:
@@ -86,7 +86,10 @@ class Job:
             inside.spawn(self, body, theirs)
 
     def started(self, pidfd: int, inner_pid: int, terminal: int = -1) -> None:
-        """It runs. `terminal`: our end of its terminal, if it was to have one."""
+        """Begin to relay a job that runs now.
+
+        `terminal`: the master end of its terminal, if the job was to have a terminal.
+        """
         self.pidfd, self.inner_pid = pidfd, inner_pid
         if self.why is not None:
             self.signal(fast_stdlib.SIGKILL)  # its end was asked for before it began
@@ -124,7 +127,7 @@ class Job:
         self.hurried, self.time_is_up = False, None
 
     def end_cell(self, number: int) -> bool:
-        """It waits for the next one. False when another one runs by now, whose clocks go on."""
+        """Note that a cell has ended. False when another cell runs by now, whose clocks go on."""
         if number not in (0, self._cell):
             return False
         self.in_cell = False
@@ -172,8 +175,11 @@ class Job:
         return stdin
 
     def _line_input(self) -> list[int]:
-        """Where a session hears the host. Its line is two pipes and no socket: by one of those a guest hands us files,
-        and to close a connection that lingers takes as long as the guest likes (D03)."""
+        """Make the pipe by which a session hears the host.
+
+        A session's line is two pipes and no socket: by a socket a guest could hand us files, and to close a connection
+        that lingers takes as long as the guest likes (D03).
+        """
         if self._line is None:
             return []
         theirs, ours = os.pipe2(os.O_CLOEXEC)
@@ -186,14 +192,14 @@ class Job:
                 feed.close()
 
     def abandon(self) -> None:
-        """It never started."""
+        """Close what was opened for a job that never started."""
         for fd in self._opened:
             self._guestd.unwatch(fd)
             os.close(fd)
         self._close_feeds()
 
     def close(self) -> None:
-        """The sandbox is gone: nothing more is to be told. Close everything, reap what is ours."""
+        """Close everything and reap the process: the sandbox is gone, and nothing more is to be reported."""
         if not self.inner_pid:
             self.abandon()
             return
@@ -289,7 +295,7 @@ class Job:
         self._maybe_finish()
 
     def hang_up(self) -> None:
-        """What it said on its line is nonsense: nobody reads there any more, and a flood costs us nothing (F16)."""
+        """Close the job's line, on which it sent nonsense: a flood there then costs us nothing (F16)."""
         self._said = b""
         for fd in [fd for fd, kind in self._outputs.items() if kind == framing.LINE]:
             self._close_output(fd)
@@ -388,7 +394,7 @@ class Job:
         return len(self._report) > before
 
     def _drain(self) -> None:
-        """What the process wrote before it ended; not what its children write later."""
+        """Relay what the process wrote before its end, and nothing that its children write later."""
         for fd in list(self._outputs):
             while fd in self._outputs and not self._paused:
                 self._read(fd)
@@ -454,8 +460,12 @@ def _discard(guestd: Guestd, fd: int) -> Callable[[int], None]:
 
 
 class Feed:
-    """One descriptor that is written to, for the job of that number. The host counts what is on its way, and hears
-    what the guest has taken: `worth` bytes of it together are worth a message."""
+    """Bytes on their way into a guest by one descriptor.
+
+    Held while the guest does not read, dropped when it never will.
+
+    The host counts what is on its way, and is sent how much the guest has taken, in messages of `worth` bytes or more.
+    """
 
     def __init__(self, guestd: Guestd, number: int, worth: int = 1) -> None:
         self._guestd = guestd
@@ -469,7 +479,7 @@ class Feed:
         self._closed = False
 
     def open(self, fd: int, *, terminal: bool = False) -> None:
-        """From now on it goes to `fd`, which is ours to close."""
+        """Write to `fd` from now on, and own that descriptor."""
         os.set_blocking(fd, False)
         self._fd, self._terminal = fd, terminal
         if self._pending or self._ended:
@@ -481,7 +491,7 @@ class Feed:
             self._push()
 
     def end(self) -> None:
-        """No more will come: close it when all is written. On a terminal the end is a character."""
+        """Close the descriptor when all is written: no more will come. On a terminal the end is a character."""
         if self._terminal and not self._ended:
             self._pending += _END_OF_INPUT
         self._ended = True
@@ -556,7 +566,7 @@ def set_terminal_size(fd: int, cols: int, rows: int) -> None:
 
 
 def take_terminal(slave: int) -> None:
-    """Make it the controlling terminal of this process, which leads a session of its own."""
+    """Make `slave` the controlling terminal of this process, which leads a session."""
     from fcntl import ioctl
 
     ioctl(slave, _TIOCSCTTY, 0)

@@ -102,7 +102,7 @@ class Template(TypedDict):
 
 
 class Launch(TypedDict):
-    """One sandbox, as the library asks the monitor for it."""
+    """A sandbox, as the library orders it from the monitor."""
 
     box: int
     owner: int
@@ -226,7 +226,7 @@ class Channel(Protocol):
 
 
 class Keeper(Protocol):
-    """An event loop, who makes processes, and who is told of the end."""
+    """An event loop that also orders processes from the forker and is notified when a sandbox is gone."""
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None: ...
 

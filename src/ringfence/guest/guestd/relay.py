@@ -207,7 +207,10 @@ class _Stream:
         self._events = events
 
     def _on_event(self, events: int) -> None:
-        """An error is met where it is read or written: gVisor tells one for a connection that has just ended."""
+        """Read or write what is ready.
+
+        An error event is no end by itself: gVisor reports one for a connection that has ended.
+        """
         if self._held:
             self._flush()
         if self._events & select.EPOLLIN and events & ~select.EPOLLOUT:

@@ -1,4 +1,4 @@
-"""Holds the two fixed processes of one sandbox for its monitor, PID 1 and the spawner, and hands jobs to the spawner.
+"""Holds the two fixed processes of a sandbox for its monitor, PID 1 and the spawner, and hands jobs to the spawner.
 
 Every answer is an event. A spawner that a guest killed or stopped is replaced; its late answer reaches nobody (J17).
 """
@@ -109,7 +109,7 @@ class Inside:
             self._adopt(pidfd, _nothing)
 
     def _adopt(self, pidfd: int, then: Callable[[], None]) -> None:
-        """Reap that child of ours when it ends."""
+        """Reap a child when it ends, and then call `then`."""
 
         def ended(_: int) -> None:
             try:
@@ -136,7 +136,7 @@ class Inside:
     # jobs
 
     def spawn(self, job: Job, body: bytes, fds: list[int]) -> None:
-        """Have the job started; it is told by `started` or `refused`. `fds` are closed when they were handed over."""
+        """Have a job started; `started` or `refused` follows. `fds` are closed when they were handed over."""
         self._waiting.append((job, body, fds))
         self._ask_next()
 
@@ -230,7 +230,10 @@ class Inside:
             self._ask()
 
     def _answered(self, number: int | None, error: str) -> None:
-        """The job that was asked for has its answer. `number`: an errno, it was refused."""
+        """Take the answer about the job that was asked for.
+
+        `number`: the errno of a refusal; None where the job started.
+        """
         assert self._asked is not None
         job, _, fds = self._asked
         self._asked, self._answer_by = None, None
@@ -289,7 +292,7 @@ class Inside:
             self._order_spawner()
 
     def _take_late_answer(self) -> None:
-        """What it started and told nobody of is ours to end and to reap."""
+        """End and reap what a lost spawner started without reporting it."""
         try:
             data, fds = fast_stdlib.recv_fds(self._spawner, 1 << 12, 2) if self._spawner is not None else (b"", [])
         except OSError:
@@ -453,7 +456,7 @@ class Inside:
         self._on_init_gone()
 
     def has_children(self) -> bool:
-        """Whether PID 1 has any: who lost its parent is a child of PID 1. A host that does not tell counts as yes."""
+        """Return whether PID 1 has children, as orphans become. A host that does not say counts as yes."""
         try:
             fd = os.open(f"/proc/{self.init_pid}/task/{self.init_pid}/children", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

@@ -1,4 +1,4 @@
-"""Owns the loop of a bash session: one bash that executes the host's cells in its own top-level shell.
+"""Owns the loop of a bash session: a single bash executes the host's cells in its top-level shell.
 
 This process runs no cell itself: it speaks the line and tells bash by a pipe what to read. It is a guest process, and
 bash and what bash starts can do to it what they like; what it says is data to the host.
@@ -131,7 +131,10 @@ class Driver:
         return True
 
     def _begin(self, message: dict[str, Any], data: bytes) -> None:
-        """Bash opens what we hold: its code, its input and where its status goes are files of this process."""
+        """Have bash run a cell.
+
+        It opens descriptors of this process: the code, the input, and where its status goes.
+        """
         self._number = message["n"]
         ours = f"/proc/{os.getpid()}/fd"
         code = self._file(data[: message["code"]])

@@ -78,7 +78,10 @@ def _rich(value: object) -> dict[str, bytes]:
 
 
 def _is_mime(mime: object) -> bool:
-    """Whether the host will take it as the name of a type: it hangs up on one who sends others."""
+    """Return whether the host will take `mime` as the name of a type.
+
+    It hangs up on a process that sends other text.
+    """
     return isinstance(mime, str) and 0 < len(mime) <= 100 and mime.isascii() and mime.isprintable()
 
 
@@ -134,7 +137,10 @@ class Display:
         self._left = _MOST_SHOWN
 
     def show(self, value: object, *, is_value: bool = False) -> None:
-        """To the host. In a fork there is no line to it, and there is a most for a cell: then it is printed."""
+        """Show a value to the host.
+
+        In a fork, which has no line, and beyond the most for a cell, the value is printed.
+        """
         shown = representations(value)
         self._left -= not is_value
         if not self._line.ours or (self._left < 0 and not is_value):

@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 24
 
 class Line:
     def __init__(self, fd: int) -> None:
-        """`fd`: takes what is said. The one after it gives, in a session, what the host says."""
+        """`fd`: where messages are written. In a session the next descriptor is where the host's messages are read."""
         self._fd = fd
         self._heard = fd + 1
         self._pid = os.getpid()
@@ -38,17 +38,20 @@ class Line:
 
     @property
     def ours(self) -> bool:
-        """False in a fork: its messages would come between its parent's."""
+        """Return whether this process made the line. A fork did not: its messages would come between its parent's."""
         return os.getpid() == self._pid
 
     def after_fork(self) -> None:
-        """This process took the place of the one that made the line."""
+        """Own the line in a process that took the place of the process that made it."""
         self._pid = os.getpid()
         self._main = _thread.get_ident()
         self._lock = _thread.allocate_lock()
 
     def may_interrupt(self) -> bool:
-        """For the handler of an interrupt. False: it is raised in a moment, when the bytes are where they belong."""
+        """Return whether an interrupt may be raised now.
+
+        False: `_end_busy` raises it when the bytes are where they belong.
+        """
         self._late = self._busy
         return not self._busy
 

@@ -80,7 +80,10 @@ def rehearse() -> None:
 
 
 def prepare(job: Work) -> None:
-    """Make this process an interpreter of the guest's: its variables, its path, nothing of ours."""
+    """Make this process a guest's interpreter.
+
+    With the guest's variables and path, and without modules of this package.
+    """
     env: dict[str, str] = job["env"]
     os.environ.clear()
     os.environ.update(env)
@@ -154,7 +157,7 @@ def _finish(code: int) -> int:
 
 
 class Cells:
-    """One `__main__` module, and the display of its values."""
+    """A `__main__` module, and the display of its values."""
 
     def __init__(self, line: Line) -> None:
         self.display = Display(line)
@@ -226,7 +229,7 @@ class Cells:
             sys.__excepthook__(type(second), second, second.__traceback__)
 
     def _describe(self, error: BaseException, trace: types.TracebackType | None) -> str:
-        """Says it and returns the whole traceback, empty when the guest's own code spoilt it."""
+        """Note the exception and return the whole traceback, empty when the guest's code spoilt it."""
         import traceback
 
         try:
@@ -244,7 +247,7 @@ class Cells:
 
 
 def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """The module's code, and its last expression apart, so that its value can be shown as a prompt would."""
+    """Return the module's code, and its last expression apart, whose value is shown as a prompt would show it."""
     tree = compile(source, name, "exec", _ONLY_AST | _TOP_LEVEL_AWAIT, dont_inherit=True)
     last = None
     if tree.body and isinstance(tree.body[-1], _ast.Expr):
@@ -253,7 +256,10 @@ def _compile(source: str, name: str) -> tuple[types.CodeType, types.CodeType | N
 
 
 def _show_source(source: str, name: str) -> None:
-    """Tracebacks show the guest's own lines. linecache brings a dozen modules: it is told when somebody imports it."""
+    """Have tracebacks show the guest's lines. linecache brings a dozen modules.
+
+    It gets the text when it is imported.
+    """
     first = not _untold
     _untold[name] = source
     if first:

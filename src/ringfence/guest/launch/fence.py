@@ -63,10 +63,10 @@ _FAIR = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE)
 
 
 def stand_back(proc: int) -> None:
-    """Give up what a caller may have over other programs of its host and hands down to what it starts: real-time and
-    raised priority, for CPU and disk, and being spared when memory runs out (D13). What is lower than usual stays.
+    """Give up what a caller may have over the host's other programs, and would hand down (D13).
 
-    `proc`: the host's.
+    That is real-time and raised priority, for CPU and disk, and being spared when memory runs out. What is lower than
+    usual stays. `proc`: the host's.
     """
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK not in _FAIR:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -200,7 +200,7 @@ def _write_capabilities(program: Program) -> None:
 
 
 def _write_landlock(program: Program, abi: int, *, scopes: bool, files: bool) -> list[Slot]:
-    """One domain: all file rights beneath `/`, none elsewhere; no signal and no abstract socket leaves it.
+    """Write a Landlock domain: all file rights beneath `/`, none elsewhere; no signal and no abstract socket leaves it.
 
     The rule hangs on the root's inode, so that a new file system mounted below it is covered too.
     Returns where the descriptors are that stay open.
@@ -244,7 +244,10 @@ def finish_for_guest(fence: Fence, *, processes: int, dumpable: bool, session: b
 
 
 def rehearse(fence: Fence, *, dumpable: bool) -> None:
-    """The same steps without their effect: limits as they are, no filter, not dumpable until the job comes."""
+    """Go through `finish_for_guest` without effect.
+
+    Limits stay, no filter is installed, not dumpable until the job comes.
+    """
     for name in ("NPROC", "NOFILE", "CPU"):
         _lowered(name, fence["rlimits"].get(name, 0))
         k.set_limits(name, *k.limits(name))

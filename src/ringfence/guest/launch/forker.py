@@ -1,4 +1,4 @@
-"""Owns the process that every sandbox of one view is forked from: it has the view's root, and never sees guest data.
+"""Owns the process that every sandbox of a view is forked from: it has the view's root, and never sees guest data.
 
 A child of the monitor, it clones with CLONE_PARENT, so that the monitor is the parent and waiter of all it makes, while
 nothing that passed through the monitor is in the memory of what is made (H06). For each sandbox it makes PID 1 in new
@@ -64,7 +64,7 @@ class ForkerProcess:
 
 
 class Birth:
-    """A program that makes processes. `run` returns in all of them."""
+    """A program that makes processes. `run` returns in every process."""
 
     def __init__(self, forker: ForkerProcess, plan: Plan) -> None:
         self.forker, self.plan = forker, plan
@@ -74,17 +74,18 @@ class Birth:
         self.end = 0  # the forker's last row; those after it are of the processes it makes
 
     def clone(self, flags: int, pidfd: Slot) -> int:
-        """Row of a clone with memory of its own; 0 in the child."""
+        """Write a clone with memory of its own. Return its row, whose result is 0 in the child."""
         flags |= _CLONE | _OWN_MEMORY
         row = self.program.call(syscalls.NR_CLONE, flags, 0, pidfd, self.forker.thread_id, 0, what="clone")
         self._clones[row] = pidfd
         return row
 
     def clone_spawner(self, pidfd: Slot, *, into: bool) -> list[int]:
-        """Rows of a clone that has a cgroup to join: 0 in the child. With `into` first one that is born there.
+        """Write a clone that has a cgroup to join. Return its rows, whose result is 0 in the child.
 
-        Only cgroup v2 has that. Who writes to its `cgroup.procs` after a quiet moment waits 5 to 20 ms for the kernel;
-        where it refuses (a filter around us that knows no clone3), that is the way that is left.
+        With `into` the first row makes a process that is born in the cgroup, which only cgroup v2 can: a process that
+        writes to `cgroup.procs` after a quiet moment waits 5 to 20 ms for the kernel. Where the kernel refuses (a
+        filter around us that knows no clone3), the second row makes a process that joins by writing.
         """
         program = self.program
         born = []
@@ -99,7 +100,7 @@ class Birth:
         return [*born, self.clone(0, pidfd)]
 
     def begin_at(self, cloned: list[int], written: spawner.Written) -> None:
-        """Where the children of those rows go on."""
+        """Have the children of the rows `cloned` go on at what was written for the spawner."""
         self.program.if_zero(cloned[-1], written.first)
         if len(cloned) > 1:
             self.program.if_zero(cloned[0], written.joined)
@@ -109,7 +110,7 @@ class Birth:
             struct.pack_into("<Q", self._into, _CGROUP, directory)
 
     def run(self) -> int:
-        """The row where this process ended."""
+        """Run the program, and return the row where it ended in this process."""
         for slot in self._clones.values():
             self.program.put(slot, 0)
         where = self.program.run()
@@ -128,17 +129,17 @@ class Birth:
             raise error
 
     def forget_routine(self) -> None:
-        """In a process where a guest will be."""
+        """Unmap the machine code, in a process where a guest will be."""
         if self.forker.routine is not None:
             self.forker.routine.unmap()
 
     def made(self, pidfd: Slot) -> int:
-        """-1: none."""
+        """Return the pidfd that a clone put into that slot; -1: none."""
         return (self.program.value(pidfd) & 0x7FFFFFFF) or -1
 
 
 class InitBirth(Birth):
-    """PID 1 alone, for an ordinary user; as root with the spawner right after it, which joins its cgroup meanwhile."""
+    """Make PID 1; as root also the spawner, right after PID 1, which joins a cgroup meanwhile."""
 
     def __init__(self, forker: ForkerProcess, plan: Plan, joins: int, *, into: bool, with_disk: bool) -> None:
         super().__init__(forker, plan)
@@ -164,7 +165,7 @@ class InitBirth(Birth):
         program.seal()
 
     def fill(self, init_sock: int) -> None:
-        """After `one` is."""
+        """Fill in what differs between sandboxes, after `one` was filled."""
         self._init.fill(init_sock)
 
     def fill_spawner(self, sock: int, join: list[int], affinity: list[int], limits: dict[str, bytes]) -> None:
@@ -173,7 +174,7 @@ class InitBirth(Birth):
 
     @property
     def init_pid(self) -> int:
-        """As we see it."""
+        """PID 1's number, as the forker sees it."""
         return self.program.value(self._init_pid)
 
     def process_at(self, where: int) -> Where:
@@ -183,7 +184,7 @@ class InitBirth(Birth):
 
 
 class SpawnerBirth(Birth):
-    """The spawner alone: for an ordinary user, and where a guest ended the first one."""
+    """Make the spawner alone: for an ordinary user, and where a guest ended the first spawner."""
 
     def __init__(self, forker: ForkerProcess, plan: Plan, joins: int, *, into: bool) -> None:
         super().__init__(forker, plan)
@@ -243,7 +244,7 @@ class SpawnerBirth(Birth):
 
 
 def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
-    """A clone in the pid namespace of the PID 1 whose pidfd has the reserved number. Returns its rows."""
+    """Write a clone in the pid namespace of the PID 1 whose pidfd has the reserved number. Return the clone's rows."""
     program, forker = birth.program, birth.forker
     program.call(syscalls.NR_SETNS, forker.reserved, syscalls.CLONE_NEWPID, what="setns")
     cloned = birth.clone_spawner(pidfd, into=into)
@@ -255,7 +256,7 @@ def _write_clone_beside(birth: Birth, pidfd: Slot, *, into: bool) -> list[int]:
 
 
 class Interpreter:
-    """What the zygote made of its interpreter, which the forker and all that it makes are forks of."""
+    """What the zygote made of the interpreter that the forker and the forker's processes are forks of."""
 
     __slots__ = ("preloaded", "warm")
 
@@ -310,7 +311,7 @@ def _own_user_namespace(proc: int) -> None:
 
 
 class Known:
-    """A plan. `kind`: the same number for those that differ in limits alone."""
+    """A plan. `kind`: the same number for plans that differ in limits alone."""
 
     def __init__(self, plan: Plan, kind: int) -> None:
         self.plan, self.kind = plan, kind
@@ -318,7 +319,7 @@ class Known:
 
 
 class Making:
-    """One sandbox from its order until the monitor says that it is gone."""
+    """A sandbox from its order until the monitor says that the sandbox is gone."""
 
     def __init__(self, order: Order, known: Known, join: list[int], into: int, *, warm: bool) -> None:
         self.number = order["box"]
@@ -422,7 +423,10 @@ class Forker:
         self._poll.register(making.init, select.POLLIN)
 
     def _check_room(self, limit: int | None) -> None:
-        """A limit that what we fork has passed already would have the guest's first process fail without a word."""
+        """Raise OSError for a limit that a fork of this process would start beyond.
+
+        The guest's first process would fail.
+        """
         if limit is None:
             return
         fd = os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
@@ -441,7 +445,7 @@ class Forker:
         return self._kinds.index(kind)
 
     def _make_init(self, making: Making, listeners: int, disk: int) -> None:
-        """PID 1, and as root the spawner. What we touch between two forks is copied twice: so nothing is."""
+        """Make PID 1, and as root the spawner. A page that is touched between two forks is copied twice: none is."""
         joins, into = len(making.join), making.into >= 0
         key = (making.kind, joins, into, disk >= 0)
         birth = self._inits.get(key)
@@ -475,7 +479,10 @@ class Forker:
         birth.check(where)
 
     def _make_spawner(self, making: Making) -> None:
-        """In PID 1's pid namespace, with the monitor as its parent. It goes into the other namespaces by itself."""
+        """Make a spawner in PID 1's pid namespace, as a child of the monitor.
+
+        The spawner enters the other namespaces itself.
+        """
         joins, into = len(making.join), making.into >= 0
         key = (making.kind, joins, into)
         birth = self._spawners.get(key)
@@ -527,7 +534,7 @@ class Forker:
         return where
 
     def _begin_spawner(self, birth: Birth, where: int, making: Making) -> None:
-        """Be the spawner, whose rows are done or one failed."""
+        """Be the spawner, whose rows are done, or where a row failed."""
         birth.check(where)
         birth.forget_routine()
         if self._interpreter.preloaded:
@@ -535,7 +542,7 @@ class Forker:
         spawner.begin(making.plan["fence"], rehearse=making.rehearses)
 
     def _listing(self) -> mounts.Listing:
-        """What /proc holds: PID 1 sees to what was added since."""
+        """Return what /proc holds: PID 1 sees to what was added since."""
         return mounts.Listing(self._proc)
 
     def _hear_init(self, fd: int, building: dict[int, Making]) -> None:
@@ -571,7 +578,7 @@ class Forker:
         making.init.send(b"mapped")
 
     def _hand_over(self, making: Making) -> None:
-        """Everything is there: the spawner may go in, and the monitor gets both processes and their sockets."""
+        """Let the spawner go in, and give the monitor both processes and their sockets."""
         assert making.init is not None
         assert making.spawner is not None
         making.spawner.send(b"go")
@@ -602,7 +609,10 @@ class Forker:
         fast_stdlib.send_fds(self._monitor, answer, self._spawner_parts(making))
 
     def _protect_again(self, making: Making | None, paths: list[tuple[str, int, int]], fds: list[int]) -> None:
-        """By a process that has run nothing of a guest's and ends. It says "done" or why not, by the descriptor."""
+        """Protect paths again, by a process that has run no guest code.
+
+        It writes "done" or why not to the descriptor.
+        """
         pid = os.fork() if making is not None and fds else 0
         if pid == 0 and making is not None and fds:
             try:
@@ -620,13 +630,13 @@ class Forker:
             os.waitpid(pid, 0)
 
     def _say_failed(self, making: Making, said: dict[str, object]) -> None:
-        """What was made of it is for the monitor to end and to reap."""
+        """Report a failure, with what was made of the sandbox: the monitor ends and reaps that."""
         fds = [fd for fd in (making.init_pidfd, *making.spawner_fds) if fd >= 0]
         fast_stdlib.send_fds(self._monitor, fast_stdlib.dumps({"box": making.number, **said}), fds)
 
 
 def _enter_mounts(making: Making) -> None:
-    """The sandbox's mount namespace, with the rights that its mounts were made with."""
+    """Enter the sandbox's mount namespace, with the rights that its mounts were made with."""
     if making.plan["as_root"]:
         syscalls.setns(making.init_pidfd, syscalls.CLONE_NEWNS)
         return
@@ -635,7 +645,7 @@ def _enter_mounts(making: Making) -> None:
 
 
 def _child(work: Callable[[], object], report: socket) -> NoReturn:
-    """In a new process: never return into the forker's loop, and say why it could not be."""
+    """Do the work of a new process: never return into the forker's loop, and report why the work failed."""
     try:
         work()
     except OSError as error:
@@ -645,13 +655,13 @@ def _child(work: Callable[[], object], report: socket) -> NoReturn:
 
 
 def _obey(birth: Birth, where: int) -> None:
-    """PID 1, when its rows are done or one failed."""
+    """Be PID 1, whose rows are done, or where a row failed."""
     birth.check(where)
     pid1.obey()
 
 
 def _errno_in(said: str) -> int | None:
-    """From Python's own "[Errno N]", so that the library can tell why."""
+    """Return the number in Python's own "[Errno N]", for the library to say why."""
     if said.startswith("[Errno "):
         number = said[7:].partition("]")[0]
         return int(number) if number.isdigit() else None

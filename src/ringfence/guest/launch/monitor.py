@@ -1,4 +1,4 @@
-"""Owns the process that keeps the sandboxes of one view: parent of all their processes, outside all their namespaces.
+"""Owns the process that keeps the sandboxes of a view: parent of all their processes, outside all their namespaces.
 
 One event loop. What it does for one sandbox is in `guestd`; nothing here waits for a guest, so that none can hold up
 another. It forks only once, at its start: what passes through its memory is in no process that is made later (H06).
@@ -76,7 +76,10 @@ class Monitor(Loop):
         self._library = library
 
     def serve(self) -> None:
-        """Clocks are looked at when one may have run out, and a moment after something happened: not at each event."""
+        """Serve until the end.
+
+        Clocks are read when a clock may have run out or a moment after an event, not at each event.
+        """
         look_at = 0.0
         while self._boxes or not self._ending:
             now = time.monotonic()
@@ -92,7 +95,7 @@ class Monitor(Loop):
             look_at = min(look_at, time.monotonic() + _LOOK_S)
 
     def fault(self, number: int, error: Exception) -> None:
-        """Of ours, in what is done for one sandbox: that one is lost, and no other."""
+        """End one sandbox, and no other, after an error in what was done for that sandbox."""
         sys.excepthook(type(error), error, error.__traceback__)
         box = self._boxes.get(number)
         if box is not None:
@@ -107,7 +110,10 @@ class Monitor(Loop):
             raise RuntimeError("a sandbox did not end after a fault")
 
     def crashed(self, error: str) -> None:
-        """Our own fault: every sandbox's owner hears why it is lost. What is inside dies with us."""
+        """Report to every sandbox's owner that this process ends by an error of its own.
+
+        What is inside dies with it.
+        """
         for box in list(self._boxes.values()):
             try:
                 box.crashed(error)
@@ -129,10 +135,10 @@ class Monitor(Loop):
         return True
 
     def reap_strays(self) -> None:
-        """Children that a spawner made and was killed before it told: unreaped, they keep their PID 1 from ending.
+        """Reap children that a spawner made and did not report before its end: unreaped they keep PID 1 from ending.
 
-        Not one that another sandbox may still be told of: its status is owed. Such a one is younger than what that
-        sandbox waits for, so a busy view delays this by no more than one answer takes.
+        A child that may still be reported to another sandbox is left: its status is owed. Such a child is younger than
+        what that sandbox waits for; therefore a busy view delays this by no more than one answer takes.
         """
         if _first_ended() is None:
             return
@@ -147,7 +153,7 @@ class Monitor(Loop):
                     continue
 
     def gone(self, number: int) -> None:
-        """Nothing of this sandbox is left."""
+        """Forget a sandbox of which nothing is left."""
         del self._boxes[number]
         self.order("forget", number)
 
@@ -172,8 +178,10 @@ class Monitor(Loop):
             self._give(request, fds)
 
     def _give(self, request: Given, fds: list[int]) -> None:
-        """A memory image, for the next session of a sandbox that asks for one. Or paths that are to be protected again:
-        the forker does that, which has what it takes, and answers by the descriptor."""
+        """Pass on a memory image for a sandbox's next session that asks for it, or paths to be protected again.
+
+        The forker protects, because it has the rights, and answers by the descriptor that came along.
+        """
         box = self._boxes.get(request["box"])
         if request["protect"] is not None:
             try:
@@ -233,7 +241,10 @@ class Monitor(Loop):
     # the forker
 
     def _on_view(self, _: int) -> None:
-        """Its first word: whether the view could be built. Orders that came before that wait with it."""
+        """Take the forker's first answer: whether the view could be built.
+
+        Orders that came before wait with the forker.
+        """
         try:
             answer = self._maker.recv(_MAX_PACKET)
         except ConnectionResetError:  # it went with an order unread; what it said before comes after that
@@ -279,7 +290,7 @@ class Monitor(Loop):
             self.fault(answer["box"], error)
 
     def _lose_maker(self) -> None:
-        """No more sandboxes of this view; those that run go on."""
+        """Make no more sandboxes of this view; the sandboxes that run go on."""
         self.unwatch(self._maker.fileno())
         for box in list(self._boxes.values()):
             box.maker_gone()
@@ -291,7 +302,7 @@ class Monitor(Loop):
 
 
 class Fence:
-    """What one sandbox has of its monitor. A fault of ours in what it does is the end of that sandbox alone."""
+    """The monitor as one sandbox sees it: an error in our own code for that sandbox ends that sandbox alone."""
 
     def __init__(self, monitor: Monitor, number: int) -> None:
         self._monitor, self._number = monitor, number
@@ -315,7 +326,7 @@ def _words(error: BaseException) -> str:
 
 
 def _children() -> list[int]:
-    """Of this process, the unreaped too. A kernel that does not list them: the first that ended."""
+    """Return the children of this process, zombies too; where the kernel lists none, the first that ended."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
             return [int(pid) for pid in file.read().split()]
@@ -325,7 +336,7 @@ def _children() -> list[int]:
 
 
 def _first_ended() -> int | None:
-    """One that ended and is not reaped."""
+    """Return a child that ended and is not reaped, or None."""
     try:
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -334,7 +345,10 @@ def _first_ended() -> int | None:
 
 
 def _started(pid: int) -> float:
-    """Seconds since boot, rounded up to the kernel's tick; of one that is gone: now and never, so it is left alone."""
+    """Return when a process started, in seconds since boot, rounded up to a tick.
+
+    Infinity for a process that is gone.
+    """
     try:
         return (proc.process(pid).started + 1) / _TICKS
     except OSError:

@@ -80,7 +80,7 @@ class Applier:
         os.symlink(text, target)
 
     def _folder(self, path: str) -> None:
-        """Have it there, and what is above it."""
+        """Make a folder and all folders above."""
         if path in self._folders:
             return
         self._folder(os.path.dirname(path))
@@ -207,7 +207,10 @@ class Applier:
         return f",upperdir={base}/upper,workdir={base}/work"
 
     def _without(self, lower: str, absent: object) -> str:
-        """`lower`, with a layer over it that has a whiteout for each name: nobody inside can tell that it is there."""
+        """Return `lower` with a layer over it that has a whiteout for each name.
+
+        Inside no process can see the layer.
+        """
         if not isinstance(absent, list | tuple):
             return lower
         layer = f"{DISK}/absent{self._copies}"
@@ -279,7 +282,7 @@ def _cover_makings(*directories: str) -> None:
 
 
 def build_template(ops: list[Op], *, keep_outer_proc: bool) -> None:
-    """Build the root in this (new) mount namespace, pivot into it, make it read-only.
+    """Build the root in this new mount namespace, pivot into the root, make it read-only.
 
     `keep_outer_proc`: in a user namespace the kernel grants a fresh /proc only where a complete one is already mounted
     (kernel fact 9), so the outer one lies below the mount point until the sandbox covers it; no process inside can
@@ -395,12 +398,12 @@ _PROC_FLAGS = k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC
 
 
 def mount_proc() -> None:
-    """A fresh /proc of this pid namespace, by a process inside it. Never the outer one (B14)."""
+    """Mount a fresh /proc of this pid namespace, by a process inside. The outer /proc is never shown (B14)."""
     k.mount("proc", "/proc", "proc", _PROC_FLAGS)
 
 
 def write_proc(program: Program) -> None:
-    """The same, for later."""
+    """Write what `mount_proc` does as a row."""
     program.call(k.NR_MOUNT, b"proc", b"/proc", b"proc", _PROC_FLAGS, 0, what="mount proc proc on /proc")
 
 
@@ -409,7 +412,7 @@ def _is_masked(name: str) -> bool:
 
 
 class Listing:
-    """What /proc held when it was looked at: the entries that are the same in every sandbox, as the kernel lists them.
+    """What /proc held: the entries that are the same in every sandbox, as the kernel lists them.
 
     They come before the processes, the first of which is `self`, with a number of its own in each /proc.
     """

@@ -119,7 +119,7 @@ def begin(fence: Fence, *, rehearse: bool) -> NoReturn:
 
 
 def run_within(sock: socket, fence: Fence) -> NoReturn:
-    """The same where the wall is somebody else's: there is nothing to go into."""
+    """Be the spawner where another program walled the box: there are no namespaces to enter."""
     syscalls.set_name("rf-spawner")
     syscalls.die_with_parent()
     os.setsid()
@@ -274,7 +274,7 @@ def _text(handed: Handed, fds: list[int]) -> str:
 
 
 def _pass_numbers(text: str) -> None:
-    """Use up process numbers until the next one is none of those that a copy must not have (K05)."""
+    """Use up process numbers until the next number is one that a copy may have (K05)."""
     avoided = fast_stdlib.loads(text)["image"]
     while avoided:
         pid, pidfd = syscalls.clone(0, hooks=False)
@@ -298,7 +298,10 @@ def _take(handed: Handed, fds: list[int]) -> Work:
 
 
 def _further(job: Work) -> int:
-    """Descriptors beyond the report: a session hears the host by one, and a copy has its memory in another."""
+    """Return how many descriptors follow the report.
+
+    A session hears the host by one, a copy has its memory in another.
+    """
     return int(job["kind"] == "session") + int(bool(job.get("image")))
 
 
@@ -316,7 +319,7 @@ def _read_all(fd: int) -> str:
 
 
 def _report(job: Work, stage: str, number: int | None) -> None:
-    """Why it did not begin: by the line where there is one, else as the whole report."""
+    """Report why the job did not begin: by its line, or as the whole report where the job has no line."""
     if job["kind"] == "exec":
         os.write(REPORT_FD, fast_stdlib.dumps({"errno": number, "stage": stage}))
     else:

@@ -1,4 +1,4 @@
-"""Owns system calls that are written down before a fork and made after it in a row, with no Python between them.
+"""Owns system calls that are written down before a fork and made in a row after the fork, with no Python in between.
 
 Python that runs after a fork copies a hundred pages before it has done anything, and a page costs one or two
 microseconds. All that a new process of ours does first is known before it exists, so the forker writes it down as rows.
@@ -80,10 +80,10 @@ def address_of(place: Room) -> int:
 
 
 class Routine:
-    """The machine code in memory of this process and of its forks; never writable while it is executable."""
+    """The machine code in the memory of this process and of each fork; never writable and executable at once."""
 
     def __init__(self) -> None:
-        """Raises OSError where this host lets nobody execute what was not a file."""
+        """Raise OSError where this host lets no process execute what was not a file."""
         memory = os.memfd_create("program", os.MFD_CLOEXEC)
         try:
             os.write(memory, CODE)
@@ -156,7 +156,7 @@ class Program:
         return len(self._whats)
 
     def call(self, number: int, *arguments: Argument, what: str, least: int = 0) -> int:
-        """One system call; returns its row. `what` names it where it fails."""
+        """Write a system call and return its row. `what` names the call where it fails."""
         words = self._words
         words.append(number & _MASK)
         for value in arguments:
@@ -168,7 +168,7 @@ class Program:
         return len(self._whats) - 1
 
     def optional(self, number: int, *arguments: Argument) -> int:
-        """One whose failure does not matter."""
+        """Write a system call whose failure does not matter."""
         return self.call(number, *arguments, what="", least=-_PAGE)
 
     def compare(self, one: Argument, other: Argument, size: int, *, unequal: int) -> None:
@@ -186,7 +186,7 @@ class Program:
         return row
 
     def store(self, row: int, *into: Slot) -> None:
-        """Make the row's result an argument of one or two others."""
+        """Make the row's result an argument of one or two other rows."""
         assert len(into) <= len(_STORES)
         self._stores[row] = list(into)
 
@@ -197,7 +197,7 @@ class Program:
         self._failures[row] = then
 
     def seal(self) -> None:
-        """All rows are written: lay them out. After the last one a run ends."""
+        """Lay out all rows, when the last is written. A run ends after the last row."""
         self.stop()
         words = self._words
         self._memory = room(8 * len(words))
@@ -223,12 +223,12 @@ class Program:
         return self.keep(value)  # type: ignore[arg-type]  # bytes or a room: there is nothing else
 
     def keep(self, value: bytes | Room) -> int:
-        """Its address, for as long as this program lives."""
+        """Keep a value for as long as this program lives, and return its address."""
         self._kept.append(value)
         return syscalls.address_of(value) if isinstance(value, bytes) else _ctypes.addressof(value)
 
     def address_of(self, slot: Slot) -> int:
-        """Of one in a row, once all rows are laid out; of one in a room at any time."""
+        """Return the address of a slot: in a row once all rows are laid out, in a room at any time."""
         if slot.place is not None:
             self._kept.append(slot.place)
             return _ctypes.addressof(slot.place) + slot.argument
@@ -267,7 +267,10 @@ class Program:
     # running
 
     def run(self, first: int = 0) -> int:
-        """Go through the rows. Returns in every process that they make, each time the row where that one ended."""
+        """Go through the rows.
+
+        Return in every process that the rows make, each time with the row where that process ended.
+        """
         while True:
             row = self._native(first) if self._routine is not None else self._interpret(first)
             work = self._works.get(row)

@@ -96,7 +96,7 @@ def _load_rest() -> None:
 
 
 def _warm_up(interpreter: forker.Interpreter) -> None:
-    """Import what most programs import. It takes 14 ms: the library's first template does not wait for it."""
+    """Import what most programs import: 14 ms that the library's first template does not wait for."""
     for name in ("threading", "traceback", "linecache", "json", "ctypes"):
         __import__(name)
     gc.collect()
@@ -153,7 +153,10 @@ def _begin_monitor(control: socket, request: Template, fds: list[int], interpret
 
 
 def clean_up(hello: Hello, library: int) -> None:
-    """Called when the library's end of the socket is closed. Its monitors end by themselves; we wait, and remove."""
+    """Remove what is left when the library's end of the socket is closed.
+
+    Its monitors end by themselves: wait for that.
+    """
     _signal.alarm(_GIVE_UP_S)  # its default ends us: what is left then is for the next sweep
     poll = select.poll()
     poll.register(library, select.POLLIN)
@@ -176,7 +179,7 @@ def _has_entries(directory: str) -> bool:
 
 
 def _sweep(record: str, home: str) -> None:
-    """Placeholders on the host: the library's own sweep removes them, in an interpreter of its own."""
+    """Remove placeholders on the host by the library's own sweep, in a separate interpreter."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     ours = f"import sys; sys.path.append({root!r}); import ringfence; sys.path.pop()"  # as in __main__ (L12)
     text = f"{ours}; from ringfence.host import state; state.sweep()"
@@ -189,7 +192,7 @@ def _sweep(record: str, home: str) -> None:
 
 
 def _wait_for_children() -> None:
-    """SIGCHLD is ignored, so this returns when the last one is gone. Orphaned monitors come to us: we are subreaper."""
+    """Wait until the last child is gone: SIGCHLD is ignored. Orphaned monitors are children too, of a subreaper."""
     try:
         os.waitpid(-1, 0)
     except ChildProcessError:
@@ -215,7 +218,7 @@ def _remove_groups(owner: str) -> None:
 
 
 def _remove_unheld(directory: str) -> None:
-    """Lock files of uids that no process holds any more. Whoever waits for one checks that it is still the file."""
+    """Remove lock files of uids that no process holds. A process that waits for a lock checks the file's identity."""
     for name in os.listdir(directory):
         path = f"{directory}/{name}"
         try:
