@@ -502,7 +502,7 @@ def test_without_the_parser_nothing_passes_and_it_is_told_why(internet: World, m
     with internet.http("web.test") as server, internet.sandbox(internet.policy(f"web.test:{server.port}")) as box:
         for options in ((), DIRECT):
             body, _, status = curl(box, f"http://web.test:{server.port}/", *options).stdout.rpartition("\n")
-            assert "pip install 'ringfence[network]'" in json.loads(body)["message"]
+            assert "pip install 'ringfence-sandbox[network]'" in json.loads(body)["message"]
             assert status == "502"
         until(
             lambda: (

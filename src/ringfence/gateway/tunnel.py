@@ -94,7 +94,7 @@ async def _serve_http(connection: Connection, target: Target) -> None:
 
 def without_parser() -> Refusal:
     """Return the refusal of plain HTTP where h11 is missing: what cannot be read is not passed on (G12)."""
-    words = "plain HTTP needs the package h11 on the host: pip install 'ringfence[network]'; https needs none"
+    words = "plain HTTP needs the package h11 on the host: pip install 'ringfence-sandbox[network]'; https needs none"
     return Refusal("net.unsupported", words, verdict="failed")
 
 

@@ -373,7 +373,7 @@ def test_a_host_without_the_packages_says_so_before_anything_starts() -> None:
     code, message, fix = done.stdout.strip().split(" | ")
     assert code == "network-packages"
     assert "cryptography, h11, h2" in message
-    assert fix == "pip install 'ringfence[network]'"
+    assert fix == "pip install 'ringfence-sandbox[network]'"
 
 
 _PACKAGES = ("cryptography", "_cffi_backend*", "cffi", "h11", "h2", "hpack", "hyperframe", "pycparser")

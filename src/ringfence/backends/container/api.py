@@ -294,7 +294,7 @@ def _package() -> Any:
         raise UnsupportedError(
             "the container backend needs the Engine SDK, which is not installed",
             code="extra-missing",
-            missing=[Missing("container", "the package docker", "pip install 'ringfence[docker]'")],
+            missing=[Missing("container", "the package docker", "pip install 'ringfence-sandbox[docker]'")],
         ) from None
     return docker
 

@@ -56,7 +56,7 @@ def check_packages() -> None:
         raise UnsupportedError(
             f"secrets, methods and paths are kept by reading requests, and {', '.join(missing)} is not installed",
             code="network-packages",
-            missing=[Missing("process", name, "pip install 'ringfence[network]'") for name in missing],
+            missing=[Missing("process", name, "pip install 'ringfence-sandbox[network]'") for name in missing],
         )
 
 
