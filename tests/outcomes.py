@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ENGINES = {"container": "docker", "docker": "docker", "podman": "podman", "gvisor": "gvisor"}
+_NAMES_AN_ENGINE = re.compile(r"\bengines\b|\bbackends_declared\b|mark\.everywhere")
 WALLS = ("none", "docker", "podman", "gvisor")
 
 
@@ -35,9 +37,17 @@ def wall_of(item: pytest.Item) -> str:
     return ENGINES.get(folder.name, "none") if folder.parent.name == "backends" else "none"
 
 
+def needs_an_engine(path: Path) -> bool:
+    """Whether tests of several walls may stand in a file, as far as its text and place tell."""
+    return "backends" in path.parts or _NAMES_AN_ENGINE.search(path.read_text()) is not None
+
+
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave only the tests of --wall and of --share in `items`, and those of `make proof` where -m names them."""
     wall, share = config.getoption("--wall"), config.getoption("--share")
+    lost = {item.path for item in items if wall == "none" and wall_of(item) != "none"}
+    if lost := {path for path in lost if not needs_an_engine(path)}:
+        raise pytest.UsageError(f"no part of tests/suite.py runs what needs an engine in {sorted(map(str, lost))}")
     chosen = [item for item in items if wall in (None, wall_of(item))]
     if "proof" not in config.getoption("-m"):
         late = [item for item in chosen if item.get_closest_marker("proof") is not None]

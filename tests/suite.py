@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import accounts
-from outcomes import WALLS, Outcomes, parsed, read
+from outcomes import WALLS, Outcomes, needs_an_engine, parsed, read
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -39,7 +39,6 @@ LONGEST_S = 2400.0
 # A file whose last test judges what the others found has to stay in one piece.
 IN_ONE_PIECE = ("tests/attacks/test_mutation.py", "tests/attacks/test_walled.py")
 _CLOSING = re.compile(r"^=*\s*\d+ (passed|failed|skipped|error)")
-_NEEDS_AN_ENGINE = re.compile(r"\bengines\b|\bbackends_declared\b|mark\.everywhere")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +79,6 @@ def durations() -> dict[str, float]:
     return told
 
 
-def needs_an_engine(file: str) -> bool:
-    return file.startswith("tests/backends/") or _NEEDS_AN_ENGINE.search((ROOT / file).read_text()) is not None
-
-
 def marked(mark: str) -> list[str]:
     """Return the files in which a test has this mark."""
     return [file for file in files() if f"pytest.mark.{mark}" in (ROOT / file).read_text()]
@@ -97,7 +92,7 @@ def test_parts() -> list[Part]:
         rows = [
             (file, known.get(file if wall == "none" else f"{file} {wall}", SECONDS_OF_AN_UNKNOWN_FILE))
             for file in files()
-            if wall == "none" or needs_an_engine(file)
+            if wall == "none" or needs_an_engine(ROOT / file)
         ]
         parts += _parts_of(wall, rows)
     if measuring := marked("measures"):
@@ -140,7 +135,7 @@ def proof_parts() -> list[Part]:
     parts = []
     for wall in WALLS:
         for file in marked("proof"):
-            if wall == "none" or needs_an_engine(file):
+            if wall == "none" or needs_an_engine(ROOT / file):
                 seconds = known.get(f"proof {file}" if wall == "none" else f"proof {file} {wall}", 60.0)
                 name = f"{file.removeprefix('tests/').removesuffix('.py')}{'' if wall == 'none' else f' {wall}'}"
                 marks = "proof or not proof" if file in IN_ONE_PIECE else "proof"

@@ -1,0 +1,171 @@
+"""The run of the whole suite leaves no test out, says what happened, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import collections
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import suite
+from outcomes import WALLS, Outcomes, needs_an_engine
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def option(part: suite.Part, name: str) -> str | None:
+    return part.command[part.command.index(name) + 1] if name in part.command else None
+
+
+def test_every_file_is_in_one_part_of_each_wall_or_in_all_its_shares() -> None:
+    found: collections.Counter[tuple[str, str | None, str | None]] = collections.Counter()
+    for part in suite.test_parts():
+        wall = option(part, "--wall")
+        if wall is not None:
+            found.update((word, wall, option(part, "--share")) for word in part.command if word.startswith("tests/"))
+    walls = {file: WALLS if needs_an_engine(ROOT / file) else ("none",) for file in suite.files()}
+    assert {(file, wall) for file, of in walls.items() for wall in of} == {(file, wall) for file, wall, _ in found}
+    assert set(found.values()) == {1}
+    shares = collections.Counter((file, wall) for file, wall, share in found if share is not None)
+    several = {(file, wall): {str(share) for f, w, share in found if (f, w) == (file, wall)} for file, wall in shares}
+    for key, names in several.items():
+        assert names == {f"{number}/{len(names)}" for number in range(1, len(names) + 1)}, key
+    assert {file for file, _ in shares} & set(suite.IN_ONE_PIECE) == set()
+
+
+SOME = """
+import pytest
+@pytest.mark.parametrize("name", ["docker", "podman", "plain"])
+def test_each(name): pass
+@pytest.mark.proof
+def test_late(): pass
+def test_skipped(): pytest.skip("nothing is here")
+def test_broken(): raise ValueError
+"""
+
+
+def collect(folder: Path, *words: str) -> str:
+    """Run pytest with our options on a file that names an engine in a comment."""
+    path = folder / "backends" / "test_some.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(SOME)
+    command = [*suite.PYTEST, "-p", "conftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), *words]
+    done = subprocess.run(
+        [*command, "-rN", "--collect-only", str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    return (
+        " ".join(sorted(line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line)) or done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ((), "test_broken test_each[docker] test_each[plain] test_each[podman] test_skipped"),
+        (("-m", "proof"), "test_late"),
+        (("--wall", "none"), "test_broken test_each[plain] test_skipped"),
+        (("--wall", "podman"), "test_each[podman]"),
+        (("--share", "1/2"), "test_each[docker] test_each[plain] test_each[podman]"),
+        (("--share", "2/2"), "test_broken test_skipped"),
+    ],
+)
+def test_a_part_has_the_tests_of_its_wall_and_share(tmp_path: Path, words: tuple[str, ...], chosen: str) -> None:
+    assert collect(tmp_path, *words) == chosen
+
+
+def part(name: str, code: str, **more: object) -> suite.Part:
+    return suite.Part(name, (sys.executable, "-c", code), 1.0, tests=False, **more)  # type: ignore[arg-type]  # passed on
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "WORK", tmp_path)
+
+
+def test_parts_run_side_by_side_and_a_heavy_one_beside_few() -> None:
+    begun = time.monotonic()
+    parts = [*(part(f"light {n}", "import time; time.sleep(1)") for n in range(4)), part("heavy", "", load=3)]
+    assert {done.name for done in suite.run(parts, 4, apart=False)} == {each.name for each in parts}
+    assert time.monotonic() - begun < 3.5
+
+
+def test_the_last_line_is_the_counts_alone_and_a_part_that_died_is_a_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    good = suite.Done("good", True, Outcomes(passed=3, skipped={"no go here": 2}, only_in_proof=7), 1.0, 1.0)
+    bad = suite.Done("bad", False, Outcomes(failed=("tests/x.py::y",)), 1.0, 1.0, log="= FAILURES\nwhy\n1 failed in 1s")
+    dead = suite.Done("dead", False, Outcomes(), 1.0, 1.0, why="pytest ended early, with exit code -9")
+    assert suite.report([good], {}, proof=False)
+    assert not suite.report([good, bad, dead], {"machine host": "qemu is not installed"}, proof=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "3 passed, 2 failed, 2 skipped"
+    assert [line for line in lines if "1 failed" in line] == []
+    told = {line.strip() for line in lines}
+    assert {
+        "why",
+        "tests/x.py::y",
+        "NOT AVAILABLE machine host: qemu is not installed",
+        "2 skipped: no go here",
+    } <= told
+
+
+def test_a_run_goes_on_with_what_has_not_passed(tmp_path: Path) -> None:
+    path = tmp_path / "proof.state"
+    progress = suite.Progress(path)
+    done = list(suite.run([part("good", ""), part("bad", "raise SystemExit(3)")], 2, apart=False))
+    for each in done:
+        progress.add(each)
+    assert {each.name: each.why for each in done} == {"good": "", "bad": "exit code 3"}
+    assert [(each.name, each.ok) for each in suite.Progress(path).done] == [("good", True)]
+
+
+def test_an_interrupt_ends_every_part(tmp_path: Path) -> None:
+    running = suite.run([part("long", "import time; time.sleep(60)"), part("quick", "")], 2, apart=False)
+    assert next(running).name == "quick"
+    begun = time.monotonic()
+    running.close()  # type: ignore[attr-defined]  # a generator
+    assert time.monotonic() - begun < 10
+
+
+needs_root = pytest.mark.skipif(not suite.can_be_apart(), reason="scripts/apart takes root")
+APART = str(ROOT / "scripts" / "apart")
+
+
+def groups_and_folders() -> set[str]:
+    found = {str(path) for path in Path("/var/tmp").glob("rf-apart-*")}
+    return found | {str(path) for path in Path("/sys/fs/cgroup").glob("**/rf-apart-*")}
+
+
+@needs_root
+def test_a_command_apart_has_its_own_exit_code_processes_and_folders(tmp_path: Path) -> None:
+    before = groups_and_folders()
+    script = "cat; test $(ls -d /proc/[0-9]* | wc -l) -lt 9 || exit 1; touch /tmp/mine; ls /tmp /run/ringfence; exit 7"
+    done = subprocess.run([APART, "sh", "-c", script], input="given\n", capture_output=True, text=True, cwd="/")
+    assert (done.stdout, done.stderr, done.returncode) == ("given\n/run/ringfence:\n\n/tmp:\nmine\n", "", 7)
+    assert groups_and_folders() - before == set()
+
+
+@needs_root
+@pytest.mark.parametrize("number", [2, 9, 15])
+def test_whatever_ends_a_command_apart_nothing_of_it_is_left(number: int, tmp_path: Path) -> None:
+    before = groups_and_folders()
+    script = "setsid sleep 611 & mkdir /sys/fs/cgroup/*/below 2>/dev/null; echo go; sleep 611"
+    with subprocess.Popen([APART, "sh", "-c", script], stdout=subprocess.PIPE, cwd="/") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"go\n"
+        process.send_signal(number)
+        process.wait(30)
+    deadline = time.monotonic() + 20
+    while (left := groups_and_folders() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == set()
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)]
+    assert [command for command in commands if b"sleep\x00611" in command] == []
