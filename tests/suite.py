@@ -37,7 +37,7 @@ SECONDS_OF_A_PART = 60.0
 SECONDS_OF_AN_UNKNOWN_FILE = 1.0
 LONGEST_S = 2400.0
 # A file whose last test judges what the others found has to stay in one piece.
-IN_ONE_PIECE = ("tests/attacks/test_mutation.py", "tests/attacks/test_walled.py")
+IN_ONE_PIECE = ("tests/attacks/test_mutation.py", "tests/attacks/test_engines.py")
 _CLOSING = re.compile(r"^=*\s*\d+ (passed|failed|skipped|error)")
 
 

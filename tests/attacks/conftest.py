@@ -8,11 +8,14 @@ import warnings
 import pytest
 
 from ringfence import Mount, Policy, Sandbox
+from ringfence.host import state
 
 
 @pytest.fixture(scope="session", autouse=True)
 def settled() -> None:
-    """The zygote, and the place of the placeholders' ledgers, which the first writable mount makes."""
+    """The zygote, the place of the placeholders' ledgers, which the first writable mount makes, and the place of what
+    was found out about gVisor."""
+    state.directory("gvisor")
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="rf-tests-", dir="/var/tmp") as folder:
         warnings.simplefilter("ignore")
         with Sandbox(policy=Policy(mounts=[Mount(folder, mode="rw")])):

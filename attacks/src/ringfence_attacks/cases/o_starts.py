@@ -39,16 +39,17 @@ _CARELESS = "zygote.explain_refusal = lambda text, number: UnsupportedError(text
 
 @attack(
     "O27",
-    "a failure that may pass is no reason for another wall",
+    "a failure that may pass is no reason for another backend",
     SPOOF,
     off=HOST_CODE,
     label="facts of the host alone",
 )
 def another_wall(arm: Arm) -> Seen:
     """An attacker who makes a start fail, by filling a table or by removing a name at the right moment, could choose
-    the wall of the next sandbox of a caller who asked for the best. Off: every failed start is a refusal of the host.
+    the backend of the next sandbox of a caller who asked for the best. Off: every failed start is a refusal of the
+    host.
 
-    Seen by the host's own result, and by whether another wall was asked for at all.
+    Seen by the host's own result, and by whether another backend was asked for at all.
     """
     done = host_process(_ONE_FAULT.format(careless=_CARELESS if arm.off else ""), timeout_s=60)
     if done.returncode != 0:

@@ -1,6 +1,6 @@
 """The attacks on containers and gVisor, every arm, where there is an engine; and whether each control is noticed.
 
-`make test` plays a few on each wall, `make proof` all of them.
+`make test` plays a few on each engine, `make proof` all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringfence_attacks.case import Attack
 from ringfence_attacks.engine_harness import catalogue, in_every_run, run_one, score, unnoticed
 from ringfence_attacks.report import Row
 
-# Why a control of a wall cannot be seen to work in some place. Anything else that no attack notices fails.
+# Why a control of an engine cannot be seen to work in some place. Anything else that no attack notices fails.
 UNSEEN = {
     "podman": {
         "own-cgroups": "Podman gives no cgroup namespace on cgroup v1",
@@ -111,7 +111,7 @@ def test_gvisor_holds(attack: Attack) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", _rows)
-def test_every_control_of_a_wall_is_noticed(name: str) -> None:
+def test_every_control_of_an_engine_is_noticed(name: str) -> None:
     """Runs after the others of this module, and on its own says nothing."""
     backend = "gvisor" if name == "gvisor" else "container"
     rows = list(_rows[name].values())
