@@ -355,7 +355,7 @@ def test_a_report_says_why_there_is_no_result(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", gone)
         assert main(["exec", "--report", str(report), "x"]) == 141
-    message = "who read the output has gone: everything inside was killed"
+    message = "the reader of the output has gone: everything inside was killed"
     assert json.loads(report.read_text()) == {"error": {"code": "output-closed", "message": message, "fix": None}}
 
 

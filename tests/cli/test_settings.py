@@ -151,7 +151,7 @@ def test_network_and_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--secret", "RF_TEST_TOKEN=typed-value@a.com"), "a value is never given here"),
+        (("--secret", "RF_TEST_TOKEN=typed-value@a.com"), "never give the value here"),
         (("--secret", "RF_TEST_TOKEN@a.com", "--secret", "RF_TEST_TOKEN@b.com"), "is given twice"),
     ],
 )

@@ -1,6 +1,6 @@
-"""The `ringfence` command. Owns the verbs, and that every end is an exit code and a sentence, never a traceback.
+"""The `ringfence` command: its verbs. Every run of the command ends in an exit code and a sentence, never a traceback.
 
-Start-up time is a feature: nothing is imported here that `ringfence exec` does not use, and a verb when it is called.
+Start-up time is a feature: this module imports only what `ringfence exec` uses, and a verb when the verb is called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 
 VERBS = ("run", "exec", "shell", "doctor", "policy", "attack", "image")
-MAKERS = ("doctor", "attack", "image")  # a signal ends them when they have put away what they made
+MAKERS = ("doctor", "attack", "image")  # ended by a signal, they first remove what they made
 
 # Verbs of later versions, and what does their job until then. No help names them; calling one says so.
 LATER = {
@@ -40,14 +40,14 @@ LATER = {
 
 
 def main(argv: list[str]) -> int:
-    """Run one command line (without the program's name) and return its exit code; raises nothing."""
+    """Run one command line (without the program's name) and return the exit code. Raises nothing."""
     try:
         return _guarded(argv, Console())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OutputClosed:
         return EXIT_PIPE
-    except Problem:  # that the message itself could not be written
+    except Problem:  # the message itself could not be written
         return EXIT_OURS
 
 
@@ -58,15 +58,15 @@ def _guarded(words: list[str], console: Console) -> int:
         console.fail(str(problem), code=problem.code, fix=problem.fix)
         return _bad_argument(words) if problem.status is None else problem.status
     except OutputClosed:
-        message = "who read the output has gone: everything inside was killed"
+        message = "the reader of the output has gone: everything inside was killed"
         console.record(lambda: {"error": {"code": "output-closed", "message": message, "fix": None}})
         raise
     except KeyboardInterrupt:
         raise
     except Exception as error:  # noqa: BLE001  # the last line: people get a sentence, not a traceback
-        from ringfence.cli.failure import tell
+        from ringfence.cli.failure import report
 
-        return tell(error, console, bad_argument=_bad_argument(words))
+        return report(error, console, bad_argument=_bad_argument(words))
 
 
 def _bad_argument(words: list[str]) -> int:
@@ -123,7 +123,7 @@ def _verb(verb: str) -> Verb:
 
 
 def show_help(topic: str, console: Console) -> int:
-    """Print a help text."""
+    """Print the help text of a topic."""
     from ringfence.cli.help import TEXTS
 
     console.out(TEXTS[topic])

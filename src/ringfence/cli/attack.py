@@ -1,4 +1,4 @@
-"""Runs the escape attempts on this host and draws what came of them as a table.
+"""Run `ringfence attack`: the escape attempts on this host, drawn as a table.
 
 The attempts are a distribution of their own, `ringfence-attacks`, which is found by its entry point: `Suite` is what
 that has to offer.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Progress: TypeAlias = Callable[[int, int, str], None]  # how many are done, of how many, and the next one's id
 
     class Attack(Protocol):
-        """One escape attempt: its id, what happens when it gets through, and what must be true."""
+        """An escape attempt: id, what happens if the attempt succeeds, and what must be true."""
 
         @property
         def id(self) -> str: ...
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         def title(self) -> str: ...
 
     class Row(Attack, Protocol):
-        """One attempt as it went."""
+        """The outcome of an attempt."""
 
         @property
         def control(self) -> str: ...
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         def detail(self) -> str: ...
 
     class Matrix(Protocol):
-        """All rows of one run. `noticed` counts the controls of an engine that an attack noticed the lack of."""
+        """All rows of a run. `noticed` counts the controls of an engine whose absence an attack noticed."""
 
         @property
         def backend(self) -> str: ...
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         def to_dict(self) -> dict[str, Json]: ...
 
     class Suite(Protocol):
-        """What an entry point of the group `ringfence.attacks` leads to."""
+        """The module that an entry point of the group `ringfence.attacks` names."""
 
         def catalogue(self, backend: str | None = None) -> Sequence[Attack]: ...
         def run(
@@ -115,7 +115,7 @@ def installed_suite() -> Suite:
 
 
 def _folders_of(found: EntryPoint) -> list[str]:
-    """Return the folders of an editable installation, as its own .pth among installed packages names them.
+    """Return the folders of an editable installation, read from the .pth file among the installed packages.
 
     Below the working folder they were taken from `sys.path`, where nothing may come from a place that a guest may have
     been shown (L12). What was installed on purpose, and is asked for by this verb, may.
@@ -126,7 +126,7 @@ def _folders_of(found: EntryPoint) -> list[str]:
 
 
 def choose(words: list[str], known: list[str]) -> list[str]:
-    """The ids that ID and letter arguments mean, in the catalogue's order; all without arguments. Raises Problem."""
+    """Return the ids that the arguments mean, in the catalogue's order; without arguments, all. Raises Problem."""
     if not words:
         return known
     chosen: set[str] = set()
@@ -142,12 +142,12 @@ def choose(words: list[str], known: list[str]) -> list[str]:
 
 
 def _means(wanted: str, name: str) -> bool:
-    """A letter means all of its attacks, an id its variants too: J17 means J17-signal."""
+    """Return whether an argument means this id. A letter means all its attacks; J17 also means J17-signal."""
     return name == wanted or name.startswith(wanted + "-") or (len(wanted) == 1 and name.startswith(wanted))
 
 
 def exit_code(matrix: Matrix) -> int:
-    """What the verdicts add up to."""
+    """Return the exit code for the verdicts of a run."""
     verdicts = {row.verdict for row in matrix.rows}
     if "got through" in verdicts:
         return 1
@@ -165,7 +165,7 @@ def _list(listed: list[Attack], console: Console) -> int:
 
 
 def table(matrix: Matrix, *, coloured: bool) -> str:
-    """A line per attempt, those that got through first, and the count."""
+    """Return a line for each attempt, breakthroughs first, and the counts."""
     rank = {"got through": 0, "inconclusive": 1}
     width = max((len(row.id) for row in matrix.rows), default=0)
     lines = [f"backend {matrix.backend}, as {matrix.user}, Linux {matrix.kernel}", ""]
@@ -192,7 +192,7 @@ def _lines(row: Row, width: int, coloured: bool) -> list[str]:
 
 
 def progress_line() -> Callable[[int, int, str], None]:
-    """Draws "12/104 F07" over itself on the terminal of standard error."""
+    """Return a function that draws "12/104 F07" over itself on the terminal of standard error."""
 
     def draw(done: int, total: int, attack: str) -> None:
         write(ERR, f"\r\x1b[K{done}/{total} {printable(attack)}".encode())

@@ -1,6 +1,7 @@
-"""Owns what ringfence itself says: messages on standard error, errors as JSON on standard output, and how they look.
+"""Write the command's own words: messages on standard error, and errors as JSON on standard output.
 
-Writes go to the descriptors, not to `sys.stdout`: one order with the guest's bytes, and no text layer to refuse a name.
+Writes go to the descriptors, not to `sys.stdout`: they keep their order among the guest's bytes, and no text layer
+refuses a name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NAMES = {OUT: "standard output", ERR: "standard error"}
 
 
 class Problem(Exception):  # noqa: N818  # a word of the CLI; RingfenceError is the library's
-    """Something the person at the command line can put right. Nothing was started.
+    """A mistake that the user can correct. Nothing was started.
 
     `status` is the exit code; None: the verb's own for a bad argument.
     """
@@ -35,12 +36,12 @@ class Problem(Exception):  # noqa: N818  # a word of the CLI; RingfenceError is 
         self.status = status
 
 
-class OutputClosed(BrokenPipeError):  # noqa: N818  # nobody's mistake: who read our output has gone
+class OutputClosed(BrokenPipeError):  # noqa: N818  # not a mistake: the reader of our output has gone
     """The reader of our standard output or error has gone."""
 
 
 class Stopped(BaseException):
-    """A signal told us to end. Not an Exception: no handler on the way up may take it for an error of its own."""
+    """A signal asked this process to end. Not an Exception: no handler on the way up may swallow that."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -48,10 +49,10 @@ class Stopped(BaseException):
 
 
 class Console:
-    """Where one call of ringfence speaks. `json` and `quiet` are set by the options as soon as they are read.
+    """The output of one call of the command. `json` and `quiet` are set as soon as the options are read.
 
-    `report` is the open file of --report, until it has its one object: the result, or why there is none. Before it is
-    open, `named_report` is what the line calls it: a line that is refused leaves no older result there for its own.
+    `report` is the open file of --report until its one object is written: the result, or an error. Before that file is
+    open, `named_report` is its path as given: a refused command line must not leave an older result in the file.
     """
 
     __slots__ = ("json", "named_report", "quiet", "report")
@@ -63,18 +64,18 @@ class Console:
         self.named_report: str | None = None
 
     def say(self, message: str) -> None:
-        """A message of ours: every line of it starts with our name, so that no guest line passes for one."""
+        """Write a message. Every line starts with `ringfence:`, so that no line of a guest looks like a message."""
         lines = message.splitlines() or [""]
         text = "".join(f"ringfence: {printable(line)}\n" for line in lines)
         write(ERR, text.encode() if text.isascii() or not os.isatty(ERR) else text.encode(_charset(ERR), "replace"))
 
     def note(self, message: str) -> None:
-        """A message that `--quiet` silences."""
+        """Write a message unless `--quiet` was given."""
         if not self.quiet:
             self.say(message)
 
     def out(self, text: str) -> None:
-        """Text a verb was asked for. On a terminal a file's name is as little to be obeyed as a guest's output."""
+        """Write the text that a verb prints. A terminal gets it filtered: file names may hold escapes."""
         data = text.encode("utf-8", "surrogateescape")
         if not text.isascii() or not text.replace("\n", "").isprintable():
             from ringfence.cli.terminal_filter import for_terminal
@@ -83,11 +84,11 @@ class Console:
         write(OUT, data)
 
     def out_json(self, value: Json) -> None:
-        """One JSON document on standard output."""
+        """Write a JSON document to standard output."""
         write(OUT, dump(value))
 
     def fail(self, message: str, *, code: str, fix: str | None) -> None:
-        """An error, as JSON when that was asked for, and in the report."""
+        """Write an error, as JSON where --json was given, and into the report."""
         error: Json = {"error": {"code": code, "message": message, "fix": fix}}
         try:
             if self.json:
@@ -98,7 +99,7 @@ class Console:
             self.record(lambda: error)
 
     def record(self, found: Callable[[], Json]) -> None:
-        """The one object of --report, where it was asked for: to put a result into words costs 8 ms."""
+        """Write the object of --report, if that was given. Calls `found` only then, because a result costs 8 ms."""
         fd, named = self.report, self.named_report
         self.report = self.named_report = None
         if fd is None and named is not None:
@@ -111,16 +112,16 @@ class Console:
 
 
 def dump(value: Json) -> bytes:
-    """`value` as one indented JSON document that ends in a line end. ASCII, so a terminal may show guest text in it."""
+    """Return `value` as an indented JSON document with a line end, in ASCII: a terminal may show guest text in it."""
     import json
 
     return json.dumps(value, indent=2, ensure_ascii=True).encode() + b"\n"
 
 
 def write(fd: int, data: bytes, *, name: str = "") -> None:
-    """All of `data`, also to a descriptor that someone made non-blocking. Raises OutputClosed, or Problem.
+    """Write all of `data`, even to a non-blocking descriptor. Raises OutputClosed or Problem.
 
-    `name` is the option that named the file, where it is none of the standard ones.
+    `name` is the option that named the file, for files other than standard output and error.
     """
     view = memoryview(data)
     while view:
@@ -139,12 +140,12 @@ def write(fd: int, data: bytes, *, name: str = "") -> None:
 
 
 def colours(fd: int) -> bool:
-    """Whether what we write to `fd` may be coloured."""
+    """Return whether our output to `fd` may be coloured."""
     return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def quoted(word: str) -> str:
-    """`word` as one word of a shell line that a person may copy."""
+    """Return `word` quoted for a shell line that a user may copy."""
     if word and all(char.isascii() and (char.isalnum() or char in "@%+=:,./-_") for char in word):
         return word
     return "'" + word.replace("'", "'\\''") + "'"
@@ -157,10 +158,10 @@ def _charset(fd: int) -> str:
 
 
 def _open_report(path: str) -> int | None:
-    """New, or in place of an earlier report; None for all else, which stays as it is.
+    """Open a new file or an earlier report for writing. Return None for any other file, which is not changed.
 
-    No link is followed that a guest could have made in an earlier run (A04, L15). And a line that lacks a word may name
-    here what was to be run.
+    Links that a guest could have made in an earlier run are not followed (A04, L15). A command line that lacks a word
+    may name the program to run here: a file that is no report must stay as it is.
     """
     import stat
 

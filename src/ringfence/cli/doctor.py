@@ -1,4 +1,4 @@
-"""ringfence doctor: what this host can enforce, as a table. The examination belongs to `ringfence.doctor`."""
+"""Run `ringfence doctor`: print what this host can enforce. `ringfence.doctor` examines the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARKS = {"ok": ("ok", "32"), "weaker": ("weaker", "33"), "missing": ("missing",
 
 
 def main(argv: list[str], console: Console) -> int:
-    """0 when some backend (of those named) keeps the policy, 1 when none does."""
+    """Return 0 when a backend (among the named) keeps the policy, else 1."""
     given = doctor_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
@@ -54,7 +54,7 @@ def _kept(report: Report, wanted: list[str]) -> bool:
         return report.auto is not None
 
     def keeps(name: str) -> bool:
-        """It is taken, or only because another is faster it is not."""
+        """Return whether "auto" takes the backend, or passes over it only because another is faster."""
         return name == report.auto or is_only_slower(name, report.rejected.get(name))
 
     return any(each.works and keeps(each.name) for each in _chosen(report, wanted))
@@ -65,7 +65,7 @@ def _chosen(report: Report, wanted: list[str]) -> list[BackendReport]:
 
 
 def table(report: Report, policy: str, wanted: list[str], *, coloured: bool) -> str:
-    """The examination for a person: a block per backend, a line per thing tried, its fix below it."""
+    """Return the examination as text: a block for each backend, a line for each trial, the fix below."""
     lines: list[str] = []
     for backend in _chosen(report, wanted):
         works = "works" if backend.works else "does not work here"
@@ -96,7 +96,7 @@ def table(report: Report, policy: str, wanted: list[str], *, coloured: bool) -> 
 
 
 def script(report: Report) -> str:
-    """The fixes as a shell script that stops at the first that fails. A person reads it before a root shell does."""
+    """Return the fixes as a shell script that stops at the first failure. A user reads the script before running it."""
     fixes = report.fixes()
     if not fixes:
         return "#!/bin/sh\n# nothing that a command here would fix\n"

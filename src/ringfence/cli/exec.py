@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ringfence.cli.console import Console
 
 
-# bash where the image has it. Its prompt says where one is: nobody should take it for a shell of his own machine.
+# bash where the image has it. The prompt names the sandbox, so that a user does not take it for a shell of the machine.
 _SHELL = (
     "if command -v bash >/dev/null 2>&1; then "
     r"PS1='\[\e[1;33m\]\u@\h\[\e[0m\]:\[\e[1;34m\]\w\[\e[0m\]\$ ' exec bash -i; "

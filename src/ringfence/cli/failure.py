@@ -1,4 +1,4 @@
-"""Owns how an exception that reached the top becomes a message and an exit code. Imported only when there is one."""
+"""Turn an exception that reached the top into a message and an exit code. Imported only for an exception."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _OURS = 125
 
-# Fixes that the library says in its own words, as options.
+# Fixes of the library, in the words of the command's options.
 _AS_OPTIONS = {
     "network": "leave --allow-net out; what the code needs goes in with --ro or --copy",
     "secrets": "leave --secret out",
     "isolation": "to accept less: --isolation shared-kernel",
 }
 
-# What to do about an error of the system's own.
+# Fixes for errors of the operating system.
 _BY_NUMBER = {
     errno.ENOENT: "check the name",
     errno.ENOTDIR: "check the path: what should be a folder in it is none",
@@ -45,8 +45,8 @@ _BY_NUMBER = {
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # Ctrl-C is Python's own
 
 
-def tell(error: Exception, console: Console, *, bad_argument: int) -> int:
-    """Say what happened and what to do now; the exit code."""
+def report(error: Exception, console: Console, *, bad_argument: int) -> int:
+    """Write what happened and what to do now. Return the exit code."""
     if isinstance(error, PolicyError):
         console.fail(_at_line(error), code=error.code, fix=error.fix)
         return bad_argument
@@ -103,7 +103,10 @@ def _where(error: Exception) -> str:
 
 
 def tidily(verb: Callable[[list[str], Console], int], words: list[str], console: Console) -> int:
-    """The verb's exit code, or 128 and the number of the signal that ended it. A second signal does not wait."""
+    """Run a verb that makes things on this machine and return its exit code; a signal lets the verb clean up first.
+
+    After a signal the exit code is 128 plus its number. A second signal ends the process at once.
+    """
     mine = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
     for number in mine:
         signal.signal(number, _stop)

@@ -1,4 +1,4 @@
-"""ringfence image: list, build, import, inspect, export, remove and collect images."""
+"""Run `ringfence image`: list, build, import, inspect, export, remove and collect images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
 def main(argv: list[str], console: Console) -> int:
-    """0, or the error is raised."""
+    """Return 0. Raises Problem or RingfenceError."""
     if argv[:1] == ["prepare"]:
         _refuse_prepare(argv, console)
     given = image_table().parse(argv, console)
@@ -67,7 +67,7 @@ def _count(action: str, words: list[str], least: int, most: int, usage: str = ""
 
 
 def size(count: int) -> str:
-    """Bytes for people: 143M."""
+    """Return a number of bytes for people: 143M."""
     for unit, factor in _UNITS:
         if count >= factor:
             return f"{count / factor:.1f}{unit}" if count < 10 * factor else f"{count // factor}{unit}"
@@ -101,7 +101,7 @@ def _list(console: Console) -> int:
 
 
 def _progress(console: Console) -> Callable[[str], None] | None:
-    """A line drawn over itself on a terminal, lines elsewhere, nothing with --json."""
+    """Return a function that shows progress: on a terminal a line drawn over itself. None with --json."""
     if console.json or console.quiet:
         return None
     if not os.isatty(ERR):
@@ -236,7 +236,7 @@ def _remove(words: list[str], given: Given, console: Console) -> int:
 
 
 def _known(name: str) -> None:
-    """Raises for a name that is not there; a damaged one can be removed."""
+    """Raise for a name that does not exist. A damaged image counts as existing, so that it can be removed."""
     from ringfence import images
     from ringfence.errors import ImageError
 
@@ -265,6 +265,6 @@ def _agreed(question: str, given: Given) -> bool:
     if given.has("--yes"):
         return True
     if not os.isatty(0):
-        raise Problem(f"nobody to ask: {question}", fix="to do it without a question: --yes")
+        raise Problem(f"there is no terminal to ask: {question}", fix="to do it without a question: --yes")
     write(ERR, f"ringfence: {printable(question)} [y/N] ".encode())
     return os.read(0, 64).strip().lower() in (b"y", b"yes")

@@ -1,6 +1,6 @@
-"""Owns one sandbox from the command line: start it, pass streams and signals, remove it, tell how it ended.
+"""Run one sandbox for the command: start it, pass streams and signals on, remove it, report the result.
 
-The sandbox is closed on every way out; a signal ends the guest first and us after.
+The sandbox is closed on every way out. A signal ends the guest first and then this process.
 """
 
 from __future__ import annotations
@@ -52,30 +52,30 @@ _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0
 
 
 class Stop:
-    """The handler of the signals that end us. The first ends the guest, the second does not wait for that."""
+    """The handler of the signals that end the command. The first ends the guest; a second ends the command."""
 
     __slots__ = ("at_once", "closing", "number")
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.closing = False
-        self.at_once: Callable[[], None] | None = None  # what even the second has to do
+        self.at_once: Callable[[], None] | None = None  # also called for the second signal
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         if self.number is not None:
             if self.at_once is not None:
                 self.at_once()
-            os._exit(128 + number)  # what is left inside dies with us
+            os._exit(128 + number)  # every process inside dies with this one
         self.number = number
         if not self.closing:
             raise Stopped(number)
 
 
 class Nudges:
-    """Within `with`, a wait is interrupted now and then.
+    """Interrupts waits now and then, within `with`.
 
-    A signal that comes just before a wait begins is noticed when the wait ends; so are two at once of which another
-    thread takes one, in a Python before 3.13. Only for waits of Python's own: they go on by themselves.
+    Python notices a signal that comes just before a wait only when the wait ends, and before 3.13 also one of two
+    simultaneous signals that another thread takes. Only for Python's own waits, which resume after an interruption.
     """
 
     __slots__ = ("_handler", "_timer")
@@ -96,12 +96,12 @@ def _nothing(_: int, __: FrameType | None) -> None:
 
 
 class Job:
-    """What is to run: `argv` inside, our input to it if `stdin`, after `prepare` has put files there.
+    """A program to run: `argv` inside, with our standard input if `stdin`, after `prepare` has put files there.
 
-    Where it is to be compiled, `prepare` does that, and gives the result when it was refused.
+    `prepare` also compiles the code where needed, and returns the compiler's result when compiling failed.
 
-    `python` is the same as one piece of code for the library, where nobody watches the streams: its result says more.
-    `folder` is where the code's file lies on this machine, when that is not shown inside.
+    `python` is the same program as one piece of code for the library, whose result says more; for --json, where no
+    reader watches the streams. `folder` holds the code's file on this machine, if that folder is not shown inside.
     """
 
     __slots__ = ("argv", "folder", "prepare", "python", "stdin")
@@ -179,7 +179,7 @@ def _explain(box: Sandbox, console: Console) -> None:
 
 
 def _sandbox(settings: Settings) -> Sandbox:
-    """Not started, but asked for where nothing can refuse it. Raises Problem for what can be known to fail."""
+    """Return the sandbox, not started; a plain one is already being made. Raises Problem for a missing snapshot."""
     snapshot = None
     if settings.start_from is not None:
         snapshot = load_snapshot(settings.start_from)
@@ -256,7 +256,7 @@ def _keep(box: Sandbox, name: str, console: Console) -> None:
 
 
 def _show(result: Result, settings: Settings, console: Console) -> bytes:
-    """What a compiler said; the end of its standard error."""
+    """Write a compiler's output and return the end of its standard error."""
     if not console.json:
         from ringfence.cli.streams import OutputStreams
 
@@ -268,9 +268,9 @@ def _show(result: Result, settings: Settings, console: Console) -> bytes:
 
 
 def _end(box: Sandbox, settings: Settings) -> None:
-    """A command of its own need not wait until all is removed: the zygote outlives it and does that.
+    """Close the sandbox; in the command's own process without waiting for the removal, which the zygote finishes.
 
-    With writable mounts it waits: what the end scan finds is part of what it has to tell.
+    With writable mounts it waits, because the findings of the last scan are part of the result.
     """
     from ringfence.host.zygote_start import is_command
 
@@ -283,7 +283,7 @@ def _end(box: Sandbox, settings: Settings) -> None:
 
 
 def _with_findings(result: Result, box: Sandbox) -> Result:
-    """What a look at the writable mounts showed after the end is part of what happened."""
+    """Return the result with the findings in writable mounts after the end among its denials."""
     from ringfence._sync.run import findings
 
     found = findings(box.denials())
@@ -311,7 +311,7 @@ def _start(box: Sandbox) -> None:
 
 
 def _load_rest() -> None:
-    """What is needed once something runs, while the sandbox is still to come."""
+    """Import the modules that the run will need, while the sandbox is being made."""
     import _datetime  # type: ignore[import-not-found]  # noqa: F401  # a C module without a stub; used later, as the others
 
     import ringfence._sync.link
@@ -322,13 +322,13 @@ def _load_rest() -> None:
 
 
 def _collect_again() -> None:
-    """What a start has made stays until the end: the collector need not look at it, which would take a millisecond."""
+    """Switch the garbage collector on. It skips the objects of the start, which live until the end; saves 1 ms."""
     gc.freeze()
     gc.enable()
 
 
 def _relay(process: Process, settings: Settings, console: Console) -> tuple[Result, bytes]:
-    """Pass events on until it ends: the result, and the end of what it said on standard error."""
+    """Pass a process's output on until the process ends. Return the result and the end of standard error."""
     from ringfence.cli.streams import OutputStreams
     from ringfence.events import Exit, Gap, Stderr, Stdout
 
@@ -353,18 +353,18 @@ def _tell(result: Result, tail: bytes, job: Job, settings: Settings, console: Co
 
 
 def _importable() -> list[str]:
-    """That Python's own path leads to where this guest could write, if it does."""
+    """Return a warning for each folder of Python's import path that this guest could write."""
     from ringfence.host import import_path
 
     return [f"{folder}: {import_path.IMPORTABLE}" for folder in import_path.guests_folders()]
 
 
 def _create(name: str, path: str) -> int:
-    """Opened before the guest exists: a file that cannot be written is found out before anything runs."""
+    """Open a file to write before the guest exists: a file that cannot be written is an error before the run."""
     from ringfence.policy.host_paths import LinkError, descriptor, open_itself
 
     try:
-        # A pipe that a guest left there is not waited for: nobody reads it.
+        # Do not wait for a pipe that a guest left there: it has no reader.
         fd = open_itself(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOCTTY | os.O_NONBLOCK)
         if descriptor(path) is None:
             os.set_blocking(fd, True)
@@ -378,7 +378,7 @@ def _create(name: str, path: str) -> int:
 
 
 def die_of_interrupts() -> None:
-    """For the last moments of our process, when nothing is left to clean up: Ctrl-C there would be a traceback."""
+    """Let Ctrl-C end this process silently. For the last moments, when there is nothing left to clean up."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -387,7 +387,7 @@ def die_of_interrupts() -> None:
 
 
 def exit_code(result: Result) -> int:
-    """The code for `result`. One of ours may also be a guest's own; --json and --report tell which."""
+    """Return the exit code for `result`. A guest may exit with our codes too; --json and --report tell them apart."""
     if result.reason in _EXIT_CODES:
         return _EXIT_CODES[result.reason]
     if result.reason == "signal" and result.signal is not None:
@@ -398,7 +398,7 @@ def exit_code(result: Result) -> int:
 
 
 def has_notes(result: Result) -> bool:
-    """Whether there may be something to say besides the guest's output."""
+    """Return whether there may be notes besides the guest's output."""
     return bool(result.status != "ok" or result.denials or result.enforcement.weaker)
 
 
@@ -421,13 +421,13 @@ def write_net_log(fd: int, box: Sandbox, console: Console) -> None:
 
 
 def _fields(request: Request) -> dict[str, Json]:
-    """Named as the fields are; the time in ISO 8601."""
+    """Return the fields of a request by name, the time in ISO 8601."""
     fields = {name: getattr(request, name) for name in type(request).__fields__}
     return {**fields, "at": request.at.isoformat()}
 
 
 def snapshot_name(option: str, raw: str) -> str:
-    """A check for a name that is a file's name and nothing else."""
+    """Check the name of a snapshot: a file name without a folder."""
     if not 0 < len(raw) <= 64 or not _NAME_LETTERS.issuperset(raw) or raw[0] in ".-":
         raise Problem(
             f"{option} {raw!r} is no name for a snapshot",
@@ -437,14 +437,14 @@ def snapshot_name(option: str, raw: str) -> str:
 
 
 def _folder() -> str:
-    """By where links of the person's own lead: no guest can have made one, because none may write there (L19)."""
+    """Return the folder of named snapshots. The user's own links are followed: no guest may write there (L19)."""
     from ringfence.host.state import disk_directory
 
     return os.path.realpath(disk_directory("named"))
 
 
 def load_snapshot(called: str) -> Snapshot:
-    """Raises Problem when there is none of that name, SnapshotError when it was altered."""
+    """Load the snapshot of that name. Raises Problem when there is none, SnapshotError when the file was altered."""
     from ringfence import Snapshot
 
     path = f"{_folder()}/{called}{_SNAPSHOT_SUFFIX}"
@@ -464,7 +464,7 @@ def _which(called: str) -> str:
 
 
 def save_snapshot(box: Sandbox, called: str) -> int:
-    """Under that name, in place of one that had it. The size in bytes of what was kept."""
+    """Save the sandbox's files under that name, replacing an older snapshot. Return the size in bytes."""
     snapshot = box.snapshot()
     snapshot.export(f"{_folder()}/{called}{_SNAPSHOT_SUFFIX}")
     return snapshot.size_bytes

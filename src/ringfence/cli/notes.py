@@ -1,6 +1,6 @@
-"""Owns what is said after a run that was ended, denied something, or held by less: each with the option that helps.
+"""Write the notes after a run that was stopped, denied something or less strictly limited, with the option that helps.
 
-Words from the guest go through `Console.say`, and into an option to copy only when a shell would leave them alone.
+Text of the guest goes through `Console.say`. It becomes part of an option to copy only if a shell would not change it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_NOTES = 20
 
 
 def notes(result: Result, job: Job, settings: Settings, stderr_tail: bytes) -> list[str]:
-    """Lines for standard error, the most useful last."""
+    """Return the lines for standard error, the most useful last."""
     lines = _weaker(result)
     denials = tuple(denial for denial in result.denials if denial.code != _NOT_IN_IMAGE)
     if denials:
@@ -49,11 +49,11 @@ def _ending(result: Result, job: Job, settings: Settings, stderr_tail: bytes) ->
                 f"killed: it needed more memory than its limit of {format_size(limits.memory)}; for more: --memory SIZE"
             ]
         case "protection-lost":
-            return []  # the denial has said it
+            return []  # the denial says so
         case "guest-lost":
-            return ["lost: the guest took its own supervisor down, and how it ended is not known"]
+            return ["lost: the guest killed its own supervisor, and how the guest ended is not known"]
         case "not-found" if any(denial.code == "exec.not-listed" for denial in result.denials):
-            return []  # the denial has said it
+            return []  # the denial says so
         case "not-found":
             tools = [denial for denial in result.denials if denial.code == _NOT_IN_IMAGE]
             name = tools[0].target if tools else argv[0]
@@ -99,7 +99,7 @@ def _what_allows(denial: Denial) -> str:
 
 
 def missing_program(name: str, settings: Settings) -> list[str]:
-    """Why a program is not there inside, and what would put it there."""
+    """Return why a program is missing inside, and the option that would show it."""
     if "/" in name:
         return [_missing_path(name, settings)]
     if settings.image != "host":  # a program of this machine would not find its libraries there
@@ -115,7 +115,7 @@ def missing_program(name: str, settings: Settings) -> list[str]:
 
 
 def _installation(program: str) -> str:
-    """The folder a program was installed to, or the program alone where that folder holds more than it."""
+    """Return the folder of a program's installation, or the program itself if that folder is shared with others."""
     folder = os.path.dirname(program)
     top = os.path.dirname(folder) if os.path.basename(folder) in ("bin", "sbin") else folder
     home = os.path.expanduser("~")
@@ -134,7 +134,7 @@ def _missing_path(name: str, settings: Settings) -> str:
 
 
 def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[str]:
-    """A failure that a path of this machine explains: named in the command, or missed by it, and not shown inside."""
+    """Return a note when a path of this machine that is not shown inside explains the failure."""
     mounts = settings.policy.mounts
     for word in argv[1:]:
         if 0 < len(word) < 4096 and "\0" not in word and _is_own_file(word) and inside(absolute(word), mounts) is None:
@@ -152,10 +152,10 @@ def _not_shown(argv: list[str], settings: Settings, stderr_tail: bytes) -> list[
 
 
 def _git_elsewhere(folder: str) -> str | None:
-    """The repository's own folder, where `.git` here is a file that leads to one of its worktrees, which leads back.
+    """Return the repository of a linked worktree: `.git` is a file that names a worktree, which names `.git` back.
 
-    A guest that may write here may have made that file, as a FIFO too, or to have another folder of its choice shown:
-    what it cannot make is the way back.
+    A guest that may write here may have made that file, even as a FIFO, to make the user show a folder of its choice.
+    It cannot make the way back.
     """
     from ringfence.policy.secrets import read_head
 
@@ -172,7 +172,7 @@ def _git_elsewhere(folder: str) -> str | None:
 
 
 def _missing_module(job: Job, stderr_tail: bytes) -> list[str]:
-    """An import that fails because of FILE's folder only FILE went in. The name is compared, never opened."""
+    """Return a note when an import failed because only FILE was shown. Compares names, opens nothing."""
     _, found, rest = stderr_tail.rpartition(b"ModuleNotFoundError: No module named '")
     if not found or job.folder is None:
         return []
@@ -187,15 +187,17 @@ def _missing_module(job: Job, stderr_tail: bytes) -> list[str]:
 
 
 def _is_own_file(word: str) -> bool:
-    """Whether a word of a command names a file of the person: relative and there, or in this or the home folder."""
+    """Return whether a word names a file of the user: an existing relative path, or one in this or the home folder."""
     if word.startswith("-"):
         return False
     places = (os.path.expanduser("~"), working_folder() or "/nowhere")
-    return os.path.exists(word) and (not word.startswith("/") or word.startswith(tuple(f"{one}/" for one in places)))
+    return os.path.exists(word) and (
+        not word.startswith("/") or word.startswith(tuple(f"{place}/" for place in places))
+    )
 
 
 def which(name: str) -> str | None:
-    """Where this machine's PATH has a program."""
+    """Return the path of a program in this machine's PATH, or None."""
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(folder, name)
         if folder and os.path.isfile(path) and os.access(path, os.X_OK):

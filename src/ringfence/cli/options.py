@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def as_given(name: str, raw: str) -> str:
-    """The check that accepts any value."""
+    """Accept any value."""
     del name
     return raw
 
 
 class Option:
-    """One option. `value` names its value, empty for a switch; `check(name, raw)` returns it or raises Problem."""
+    """An option. `value` names the value, empty for a switch; `check(name, raw)` returns a value or raises Problem."""
 
     __slots__ = ("check", "name", "short", "value")
 
@@ -34,7 +34,7 @@ class Option:
 
 
 class Given:
-    """What a command line said: options in order, and the words that are no options."""
+    """A command line as read: options in order, and the words that are no options."""
 
     __slots__ = ("options", "words")
 
@@ -43,16 +43,16 @@ class Given:
         self.words: list[str] = []
 
     def has(self, name: str) -> bool:
-        """Whether the option was given."""
+        """Return whether the option was given."""
         return any(given == name for given, _ in self.options)
 
     def last(self, name: str) -> str | None:
-        """The value given last: a person's own comes after an alias's."""
+        """Return the value given last, or None: a user's own option comes after an alias's."""
         return next((value for given, value in reversed(self.options) if given == name), None)
 
 
 class Table:
-    """The options of one verb. `command`: the first word that is no option ends them, the rest is the command's."""
+    """The options of a verb. With `command`, the first word that is no option ends them: the rest is the command."""
 
     __slots__ = ("by_name", "command", "verb")
 
@@ -66,9 +66,9 @@ class Table:
                 self.by_name[option.short] = option
 
     def parse(self, argv: list[str], console: Console) -> Given | None:
-        """What `argv` says; None when it asks for help. Raises Problem for the first mistake.
+        """Return what `argv` says; None when it asks for help. Raises Problem for the first mistake.
 
-        The whole line is read before it raises, so that `--json` after a mistake still decides how it is told.
+        The whole line is read first, so that `--json` after a mistake still decides how the mistake is reported.
         """
         reader = _Reader(self, argv, console)
         given = reader.read()
@@ -138,7 +138,7 @@ class _Reader:
         if value is None:
             value = self.argv[self.at] if self.at < len(self.argv) else None
             self.at += 1
-            # An option where a value should be is a value forgotten, except for code, which may be any text.
+            # An option in place of a value means that the value was forgotten, except for code, which may be any text.
             if value is None or (option.value != "CODE" and (value == "--" or value in self.table.by_name)):
                 self.at -= 1
                 self._note(Problem(f"{name} needs a value: {name} {option.value}", fix=self._see()))
@@ -170,7 +170,7 @@ class _Reader:
 
 
 def action_of(verb: str, words: list[str], actions: tuple[str, ...]) -> tuple[str, list[str]]:
-    """Which of its actions a verb is asked for, and the words after it. Raises Problem, with the nearest."""
+    """Return which action of a verb the words name, and the words after. Raises Problem with the nearest action."""
     if not words:
         fix = f"one of: {', '.join(actions)}; see: ringfence {verb} --help"
         raise Problem(f"{verb} needs to know what to do", fix=fix)
@@ -209,7 +209,7 @@ _EXAMPLES = {"number": "1.5", "size": "512M", "integer": "64", "word": "close"}
 
 
 def one_of(choices: tuple[str, ...]) -> Check:
-    """A check for a closed list of words."""
+    """Return a check for a closed list of words."""
 
     def check(name: str, raw: str) -> str:
         if raw in choices:
@@ -241,7 +241,7 @@ def isolation(name: str, raw: str) -> str:
 
 
 def seconds(name: str, raw: str) -> str:
-    """A check for a number of seconds above zero."""
+    """Check a number of seconds above zero."""
     value = number(raw)
     if value is None:
         raise Problem(f"{name} {raw!r} is not a number of seconds", fix=f"write, for 90 seconds: {name} 90")
@@ -251,7 +251,7 @@ def seconds(name: str, raw: str) -> str:
 
 
 def limit(name: str, raw: str) -> str:
-    """A check for KEY=VALUE with a key of Limits."""
+    """Check KEY=VALUE with a key of Limits."""
     key, equals, value = raw.partition("=")
     if key not in LIMITS:
         near = nearest(key, LIMITS)
@@ -265,12 +265,12 @@ def limit(name: str, raw: str) -> str:
 
 
 def example(key: str) -> str:
-    """KEY=VALUE as --limit takes it."""
+    """Return KEY=VALUE as --limit takes it."""
     return f"{key}={_EXAMPLES[LIMITS[key]]}"
 
 
 def secret(name: str, raw: str) -> str:
-    """A check for NAME@HOST[,HOST]."""
+    """Check NAME@HOST[,HOST]."""
     variable, at, hosts = raw.partition("@")
     if not at or not variable or not all(hosts.split(",")):
         raise Problem(
@@ -281,7 +281,7 @@ def secret(name: str, raw: str) -> str:
 
 
 def filled(name: str, raw: str) -> str:
-    """A check for a value that may not be empty, or hold what no path or name can."""
+    """Check a path or name: not empty, and without NUL."""
     if not raw:
         raise Problem(f"{name} was given an empty value", fix=f"give it a value, or leave {name} out")
     if "\0" in raw:
@@ -290,7 +290,7 @@ def filled(name: str, raw: str) -> str:
 
 
 def number(raw: str) -> float | None:
-    """`raw` as a finite number, None when it is none."""
+    """Return `raw` as a finite number, or None."""
     try:
         value = float(raw)
     except ValueError:
@@ -299,12 +299,12 @@ def number(raw: str) -> float | None:
 
 
 def sandbox_options() -> list[Option]:
-    """What run, exec and shell share: the options that make a policy, and those that say how and what one gets."""
+    """Return the options that run, exec and shell share."""
     return [*policy_options(), *_HOW]
 
 
 def policy_options() -> list[Option]:
-    """The options that make a policy."""
+    """Return the options that make a policy."""
     return _POLICY
 
 
@@ -339,12 +339,12 @@ _HOW = [
 
 
 def exec_table() -> Table:
-    """ringfence exec"""
+    """Return the table of `ringfence exec`."""
     return Table("exec", sandbox_options(), command=True)
 
 
 def shell_table() -> Table:
-    """ringfence shell"""
+    """Return the table of `ringfence shell`."""
     from ringfence.cli.launch import snapshot_name
 
     own = [Option("--keep", value="NAME", check=snapshot_name), Option("--from", value="NAME", check=snapshot_name)]
@@ -352,7 +352,7 @@ def shell_table() -> Table:
 
 
 def run_table() -> Table:
-    """ringfence run"""
+    """Return the table of `ringfence run`."""
     own = [
         Option("--code", short="-c", value="CODE"),
         Option("--language", short="-l", value="NAME", check=language),
@@ -361,25 +361,25 @@ def run_table() -> Table:
 
 
 def doctor_table() -> Table:
-    """ringfence doctor"""
+    """Return the table of `ringfence doctor`."""
     policy = Option("--policy", short="-p", value="NAME|FILE", check=filled)
     return Table("doctor", [policy, Option("--fix"), Option("--json")])
 
 
 def attack_table() -> Table:
-    """ringfence attack"""
+    """Return the table of `ringfence attack`."""
     where = Option("--backend", short="-b", value="NAME", check=backend_name)
     return Table("attack", [where, Option("--list"), Option("--json")])
 
 
 def image_table() -> Table:
-    """ringfence image"""
+    """Return the table of `ringfence image`."""
     preset = Option("--preset", value="PRESET", check=one_of(("python", "data", "node", "polyglot")))
     return Table("image", [preset, Option("--json"), Option("--no-cache"), Option("--yes")])
 
 
 def policy_table() -> Table:
-    """ringfence policy"""
+    """Return the table of `ringfence policy`."""
     return Table("policy", [*policy_options(), Option("--json")])
 
 

@@ -1,4 +1,4 @@
-"""ringfence policy: check, explain, print and list policies."""
+"""Run `ringfence policy`: check, explain, print and list policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ABOUT = {
 
 
 def main(argv: list[str], console: Console) -> int:
-    """0; 1 for a policy that `check` refuses."""
+    """Return 0, or 1 for a policy that `check` refuses."""
     given = policy_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help

@@ -1,4 +1,4 @@
-"""ringfence run: a piece of code in a fresh sandbox."""
+"""Run `ringfence run`: a piece of code, from FILE, -c or standard input, in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _USAGE = "name a file, or give the code: ringfence run FILE, ringfence run -c 'p
 
 
 def main(argv: list[str], console: Console) -> int:
-    """The exit code of what ran, or ours."""
+    """Return the exit code of the code that ran, or our own."""
     given = run_table().parse(argv, console)
     if given is None:
         from ringfence.cli import show_help
@@ -65,16 +65,16 @@ def main(argv: list[str], console: Console) -> int:
 
 
 def _no_input(code: Code) -> bool:
-    """Whether nothing is there to be read. With --json a terminal is nothing too: what would ask is not shown."""
+    """Return whether there is no input. With --json a terminal counts as none: no question would be shown."""
     from ringfence.cli.streams import is_null
 
     return code.from_stdin or os.isatty(0) or is_null(0)
 
 
 def job_for(code: Code, mounts: tuple[Mount, ...]) -> Job:
-    """Code given with -c goes in as an argument, as an interpreter takes it; a file goes in as a file of its name.
+    """Return the job for a piece of code: -c as an interpreter's argument, a file as a file of the same name.
 
-    A file that is shown inside anyway runs from there, so that it finds what lies beside it.
+    A file that is shown inside anyway runs from there and finds its neighbours.
     """
     from ringfence.cli.launch import Job
 
@@ -111,12 +111,12 @@ def job_for(code: Code, mounts: tuple[Mount, ...]) -> Job:
 
 
 class Code:
-    """A piece of code: `name` is what it is called inside, `inline` that it came with -c, `path` its file here."""
+    """A piece of code: `name` is its file name inside, `inline` whether -c gave the code, `path` the file here."""
 
     __slots__ = ("args", "from_stdin", "inline", "language", "name", "path", "text")
 
     def __init__(self, given: Given) -> None:
-        """Raises Problem when there is no code, or it is not text, or of a language that cannot run."""
+        """Read the code. Raises Problem when there is none, or no text, or the language cannot run."""
         inline = given.last("--code")
         words = given.words
         path = "-" if inline is None and not words and not os.isatty(0) else None
@@ -150,7 +150,7 @@ def _language(named: str | None, path: str | None) -> str:
 
 
 def _inner_name(path: str | None, language: str) -> str:
-    """A name of ours or the file's own, without a folder: it becomes a path inside, and tracebacks show it."""
+    """Return the file name for the code inside, without a folder; tracebacks show the name."""
     base = os.path.basename(path or "-")
     if path is None or path == "-" or not base.strip(".") or len(os.fsencode(base)) > 200:
         return TABLE[language].file

@@ -1,4 +1,4 @@
-"""Owns how sandbox options become a policy and a way to run: the base policy first, the options on top."""
+"""Turn sandbox options into a policy and settings of a run: the base policy first, the options on top."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLDER = "~/.config/ringfence/policies"
 
 
 class Settings:
-    """What the options of run and exec add up to."""
+    """The options of run, exec and shell, checked and combined."""
 
     __slots__ = (
         *("backend", "cwd", "explain", "image", "keep", "net_log", "policy", "raw", "report"),
@@ -30,7 +30,7 @@ class Settings:
     )
 
     def __init__(self, given: Given, base: PresetName) -> None:
-        """Raises Problem, or PolicyError, for the first thing that is wrong; starts nothing."""
+        """Check all options. Raises Problem or PolicyError for the first mistake; starts nothing."""
         self.tty = given.has("--tty")
         if self.tty:
             check_terminal(given, "leave --tty out")
@@ -46,7 +46,7 @@ class Settings:
         self.raw = given.has("--raw")
 
     def _ours(self, name: str, given: Given) -> str | None:
-        """A file that we write: never where the guest could have put a link, or could write its own (J02, A04)."""
+        """Return the path of an output file. Raises Problem for a folder that the guest may write (J02, A04)."""
         path = given.last(name)
         if path is None:
             return None
@@ -61,7 +61,7 @@ class Settings:
 
 
 def check_terminal(given: Given, fix: str) -> None:
-    """Raises Problem when there is none to give to the guest, or nothing else may be written to it."""
+    """Raise Problem when there is no terminal for the guest, or --json would write to the same terminal."""
     if not given.has("--explain"):
         from ringfence.cli.terminal import require
 
@@ -71,7 +71,7 @@ def check_terminal(given: Given, fix: str) -> None:
 
 
 def policy_from(given: Given, base: PresetName) -> Policy:
-    """The policy named by --policy, else the preset `base`, with the options on top."""
+    """Return the policy named by --policy, else the preset `base`, with the options on top."""
     from ringfence.policy import Policy
 
     named = given.last("--policy")
@@ -121,7 +121,7 @@ def _limits(limits: Limits, given: Given) -> Limits:
             raise Problem(f"{name} {raw}: {error}", fix=fix, code=error.code) from None
         said.add(key)
     if "timeout_s" in said:
-        # Who gives it five minutes means five minutes: the clocks that nobody named must not end it sooner.
+        # A user who gives five minutes means five minutes: clocks that no option names must not end the run sooner.
         longer = {key: limits.timeout_s for key in ("cpu_time_s", "lifetime_s") if key not in said}
         limits = replace(limits, **{key: max(value, getattr(limits, key)) for key, value in longer.items()})
     return limits
@@ -202,9 +202,9 @@ def _with_secrets(policy: Policy, given: Given) -> Policy:
 
 
 def _check_secret_name(name: str, given: Given) -> None:
-    if "=" in name:  # whatever stands behind it may be the value: not shown again
+    if "=" in name:  # the text after = may be the secret's value: do not show it again
         shown = name.partition("=")[0]
-        message = f"--secret {shown}: a value is never given here, where everybody on this machine can read it"
+        message = f"--secret {shown}: never give the value here, where every user of this machine can read it"
         fix = f"set a variable and name it: read -rs {shown}; export {shown}; … --secret {shown}@HOST"
         raise Problem(message, fix=fix)
     if sum(raw.partition("@")[0] == name for option, raw in given.options if option == "--secret") > 1:
@@ -212,7 +212,7 @@ def _check_secret_name(name: str, given: Given) -> None:
 
 
 def _say_unreachable(network: Network, given: Given) -> None:
-    """The host of a secret that nothing lets the guest reach, in the words of the options."""
+    """Raise Problem for a secret whose host the guest cannot reach, in the words of the options."""
     for option, raw in given.options:
         for host in raw.partition("@")[2].split(",") if option == "--secret" else ():
             if network.allow != "public" and host not in network.allow:
@@ -235,7 +235,7 @@ def _cwd(path: str | None, policy: Policy) -> str | None:
 
 
 def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """The policy's mounts with the options on top: one at the same place is replaced, --hide goes to all."""
+    """Return the policy's mounts with the options on top: a mount at the same place is replaced, --hide goes to all."""
     from ringfence.errors import PolicyError
     from ringfence.policy import Mount
     from ringfence.values import replace
@@ -261,13 +261,15 @@ def mounts_from(options: list[tuple[str, str]], base: tuple[Mount, ...]) -> tupl
 
 
 def source_of(mount: Mount) -> str:
-    """The host path of a mount."""
+    """Return the host path of a mount."""
     return os.fspath(mount.source)
 
 
 def absolute(path: str) -> str:
-    """A host path from the root on. Links stay as they are named, but where `..` would cross one they are followed,
-    when nobody but root could have made them (L16)."""
+    """Return a host path from the root on, with its links as named.
+
+    Where `..` would cross a link, links are followed if only root could have made them (L16).
+    """
     here = "/" if os.path.isabs(path) else working_folder()
     if here is None:
         raise Problem(f"{path}: the folder this shell is in was removed", fix="cd to one that is there, or write /…")
@@ -281,11 +283,11 @@ def absolute(path: str) -> str:
     except LinkError as error:
         raise Problem(f"{path}: {error.strerror}", fix=error.fix, code="link") from None
     except OSError:
-        return os.path.normpath(whole)  # there is nothing, which is told where it is used
+        return os.path.normpath(whole)  # the path does not exist, which is reported where it is used
 
 
 def working_folder() -> str | None:
-    """The folder we were started in. None: somebody removed it."""
+    """Return the folder this process was started in, or None when that folder was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -293,7 +295,7 @@ def working_folder() -> str | None:
 
 
 def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
-    """Where the host's `path` is inside: below the deepest mount that holds it. None: it is not shown."""
+    """Return where the host's `path` is inside, below the deepest mount around it. None when not shown."""
     holders = [mount for mount in mounts if within(path, source_of(mount))]
     if not holders:
         return None
@@ -304,12 +306,12 @@ def inside(path: str, mounts: tuple[Mount, ...]) -> str | None:
 
 
 def is_hidden(path: str, mounts: tuple[Mount, ...]) -> bool:
-    """Whether somebody said that the host's `path` is not to be seen."""
+    """Return whether --hide or the policy hides the host's `path`."""
     return any(within(path, os.path.join(source_of(mount), hidden)) for mount in mounts for hidden in mount.hide)
 
 
 def start_folder(mounts: tuple[Mount, ...]) -> str | None:
-    """This folder as it is inside, if it, or something in it, is shown; else None, which is /workspace."""
+    """Return this folder's path inside if the folder, or a part, is shown; else None, which means /workspace."""
     here = working_folder()
     if here is None:
         return None
@@ -336,7 +338,7 @@ def _split(name: str, raw: str) -> tuple[str, str | None]:
 
 
 def _holders(raw: str, mounts: list[Mount]) -> list[tuple[int, str]]:
-    """Each mount that shows a path, and the path below it: one that was left out would show what is to be hidden."""
+    """Return every mount that shows a path, with the path below each: a forgotten mount would show a hidden file."""
     path = absolute(raw)
     found = [(index, below) for index, mount in enumerate(mounts) if (below := _below(path, source_of(mount)))]
     if any(below == "." for _, below in found):
@@ -350,7 +352,7 @@ def _holders(raw: str, mounts: list[Mount]) -> list[tuple[int, str]]:
 
 
 def _below(path: str, folder: str) -> str | None:
-    """`path` as it is below `folder`, by name or where links lead. None: it is not there."""
+    """Return `path` relative to `folder`, by name or after following links. None when `path` is elsewhere."""
     if within(path, folder):
         return os.path.relpath(path, folder)
     parent, name = os.path.split(path)
@@ -359,7 +361,7 @@ def _below(path: str, folder: str) -> str | None:
 
 
 def _covered(index: int, below: str, mounts: list[Mount]) -> bool:
-    """Whether another mount lies over that place, so that this one does not show it."""
+    """Return whether another mount covers that place of the mount `index`."""
     own = mount_path(mounts[index])
     place = os.path.normpath(os.path.join(own, below))
     over = [mount_path(mount) for mount in mounts if within(place, mount_path(mount))]
@@ -370,7 +372,7 @@ def _covered(index: int, below: str, mounts: list[Mount]) -> bool:
 
 
 def find_policy(name: str) -> Policy:
-    """The policy that NAME|FILE means. Raises Problem or PolicyError when there is none, or it is wrong."""
+    """Return the policy that NAME|FILE means. Raises Problem when there is none, PolicyError for a wrong policy."""
     from ringfence.policy import Policy
 
     for preset in PRESETS:
@@ -388,7 +390,7 @@ def find_policy(name: str) -> Policy:
 
 
 def path_of(name: str) -> str:
-    """The file that NAME|FILE means, checked to be one. Raises Problem."""
+    """Return the existing policy file that NAME|FILE means. Raises Problem."""
     own = own_policies()
     if name in own:
         return own[name]
@@ -406,7 +408,7 @@ def path_of(name: str) -> str:
 
 
 def own_policies() -> dict[str, str]:
-    """Name and path of each policy in the person's folder. A preset's name is the preset's."""
+    """Return name and path of each policy in the user's folder."""
     folder = os.path.expanduser(FOLDER)
     try:
         names = sorted(os.listdir(folder))

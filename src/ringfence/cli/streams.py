@@ -1,4 +1,4 @@
-"""Owns the guest's three streams on our side: its output to ours as it comes, our input to its as it comes."""
+"""Connect the guest's three streams with our own: output and input are passed on as they come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NULL_DEVICE = os.makedev(1, 3)
 
 
 class OutputStreams:
-    """Our standard output and error. On a terminal only text and colours pass, unless `raw`."""
+    """Our standard output and error. A terminal gets only text and colours, unless `raw`."""
 
     __slots__ = ("_filters", "stderr_tail")
 
@@ -32,7 +32,7 @@ class OutputStreams:
                 self._filters[fd] = EscapeFilter(charset(fd))
 
     def write(self, fd: int, data: bytes) -> None:
-        """Pass a piece on. Raises BrokenPipeError when its reader has gone."""
+        """Pass a piece of output on. Raises BrokenPipeError when the reader has gone."""
         if fd == ERR:
             self.stderr_tail = (self.stderr_tail + data)[-_TAIL:]
         if fd in self._filters:
@@ -40,13 +40,13 @@ class OutputStreams:
         write(fd, data)
 
     def finish(self) -> None:
-        """The guest has ended: write what a filter held back, and switch its colours off."""
+        """Write the rest that filters held back, and switch colours off, after the guest's end."""
         for fd, strip in self._filters.items():
             write(fd, strip.finish())
 
 
 def feed(process: Process) -> None:
-    """Pass our standard input on, in a thread where reading it may wait. Returns at once."""
+    """Pass our standard input on, in a thread if reading may wait. Returns at once."""
     if is_null(0):
         process.close_stdin()
         return
@@ -56,7 +56,7 @@ def feed(process: Process) -> None:
 
 
 def is_null(fd: int) -> bool:
-    """Whether a descriptor is closed or the null device: there is nothing to read, now or later."""
+    """Return whether a descriptor is closed or the null device, which never have input."""
     try:
         status = os.fstat(fd)
     except OSError:

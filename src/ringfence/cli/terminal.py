@@ -1,4 +1,4 @@
-"""Owns the caller's terminal while a guest has it: raw mode, its size, its keys, and that it is left as it was."""
+"""Lend the caller's terminal to a guest: raw mode, size and keys. Afterwards the terminal is as before."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SIZE, _MODE = b"s", b"m"
 
 
 def require(fix: str) -> None:
-    """Raises Problem when there is no terminal to give."""
+    """Raise Problem when there is no terminal to lend."""
     for fd, name in ((_IN, "standard input"), (OUT, "standard output")):
         if not os.isatty(fd):
             raise Problem(f"{name} is not a terminal", fix=fix, code="no-terminal")
 
 
 def size() -> tuple[int, int]:
-    """Columns and rows of the caller's terminal, within what a sandbox takes."""
+    """Return columns and rows of the caller's terminal, within the sizes that a sandbox accepts."""
     try:
         found = os.get_terminal_size(OUT)
     except OSError:
@@ -41,7 +41,7 @@ def size() -> tuple[int, int]:
 
 
 def variables() -> dict[str, str]:
-    """What programs inside need to know of the terminal: its kind, as far as that is a plain word."""
+    """Return the variables that describe the terminal to programs inside. Only plain words are passed."""
     kinds = {"TERM": "xterm-256color", "COLORTERM": ""}
     for name in kinds:
         word = os.environ.get(name, "")
@@ -51,7 +51,7 @@ def variables() -> dict[str, str]:
 
 
 class Terminal:
-    """The caller's terminal, given to a guest within `with`. Whatever ends that, it is as it was before."""
+    """The caller's terminal, lent to a guest within `with` and restored however that ends."""
 
     def __init__(self, *, raw_output: bool) -> None:
         self._raw_output = raw_output
@@ -77,7 +77,7 @@ class Terminal:
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself gave us
 
     def _set_raw(self) -> None:
-        """As cfmakeraw: every key is the guest's, Ctrl-C, Ctrl-Z and Ctrl-S too."""
+        """Set raw mode, as cfmakeraw does: every key goes to the guest, Ctrl-C, Ctrl-Z and Ctrl-S too."""
         mode = termios.tcgetattr(_IN)
         mode[_IFLAG] &= ~(
             termios.IGNBRK | termios.BRKINT | termios.PARMRK | termios.ISTRIP
@@ -90,9 +90,9 @@ class Terminal:
         termios.tcsetattr(_IN, termios.TCSADRAIN, mode)
 
     def give_back(self) -> None:
-        """Undo what the guest switched, drop what was typed for it, restore the mode. Never raises.
+        """Undo the guest's switches, drop its unread keys, restore the mode. Never raises.
 
-        Idempotent up to its last line: a second signal may come at any of them, and then all is done again.
+        Idempotent up to the last line: a second signal may come at any line, and then every step is done again.
         """
         if not self._given:
             return
@@ -102,7 +102,7 @@ class Terminal:
         try:
             write(OUT, self._undo)
         except (OSError, Problem):
-            pass  # the screen is gone; the mode still matters to whoever has the terminal next
+            pass  # the screen is gone; the mode still matters to the terminal's next user
         try:
             termios.tcflush(_IN, termios.TCIFLUSH)
             termios.tcsetattr(_IN, termios.TCSANOW, self._saved)
@@ -111,7 +111,7 @@ class Terminal:
         self._given = False
 
     def hand_to(self, guest: Pty) -> Result:
-        """Pass what it draws, and keys and sizes to it, until it ends."""
+        """Pass output, keys and sizes between terminal and guest until the guest ends. Return the result."""
         import _thread
 
         from ringfence.events import Stdout

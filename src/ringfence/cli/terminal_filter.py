@@ -1,9 +1,10 @@
-"""Owns what of a guest's bytes may reach a terminal: text, line ends, tabs and colours. Nothing else ever does (J12).
+"""Filter a guest's bytes for a terminal: text, line ends, tabs and colours pass, nothing else does (J12).
 
-A terminal obeys what it is sent: it sets titles, writes the clipboard, answers queries into our standard input, and
-moves the cursor over what a person has just read. So this is an allow-list: the one escape sequence that passes is SGR
-(`CSI digits ; : m`). All others, and every control but `\\n`, `\\r\\n` and `\\t`, are dropped; a lone `\\r` becomes a
-line end, because what it would overwrite must stay readable; characters that reorder text are shown as `\\u202e`.
+A terminal obeys what it receives: it sets titles, writes the clipboard, answers queries into our standard input, and
+moves the cursor over text that a person has just read. Therefore this is an allow-list: the only
+escape sequence that passes is SGR (`CSI digits ; : m`). Every other sequence, and every control but `\\n`, `\\r\\n`
+and `\\t`, is dropped; a lone `\\r` becomes a line end, because the text that it would overwrite must stay readable;
+characters that reorder text are shown as `\\u202e`.
 A terminal that does not read UTF-8 gets ASCII: to it the second byte of many a letter is a control (`ě` ends in CSI).
 """
 
@@ -46,7 +47,7 @@ _MODES = {
 
 
 def charset(fd: int) -> str:
-    """What the terminal at `fd` may be sent: "utf-8", or "ascii" where the locale names another and its mode agrees."""
+    """Return what the terminal at `fd` reads: "utf-8", or "ascii" if locale and terminal mode say otherwise."""
     named = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG") or "utf-8"
     if "utf8" in named.lower().replace("-", ""):
         return "utf-8"
@@ -59,7 +60,7 @@ def charset(fd: int) -> str:
 
 
 class EscapeFilter:
-    """Filters one stream. `feed` and `finish` give the same bytes however the stream was cut into pieces."""
+    """Filter for one stream. `feed` and `finish` return the same bytes however the stream was cut into pieces."""
 
     __slots__ = ("_charset", "_coloured", "_decode", "_parameters", "_state")
 
@@ -71,7 +72,7 @@ class EscapeFilter:
         self._coloured = False
 
     def feed(self, data: bytes) -> bytes:
-        """What of `data`, after all that came before, may be written to the terminal now."""
+        """Return the part of `data` that may be written to the terminal now."""
         if self._state == GROUND and not data.translate(None, _PLAIN):
             text = self._decode(data)  # it may hold half a character from the piece before
             if text.isascii():
@@ -81,7 +82,7 @@ class EscapeFilter:
         return self._filter(text)
 
     def finish(self) -> bytes:
-        """What is left at the end of the stream: half a character, a held line end, and colours switched off."""
+        """Return the rest at the end of the stream: half a character, a held line end, and colours switched off."""
         left = self._filter(self._decode(b"", final=True))
         if self._state == _RETURN:
             left += b"\n"
@@ -185,13 +186,13 @@ class EscapeFilter:
 
 
 def for_terminal(data: bytes, charset: str = "utf-8") -> bytes:
-    """A whole text, filtered."""
+    """Return a whole text, filtered."""
     strip = EscapeFilter(charset)
     return strip.feed(data) + strip.finish()
 
 
 class ScreenFilter(EscapeFilter):
-    """Filter one stream of a guest that has the whole screen, as an editor or a pager; `finish` undoes its switches.
+    """Filter for a guest that has the whole screen, as an editor does; `finish` undoes the guest's switches.
 
     It lets more through than EscapeFilter, and is still an allow-list: cursor movement, erasing, scrolling, colours,
     character sets, and the modes of _MODES. Dropped is what acts beyond the screen or makes the terminal speak (J12):
@@ -320,7 +321,7 @@ class ScreenFilter(EscapeFilter):
 
 
 def _is_refused(text: str, final: str) -> bool:
-    """`J 3` removes what was there before us; of the public modes only inserting is drawn with; REP is bounded."""
+    """Return whether a sequence is refused: `J 3` (clears the scroll-back), public modes but inserting, a large REP."""
     if final == "J":
         return "3" in text.split(";")
     if final in "hl":
