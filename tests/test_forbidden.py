@@ -212,8 +212,7 @@ PROGRAMS = frozenset(
 THROUGH_THE_ONE = {
     "backends/container/api.py": ["docker", "podman", "docker", "podman"],  # names of engines with their sockets
     "cli/notes.py": ["which"],  # tells a person where a program is that the guest did not find; starts nothing
-    "doctor/examination.py": ["unshare", "docker", "qemu-system-x86_64"],  # handed to `host.programs.look_up`
-    "images/store.py": ["rm"],  # the same
+    "images/store.py": ["rm"],  # handed to `host.programs.look_up`
     "images/importer.py": ["docker"],  # names of engines
 }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ringfence.backends import registry
 from ringfence.backends.auto import is_only_slower
 from ringfence.cli.console import OUT, Problem, colours
-from ringfence.cli.options import BACKENDS, LATER_BACKENDS, backend_name, doctor_table
+from ringfence.cli.options import LATER_BACKENDS, backend_name, doctor_table
 from ringfence.text import nearest, printable
 
 TYPE_CHECKING = False
@@ -38,14 +39,15 @@ def main(argv: list[str], console: Console) -> int:
 
 
 def _wanted(words: list[str]) -> list[str]:
-    known = [name for name in BACKENDS if name != "auto"]
     for word in words:
-        if word in LATER_BACKENDS:
-            backend_name("BACKEND", word)
-        if word not in known:
-            near = nearest(word, known)
-            fix = f"did you mean {near}? " if near else ""
-            raise Problem(f"there is no backend {word!r}", fix=f"{fix}backends are: {', '.join(known)}")
+        if word not in registry.names():
+            known = (*registry.names(), *registry.stranger_names())
+            if word in LATER_BACKENDS and word not in known:
+                backend_name("BACKEND", word)
+            if word not in known:
+                near = nearest(word, known)
+                fix = f"did you mean {near}? " if near else ""
+                raise Problem(f"there is no backend {word!r}", fix=f"{fix}backends are: {', '.join(known)}")
     return words
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringfence.backends import registry
 from ringfence.cli.console import Problem
 from ringfence.text import nearest
 
@@ -184,8 +185,7 @@ def action_of(verb: str, words: list[str], actions: tuple[str, ...]) -> tuple[st
 # What each verb takes. Only the form of a value is checked here; the policy judges what a value means.
 
 
-BACKENDS = ("auto", "process", "container", "gvisor")
-_ONE_OF_BACKENDS = f"it takes one of: {', '.join(BACKENDS)}"
+BACKENDS = ("auto", *registry.names())
 LATER_BACKENDS = ("vm", "wasm", "remote")  # named in older texts; the answer is that this version has none of them
 ISOLATION = ("runtime", "shared-kernel", "own-kernel")
 LANGUAGES = ("python", "javascript", "bash", "go", "ruby", "java", "c", "c++", "r")
@@ -222,10 +222,14 @@ def one_of(choices: tuple[str, ...]) -> Check:
 
 
 def backend_name(name: str, raw: str) -> str:
-    """Check the name of a backend; a backend of a later version is answered with that."""
-    if raw in LATER_BACKENDS:
-        raise Problem(f"the {raw} backend is not in this version", fix=_ONE_OF_BACKENDS, code="not-in-this-version")
-    return one_of(BACKENDS)(name, raw)
+    """Check the name of a backend, ours or another distribution's. A backend of a later version is said to be one."""
+    if raw in BACKENDS:
+        return raw
+    known = (*BACKENDS, *registry.stranger_names())  # read only now: to find other distributions takes long
+    if raw in LATER_BACKENDS and raw not in known:
+        fix = f"it takes one of: {', '.join(known)}"
+        raise Problem(f"the {raw} backend is not in this version", fix=fix, code="not-in-this-version")
+    return one_of(known)(name, raw)
 
 
 def language(name: str, raw: str) -> str:
