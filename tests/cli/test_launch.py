@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +81,7 @@ class Sandbox:
     wants_stdin = False
     last: Sandbox | None = None
     network = Network()
+    _launcher = SimpleNamespace(preflight=lambda: None)
 
     def __init__(self, **options: object) -> None:
         self.options = options

@@ -167,7 +167,7 @@ def launch(job: Job, settings: Settings, console: Console) -> int:
 
 
 def _explain(box: Sandbox, console: Console) -> None:
-    box._launcher.preflight()  # noqa: SLF001  # of people who ask, and of nobody else
+    box._launcher.preflight()  # noqa: SLF001  # starts a sandbox where needed, because a user asks
     plan = box.plan()
     text = plan.explain().rstrip("\n")
     if console.json:
