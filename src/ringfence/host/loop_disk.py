@@ -13,7 +13,6 @@ import struct
 
 from ringfence.errors import Missing, SandboxError, StartTimeoutError, UnsupportedError
 from ringfence.host import state
-from ringfence.host import state as record
 from ringfence.host.kernel_refusals import is_lasting
 from ringfence.shared import syscalls
 
@@ -182,7 +181,7 @@ def _refused(error: OSError) -> UnsupportedError | SandboxError:
 def make_folder() -> str:
     """A folder for one sandbox, noted for the sweep. To be ended with `remove_folder`."""
     path = f"{state.disk_directory('workspaces')}/{os.urandom(8).hex()}"
-    record.owner().note("tree", path=path)
+    state.owner().note("tree", path=path)
     os.mkdir(path, 0o700)
     os.chmod(path, 0o700)
     return path
@@ -191,4 +190,4 @@ def make_folder() -> str:
 def remove_folder(path: str) -> None:
     """With all that a guest put there. Idempotent."""
     state.remove_tree(path)
-    record.owner().forget("tree", path=path)
+    state.owner().forget("tree", path=path)

@@ -54,15 +54,11 @@ if TYPE_CHECKING:
         def kill(self) -> None: ...
 
 
-# MERGED: Notices when a protected path of a writable mount is replaced on the host while the sandbox runs.
-#
-# The read-only mounts themselves are made by guest/box.py. When a program on the host replaces a protected file by
-# rename
-# (git and editors do), the kernel takes the mount off in the sandbox too, and only the watch notices (kernel fact 10).
-# Whoever
-# wants
-# no such limits takes a mount of mode "copy".
+# ── noticing that a protected path of a writable mount is replaced on the host ────────────────────
 
+# The read-only mounts themselves are made by `guest.launch.mounts`. When a program on the host replaces a protected
+# file by rename, as git and editors do, the kernel takes the mount off in the sandbox too, and only the watch
+# notices (kernel fact 10). A caller that wants no such limits takes a mount of mode "copy".
 
 _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
 _IN_DELETE_SELF, _IN_MOVE_SELF = 0x400, 0x800

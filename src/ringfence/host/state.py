@@ -12,8 +12,7 @@ import stat
 import time
 
 from ringfence.errors import SandboxClosedError, SandboxError, UnsupportedError
-from ringfence.host import lifecycle
-from ringfence.host import process_id as owners
+from ringfence.host import lifecycle, process_id
 from ringfence.values import Struct, replace
 
 TYPE_CHECKING = False
@@ -106,7 +105,7 @@ def register() -> Owner:
 
 def record() -> str:
     """Where the record of this process is, when there is one."""
-    return f"{directory(_OWNERS)}/{owners.name()}"
+    return f"{directory(_OWNERS)}/{process_id.name()}"
 
 
 def sweep(timeout_s: float = 5.0) -> SweepReport:
@@ -117,7 +116,7 @@ def sweep(timeout_s: float = 5.0) -> SweepReport:
     """
     from ringfence.host.cgroups import find
 
-    groups = tuple(find.remove_dead_owners(owners.is_dead))  # guests first: then nothing of theirs writes any more
+    groups = tuple(find.remove_dead_owners(process_id.is_dead))  # guests first: then nothing of theirs writes any more
     records = directory(_OWNERS)
     report = SweepReport()
     if any(True for _ in _dead(records)):
@@ -230,14 +229,14 @@ def remove_if_same(facts: dict[str, Fact]) -> bool:
 def _dead(records: str) -> Iterator[str]:
     for name in os.listdir(records):
         owner = name.removesuffix(_NEW)
-        if owners.is_dead(owner) or (owners.parse(owner) and _is_abandoned(f"{records}/{name}", owner)):
+        if process_id.is_dead(owner) or (process_id.parse(owner) and _is_abandoned(f"{records}/{name}", owner)):
             yield name
 
 
 def _is_abandoned(path: str, owner: str) -> bool:
     """For an owner of another pid namespace (a container, an earlier one): nobody locks its record any more."""
-    found = owners.parse(owner)
-    if found is None or found[2] == owners.pid_namespace():
+    found = process_id.parse(owner)
+    if found is None or found[2] == process_id.pid_namespace():
         return False
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -414,8 +413,7 @@ def _unlink(path: str) -> None:
         return
 
 
-# MERGED: The record of this process in the state directory: one, like the process, for all that must not outlive it.
-
+# ── the record of this process, one for all that must not outlive it ──────────────────────────────
 
 _owners: dict[int, Owner] = {}
 _lock = _thread.allocate_lock()

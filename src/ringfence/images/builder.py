@@ -10,8 +10,7 @@ import time
 from ringfence.errors import ImageError, PolicyError
 from ringfence.images import debian
 from ringfence.images.importer import apply_directory, apply_host_file, check_free_name
-from ringfence.images.make import Making, Wanted, silent
-from ringfence.images.outfit import find_python, real_path
+from ringfence.images.make import Making, Wanted, find_python, real_path, silent
 from ringfence.images.packages import add_npm, add_pip
 from ringfence.images.tar_reader import TarError, parts
 from ringfence.policy.checks import identifier, plain_path, shorten, suggestion, text
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from ringfence.values import HostPath, Json, Strings
 
 
-# MERGED: Recipes: what an image is built from, as a value and as TOML, with every mistake at its line.
-#
+# ── recipes: what an image is built from, as a value and as TOML ──────────────────────────────────
+
 # base = "debian"                # or "debian:SUITE", or an image that was built from a recipe
 # apt = ["git", "curl"]
 # pip = ["numpy==2.1"]
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 # [[files]]
 # source = "tool.sh"             # relative to the recipe
 # target = "/usr/local/bin/tool"
-
 
 _LARGEST = 1 << 20
 _SUITE = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -201,8 +199,7 @@ def _file(one: dict[str, object], index: int, folder: str, lines: dict[Path, int
     return RecipeFile(source, target)
 
 
-# MERGED: Recipes that come with the package: what agents usually need.
-
+# ── presets: recipes for what agents usually need ─────────────────────────────────────────────────
 
 _TOOLS = ("ca-certificates", "curl", "git", "less", "procps", "ripgrep")
 _PYTHON = ("libstdc++6", "python3", "python3-pip", "python3-venv")  # the library: most wheels with C++ need it

@@ -16,10 +16,17 @@ from ringfence.values import FrozenMap, Struct, final, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from typing import BinaryIO, Protocol, TypeAlias
 
+    from ringfence.images.store import ImageInfo, Store
+    from ringfence.images.tar_reader import Kind
+    from ringfence.images.tree import Tree
+    from ringfence.values import Json
+
     Read: TypeAlias = Callable[[int], bytes]
+    Index: TypeAlias = dict[str, tuple[int, int]]  # name → where its bytes are and how many
+    Progress: TypeAlias = Callable[[str], None]
 
     class Decompressor(Protocol):
         @property
@@ -29,22 +36,14 @@ if TYPE_CHECKING:
         def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
 
     Codec: TypeAlias = tuple[Callable[[], Decompressor], tuple[type[Exception], ...]]
-    from collections.abc import Callable, Iterator, Mapping
-
-    from ringfence.images.tar_reader import Kind
-    from ringfence.images.tree import Tree
-    from ringfence.values import Json
-
-    Index: TypeAlias = dict[str, tuple[int, int]]  # name → where its bytes are and how many
-    Progress: TypeAlias = Callable[[str], None]
-    from ringfence.images.store import ImageInfo, Store
 
 
-# MERGED: Undoes compression as a stream, by what the bytes are and not by the file's name. Who reads bounds the output.
+# ── compressed streams, by what their bytes are and not by the file's name ────────────────────────
 
+# The reader bounds how much is unpacked.
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
-_CHUNK_UNPACKING = 1 << 18
+_PACKED_CHUNK = 1 << 18
 
 
 def compression(start: bytes) -> str | None:
@@ -126,7 +125,7 @@ class Unpacked:
     def _feed(self, into: BinaryIO) -> None:
         try:
             with into:
-                while data := self._raw(_CHUNK_UNPACKING):
+                while data := self._raw(_PACKED_CHUNK):
                     into.write(data)
         except (OSError, ValueError):
             return  # the program ended first, or we were closed; its exit status tells
@@ -153,12 +152,12 @@ class _Stdlib:
     def read(self, count: int) -> bytes:
         while True:
             if self._current.eof:
-                rest = self._current.unused_data.lstrip(b"\0") or self._source(_CHUNK_UNPACKING).lstrip(b"\0")
+                rest = self._current.unused_data.lstrip(b"\0") or self._source(_PACKED_CHUNK).lstrip(b"\0")
                 if not rest:
                     return b""
                 self._current, self._pending = self._make(), rest
             hungry = getattr(self._current, "needs_input", True)  # zlib has none: it gives back what it did not take
-            data = self._pending or (self._source(_CHUNK_UNPACKING) if hungry else b"")
+            data = self._pending or (self._source(_PACKED_CHUNK) if hungry else b"")
             found = self._step(data, count)
             if found:
                 return found
@@ -194,11 +193,10 @@ def _damaged(kind: str) -> ImageError:
     )
 
 
-# MERGED: Applies what people have to a tree: a folder, a tar, a `docker save` archive, an OCI layout archive.
-#
-# Digests that an archive names are checked before its image gets a name (K07). What a configuration says (entrypoint,
-# working directory, user) is kept as data: nothing here or later runs it or goes there (M10).
+# ── what people have: a folder, a tar, a `docker save` archive, an OCI layout archive ─────────────
 
+# Digests that an archive names are checked before its image gets a name (K07). What a configuration says (entrypoint,
+# working directory, user) is kept as data: no code here or later runs it or goes there (M10).
 
 _CHUNK = 1 << 20
 _MOST_JSON = 4 << 20
@@ -657,8 +655,7 @@ def _entry_of(path: str, found: os.stat_result, kind: Kind, link: str = "") -> E
     )
 
 
-# MERGED: Fetches an image from a running Docker or Podman, as the archive that `save` writes. Runs no container.
-
+# ── an image of a running Docker or Podman: the archive that `save` writes; no container is run ───
 
 ENGINES = ("docker", "podman")
 _SAVE_S = 1800.0

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from ringfence.values import Json
 
 
-# MERGED: Locks of the image store, which die with their owner: on a tree in use, and on a place where something is
-# made.
-
+# ── locks, which die with their owner: on a tree in use, and on a place where a tree is made ──────
 
 # Of unshare, for an ordinary user: root of a user namespace, with the range of uids that /etc/subuid gives it.
 AS_ROOT = ("--user", "--map-root-user", "--map-auto")
@@ -542,7 +540,7 @@ def free_space(path: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
-# MERGED: Finds the image that a sandbox asks for, and keeps its tree from being removed while this process may use it.
+# ── the images that sandboxes of this process use: no tree of theirs is removed meanwhile ─────────
 
 
 @final

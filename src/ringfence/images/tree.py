@@ -17,21 +17,19 @@ from ringfence.images.tar_reader import Caps, TarError, TarStream, TooLargeError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Literal, TypeAlias
+    from queue import SimpleQueue
+    from typing import Literal, Protocol, TypeAlias
 
     from ringfence.images.tar_reader import Entry
 
     NodeKind: TypeAlias = Literal["file", "dir", "symlink"]
     Path: TypeAlias = tuple[str, ...]
-    from queue import SimpleQueue
-    from typing import Protocol
 
     class Digest(Protocol):
         def update(self, data: bytes | memoryview, /) -> None: ...
 
 
-# MERGED: Sees to it that what somebody else's archive writes leaves some of the disk free.
-
+# ── room on the disk, of which an archive of a stranger must leave some ───────────────────────────
 
 _STEP = 16 << 20  # bytes between two looks at the disk
 _EACH = 4096  # what an entry takes besides: 400 000 files of one byte are 1.6 GB
@@ -528,8 +526,7 @@ def _is_below(path: Path, above: Path) -> bool:
     return len(path) < len(above) and above[: len(path)] == path
 
 
-# MERGED: A thread that digests while its owner reads and writes: `hashlib` lets others run during a large piece.
-
+# ── digests in a thread of their own: `hashlib` lets other threads run during a large piece ───────
 
 _MOST_WAITING = 8  # pieces, which stay in memory that long
 
@@ -574,10 +571,10 @@ def _work(todo: SimpleQueue[tuple[Digest, bytes | memoryview] | None], done: Sim
         done.put(None)
 
 
-# MERGED: Stores a file once: what a new tree has in common with trees of the store becomes links to those.
-#
+# ── files that other trees of the store have too: they are stored once ────────────────────────────
+
 # Beside each tree lies a list of its files, a line each: SHA-256, mode, time and name. Such a list is a hint and is not
-# believed: what it names is read before it is linked, so that a damaged file does not come into another image.
+# believed: the file that it names is read before it is linked, and a damaged one does not get into another image.
 
 
 def share(tree: Tree, trees: str, listing: str) -> None:

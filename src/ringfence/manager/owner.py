@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ringfence.values import State
 
 
-# MERGED: Holds the sources of mounts, with every link followed, below a ceiling: a guest can put links where it may
-# write.
-#
-# `Policy.narrow` compares paths as text, so a link in a writable mount would lead a narrowed mount out of the ceiling.
+# ── the sources of mounts, with every link followed, held below a ceiling ─────────────────────────
+
+# A guest can put links where it may write. Policies are compared as text, and a link in a writable mount would lead a
+# narrowed mount out of the ceiling.
 
 
 class Sources:
@@ -148,8 +148,7 @@ def _lives(sandbox: Owned) -> bool:
     return sandbox.state in ("new", "running", "paused")
 
 
-# MERGED: Sandboxes that wait for somebody. Each is given out once, whichever threads ask.
-
+# ── sandboxes that wait for a caller; each is given out once, whichever threads ask ───────────────
 
 T = TypeVar("T")
 

@@ -106,8 +106,7 @@ def _shown(name: str, value: float) -> str:
     return format_size(int(value)) if name in _SIZES else f"{value:g}"
 
 
-# MERGED: Adds up what the gateways of several sandboxes counted, host by host.
-
+# ── what the gateways of several sandboxes counted, added up host by host ─────────────────────────
 
 K = TypeVar("K")
 

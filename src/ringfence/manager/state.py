@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from ringfence.values import HostPath
 
 
-# MERGED: Agents' ids: what is one, and the folder that keeps what an agent owns.
-
+# ── agents' ids, and the folder that keeps what an agent owns ─────────────────────────────────────
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _MOST = 64

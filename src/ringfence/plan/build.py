@@ -211,7 +211,7 @@ def explain_lines(plan: LinuxPlan) -> tuple[str, ...]:
     return (*lines, "system calls:", *(f"  {line}" for line in compiler.describe()))
 
 
-# ── a workspace on disk ──────────────────────────────────────────────────────────────────────────────
+# ── a workspace on disk in place of the one in memory ─────────────────────────────────────────────
 
 _SOURCE = ".sources/workspace"
 _NOTE = "each file is held to limits.disk by RLIMIT_FSIZE, their sum and their number by nothing"

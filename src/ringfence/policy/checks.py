@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     Check: TypeAlias = Callable[[object, str], Any]
 
 
-# MERGED: Sizes: bytes as an int, or a number with K, M or G. Binary, positive, and nothing else.
-
+# ── sizes: bytes as an int, or a number with K, M or G ────────────────────────────────────────────
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 LARGEST = 1 << 60  # far above any machine, far below where kernel counters wrap
@@ -227,8 +226,7 @@ def suggestion(value: object, allowed: tuple[str, ...] | list[str]) -> str | Non
     return f'did you mean "{near}"?' if near else None
 
 
-# MERGED: Paths in a policy, as text: absolute, without "..", one spelling each. Nothing here touches a file system.
-
+# ── paths, as text: absolute, without "..", one spelling each; no file system is touched ──────────
 
 _LONGEST = 4095  # PATH_MAX without its NUL
 # What the sandbox makes itself and containment stands on; a mount over it would replace that.

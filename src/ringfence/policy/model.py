@@ -362,7 +362,7 @@ class Policy(Struct):
 
     def to_toml(self) -> str:
         """Raises PolicyError for a secret that has no `from_env` or `from_file`."""
-        from ringfence.policy.dump import to_toml
+        from ringfence.policy.load import to_toml
 
         return to_toml(self)
 
@@ -412,8 +412,7 @@ class Policy(Struct):
         return str(self._digest)
 
 
-# MERGED: The presets. They differ in limits and isolation only, never in network or mounts.
-
+# ── presets: they differ in limits and isolation alone, never in network or mounts ────────────────
 
 NAMES = ("offline", "dev", "hostile")
 
@@ -444,18 +443,15 @@ _DEV = Limits(
 )
 
 
-# MERGED: What one agent or tenant may use up in all its sandboxes together.
-
-
-_COUNT_QUOTA = integer((1 << 31) - 1)
+# ── the quota of one agent or tenant, over all its sandboxes ──────────────────────────────────────
 
 QUOTA_CHECKS: dict[str, Check] = {
-    "sandboxes": _COUNT_QUOTA,
+    "sandboxes": integer((1 << 31) - 1),
     "cpus": number(0.01, 65_536),
     "memory": parse_size,
     "disk": parse_size,
     "upload": parse_size,
-    "runs_per_minute": _COUNT_QUOTA,
+    "runs_per_minute": integer((1 << 31) - 1),
 }
 
 

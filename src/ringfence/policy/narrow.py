@@ -20,20 +20,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ringfence.policy.model import Network, Rule
-
-    Index = dict[tuple[str, bool], list[tuple[int, HostPattern]]]
-    from ringfence.policy.model import Limits, Mount, Policy
+    from ringfence.policy.model import Limits, Mount, Network, Policy, Rule
     from ringfence.policy.secrets import Secret
 
-
-# MERGED: Whether one network permits nothing that another does not. Exact: it looks at one host of every kind.
-#
-# Two hosts are of one kind when no pattern of either network tells them apart. So it is enough to compare what both
-# networks say about each name they mention, one unknown name below each, one unknown name and one unknown address.
+    Index = dict[tuple[str, bool], list[tuple[int, HostPattern]]]
 
 
-# No host can be called so, which makes them names that no pattern mentions.
+# ── networks ──────────────────────────────────────────────────────────────────────────────────────
+
+# Whether one network permits nothing that another does not. The answer is exact, though only one host of every kind is
+# looked at: two hosts are of one kind when no pattern of either network tells them apart. Thus it is enough to compare
+# what both networks say about each name they mention, one unknown name below each, one unknown name and one unknown
+# address.
+
 _ANY_NAME = "*"
 _ANY_ADDRESS = "[*]"
 

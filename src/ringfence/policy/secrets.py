@@ -174,15 +174,14 @@ def _read_file(name: str, path: str) -> str:
         raise PolicyError(f"secret {name}: {shorten(path)} is not UTF-8 text", key=key) from None
 
 
-# MERGED: Reads a small host file that a person named, or a guest may have put there: regular files only, once, with
-# a cap.
+# ── files that a person named, or where a guest may have put something: regular, read once, capped
 
 
 def read_regular(path: str, largest: int) -> bytes:
     """The bytes of a regular file of at most `largest`. OSError otherwise; a FIFO or device never blocks (A24)."""
     descriptor = _open(path)
     try:
-        data = _read_source(descriptor, largest + 1)
+        data = _read_at_most(descriptor, largest + 1)
     finally:
         os.close(descriptor)
     if len(data) > largest:
@@ -194,7 +193,7 @@ def read_head(path: str, most: int) -> bytes:
     """The first `most` bytes of a regular file, whatever its size; OSError as `read_regular`."""
     descriptor = _open(path)
     try:
-        return _read_source(descriptor, most)
+        return _read_at_most(descriptor, most)
     finally:
         os.close(descriptor)
 
@@ -217,7 +216,7 @@ def _check(found: os.stat_result, path: str) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file", path)
 
 
-def _read_source(descriptor: int, most: int) -> bytes:
+def _read_at_most(descriptor: int, most: int) -> bytes:
     # Counted while reading: the size that stat gives may be 0 for a file without end (A25).
     data = b""
     while len(data) < most:

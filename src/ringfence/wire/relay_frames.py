@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 
-from ringfence.shared import credit as window
+from ringfence.shared.credit import MOST
 from ringfence.wire.frames import HEADER, MAX_PAYLOAD, WireError
 
 TYPE_CHECKING = False
@@ -117,7 +117,7 @@ def place(payload: bytes) -> tuple[str, int]:
 def credit(payload: bytes) -> int:
     """Raises WireError for more than there can be."""
     (count,) = _CREDIT.unpack(payload)
-    if not 0 < count <= window.MOST:
+    if not 0 < count <= MOST:
         raise WireError(f"credit for {count} bytes")
     return int(count)
 

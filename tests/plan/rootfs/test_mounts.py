@@ -16,7 +16,7 @@ from plan.rootfs.rows import Rows, rows
 from ringfence.errors import PolicyError
 from ringfence.plan.build import through_sources
 from ringfence.plan.operations import Bind, Op, Overlay
-from ringfence.plan.rootfs import mounts, own_settings
+from ringfence.plan.rootfs import mounts, protected
 from ringfence.plan.rootfs.host_view import view
 from ringfence.plan.rootfs.interpreter import Interpreter
 from ringfence.plan.rootfs.protected import HELD_DIRECTORIES, HELD_FILES
@@ -213,7 +213,7 @@ def test_settings_that_are_kept_elsewhere_are_held_there_too(folder: Path, monke
 def test_the_command_looks_for_policies_where_they_are_held() -> None:
     from ringfence.cli.settings import FOLDER
 
-    assert FOLDER in [path.replace("/home/x", "~") for path in own_settings._settings("/home/x")]
+    assert FOLDER in [path.replace("/home/x", "~") for path in protected._settings("/home/x")]
 
 
 def test_a_mount_inside_another_comes_after_it(folder: Path) -> None:

@@ -166,10 +166,10 @@ class ScopeTree(Tree):
         return []  # systemd removes a scope when its last process is gone
 
     def adopt(self, zygote_pid: int) -> bool:
-        from ringfence.host.cgroups import systemd as scope
+        from ringfence.host.cgroups import systemd
 
         unit = _unit()
-        if not scope.ask(self._runtime, unit, zygote_pid):
+        if not systemd.ask(self._runtime, unit, zygote_pid):
             return False
         deadline = time.monotonic() + _ADOPT_S
         while not (_own_path(zygote_pid) or "").endswith(f"/{unit}"):

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from ringfence.plan.rootfs.interpreter import Interpreter
 
 
-# MERGED: Reads what a native program needs to load: its ELF interpreter, and its libraries as the dynamic linker
-# finds them.
-#
-# For 64-bit little-endian files; anything else, and anything malformed, needs nothing as far as this module can tell.
+# ── what a native program needs to load: its ELF interpreter and its libraries ────────────────────
 
+# Libraries are found as the dynamic linker finds them, for 64-bit little-endian files. For anything else, and for a
+# malformed file, nothing can be told, and nothing is added.
 
 _DEFAULT_DIRECTORIES = (
     *("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"),

@@ -12,13 +12,14 @@ import stat
 from ringfence.errors import PolicyError
 from ringfence.plan.operations import Bind, File, Folder, Hide, Overlay
 from ringfence.plan.rootfs.interpreter import HELPERS
-from ringfence.plan.rootfs.own_settings import check_settings, settings_within
 from ringfence.plan.rootfs.protected import (
     Protected,
     beneath,
+    check_settings,
     first_link,
     is_protected_source,
     protection,
+    settings_within,
     startup_files,
 )
 from ringfence.policy.host_paths import LinkError, resolve, within
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
     from ringfence.values import MountMode
 
 
-# MERGED: Decides what `hide` takes away below one mount's source: names that a layer over it lacks, or paths that
-# are covered.
+# ── what `hide` takes away below the source of one mount ──────────────────────────────────────────
 
-# A layer serves what the guest cannot write through: read-only mounts and copies. In a writable mount the file
-# itself is
-# covered, and nothing on its way may be moved or replaced by the guest: the next sandbox would show it (L01).
+# In read-only mounts and copies a layer has whiteouts for the names. In a writable mount the guest would write
+# through a layer: there the file itself is covered, and nothing on its way may be something that the guest can move
+# or replace, or the next sandbox would show the file (L01).
 
 
 def absent(source: str, names: tuple[str, ...], *, key: str) -> tuple[str, ...]:

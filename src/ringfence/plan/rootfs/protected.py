@@ -13,6 +13,7 @@ import sys
 
 from ringfence.errors import PolicyError
 from ringfence.plan.operations import Pin, Protect
+from ringfence.policy.host_paths import within
 from ringfence.policy.secrets import read_head
 from ringfence.values import Struct, final
 
@@ -464,12 +465,10 @@ def _protected(source: str, target: str, relative: str, as_directory: bool) -> P
     )
 
 
-# MERGED: Reads git's configuration as far as it names other files that git runs or believes: hooks, and further
-# configuration.
+# ── other files that git's configuration names, and git runs or believes ──────────────────────────
 
-# Read here and not by git, which would run what a repository tells it to (`core.fsmonitor`) where nobody vouched
-# for it.
-
+# Ringfence reads the configuration itself: git would run what a repository tells it to (`core.fsmonitor`), although no
+# person vouched for that repository.
 
 HOOKS = "core.hooksPath"
 INCLUDED = "include.path"
@@ -562,3 +561,57 @@ def _value(text: str) -> str:
                 continue
         kept = len(value)
     return "" if "\0" in value else value[:kept]
+
+
+# ── Ringfence's own settings of a person: no guest may write there ────────────────────────────────
+
+# A guest that could write there would choose what the next sandbox is or may do (L19). The same holds for a folder
+# that does not exist yet: a policy by name could be made in it.
+
+_FOLDER = "ringfence"
+_POLICIES = "policies"  # as cli/policies.py finds them
+_MOST_POLICIES = 1000  # policies that are looked at for where they lead
+
+
+def check_settings(source: str, home: str, *, key: str) -> None:
+    """Raises PolicyError where a writable `source` is one of these, or lies in one."""
+    for path in _settings(home):
+        if within(source, path):
+            raise PolicyError(
+                f"{source} is never writable: policies of Ringfence's own are read from {path}",
+                key=key,
+                fix='mode = "copy"',
+            )
+
+
+def settings_within(source: str, home: str, stored: tuple[str, ...]) -> tuple[str, ...]:
+    """What is to be held read-only of a writable folder that has them in it, as paths relative to it.
+
+    Of what is not there the first folder that is missing, with a slash at its end. `stored`: more such folders.
+    """
+    found = dict.fromkeys(first_missing(path) for path in (*_settings(home), *stored) if within(path, source))
+    return tuple(os.path.relpath(path, source) + ("" if os.path.lexists(path) else "/") for path in found)
+
+
+def _settings(home: str) -> Iterator[str]:
+    """By their own names and by where links lead: a folder of settings is often kept in another place."""
+    named = os.environ.get("XDG_CONFIG_HOME", "")
+    for above in dict.fromkeys((f"{home}/.config", os.path.normpath(named) if os.path.isabs(named) else "")):
+        if above:
+            folder = f"{above}/{_FOLDER}"
+            yield from _both(folder)
+            yield from _both(f"{folder}/{_POLICIES}")
+            try:
+                names = sorted(os.listdir(f"{folder}/{_POLICIES}"))[:_MOST_POLICIES]
+            except OSError:
+                continue
+            for name in names:
+                if os.path.islink(f"{folder}/{_POLICIES}/{name}"):
+                    yield os.path.realpath(f"{folder}/{_POLICIES}/{name}")
+
+
+def _both(path: str) -> Iterator[str]:
+    yield path
+    real = os.path.realpath(path)
+    if real != path:
+        yield real
