@@ -71,8 +71,10 @@ async def run_async(
 
 def _load_rest() -> None:
     """Load what is needed once something runs."""
-    import ringfence._async.link
-    import ringfence.backends.process.backend  # noqa: F401  # used later, as the other
+    import ringfence._async.link  # noqa: F401  # used later
+    from ringfence.backends import registry
+
+    registry.load_class("process")
 
 
 # MERGED: A sandbox for one run: made, used and gone.

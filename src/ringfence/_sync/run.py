@@ -72,8 +72,10 @@ def run(
 
 def _load_rest() -> None:
     """Load what is needed once something runs."""
-    import ringfence._sync.link
-    import ringfence.backends.process.backend  # noqa: F401  # used later, as the other
+    import ringfence._sync.link  # noqa: F401  # used later
+    from ringfence.backends import registry
+
+    registry.load_class("process")
 
 
 # MERGED: A sandbox for one run: made, used and gone.

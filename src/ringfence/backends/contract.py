@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-__all__ = ["Backend", "BackendReport", "Box", "Finding", "Outlet"]
+__all__ = ["Backend", "BackendReport", "Box", "Finding", "Outlet", "SessionMemory"]
 
 
 class Backend(Protocol):
@@ -176,6 +176,22 @@ class Outlet(Protocol):
 
     def after_fork(self) -> None:
         """Close a forked child's copies of listeners and connections. Idempotent."""
+
+
+class SessionMemory(Protocol):
+    """The memory of one session at one moment, as the backend that took it keeps it."""
+
+    generation: object  # as of `Box`: it fits sandboxes of the same alone
+    fd: int
+    identity: tuple[str, int] | None  # how a process that maps it is known
+    had: frozenset[int]  # process numbers inside that a copy must not have: it would draw the same keys (K05)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory it holds."""
+
+    def close(self) -> None:
+        """Give the memory back when no copy uses it any more."""
 
 
 @final

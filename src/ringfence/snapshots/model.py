@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Self
 
-    from ringfence.backends.contract import Outlet
-    from ringfence.backends.process.memory.capture import MemoryImage
+    from ringfence.backends.contract import Outlet, SessionMemory
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
     from ringfence.records import Change
@@ -133,7 +132,7 @@ class SessionImage(Struct):
 
     name: str
     count: int  # cells so far: the next one has the next number
-    memory: MemoryImage
+    memory: SessionMemory
     outlet: Outlet | None  # whose placeholders and trusted roots are in that memory
 
 
