@@ -478,7 +478,7 @@ def _refused(place: Place) -> object:
 
 
 @floods("Sandbox.start", "Sandbox.close", "Sandbox.state", "Sandbox.plan", "Sandbox.backend", "Sandbox.enforcement")
-@floods("Sandbox.usage", "Sandbox.pause", "Sandbox.resume", "Sandbox.extend", "Sandbox.files")
+@floods("Sandbox.usage", "Sandbox.pause", "Sandbox.resume", "Sandbox.set_lifetime", "Sandbox.files")
 def _standing(place: Place) -> object:
     box = Sandbox(policy=POLICY, backend="process").start()
     box.spawn(["python3", "-c", "import os\nwhile True: os.write(1, bytes(1 << 16))"])

@@ -126,6 +126,8 @@ class Launcher:
             start(Process(), made).close()  # type: ignore[arg-type]  # made by that backend, by its name
         except UnsupportedError as error:
             remember(error, self.policy)
+            if error.code != "memory":
+                self._pass_over(error)
 
     def launch(self) -> Box:
         """Start a sandbox that has run nothing, and connect it to the gateway where the policy has a network.

@@ -126,6 +126,17 @@ def sweep(timeout_s: float = 5.0) -> SweepReport:
     return replace(report, cgroups=(*groups, *report.cgroups), files=files, uids=uids)
 
 
+_swept_as: set[str] = set()  # the names of this process, one more after each fork
+
+
+def sweep_once() -> None:
+    """Sweep, the first time that this process asks for it."""
+    name = process_id.name()
+    if name not in _swept_as:
+        _swept_as.add(name)
+        sweep()
+
+
 class Owner:
     """The record of one library process: a file of JSON lines. Safe to use from many threads.
 

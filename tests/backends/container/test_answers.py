@@ -112,12 +112,12 @@ def test_a_writable_mount_that_mapped_users_could_not_write_to_is_refused(
 ) -> None:
     """Such as all of a rootless engine's: the sandbox would start, and each write in it fail."""
     found = clients.find(contained.engine, contained.socket)
-    box = Sandbox(backend=contained, policy=Policy(mounts=[Mount(str(tmp_path), target="/shared", mode="rw")]))
+    policy = Policy(mounts=[Mount(str(tmp_path), target="/shared", mode="rw")])
     tmp_path.chmod(0o755)
-    assert box.plan().backend == "container"
-    monkeypatch.setattr(clients, "find", lambda *_, **__: replace(found, mapped=True))
+    assert Sandbox(backend=contained, policy=policy).plan().backend == "container"
+    monkeypatch.setattr(clients, "look", lambda *_: replace(found, mapped=True))
     with pytest.raises(UnsupportedError, match="are nobody's on the host, and cannot write to") as caught:
-        box.plan()
+        Sandbox(backend=contained, policy=policy).plan()
     assert caught.value.code == "mounts"
     tmp_path.chmod(0o777)
-    assert box.plan().backend == "container"
+    assert Sandbox(backend=contained, policy=policy).plan().backend == "container"

@@ -43,7 +43,12 @@ def docker(ordinary_user: OrdinaryUser, engine: engines.Started) -> Iterator[str
 def probe(
     user: OrdinaryUser, situation: str, host: str, *, options: str = "", policy: str = "", path: str = "/usr/bin:/bin"
 ) -> dict[str, Any]:
-    code = PROBE.format(sdk=str(equipped.sdk(user)), host=host, options=options, policy=policy, path=path)
+    given = (
+        f"SDK, HOST, PATH = {(str(equipped.sdk(user)), host, path)!r}\n"
+        f"def options(): return dict({options})\n"
+        f"def policy(): return Policy({policy})\n"
+    )
+    code = given + PROBE
     done = user.run(SITUATIONS, situation, code, timeout_s=120)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

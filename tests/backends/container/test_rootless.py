@@ -54,7 +54,7 @@ def places(ordinary_user: OrdinaryUser) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def said(ordinary_user: OrdinaryUser, places: dict[str, str]) -> dict[str, Any]:
-    code = PROBE.format(sdk=str(equipped.sdk(ordinary_user)), variables=places)
+    code = f"SDK = {str(equipped.sdk(ordinary_user))!r}\nVARIABLES = {places!r}{PROBE}"
     done = ordinary_user.run(code, timeout_s=180)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -237,7 +237,7 @@ def test_a_guest_has_no_right_that_guestd_had_and_cannot_take_its_ports(walled: 
 def test_without_a_network_nothing_of_it_is_there(walled: World) -> None:
     code = """
 import os, socket
-print([name for name in os.environ if "proxy" in name.lower()], os.path.exists("/.ringfence-door"))
+print([name for name in os.environ if "proxy" in name.lower()], os.path.exists("/.ringfence-door/door"))
 for port in (53, 443, 3128):
     try: socket.create_connection(("127.0.0.1", port))
     except OSError as error: print(error.errno)

@@ -10,15 +10,16 @@ import pytest
 
 from ringfence.backends.process.box import ProcessBox
 from ringfence.errors import SandboxLostError
+from ringfence.plan.model import Outlets
 from ringfence.shared import fast_stdlib
 
-OUTLETS = {"ports": [80, 443]}  # and the resolver's two, and the proxy
+OUTLETS = Outlets(ports=(80, 443), proxy=3128, streams=64)  # and the resolver's two, and the proxy
 
 
 def taken(count: int) -> list[int]:
     """What a box keeps of so many listeners."""
     box = object.__new__(ProcessBox)
-    box.plan = SimpleNamespace(box={"outlets": OUTLETS})  # type: ignore[assignment]  # all that is asked of it
+    box.plan = SimpleNamespace(outlets=OUTLETS)  # type: ignore[assignment]  # all that is asked of it
     ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)
     sent = [os.dup(0) for _ in range(count)]
     try:

@@ -7,7 +7,7 @@ for path in ("/etc/passwd", "/usr/x", "/.ringfence/x", "/proc/sys/kernel/hostnam
     try:
         open(path, "a")
         print("written", path)
-    except OSError:
+    except OSError:  # a file that cannot be read is no finding
         pass
 import pwd
 print(pwd.getpwuid(os.getuid()).pw_name, os.stat("/workspace").st_uid == os.getuid())

@@ -1,6 +1,6 @@
 import json, os, sys
-sys.path.append({sdk!r})
-os.environ.update({variables!r})
+sys.path.append(SDK)
+os.environ.update(VARIABLES)
 import ringfence
 from ringfence import Policy, Sandbox
 from ringfence.backends import Container
@@ -16,7 +16,7 @@ with Sandbox(backend=Container(engine="podman"), policy=Policy(limits=ringfence.
     back = box.exec(["cat"], stdin=much)
     held = box.enforcement
     alone = box.exec(["sh", "-c", "cat /proc/self/uid_map; id -un; touch /usr/x 2>/dev/null || echo closed"]).stdout
-    said = {{
+    said = {
         "whole": back.stdout_bytes == much,
         "value": box.run("6 * 7").value,
         "inside": alone.split(),
@@ -24,6 +24,6 @@ with Sandbox(backend=Container(engine="podman"), policy=Policy(limits=ringfence.
         "weaker": list(held.weaker),
         "peak": back.usage.memory_peak_bytes,
         "limit": box.exec(["sh", "-c", "ulimit -d"]).stdout.strip(),
-    }}
+    }
 said["strict"] = refused(Policy(strict=True))
 print(json.dumps(said))

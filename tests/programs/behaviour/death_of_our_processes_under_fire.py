@@ -14,7 +14,7 @@ def use(box):
 def work(one):
     while time.monotonic() < end:
         try: one()
-        except Exception as error: note(error)
+        except Exception as error: note(error)  # the test reads what was noted
 def in_a_sandbox():
     with Sandbox() as box:
         for _ in range(3): use(box)
@@ -28,7 +28,7 @@ def fire():
             try:
                 os.kill(rolls.choice([one.pid for one in found if one.name == kind]), 9)
                 kills.append(kind)
-            except ProcessLookupError: pass
+            except ProcessLookupError: pass  # it ended by itself
 threads = [threading.Thread(target=work, args=(one,)) for one in
     (in_a_sandbox, lambda: walls.add(ringfence.run("1").backend))]
 threads.append(threading.Thread(target=fire))

@@ -1,7 +1,7 @@
 import os, signal, time
 for n in range(1, 32):
     try: signal.signal(n, signal.SIG_IGN)
-    except OSError: pass
+    except OSError: pass  # a signal that cannot be ignored
 for _ in range(4):
     if os.fork() == 0:
         os.setsid()

@@ -7,7 +7,7 @@ for top in ("/workspace", "/tmp", "/dev/shm", "/run", "/var", "/home", "/root", 
             try:
                 with open(os.path.join(folder, name), "rb") as file:
                     if marker in file.read(1 << 20): found.append(os.path.join(folder, name))
-            except OSError: pass
+            except OSError: pass  # it ended meanwhile, or is not ours to read
 for pid in filter(str.isdigit, os.listdir("/proc")):
     for name in ("cmdline", "environ"):
         try: text = open(f"/proc/{pid}/{name}", "rb").read()

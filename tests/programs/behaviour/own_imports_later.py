@@ -4,8 +4,8 @@ sys.path.insert(0, here)
 import ringfence
 from ringfence import Image, Mount, Policy, Sandbox
 with Sandbox(policy=Policy(mounts=[Mount(here, mode="rw")])) as box:
-    box.exec(["python3", "-c", {plant!r}, here]).check()
-    assert box.exec(["sh", "-c", f"echo 1 >> {{here}}/ringfence/spawn.py"]).exit_code
+    box.exec(["python3", "-c", PLANT, here]).check()
+    assert box.exec(["sh", "-c", f"echo 1 >> {here}/ringfence/spawn.py"]).exit_code
     assert Sandbox(image=Image("host", preload=["json"])).start().run("import json; json.dumps(1)").value == "'1'"
     from ringfence.doctor import trial_runner as asking
     assert asking.cgroup().facts is not None

@@ -1,6 +1,6 @@
 import os, sys
-with open({witness!r}, "a") as file:
-    file.write(f"{{__name__}} {{os.getpid()}}\n")
+with open(WITNESS, "a") as file:
+    file.write(f"{__name__} {os.getpid()}\n")
 here = os.path.dirname(__file__)
 place = sys.path.index(here)
 del sys.path[place], sys.modules[__name__]

@@ -13,5 +13,5 @@ while time.monotonic() < end:
     try:
         os.mkdir(".claude")
         open(".claude/settings.json", "w").write("of the guest")
-    except OSError:
+    except OSError:  # the file is protected just now
         pass

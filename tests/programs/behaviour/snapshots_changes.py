@@ -21,4 +21,4 @@ def change():
         open(path, "r+").write(chance.choice("xyz")); os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 for _ in range(count):
     try: change()
-    except (OSError, IndexError): pass
+    except (OSError, IndexError): pass  # a change that another one made impossible

@@ -7,6 +7,6 @@ for count in (250, 1):
             for _ in range(60):
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * count))]
                 held[-1].sendmsg([b"x"], rights, socket.MSG_DONTWAIT)
-    except OSError: pass
+    except OSError: pass  # the sandbox is full, as intended
 print("full", flush=True)
 time.sleep(60)

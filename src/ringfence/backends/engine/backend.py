@@ -5,6 +5,7 @@ from __future__ import annotations
 from ringfence.backends.engine.rootfs import skeleton
 from ringfence.backends.linux import interpreter, linux_plan
 from ringfence.errors import UnsupportedError
+from ringfence.host import state
 from ringfence.host.cgroups.base import GroupLimits
 from ringfence.results import Control
 from ringfence.values import replace
@@ -61,6 +62,7 @@ def guarded(plan: LinuxPlan, start: Callable[[], EngineBox], *, starts_python_an
     Placeholders stand for protected paths that are not there, from before the start until after the end.
     `starts_python_anew`: else it is a fork of guestd, which runs where the policy lists no such program too.
     """
+    state.sweep_once()
     if plan.policy.mounts:
         from ringfence.host.mount_guard import Guard
         from ringfence.host.programs import note_writable

@@ -24,7 +24,7 @@ from ringfence.backends.engine.rootfs import skeleton
 from ringfence.backends.gvisor import bundle, runsc
 from ringfence.backends.linux import check_pause, interpreter, linux_facts
 from ringfence.errors import Missing, UnsupportedError
-from ringfence.host import process_id, state
+from ringfence.host import lifecycle, process_id, state
 from ringfence.host.cgroups import find
 from ringfence.plan.controls import ALL_ON
 from ringfence.results import Control, Usage
@@ -217,15 +217,24 @@ class GvisorWall:
 
 
 _lock = threading.Lock()
-_trees: list[find.Tree | None] = []
+_trees: dict[str, find.Tree | None] = {}  # by the name of this process, which is another after a fork
 
 
 def _tree() -> find.Tree | None:
+    """Return the cgroups of this process's sandboxes; they are removed when it exits."""
+    name = process_id.name()
     with _lock:
-        if not _trees:
+        if name not in _trees:
             sweep()
-            _trees.append(find.find())
-        return _trees[0]
+            _trees[name] = find.find()
+            lifecycle.at_exit(lifecycle.SANDBOXES, _close_tree)
+        return _trees[name]
+
+
+def _close_tree() -> None:
+    tree = _trees.pop(process_id.name(), None)
+    if tree is not None:
+        tree.close()
 
 
 def _root() -> str:

@@ -255,7 +255,8 @@ def usage_grows_with_what_is_used(box: Sandbox) -> None:
     assert before.cpu_s is not None
     assert after.cpu_s is not None
     assert after.memory_peak_bytes is not None
-    assert after.cpu_s - before.cpu_s >= 0.19
+    # The clock that a guest's process reads runs up to twice as fast as the host's count, in gVisor on a busy machine.
+    assert after.cpu_s - before.cpu_s >= 0.1
     assert after.memory_peak_bytes > 50 << 20
     assert result.usage.cpu_s is not None
 
