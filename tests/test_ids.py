@@ -37,8 +37,8 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 def test_every_attack_that_is_named_is_explained() -> None:
     known = explained_attacks() | INVENTED
-    found = {(str(path.relative_to(ROOT)), id) for path, text in texts() for id in _ATTACK.findall(text)}
-    assert sorted((path, id) for path, id in found if id not in known) == []
+    found = {(str(path.relative_to(ROOT)), name) for path, text in texts() for name in _ATTACK.findall(text)}
+    assert sorted((path, name) for path, name in found if name not in known) == []
 
 
 def test_every_kernel_fact_that_is_named_is_explained() -> None:
