@@ -95,7 +95,7 @@ def show_agent_run(look: Style) -> bool:
     cpu = "not measured here" if used.cpu_s is None else f"{used.cpu_s * 1000:.0f} ms"
     print(f"   status     {result.status}, {result.duration_s * 1000:.0f} ms, exit code {result.exit_code}")
     print(f"   usage      CPU {cpu}, memory {size(used.memory_peak_bytes)}, {used.output_bytes} bytes of output")
-    print("   held by")
+    print("   enforced by")
     for name in type(result.enforcement).__fields__:
         control = getattr(result.enforcement, name)
         weaker = f"  (weaker: {control.note})" if control.level == "weaker" else ""
@@ -222,7 +222,7 @@ def show_hostile_runs(look: Style) -> int:
         word = f"{look.good}contained{look.end}" if verdict.contained else f"{look.bad}NOT CONTAINED{look.end}"
         print(f"   {title:26} {word}")
         print(f"     seen from outside: {verdict.seen}")
-        print(f"     held by:           {verdict.held_by}")
+        print(f"     enforced by:       {verdict.held_by}")
     return contained
 
 
