@@ -1,1 +1,1 @@
-"""Ratios against bare Python and real peers, measured in one run, alternately, so that the machine cancels out."""
+"""Compare Ringfence with bare Python and other programs: both are measured alternately, in one run, on one machine."""

@@ -1,4 +1,4 @@
-"""python -m benchmarks: the table of docs/performance.md, measured here."""
+"""Measure the table of docs/performance.md on this machine: python -m benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringfence import WeakerLimitWarning
 
 
 def groups(scale: float) -> dict[str, Callable[[], list[Row]]]:
-    """What can be named with --only. `scale` 1 is enough for a p99 of the fast rows."""
+    """Return the groups of rows, by the names that --only takes. `scale` 1 is enough for a p99 of the fast rows."""
 
     def times(count: int, least: int = 3) -> int:
         return max(least, round(count * scale))
@@ -81,7 +81,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def line(row: Row) -> str:
-    """A row for a person: the ratio, its bar, and the times it is made of."""
+    """Return a row as text: the ratio, its bar, and the times behind it."""
     bar = f"{'at least' if row.at_least else 'at most'} {row.bar:g} {row.unit}"
     value = "–" if row.value is None else f"{row.value:.2f} {row.unit}"
     worst = f" (p99 {row.value_p99:.2f})" if row.value_p99 is not None else ""

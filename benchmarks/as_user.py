@@ -1,4 +1,4 @@
-"""Runs the benchmarks as a user without rights, from a copy that this user can read."""
+"""Run the benchmarks as a user without rights, from a copy of the project that this user can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_as_user(arguments: list[str]) -> int:
-    """The exit code of the run. Needs root, unless we are that user already."""
+    """Run the benchmarks and return their exit code. Needs root, unless this process already runs as that user."""
     if os.geteuid() != 0:
         return subprocess.run([sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT).returncode
     user = _account()
@@ -56,7 +56,7 @@ def _account() -> pwd.struct_passwd:
 
 
 def _interpreter(user: pwd.struct_passwd) -> str:
-    """This one, if that user can start it; it may live below root's home."""
+    """Return this interpreter if that user can start it, else another: this one may be below root's home."""
     for path in (sys.executable, "/usr/bin/python3"):
         try:
             done = subprocess.run([path, "-c", "1"], user=user.pw_uid, group=user.pw_gid, capture_output=True)

@@ -1,4 +1,4 @@
-"""What the gateway costs: bytes, small requests, latency with and without a secret, and a start with a network."""
+"""Measure what the gateway costs: bytes, small requests, latency with and without a secret, a start with a network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Client = Callable[[], list[float]]
 
 @contextlib.contextmanager
 def _serving(kind: str, *args: str) -> Iterator[int]:
-    """The peer, in a process of its own; the gateway's resolver finds it under NAME."""
+    """Start the server in a process of its own; the gateway's resolver finds it under NAME."""
     process = subprocess.Popen([sys.executable, str(_SERVER), kind, *args], stdout=subprocess.PIPE, text=True)
     resolver = service().resolver
     before, resolver.lookup = resolver.lookup, lambda _name, _port: ["127.0.0.1"]
@@ -45,14 +45,14 @@ def _serving(kind: str, *args: str) -> Iterator[int]:
 
 
 def _bare(*args: str) -> list[float]:
-    """The client as a process of this host."""
+    """Run the client as a process of this host."""
     told = subprocess.run([sys.executable, str(_CLIENT), *args], check=True, capture_output=True, text=True)
     found: list[float] = json.loads(told.stdout)
     return found
 
 
 def _inside(box: Sandbox, *args: str) -> list[float]:
-    """The same client in a sandbox."""
+    """Run the same client in a sandbox."""
     told = box.exec(["python3", "client.py", *args], timeout_s=300).check()
     found: list[float] = json.loads(told.stdout)
     return found
@@ -78,7 +78,7 @@ def _policy(port: int, *, host: str = NAME, secrets: tuple[Secret, ...] = (), op
 
 
 def many_bytes(megabytes: int) -> list[Row]:
-    """One connection, unread: by listeners that were handed over, and relayed."""
+    """Measure one connection whose bytes are not read: with listeners that were handed over, and relayed."""
     return [_bytes("process", 0.4, megabytes), _bytes("gvisor", 0.15, megabytes)]
 
 
@@ -105,7 +105,7 @@ def _bytes(backend: str, bar: float, megabytes: int) -> Row:
 
 
 def small_requests(count: int) -> list[Row]:
-    """Plain HTTP by proxy, the same requests to the same address, each on a connection of its own, four at a time."""
+    """Measure plain HTTP by proxy: the same requests to the same address, a connection each, four at a time."""
     name = "small requests per second / tinyproxy"
     program = shutil.which("tinyproxy")
     if program is None:
@@ -138,7 +138,7 @@ def _tinyproxy(program: str) -> Iterator[int]:
 
 
 def _free_port() -> int:
-    """That nobody has now."""
+    """Return a port that no process uses now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -156,7 +156,7 @@ def _wait_for(port: int) -> None:
 
 
 def latency(count: int) -> list[Row]:
-    """HTTPS, each on a connection of its own: what is added to the same request without a sandbox."""
+    """Measure how much longer an HTTPS request takes than without a sandbox. Each has a connection of its own."""
     with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as folder:
         roots = _certificate(Path(folder))
         with _serving("https", str(roots), f"{folder}/key.pem") as port:
@@ -177,7 +177,7 @@ def latency(count: int) -> list[Row]:
 
 
 def _added(ours: _Client, bare: _Client) -> tuple[Series, Series]:
-    """Rounds in turns; every sample of a round counts."""
+    """Return the samples of both sides, from rounds taken in turns."""
     mine: list[float] = []
     theirs: list[float] = []
     for _ in range(_ROUNDS):
@@ -193,7 +193,7 @@ def _latency_row(name: str, bar: float, ours: Series, bare: Series, *notes: str)
 
 
 def _certificate(folder: Path) -> Path:
-    """For the peer, and the root that vouches for it."""
+    """Make a certificate for the server, and the root that signed it."""
     command = [
         "openssl",
         "req",
@@ -214,7 +214,7 @@ def _certificate(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _trusting(roots: Path) -> Iterator[None]:
-    """The gateway takes the peer's certificate. No setting of an installed package does this."""
+    """Have the gateway trust the server's certificate. No setting of the installed package does this."""
     before = stream.trusted_roots
 
     def load(context: ssl.SSLContext) -> None:
@@ -228,7 +228,7 @@ def _trusting(roots: Path) -> Iterator[None]:
 
 
 def _mitmproxy(port: int, roots: Path, count: int, folder: Path, bare: _Client) -> str:
-    """What mitmproxy adds to the same request. `scripts/setup mitmproxy` installs it, in an environment of its own."""
+    """Measure what mitmproxy adds to the same request. `scripts/setup mitmproxy` installs it."""
     own = Path(sys.prefix, "peers", "mitmproxy", "bin", "mitmdump")
     program = str(own) if own.exists() else shutil.which("mitmdump")
     if program is None:
@@ -253,7 +253,7 @@ def _mitmproxy(port: int, roots: Path, count: int, folder: Path, bare: _Client) 
 
 
 def starting(count: int) -> list[Row]:
-    """To the end of `true`, with and without a network."""
+    """Measure a run of `true` to its end, with and without a network."""
     without = Policy(limits=_LIMITS)
     with_one = Policy(limits=_LIMITS, network=Network(allow=["a.test"]))
 

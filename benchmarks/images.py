@@ -1,4 +1,4 @@
-"""Importing an image archive beside unpacking the same one with tar."""
+"""Compare importing an image archive with unpacking the same archive with tar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 
 def importing(count: int, megabytes: int) -> Row:
-    """From the shell, so with the start of Python, every digest and every check. Neither side finds what it wrote."""
+    """Measure both from the shell, with the start of Python, every digest and every check; neither finds old files."""
     with tempfile.TemporaryDirectory(prefix="ringfence-bench-", dir="/var/tmp") as folder:
         place = Path(folder)
         archive = _archive(place, megabytes << 20)
@@ -41,7 +41,7 @@ def importing(count: int, megabytes: int) -> Row:
 
 
 def _archive(place: Path, size: int) -> Path:
-    """Files of the host's own /usr, as many as come to `size`."""
+    """Pack files of the host's /usr, until their sizes add up to `size`."""
     names, total = [], 0
     for directory, below, files in itertools.chain(os.walk("/usr/bin"), os.walk("/usr/lib")):  # a root has programs
         below.sort()

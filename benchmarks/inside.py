@@ -1,4 +1,4 @@
-"""How much slower work is inside: arithmetic, system calls without a path, opening files. The same machine code."""
+"""Measure how much slower the same machine code is inside: arithmetic, system calls without a path, opening files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def slowdown(count: int, turns: int) -> list[Row]:
 
 
 def _measured(program: Path, count: int, turns: int) -> tuple[list[Series], list[Series]]:
-    """In turns; each run gives one sample of each loop."""
+    """Run the loops outside and inside in turns. Each run gives one sample of each loop."""
     ours: list[list[float]] = []
     bare: list[list[float]] = []
     with Sandbox() as box:

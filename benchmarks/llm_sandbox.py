@@ -1,4 +1,4 @@
-"""Containers beside LLM Sandbox: the same engine, the same image, a fresh sandbox for each run. Needs DOCKER_HOST."""
+"""Compare containers with LLM Sandbox: same engine, same image, a fresh sandbox for each run. Needs DOCKER_HOST."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringfence.images.builder import Recipe
 
 _NAME = "beside LLM Sandbox (theirs / ours), fresh"
 _BAR = 1.5
-_ARCHIVE = Path(__file__).resolve().parents[1] / ".cache" / "images" / "debian-python3.tar"  # the tests' own
+_ARCHIVE = Path(__file__).resolve().parents[1] / ".cache" / "images" / "debian-python3.tar"  # made by the tests
 _IMAGE = "ringfence-bench"
 _CLIENT = Path(__file__).parent / "peers" / "llm_sandbox_client.py"
 
@@ -37,7 +37,7 @@ def fresh(count: int) -> list[Row]:
 
 
 def _ours() -> float:
-    """As theirs: until the answer is there; neither's end is counted."""
+    """Measure our run as LLM Sandbox's is measured: until the answer is there, without the end of the sandbox."""
     begun = time.perf_counter()
     with Sandbox(backend="container", image=_IMAGE) as box:
         said = box.run("print(6 * 7)").stdout
@@ -48,7 +48,7 @@ def _ours() -> float:
 
 @contextlib.contextmanager
 def _image() -> Iterator[None]:
-    """One image in the engine, and the same in a store of ours. Theirs wants the name `python`."""
+    """Put the same image into the engine and into an image store. LLM Sandbox needs the name `python`."""
     api = engines.find().api
     with tempfile.TemporaryDirectory(prefix="ringfence-bench-") as folder:
         before = os.environ.get("XDG_DATA_HOME")
@@ -79,7 +79,7 @@ def _load() -> None:
         loaded.id, ["ln", "-s", "python3", "/usr/bin/python"], user="0", network_mode="none", detach=True
     )
     made.wait()
-    made.commit(_IMAGE, conf={"Cmd": ["/bin/sh"], "User": "0"})  # theirs lives as long as the image's own command
+    made.commit(_IMAGE, conf={"Cmd": ["/bin/sh"], "User": "0"})  # LLM Sandbox runs the image's command
     made.remove()
     client.close()
 

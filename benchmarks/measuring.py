@@ -1,4 +1,4 @@
-"""How a comparison is measured: alternately, in one run, as p50 and p99. Knows nothing of sandboxes."""
+"""Measure two things alternately, in one run, as p50 and p99. Knows nothing about sandboxes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMES = "×"  # noqa: RUF001  # the sign for a ratio
 
 @dataclass(frozen=True)
 class Series:
-    """Sorted samples of one thing."""
+    """The sorted samples of one measurement."""
 
     samples: tuple[float, ...]
 
@@ -21,7 +21,7 @@ class Series:
         return cls(tuple(sorted(samples)))
 
     def at(self, share: float) -> float:
-        """The smallest sample that `share` of all samples do not exceed."""
+        """Return the smallest sample that `share` of all samples do not exceed."""
         index = max(0, -int(-share * len(self.samples) // 1) - 1)
         return self.samples[index]
 
@@ -67,7 +67,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def alternate(count: int, *measures: Callable[[], float], warm_up: int = 2) -> list[Series]:
-    """`count` samples of each, taken in turns; who is first changes every turn."""
+    """Return `count` samples of each function, taken in turns; which of them is first changes every turn."""
     found: list[list[float]] = [[] for _ in measures]
     for turn in range(warm_up + count):
         for step in range(len(measures)):
@@ -79,7 +79,7 @@ def alternate(count: int, *measures: Callable[[], float], warm_up: int = 2) -> l
 
 
 def compared(name: str, bar: float, ours: Series, bare: Series, against: str, *notes: str) -> Row:
-    """Times in seconds, ours over theirs: p50 by p50 and p99 by p99."""
+    """Return the row of a comparison of times in seconds: our p50 by the peer's p50, our p99 by its p99."""
     return Row(
         name,
         bar,
@@ -96,7 +96,7 @@ def milliseconds(series: Series) -> str:
 
 
 def output_of(argv: list[str], env: dict[str, str] | None = None) -> bytes:
-    """Start, read everything, wait: by posix_spawn, which costs the caller least. The peer's time must not be ours."""
+    """Start a command, read its output, wait for its end. posix_spawn adds the least of our own time to the peer's."""
     read_end, write_end = os.pipe()
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""What one more idle sandbox costs in memory, with all that it shares with its zygote counted once. Root only."""
+"""Measure the memory of one more idle sandbox, with the pages that it shares counted once. Root only."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ringfence import Sandbox
 
 NAME = "memory of an idle sandbox (PSS)"
 BAR = 4.5
-_PER_SANDBOX = "rf-init"  # one for each
+_PER_SANDBOX = "rf-init"  # each sandbox has one process of this name
 _OF_A_SANDBOX = (_PER_SANDBOX, "rf-spawner")
 
 
 def idle(count: int) -> Row:
-    """The growth of the whole family's PSS by `count` sandboxes that run nothing, for each of them.
+    """Return by how much each of `count` idle sandboxes increases the PSS of all processes of Ringfence together.
 
     Summed over the family, PSS counts every page once: what a sandbox shares with the zygote is in both sums.
     """
     if os.geteuid() != 0:
         return Row(NAME, BAR, unit="MiB", notes=("only root may read it: the processes are not dumpable",))
-    with Sandbox() as box:  # from here on there are a zygote and the template of the policy
+    with Sandbox() as box:  # makes the zygote and the policy's template
         box.start()
     _wait_for_sandboxes(0)
     before = _family_pss()
@@ -41,18 +41,18 @@ def idle(count: int) -> Row:
 
 
 def _wait_for_sandboxes(wanted: int, within_s: float = 10.0) -> None:
-    """Until exactly `wanted` sandboxes exist: spares are taken away as they come."""
+    """Wait until exactly `wanted` sandboxes exist; spares are removed as soon as they are made."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         spares.take_all_away_everywhere()
-        time.sleep(0.3)  # the last one asked for may still be on its way
+        time.sleep(0.3)  # the last spare that was asked for may not be made yet
         if list(_family().values()).count(_PER_SANDBOX) == wanted:
             return
     raise RuntimeError(f"not {wanted} sandboxes after {within_s:g} s: {sorted(_family().values())}")
 
 
 def _family() -> dict[int, str]:
-    """Processes of ours below this one, by pid."""
+    """Return the names of Ringfence's processes below this one, by pid."""
     names: dict[int, str] = {}
     parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -69,7 +69,7 @@ def _family() -> dict[int, str]:
 
 
 def _family_pss() -> float:
-    """KiB."""
+    """Return the PSS of all of them together in KiB."""
     return sum(_pss(pid) for pid in _family())
 
 

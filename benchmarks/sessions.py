@@ -1,4 +1,4 @@
-"""What a live session costs: a cell, a copy with memory, a snapshot, a transfer, and being idle."""
+"""Measure what a live session costs: a cell, a copy with memory, a snapshot, a transfer, and being idle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sorted(fork() for _ in range(15))[7]
 
 
 def cells(count: int) -> list[Row]:
-    """`1+1` in a live session, beside the same through jupyter_client and ipykernel."""
+    """Compare `1+1` in a live session with the same through jupyter_client and ipykernel."""
     with Sandbox() as box, _Jupyter() as jupyter:
         box.run("1+1").check()
 
@@ -48,7 +48,7 @@ def cells(count: int) -> list[Row]:
 
 
 class _Jupyter:
-    """A kernel of the same interpreter."""
+    """Start a Jupyter kernel of the same interpreter."""
 
     def __enter__(self) -> _Jupyter:
         from jupyter_client.manager import KernelManager  # type: ignore[import-not-found]  # installed by `make bench`
@@ -69,11 +69,11 @@ class _Jupyter:
 
 
 def _ignore(_: object) -> None:
-    """A message of the kernel's."""
+    """Ignore a message of the kernel."""
 
 
 def copies(count: int) -> list[Row]:
-    """A session that holds a list of 100 MB: its first copy, and further ones from one image."""
+    """Measure a session with a list of 100 MB: its first copy, and further copies from one image."""
     with Sandbox(policy=ROOM) as box:
         box.run("held = [0] * (100 * 131072)").check()
         with Sandbox(policy=ROOM) as other:
@@ -107,7 +107,7 @@ def _ratio(name: str, bar: float, ours: Series, against: float) -> Row:
 
 
 def snapshots(count: int) -> list[Row]:
-    """A thousand files, then three of them changed."""
+    """Measure a snapshot of a thousand files, and the next after three of them changed."""
     firsts, seconds_ = [], []
     for _ in range(count):
         with Sandbox(policy=ROOM) as box:
@@ -122,7 +122,7 @@ def snapshots(count: int) -> list[Row]:
 
 
 def transfers(megabytes: int) -> list[Row]:
-    """A gigabyte in and out, beside `cat` through a pipe."""
+    """Measure a gigabyte in and out, beside `cat` through a pipe."""
     size = megabytes << 20
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="ringfence-bench-"))
     try:
@@ -152,7 +152,7 @@ def _piped(source: Path, target: Path) -> None:
 
 
 def idle(count: int) -> list[Row]:
-    """PSS of sandboxes that each hold a session with state, for each of them."""
+    """Measure the PSS of each of many sandboxes that have a session with state."""
     boxes = []
     try:
         for number in range(count):
@@ -169,7 +169,7 @@ def idle(count: int) -> list[Row]:
 
 
 def _pss(box: Sandbox) -> int:
-    """KiB of every process of one sandbox: those in the pid namespace of its session."""
+    """Return the PSS in KiB of all processes in the pid namespace of a sandbox's session."""
     inbox = box.session()._inbox  # noqa: SLF001  # where the host knows its process
     assert inbox is not None
     namespace = os.readlink(f"/proc/{inbox.pid}/ns/pid")

@@ -1,4 +1,4 @@
-"""A look into the library's pool: how often a run found a sandbox waiting, and when one is ready."""
+"""Look into the library's pool: how often a run found a spare sandbox, and when a spare is ready."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def of(preload: tuple[str, ...] = ()) -> Pool:
 
 
 def wait_for_one(where: Pool, within_s: float = 2.0) -> None:
-    """Until every policy that is to have one has a sandbox that is ready, or time is up."""
+    """Wait until every policy that is to have a spare has one, or time is up."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         shelves = [shelf for shelf in where._shelves.values() if shelf.wanted]  # noqa: SLF001  # the pool has no public view, and needs none
@@ -24,7 +24,7 @@ def wait_for_one(where: Pool, within_s: float = 2.0) -> None:
 
 
 def take_all_away(where: Pool) -> None:
-    """As after a burst: known policy, nothing waiting."""
+    """Remove all spares, as after a burst of runs."""
     for shelf in list(where._shelves.values()):  # noqa: SLF001  # a benchmark looks behind the surface
         spares, shelf.spares = shelf.spares, []
         for spare in spares:
@@ -38,7 +38,7 @@ def take_all_away_everywhere() -> None:
 
 
 class Hits:
-    """The share of runs in between that found a sandbox ready."""
+    """The share of runs that found a spare, since this object was made."""
 
     def __init__(self, where: Pool) -> None:
         self._where = where

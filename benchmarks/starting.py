@@ -1,4 +1,4 @@
-"""What one run costs: with a sandbox waiting, without, with numpy preloaded, and from the shell."""
+"""Measure what one run costs: with a spare sandbox, without, with numpy preloaded, and from the shell."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def with_a_new_policy(count: int) -> Row:
 
 
 def first_call(count: int) -> Row:
-    """From the call to the result in a process that has never run anything: imports and the zygote's start included."""
+    """Measure a new process from the call to its result, imports and the zygote's start included."""
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import time; t = time.perf_counter()\n"
         f"import ringfence; r = ringfence.run({CODE!r}); t = time.perf_counter() - t; assert r.ok; print(t)"
@@ -118,7 +118,7 @@ def with_numpy(count: int) -> Row:
 
 
 def zerobox() -> str | None:
-    """The peer's own binary, not its Python package: that would start an interpreter first."""
+    """Return the path of ZeroBox's binary; its Python package would start an interpreter first."""
     scripts = Path(sysconfig.get_path("scripts"), "zerobox")
     return os.environ.get("ZEROBOX_BIN") or (str(scripts) if scripts.exists() else shutil.which("zerobox"))
 
@@ -143,6 +143,6 @@ def from_the_shell(count: int) -> Row:
 
 
 def command() -> list[str]:
-    """The installed command as a shell would start it; in a copied tree, the same file by this interpreter."""
+    """Return the installed command as a shell starts it; in a copied tree, the same file by this interpreter."""
     installed = Path(sysconfig.get_path("scripts"), "ringfence")
     return [str(installed)] if installed.exists() else [sys.executable, str(ROOT / "bin" / "ringfence")]

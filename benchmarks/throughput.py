@@ -1,4 +1,4 @@
-"""Runs per second when four are asked for at once, against bubblewrap around a bare Python."""
+"""Compare runs per second, four at once, with bubblewrap around a bare Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = f"runs per second, {THREADS} at once"
 
 
 def at_once(rounds: int, runs: int) -> Row:
-    """`rounds` times `runs` runs by each side, in turns. The bar is for the median of rounds; the worst is p99."""
+    """Do `runs` runs by each side in turns, `rounds` times. The bar is for the median round; the worst is p99."""
     program = shutil.which("bwrap")
     if program is None:
         return Row(NAME, BAR, at_least=True, notes=("bwrap is not installed",))
@@ -35,7 +35,7 @@ def at_once(rounds: int, runs: int) -> Row:
 
 
 def bubblewrap(program: str) -> list[str]:
-    """All namespaces, /usr and the interpreter read-only, fresh /proc, /dev, /tmp. No filter, limits or Landlock."""
+    """Return bubblewrap's command: all namespaces, /usr read-only, a fresh /proc, /dev, /tmp; no filter, no limits."""
     python = interpreter()
     shown = [path for root in ("/usr", *python.roots) for path in ("--ro-bind", root, root)]
     links = [word for name in ("lib", "lib64", "bin") for word in _like_the_host(name)]
@@ -59,7 +59,7 @@ def _theirs(argv: list[str]) -> None:
 
 
 def _all(runs: int, work: Callable[[], None]) -> float:
-    """Seconds until `runs` runs by THREADS threads are done."""
+    """Return the seconds that `runs` runs by THREADS threads take."""
     left = iter(range(runs))
     lock = threading.Lock()
     failed: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Containers and gVisor against their engines' own commands, equally hardened. The first needs DOCKER_HOST."""
+"""Compare containers and gVisor with the commands of their engines, equally hardened. Containers need DOCKER_HOST."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _docker_run(image: str) -> float:
 
 
 def _image() -> str:
-    """The empty root that our own containers are made of: found after the first of them."""
+    """Return the id of the empty image of Ringfence's containers; it exists after the first container."""
     found = engines.find().api.images("ringfence-skeleton")
     return str(found[0]["Id"])
 
@@ -94,7 +94,7 @@ def under_gvisor(count: int) -> list[Row]:
 
 
 def _hi_under_gvisor() -> float:
-    """Until its output is here; the end of the sandbox is not waited for, as by `ringfence.run`."""
+    """Measure until the output is here, without the end of the sandbox, as `ringfence.run` returns."""
     box = Sandbox(backend="gvisor")
     took = seconds(lambda: _hi(box))
     box.close()
@@ -102,7 +102,7 @@ def _hi_under_gvisor() -> float:
 
 
 def _hi_from_pool(manager: SandboxManager) -> float:
-    """A sandbox that waits: it is given time to be there, as a pool that is asked faster than it fills is none."""
+    """Measure a sandbox from a pool, which gets time to be filled again before each sample."""
     time.sleep(1.0)
     box = manager.sandbox()
     took = seconds(lambda: _hi(box))

@@ -1,4 +1,4 @@
-"""A tree search over agent steps: every branch is a live copy of the sandbox before it, memory and files included.
+"""Search a tree of agent steps: every branch is a copy of the running sandbox before it, with memory and files.
 
     python examples/branches.py
 
@@ -29,7 +29,7 @@ def steps(count: int) -> list[dict[str, object]]:
 
 
 def search(box: Sandbox) -> str | None:
-    """The log of the first branch that reaches the goal. Branches that do not are thrown away whole."""
+    """Return the log of the first branch that reaches the goal. All other branches are removed."""
     count = len(str(box.run("numbers").value).split(","))
     if count == 1:
         return box.files.read_text("log") if box.run(f"numbers == [{GOAL}]").value == "True" else None

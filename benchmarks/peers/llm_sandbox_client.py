@@ -1,4 +1,4 @@
-"""LLM Sandbox in an environment of its own: for each line of standard input one fresh sandbox, and the seconds it took.
+"""Make a fresh sandbox of LLM Sandbox for each line of standard input, and print the seconds that it took.
 
 python llm_sandbox_client.py IMAGE       DOCKER_HOST names the engine
 """
@@ -12,7 +12,7 @@ from llm_sandbox import SandboxSession
 
 
 def one(image: str) -> float:
-    """Its own set-up of an environment, which takes minutes, is left out; a network it is not given either."""
+    """Run one sandbox without a network and without LLM Sandbox's set-up of an environment, which takes minutes."""
     begun = time.perf_counter()
     with SandboxSession(
         lang="python", image=image, skip_environment_setup=True, runtime_configs={"network_mode": "none"}

@@ -1,4 +1,4 @@
-"""The peer of benchmarks.gateway, in a process of its own: gives bytes, or answers small requests, plain or by TLS.
+"""Be the server of benchmarks.gateway, in a process of its own: send bytes, or answer small requests, plain or by TLS.
 
 python server.py bytes | http | https CERTIFICATE KEY      prints its port
 """
@@ -15,7 +15,7 @@ _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
 
 
 def give_bytes() -> None:
-    """Each connection says how many megabytes it wants."""
+    """Send each connection as many megabytes as it asks for."""
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     megabyte = bytes(1 << 20)

@@ -16,7 +16,7 @@ def test_the_demo_contains_all_four() -> None:
     done = subprocess.run([sys.executable, str(DEMO)], capture_output=True, text=True, timeout=55)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert END in done.stdout
-    assert done.stdout.count("held by:") == 4
+    assert done.stdout.count("enforced by:") == 4
     assert "\x1b" not in done.stdout
 
 

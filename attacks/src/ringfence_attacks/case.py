@@ -63,7 +63,7 @@ class Seen(Struct):
 class Attack(Struct):
     """An entry of the catalogue."""
 
-    id: str  # of ATTACKS; a variant has a suffix: "J17-signal"
+    id: str  # letter and number; a variant has a suffix: "J17-signals"
     title: str  # what must be true
     outcome: Outcome
     off: tuple[str, ...]  # controls that the arm "off" leaves out: names of `controls`, or BARE, or HOST_CODE

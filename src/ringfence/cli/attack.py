@@ -142,7 +142,7 @@ def choose(words: list[str], known: list[str]) -> list[str]:
 
 
 def _means(wanted: str, name: str) -> bool:
-    """Return whether an argument means this id. A letter means all its attacks; J17 also means J17-signal."""
+    """Return whether an argument means this id. A letter means all its attacks; J17 also means J17-signals."""
     return name == wanted or name.startswith(wanted + "-") or (len(wanted) == 1 and name.startswith(wanted))
 
 
