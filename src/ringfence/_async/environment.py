@@ -7,8 +7,7 @@ import time
 
 from ringfence._async.compat import blocking, lock
 from ringfence._async.files import _MORE_BYTES, _MORE_FILES, AsyncFiles
-from ringfence._async.gateway import AsyncGateway
-from ringfence._async.sandbox import AsyncSandbox
+from ringfence._async.sandbox import AsyncGateway, AsyncSandbox
 from ringfence._async.session import AsyncSession
 from ringfence.core import arguments, endings
 from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError, UnsupportedError

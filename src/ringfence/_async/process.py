@@ -7,8 +7,7 @@ import time
 
 from ringfence._async.compat import one_at_a_time
 from ringfence.core import arguments
-from ringfence.core.eventlog import EventLog
-from ringfence.core.transcript import Transcript
+from ringfence.core.transcript import EventLog, Transcript
 from ringfence.errors import SandboxClosedError, SandboxLostError
 from ringfence.events import Exit
 from ringfence.results import Usage
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from ringfence._async.link import AsyncLink
     from ringfence.backends.contract import Box
-    from ringfence.core.eventlog import Piece
+    from ringfence.core.transcript import Piece
     from ringfence.events import Event
     from ringfence.policy.model import Policy
     from ringfence.results import Result

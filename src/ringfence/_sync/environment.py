@@ -8,8 +8,7 @@ import time
 
 from ringfence._sync.compat import blocking, lock
 from ringfence._sync.files import _MORE_BYTES, _MORE_FILES, Files
-from ringfence._sync.gateway import Gateway
-from ringfence._sync.sandbox import Sandbox
+from ringfence._sync.sandbox import Gateway, Sandbox
 from ringfence._sync.session import Session
 from ringfence.core import arguments, endings
 from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError, UnsupportedError

@@ -7,16 +7,15 @@ import os
 import time
 
 from ringfence._sync.compat import blocking, launched, lock, opening
-from ringfence._sync.gateway import Gateway
 from ringfence.backends.auto import prepare
 from ringfence.core import arguments, endings
-from ringfence.errors import PolicyError, SandboxClosedError, SandboxError, unknown_attribute
+from ringfence.errors import PolicyError, SandboxClosedError, SandboxError, UnsupportedError, unknown_attribute
 from ringfence.host import import_path, zygote_start
 from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
     from types import TracebackType
     from typing import Literal, NoReturn, Self
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from ringfence.backends.contract import Backend, Box
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
-    from ringfence.policy.model import Mount, Policy
-    from ringfence.records import ProcessInfo
+    from ringfence.policy.model import Mount, Network, Policy
+    from ringfence.records import HostSummary, ProcessInfo, Request
     from ringfence.results import Denial, Enforcement, Result, Usage
     from ringfence.snapshots.model import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, Size, State, Strings, Tool, Workspace
@@ -514,6 +513,46 @@ class Sandbox:
             return ()
         refused = () if self._box.outlet is None else self._box.outlet.denials(0)
         return (*refused, *self._box.findings())
+
+
+class Gateway:
+    """The only way out: what it decided, and live rules."""
+
+    def __init__(self, box: Callable[[], Box | None]) -> None:
+        self._box = box
+        self._live: Network | None = None  # rules that replaced those of the policy
+
+    def log(self, *, after: int = 0) -> tuple[Request, ...]:
+        """Each connection or request that has ended, oldest first, but the first `after`. The last 10,000 are kept."""
+        box = self._box()
+        return () if box is None or box.outlet is None else box.outlet.requests(after)
+
+    def summary(self) -> tuple[HostSummary, ...]:
+        box = self._box()
+        return () if box is None or box.outlet is None else box.outlet.summary()
+
+    def set(self, network: Network) -> None:
+        """Replace the rules; connections no longer permitted are cut. Never beyond a manager's policy."""
+        from ringfence.policy.model import Network as Kind
+
+        if not isinstance(network, Kind):
+            raise TypeError(f"network is a Network, not {type(network).__name__}")
+        box = self._box()
+        if box is None:
+            raise SandboxClosedError("the sandbox has not been started", fix="use `with`, or call start()")
+        if box.outlet is None:
+            raise UnsupportedError(
+                "the sandbox was started without a network, and has no way to the gateway",
+                code="network",
+                fix="start it with a Network that permits something",
+            )
+        blocking(box.outlet.set, network)
+        self._live = network
+
+    def _as(self, other: Gateway) -> None:
+        """For a copy of a sandbox: the rules that hold there now."""
+        if other._live is not None:
+            self.set(other._live)
 
 
 def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:
