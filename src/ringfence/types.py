@@ -1,6 +1,7 @@
-"""What calls of Ringfence return: records, and the objects that a sandbox or a manager hands out.
+"""The types that calls of Ringfence return: records, and the objects that a sandbox or a manager makes.
 
-For annotations and isinstance(); none of the objects is made by its caller. Names are imported when they are used.
+Use these names for annotations and isinstance(); callers make none of the objects. A name is imported when it is first
+used.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take every name for one of the module
+if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept every name
 
     def __getattr__(name: str) -> object:
         module = _MODULE_OF.get(name)
