@@ -59,7 +59,7 @@ def lock() -> asyncio.Lock:
 
 
 def one_at_a_time() -> contextlib.AbstractContextManager[object]:
-    """Return a guard for steps without an await: tasks of one loop cannot come between such steps, so it does nothing."""
+    """Return a guard for steps without an await. It does nothing: no other task of the loop can come between."""
     return contextlib.nullcontext()
 
 

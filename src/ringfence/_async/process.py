@@ -136,7 +136,7 @@ class AsyncProcess:
             self._exit_seen = False
 
     def _take_denials(self) -> None:
-        """Add the gateway's new denials to the events: when something else happens, and at the latest before the end."""
+        """Add the gateway's new denials to the events: when something else happens, at the latest before the end."""
         outlet = self._place.box.outlet
         if outlet is None or not self._keep_events:
             return
@@ -178,7 +178,7 @@ class AsyncProcess:
         return True
 
     def _has_news(self) -> bool:
-        """Return whether there is something to take, or another caller has taken the last: then nothing more may come."""
+        """Return whether there is something to take, or another caller has taken the last of it."""
         with self._taking:
             return bool(self._inbox.items) or self._inbox.end is not None or self._done or self._result is not None
 

@@ -135,7 +135,10 @@ async def _run_in_new(once: arguments.Once, launcher: Launcher, policy: Policy) 
 
 
 def let_go(sandbox: AsyncSandbox) -> None:
-    """Kill everything inside for a command that is about to end; the zygote, which outlives the command, does the rest."""
+    """Kill everything inside for a command that is about to end.
+
+    The zygote outlives the command and cleans up the rest.
+    """
     sandbox._ended = "closed"
     if sandbox._box is not None:
         sandbox._box.kill()

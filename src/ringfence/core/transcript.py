@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Limits
     from ringfence.results import Usage
 
-    Piece: TypeAlias = bytes | str | Output | Denial  # of a stream; a prompt; an object; a refusal
+    Piece: TypeAlias = bytes | str | Output | Denial  # a part of a stream; a prompt; a displayed object; a refusal
 else:
-    from _collections import deque  # the same without its module: 2 ms of a command's start
+    from _collections import deque  # without importing `collections`, which takes 2 ms of a command's start
 
-_BESIDE = 256  # what a representation is charged beyond its bytes: one without any is not free (F16)
-MAX_OUTPUTS = 1 << 24  # bytes of displayed objects that a result holds, where the policy's output is not more
+_BESIDE = 256  # what a representation costs beyond its bytes: an empty one is not free (F16)
+MAX_OUTPUTS = 1 << 24  # bytes of displayed objects that a result may hold, unless limits.output is more
 
 
 class Kept:
-    """The first and last half of a stream, within a cap. Memory stays at the cap whatever comes (F16)."""
+    """The first and the last half of a stream, within a cap. Memory stays at the cap whatever arrives (F16)."""
 
     def __init__(self, cap: int) -> None:
         self._half = cap // 2
@@ -63,11 +63,11 @@ class Kept:
 
 
 class Transcript:
-    """What one call has produced so far, for its Result."""
+    """The output of one call so far, for its Result."""
 
     def __init__(self, limits: Limits, before: tuple[Usage, int], mark: int = 0) -> None:
-        self.before = before  # what the sandbox had used at the start, and how often its memory limit had killed
-        self.mark = mark  # where the gateway's list of denials stood then
+        self.before = before  # the sandbox's usage at the start, and how often its memory limit had killed
+        self.mark = mark  # the length of the gateway's list of denials at the start
         self.stdout = Kept(limits.output)
         self.stderr = Kept(limits.output)
         self.outputs: list[Output] = []
@@ -81,7 +81,7 @@ class Transcript:
         (self.stdout if kind == frames.STDOUT else self.stderr).add(data)
 
     def show(self, data: Mapping[str, bytes], *, is_value: bool) -> Output | None:
-        """Keep a displayed object, within the cap for all of them. None when there is no room for it."""
+        """Keep a displayed object and return it. Return None when the cap for all of them has no room for it."""
         self._room -= sum(len(content) + _BESIDE for content in data.values())
         if self._room < 0:
             self.outputs_cut = True
@@ -95,13 +95,16 @@ class Transcript:
 
 
 class EventLog:
-    """A cursor counts bytes of output; other events count as what they hold, and one at least."""
+    """The events of one process, kept within a cap. A reader may stop and later read on from a cursor.
+
+    A cursor counts bytes of output; another event counts as the bytes that it holds, and at least as one.
+    """
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
-        self._kept: deque[tuple[int, int, Piece]] = deque()  # where it ends, kind, what
+        self._kept: deque[tuple[int, int, Piece]] = deque()  # cursor at its end, kind, content
         self._bytes = 0
-        self._dropped = 0  # where the oldest that is kept begins
+        self._dropped = 0  # the cursor at which the oldest kept event begins
         self._end = 0
         self._read = 0  # how many of `_kept` the reader has passed
         self.cursor = 0
@@ -118,7 +121,7 @@ class EventLog:
             self._read = max(0, self._read - 1)
 
     def seek(self, cursor: int) -> None:
-        """Read on from there. Raises PolicyError for a place that no event has reached."""
+        """Read on from a cursor. Raise PolicyError for a cursor that no event has reached."""
         if type(cursor) is not int or not 0 <= cursor <= self._end:
             raise PolicyError(
                 f"no event has the cursor {cursor!r}", key="after", fix=f"0 to {self._end}: the cursor of an event"
@@ -129,14 +132,14 @@ class EventLog:
 
     @property
     def has_more(self) -> bool:
-        """For the reader."""
+        """Return whether there is an event for the reader."""
         return self.cursor < self._dropped or self._read < len(self._kept)
 
     def next(self) -> Event | None:
-        """The next event for the reader, None when it has read all there is."""
+        """Return the next event for the reader, or None when there is none."""
         if self.cursor < self._dropped:
             lost, self.cursor = self._dropped - self.cursor, self._dropped
-            self._decoders.clear()  # half a character before a gap and half of another behind it make none
+            self._decoders.clear()  # half a character before the gap and half of another after it make no character
             return Gap(lost, self.cursor)
         if self._read >= len(self._kept):
             return None
@@ -154,7 +157,7 @@ class EventLog:
         return Stdout(data, text, end) if kind == frames.STDOUT else Stderr(data, text, end)
 
     def _decode(self, kind: int, data: bytes) -> str:
-        """Across chunks: a character cut in two is held back until the rest comes."""
+        """Decode across chunks: the first part of a character that was cut is held back until the rest arrives."""
         import codecs
 
         decoder = self._decoders.get(kind)
@@ -163,7 +166,10 @@ class EventLog:
         return decoder.decode(data)
 
     def last(self) -> Event | None:
-        """A stream that ended within a character: texts joined are Result.stdout, which shows a replacement there."""
+        """Return an event for a stream that ended within a character, else None.
+
+        All texts joined are Result.stdout, which shows a replacement character there.
+        """
         while self._decoders:
             kind, decoder = self._decoders.popitem()
             text = decoder.decode(b"", final=True)
