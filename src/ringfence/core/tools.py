@@ -73,7 +73,10 @@ class Budget:
         self._others: dict[str, Denial] = {}  # by code
 
     def take(self, said: line.Said, tools: Mapping[str, Tool]) -> Asked:
-        """Decide about a call when it arrives, not at its turn: the cell may end before, and its attempts are reported."""
+        """Decide about a call when it arrives, not at its turn.
+
+        Its cell may end before, and every attempt is reported.
+        """
         self._calls += 1
         name = str(said.fields["name"])
         refused = self._refusal(name, len(said.data), tools)

@@ -155,7 +155,7 @@ _taken: list[StateDirectory] = []
 
 
 def _let_go_all() -> None:
-    """Close the locks in a fork, whose copies would outlive the manager's process and keep others from the directory."""
+    """Close a fork's copies of the locks: they would outlive the manager's process and keep the directory in use."""
     while _taken:
         _taken[-1].close()
 

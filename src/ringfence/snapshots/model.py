@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Snapshot(Struct):
     """A sandbox's files at one moment and, with `memory`, its sessions. Bound to backend, image and policy.
 
-    Lives as long as its manager or process; `export()` keeps it.
+    A snapshot lives as long as its manager or process; `export()` keeps it.
     """
 
     id: str
@@ -50,13 +50,14 @@ class Snapshot(Struct):
     _sessions: tuple[SessionImage, ...] = ()
 
     def diff(self, other: Snapshot) -> tuple[Change, ...]:
-        """What changed from this one to `other`. A time alone is no change; text has a unified diff, up to a cap."""
+        """Return what changed from this snapshot to `other`. A different time is no change; text has a unified diff, up
+        to a cap."""
         if not isinstance(other, Snapshot):
             raise TypeError(f"other is a Snapshot, not {type(other).__name__}")
         return changes(self._tree(), other._tree())
 
     def export(self, path: HostPath) -> None:
-        """One file with all of it. What is at `path` is replaced as a whole or not at all."""
+        """Write the whole snapshot to one file. A file at `path` is replaced as a whole or not at all."""
         if self.memory:
             raise SnapshotError(
                 f"snapshot {self.id} holds memory, which belongs to this process and cannot leave it",
@@ -74,7 +75,7 @@ class Snapshot(Struct):
         write_file(os.fspath(path), header, manifest, store)
 
     def delete(self) -> None:
-        """Content that nothing else needs is removed from the host. Idempotent."""
+        """Remove content that nothing else needs from the host. Idempotent."""
         if self._holder is not None:
             self._holder.close()
             put(self, "_manifest", None)
@@ -83,7 +84,7 @@ class Snapshot(Struct):
 
     @classmethod
     def load(cls, path: HostPath) -> Self:
-        """Raises SnapshotError when a byte differs from the digest."""
+        """Return the snapshot in a file. Raise SnapshotError when a byte differs from the digest."""
         header, manifest, holder = read_file(os.fspath(path), own_store())
         stamp = header["created_us"]
         assert isinstance(stamp, int)
@@ -102,7 +103,7 @@ class Snapshot(Struct):
 
 
 def make(manifest: Manifest, holder: Holder, bound: str, policy: Policy) -> Snapshot:
-    """A snapshot of the tree, which owns `holder` from now on."""
+    """Return a snapshot of the tree, which owns `holder` from now on."""
     import time
 
     stamp = time.time_ns() // 1000
@@ -110,7 +111,7 @@ def make(manifest: Manifest, holder: Holder, bound: str, policy: Policy) -> Snap
 
 
 def with_memory(snapshot: Snapshot, sessions: tuple[SessionImage, ...]) -> Snapshot:
-    """The same one, which owns `sessions` from now on."""
+    """Add sessions to a snapshot and return it; it owns `sessions` from now on."""
     put(snapshot, "memory", True)
     put(snapshot, "size_bytes", snapshot.size_bytes + sum(session.memory.size_bytes for session in sessions))
     put(snapshot, "_sessions", sessions)
@@ -122,7 +123,7 @@ def sessions_of(snapshot: Snapshot) -> tuple[SessionImage, ...]:
 
 
 def outlet_of(snapshot: Snapshot) -> Outlet | None:
-    """Of the sandbox whose memory it holds."""
+    """Return the outlet of the sandbox whose memory a snapshot holds, or None."""
     return next((session.outlet for session in sessions_of(snapshot)), None)
 
 
@@ -133,7 +134,7 @@ class SessionImage(Struct):
     name: str
     count: int  # cells so far: the next one has the next number
     memory: SessionMemory
-    outlet: Outlet | None  # whose placeholders and trusted roots are in that memory
+    outlet: Outlet | None  # the outlet whose placeholders and trusted roots are in that memory
 
 
 def _made(
@@ -156,23 +157,23 @@ def _made(
 
 
 def bound_to(backend: str, image: Image, policy: Policy) -> str:
-    """What a snapshot belongs to, as one line."""
+    """Return the line that binds a snapshot to its backend, image and policy."""
     parts = (image.name, list(image.pip), list(image.apt), list(image.npm), sorted(image.env.items()))
     return fast_stdlib.dumps({"backend": backend, "image": parts, "policy": policy.digest}).decode()
 
 
 def shares_workspace(policy: Policy) -> bool:
-    """Whether /workspace itself is the host's: it is no sandbox's to keep, to set back, or to copy."""
+    """Return whether /workspace itself is the host's: no sandbox may keep it, set it back, or copy it."""
     return _workspace_mode(policy) in ("ro", "rw")
 
 
 def copies_workspace(policy: Policy) -> bool:
-    """Whether /workspace starts as a copy of a folder, and so is not empty in a new sandbox."""
+    """Return whether /workspace starts as a copy of a folder, and so is not empty in a new sandbox."""
     return _workspace_mode(policy) == "copy"
 
 
 def _workspace_mode(policy: Policy) -> MountMode | None:
-    """Of the mount at /workspace, None without one."""
+    """Return the mode of the mount at /workspace, or None without such a mount."""
     for mount in policy.mounts:
         target = os.path.normpath(os.fspath(mount.source if mount.target is None else mount.target))
         if target.lstrip("/") == "workspace":
@@ -181,7 +182,7 @@ def _workspace_mode(policy: Policy) -> MountMode | None:
 
 
 def check_workspace(policy: Policy) -> None:
-    """Raises SnapshotError where a rollback would change files of the host."""
+    """Raise SnapshotError where a rollback would change files of the host."""
     if shares_workspace(policy):
         raise SnapshotError(
             "/workspace is a mount of the host's files, which a snapshot leaves out",
@@ -191,14 +192,14 @@ def check_workspace(policy: Policy) -> None:
 
 
 def check(snapshot: Snapshot, bound: str, policy: Policy) -> tuple[Manifest, Store]:
-    """Its tree and store, when it may be used under `policy`. Raises SnapshotError otherwise (K06)."""
+    """Return a snapshot's tree and store. Raise SnapshotError when it may not be used under `policy` (K06)."""
     manifest, store = snapshot._tree()  # noqa: SLF001  # of this module's own class
     if snapshot._bound != bound or snapshot.policy_digest != policy.digest:  # noqa: SLF001  # as above
         what = "policy" if snapshot.policy_digest != policy.digest else "backend or image"
         raise SnapshotError(
             f"snapshot {snapshot.id} was taken under another {what}",
             code="snapshot-bound",
-            fix=f"use the {what} that it was taken under",
+            fix=f"use the {what} of the sandbox that it was taken from",
         )
     manifest.check_caps(caps_of(policy.limits))
     return manifest, store
@@ -208,9 +209,9 @@ def check(snapshot: Snapshot, bound: str, policy: Policy) -> tuple[Manifest, Sto
 
 _MAX_TEXT = 1 << 18  # bytes of one side
 _MAX_LINES = 20_000
-_MAX_EDITS = 400  # beyond, what lies between the first and the last difference is shown as replaced
-_MAX_DIFFS = 8 << 20  # characters over all changes; later ones have none
-_MAX_STEPS = 5_000_000  # over all changes, some seconds; beyond, the same
+_MAX_EDITS = 400  # with more edits, all lines from the first to the last difference are shown as replaced
+_MAX_DIFFS = 8 << 20  # characters of all diffs together; later changes have no diff
+_MAX_STEPS = 5_000_000  # steps over all diffs, some seconds; after that, lines are shown as replaced
 _CONTEXT = 3
 
 
@@ -220,7 +221,10 @@ class Tree(NamedTuple):
 
 
 def changes(before: Tree, after: Tree) -> tuple[Change, ...]:
-    """Sorted by path. A time alone is no change. Diffs end when they come to 8 Mi characters together."""
+    """Return the changes from one tree to another, sorted by path. A different time is no change.
+
+    Diffs end when they come to 8 Mi characters together.
+    """
     found: list[Change] = []
     room, work = _MAX_DIFFS, Work()
     for path in sorted({*before.manifest.by_path, *after.manifest.by_path}):
@@ -237,7 +241,7 @@ def changes(before: Tree, after: Tree) -> tuple[Change, ...]:
 
 
 def _first(made: Entry, tree: Tree) -> Entry:
-    """A further name of a file has that file's content."""
+    """Return the entry that has the content: for a further name of a file, the first name."""
     return tree.manifest.by_path[made.text] if made.kind == "h" else made
 
 
@@ -251,7 +255,7 @@ def _size(made: Entry | None, tree: Tree) -> int | None:
 
 
 def _diff(path: str, old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tree], work: Work) -> str | None:
-    """Modes where they differ, then the text; None when there is nothing to show as text."""
+    """Return the modes where they differ, then the text; None when there is nothing to show as text."""
     lines = _modes(old, new)
     sides = _lines(*old), _lines(*new)
     if sides[0] is None or sides[1] is None:
@@ -271,12 +275,12 @@ def _modes(old: tuple[Entry | None, Tree], new: tuple[Entry | None, Tree]) -> li
 
 
 def _mode(content: tuple[str, int, str]) -> str:
-    """As git shows it: kind and rights."""
+    """Return kind and rights as git shows them."""
     return f"{ {'f': 0o100000, 'd': 0o040000, 'l': 0o120000}[content[0]] | content[1]:06o}"
 
 
 def _lines(made: Entry | None, tree: Tree) -> list[str] | None:
-    """None when it is no text, or too much."""
+    """Return the lines of an entry, or None when it is no text or too large."""
     if made is None:
         return []
     first = _first(made, tree)
@@ -296,7 +300,7 @@ def _lines(made: Entry | None, tree: Tree) -> list[str] | None:
 
 
 def _split(text: str) -> list[str]:
-    """By newlines alone: splitlines() also cuts at characters that are no line ends to anybody else."""
+    """Split at newlines alone: splitlines() also splits at characters that other programs do not take for line ends."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
@@ -307,17 +311,18 @@ Edit = tuple[str, str]  # " ", "-" or "+", and the line
 
 
 class Work:
-    """What may still be done to find short diffs: a guest chooses how many files there are, and how hard each is."""
+    """The steps that are left to find short diffs. A guest chooses how many files there are, and how hard each is."""
 
     def __init__(self) -> None:
         self.left = _MAX_STEPS
 
 
 def unified(old: list[str], new: list[str], work: Work) -> list[str]:
-    """Hunks with three lines around each change. The cost is lines by edits, and edits are capped."""
+    """Return hunks with three lines around each change. The cost is lines times edits, and edits are capped."""
     edits = _edits(old, new, work)
     out: list[str] = []
-    at, before = 0, {"-": 0, "+": 0}  # lines of either side before that place
+    at = 0
+    before = {"-": 0, "+": 0}  # lines of either side before the edit `at`
     for start, end in _ranges(edits):
         for mark, _ in edits[at:start]:
             before["-"] += mark != "+"
@@ -328,7 +333,7 @@ def unified(old: list[str], new: list[str], work: Work) -> list[str]:
 
 
 def _ranges(edits: list[Edit]) -> Iterator[tuple[int, int]]:
-    """Where hunks begin and end: changes with what is around them; those that would touch are one."""
+    """Yield where hunks begin and end: changes with the lines around them; hunks that would touch are joined."""
     start = end = -1
     for number, (mark, _) in enumerate(edits):
         if mark == " ":
@@ -354,7 +359,7 @@ def _hunk(inside: list[Edit], before: dict[str, int]) -> list[str]:
 
 
 def _edits(old: list[str], new: list[str], work: Work) -> list[Edit]:
-    """The same lines at both ends are set aside; between them the shortest way, or all old then all new."""
+    """Return all edits: equal lines at both ends, between them the shortest edits, or all old then all new lines."""
     head = 0
     while head < min(len(old), len(new)) and old[head] == new[head]:
         head += 1
@@ -370,7 +375,10 @@ def _edits(old: list[str], new: list[str], work: Work) -> list[Edit]:
 
 
 def _shortest(a: list[str], b: list[str], work: Work) -> list[Edit] | None:
-    """Myers' greedy way, forward, with the furthest point of each diagonal kept for the way back. None: too far."""
+    """Return the shortest edits by Myers' greedy algorithm, forward, or None when they are too many.
+
+    The furthest point of each diagonal is kept, to find the way back.
+    """
     reach = {1: 0}
     trace: list[dict[int, int]] = []
     for distance in range(min(len(a) + len(b), _MAX_EDITS) + 1):
@@ -422,9 +430,9 @@ _FIELDS = {"id": str, "created_us": int, "policy_digest": str, "bound": str, "di
 
 
 def write_file(path: str, header: dict[str, object], manifest: Manifest, store: Store) -> None:
-    """Write it beside `path`, then put it there: what was there is replaced as a whole or not at all.
+    """Write a snapshot beside `path`, then rename it: a file that was there is replaced as a whole or not at all.
 
-    The folder is opened once and held, and no link that a guest could have made leads there (L15).
+    The folder is opened once and held open, and no link that a guest could have made leads there (L15).
     """
     folder, name = host_paths.open_parent(path)
     try:
@@ -475,7 +483,10 @@ def _pieces(header: dict[str, object], manifest: Manifest, store: Store) -> Iter
 
 
 def read_file(path: str, store: Store) -> tuple[dict[str, object], Manifest, Holder]:
-    """Header, tree, and its content in `store`. Raises SnapshotError, with nothing kept, when a byte differs."""
+    """Return header and tree, with the content in `store`.
+
+    When a byte differs, raise SnapshotError and keep nothing.
+    """
     fd = host_paths.open_itself(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
@@ -535,7 +546,7 @@ def _part(file: BinaryIO, most: int, path: str) -> bytes:
     said = file.read(_SIZE.size)
     size = _SIZE.unpack(said)[0] if len(said) == _SIZE.size else most + 1
     if size > most:
-        raise _damaged(path, "a part of it is longer than any is")
+        raise _damaged(path, "a part of it is too long")
     return file.read(size)
 
 
@@ -545,21 +556,21 @@ def _json(data: bytes, path: str) -> dict[str, object]:
     except frames.WireError as error:
         raise _damaged(path, str(error)) from None
     if not isinstance(said, dict):
-        raise _damaged(path, "a part of it is no object")
+        raise _damaged(path, "a part of it is no JSON object")
     return said
 
 
 def _header(said: dict[str, object], path: str) -> dict[str, object]:
     if set(said) != set(_FIELDS) or any(type(said[name]) is not kind for name, kind in _FIELDS.items()):
-        raise _damaged(path, "its header has other fields than it has")
+        raise _damaged(path, "its header has other fields than a snapshot's")
     number, stamp = str(said["id"]), said["created_us"]
     assert isinstance(stamp, int)
     if not number.startswith("n-") or not number[2:].isalnum() or len(number) > 40 or not 0 <= stamp < 1 << 52:
-        raise _damaged(path, "its header has other fields than it has")
+        raise _damaged(path, "its header has an id or a time that no snapshot has")
     try:
         f"{said['bound']}{said['policy_digest']}".encode()
-    except UnicodeEncodeError:  # JSON can name halves of characters
-        raise _damaged(path, "its header has a text that is none") from None
+    except UnicodeEncodeError:  # JSON can hold lone surrogates
+        raise _damaged(path, "its header has a text that is not Unicode") from None
     check_digest(said["digest"])
     return said
 
