@@ -80,7 +80,7 @@ class PolicyError(RingfenceError, ValueError):
 
 @final
 class Missing(Struct):
-    """One thing that a backend would need, and how to get it."""
+    """Something that a backend would need, and how to get it."""
 
     backend: str
     what: str

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @final
 class FileInfo(Struct):
-    """One file inside the sandbox, as the guest's user sees it."""
+    """A file inside the sandbox, as the guest's user sees it."""
 
     path: str  # as the caller wrote it; in a list, below the listed directory
     kind: Literal["file", "directory", "symlink", "other"]
@@ -46,7 +46,7 @@ class DiskUsage(Struct):
 
 @final
 class Request(Struct):
-    """One connection or, where the gateway reads HTTP, one request, and the gateway's decision."""
+    """A connection or, where the gateway reads HTTP, a request, and the gateway's decision."""
 
     at: datetime
     host: str

@@ -134,7 +134,7 @@ def word_of(denial: Denial) -> str:
 
 
 def telling(denials: tuple[Denial, ...], most: int) -> list[tuple[Denial, int]]:
-    """Return at most `most` denials, in their order, each with the number of denials like it that it stands for.
+    """Return at most `most` denials in order, each with the number of similar denials that it stands for.
 
     Denials are alike when they are for hosts of one domain, by one rule. When there are more groups than `most`, half
     of the result are the most severe and the rarest groups, and the rest the last: a guest that wants a denial not to
@@ -195,7 +195,7 @@ def _ends(text: str, size: int) -> str:
 
 
 def to_dict(value: Struct) -> dict[str, Json]:
-    """Return every field under its own name; for a Result, its properties too."""
+    """Return every field under the field's name; for a Result, also the properties."""
     from ringfence.results import Output, Result
 
     found = {name: _json(getattr(value, name)) for name in type(value).__fields__}

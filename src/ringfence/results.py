@@ -86,7 +86,7 @@ class Denial(Struct):
 
 @final
 class Output(Struct):
-    """One object that the guest displayed, in its representations. The bytes are made by the guest."""
+    """An object that the guest displayed, in several representations. The bytes are made by the guest."""
 
     data: Mapping[str, bytes]  # by MIME type
     is_value: bool = False  # the cell's last expression, not display()

@@ -25,12 +25,12 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def in_quotes(text: str, limit: int | None = None) -> str:
-    """Return `text` as one printable line in quotes; what follows its first `limit` characters becomes an ellipsis."""
+    """Return `text` as a printable line in quotes; all after the first `limit` characters becomes an ellipsis."""
     return repr(text if limit is None or len(text) <= limit else text[:limit] + "…")
 
 
 def bare_or_in_quotes(text: str) -> str:
-    """Return `text` as it is when that is one printable line, else in quotes: for lists of names and for headers."""
+    """Return `text` unchanged when that is one printable line, else in quotes: for lists of names and for headers."""
     return text if text.isprintable() else in_quotes(text)
 
 

@@ -202,7 +202,7 @@ def put(value: Struct, name: str, content: object) -> None:
 
 
 def fill(value: Struct, contents: Mapping[str, object]) -> None:
-    """Set every field of a new value from `contents`, and its private slots to their defaults."""
+    """Set every field of a new value from `contents`, and the private slots to the defaults."""
     cls = type(value)
     for name, default in cls.__private__.items():
         _put(value, name, default)

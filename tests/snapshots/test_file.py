@@ -227,5 +227,5 @@ def test_half_a_character_in_the_header_is_refused_in_our_words(whole: Path, fie
     digest = hasher()
     digest.update(altered)
     whole.write_bytes(altered + digest.digest())
-    with pytest.raises(SnapshotError, match="its header has a text that is none"):
+    with pytest.raises(SnapshotError, match="its header has a text that is not Unicode"):
         Snapshot.load(whole)

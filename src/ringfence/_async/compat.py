@@ -66,7 +66,7 @@ def one_at_a_time() -> contextlib.AbstractContextManager[object]:
 async def called(
     tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float, over: Callable[[], bool]
 ) -> tuple[bool, object]:
-    """Call a tool and return (True, its value) or (False, why it failed).
+    """Call a tool and return (True, the value) or (False, the reason of the failure).
 
     A tool that takes longer than `within_s`, or longer than its cell, goes on but its value is dropped; a coroutine is
     cancelled.
@@ -102,7 +102,7 @@ async def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) ->
 
 
 def _in_thread_of_its_own(work: Callable[[], object]) -> asyncio.Future[tuple[object, BaseException | None]]:
-    """Run `work` in a new thread; the future has (its value, the exception that it raised).
+    """Run `work` in a new thread. The future has (the value, the exception that was raised).
 
     The loop's executor is not used: a few slow tools there would keep every sandbox of the program from starting and
     ending, and the program from its end.
@@ -147,7 +147,7 @@ async def launched(launcher: Launcher) -> Box:
 
 
 async def blocking(work: Callable[..., T], *args: object) -> T:
-    """Run `work` in a thread and return its value, waiting for its end even when the caller is cancelled.
+    """Run `work` in a thread and return the value. Wait for the thread even when the caller is cancelled.
 
     Therefore nothing is left half-made.
     """

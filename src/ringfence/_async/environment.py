@@ -198,7 +198,7 @@ class AsyncEnvironment:
         self._looked = True
 
     def _bound_anew(self, box: AsyncOwnedSandbox, kept: Snapshot) -> Snapshot:
-        """Return a kept workspace bound to the current policy, backend and image: it stays when they change."""
+        """Return a kept workspace bound to the current policy, backend and image, which may have changed."""
         if (kept._bound, kept.policy_digest) == (box._bound(), self.policy.digest):
             return kept
         manifest, _ = kept._tree()
@@ -250,7 +250,8 @@ class AsyncEnvironment:
                 self._box = None
 
     async def _end(self) -> None:
-        """End the environment with its manager. With a state directory the workspace stays there, else it is gone."""
+        """End the environment together with the manager. With a state directory the workspace stays there, else it is
+        gone."""
         async with self._gate:
             if self._over is not None:
                 return
@@ -347,7 +348,7 @@ _ROOM_AHEAD = 8  # processes that the policy must allow, for an interpreter to b
 
 
 class AsyncOwnedSandbox(AsyncSandbox):
-    """A sandbox that counts on its owner's quota. For its caller it is like any other."""
+    """A sandbox that counts on an owner's quota. A caller uses it like any other sandbox."""
 
     def __init__(
         self,

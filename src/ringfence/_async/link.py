@@ -59,7 +59,8 @@ class AsyncLink:
         self._push(frames.message(**request))
 
     async def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
-        """Send data to the interpreter behind `inbox` by its line, after an optional request about it to guestd."""
+        """Send data to the interpreter behind `inbox` by the line, after an optional request to guestd about the same
+        inbox."""
         inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
         await self._send(before + frames.pack(frames.LINE, inbox.id, data))

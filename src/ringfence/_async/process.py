@@ -1,4 +1,4 @@
-"""A process in a sandbox, as its caller holds it: events, input, signals, the end."""
+"""A running process in a sandbox: events, input, signals, the end."""
 
 from __future__ import annotations
 
@@ -49,14 +49,16 @@ class Place:
         self.before_call: Callable[[], None] | None = None  # an agent's quota, which may refuse the call
 
     def count_call(self) -> None:
-        """Count one run, exec, spawn or terminal before it starts. Raise QuotaError."""
+        """Count a run, exec, spawn or terminal before the start. Raise QuotaError."""
         if self.before_call is not None:
             self.before_call()
 
 
 class AsyncProcess:
-    """A command, terminal or cell that is running. Leaving `with` kills it; without `with` it lives as long as the
-    sandbox and survives a lost connection."""
+    """A command, terminal or cell that is running. Leaving `with` kills the process.
+
+    Without `with` the process lives as long as the sandbox, and survives a lost connection.
+    """
 
     def __init__(self, place: Place, call: arguments.Call, inbox: Inbox, *, keep_events: bool) -> None:
         self.id = arguments.new_id("p")
@@ -351,7 +353,7 @@ class AsyncProcess:
 
 
 class AsyncPty(AsyncProcess):
-    """A process on a terminal. Its output is one stream, as Stdout."""
+    """A process on a terminal. All output is one stream, as Stdout."""
 
     async def resize(self, *, cols: int, rows: int) -> None:
         size = arguments.check_size(cols, rows)
@@ -361,7 +363,7 @@ class AsyncPty(AsyncProcess):
 
 
 async def completed(place: Place, call: arguments.Call) -> Result:
-    """Start a process, feed it, and return its result. Whatever interrupts the caller, the guest's work is killed
+    """Start a process, feed it, and return the result. Whatever interrupts the caller, the guest's work is killed
     first."""
     place.count_call()
     process = await AsyncProcess(place, call, place.link.open(), keep_events=False)._begin()

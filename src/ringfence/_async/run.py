@@ -226,7 +226,7 @@ def _javascript_call(sandbox: AsyncSandbox, once: arguments.Once) -> arguments.C
 
 
 async def equip(place: Place) -> None:
-    """Write the trusted roots into a sandbox whose TLS the gateway reads. Does nothing for all others."""
+    """Write the trusted roots into a sandbox whose TLS the gateway reads. Do nothing for other sandboxes."""
     outlet = place.box.outlet
     if outlet is None or not outlet.files:
         return

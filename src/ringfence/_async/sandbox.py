@@ -1,4 +1,4 @@
-"""A sandbox as its caller holds it, and the gateway that is its only way to a network."""
+"""A sandbox in the hands of a caller, and the gateway, the sandbox's only way to a network."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Opening[AsyncProcess]:
-        """Start a command and return without waiting: iterate over its events, write to it, signal it."""
+        """Start a command and return without waiting: iterate over the events, write input, send signals."""
         place, call = self._exec_call(argv, cwd, env, timeout_s, keeps_stdin=True)
         return opening(self._spawn(place, call))
 
@@ -454,7 +454,7 @@ class AsyncSandbox:
         self._launcher.twin_of = model.outlet_of(snapshot)
 
     async def pause(self) -> None:
-        """Freeze everything inside: it uses no CPU, and its clocks stop. Idempotent."""
+        """Freeze everything inside: the sandbox uses no CPU, and all clocks stop. Idempotent."""
         async with self._pausing:
             if self.state == "paused" and self._paused:
                 return
@@ -529,7 +529,7 @@ class AsyncSandbox:
 
 
 class AsyncGateway:
-    """The gateway of one sandbox, its only way to a network: the log of its decisions, and live rules."""
+    """The gateway of a sandbox, and the only way to a network: the log of decisions, and live rules."""
 
     def __init__(self, box: Callable[[], Box | None]) -> None:
         self._box = box

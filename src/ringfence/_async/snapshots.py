@@ -35,7 +35,7 @@ _ANSWER_S = 3.0  # a worker that stayed and does not answer for so long was stop
 
 
 class AsyncTrees:
-    """The files of one sandbox as the host last saw them, so that the next look costs only what changed."""
+    """The files of a sandbox as the host last saw them, so that the next look costs only what changed."""
 
     def __init__(self, bound: str, store: Store | None = None) -> None:
         """Remember nothing yet. `store`: where content goes; without it, the store that ends with this process."""
@@ -137,7 +137,7 @@ class AsyncTrees:
         return taking, worker
 
     def _may_stay(self, place: Place, names: int) -> bool:
-        """Return whether the sandbox can afford a worker that stays, with its process and its memory."""
+        """Return whether the sandbox can afford the process and the memory of a worker that stays."""
         return place.policy.limits.processes >= _PROCESSES and names <= _NAMES
 
     def _taking(self, place: Place, *, contents: bool) -> Taking:
@@ -245,7 +245,7 @@ def close(images: Iterable[SessionImage]) -> None:
 
 
 async def _image(session: AsyncSession, held: int) -> SessionImage | None:
-    """Return an image of one session, or None when it has run nothing.
+    """Return an image of a session, or None when the session has run nothing.
 
     `held`: bytes in the images of the sandbox's other sessions. All images together are under one limit, as the guest
     is.
@@ -378,8 +378,7 @@ async def roll_back(sandbox: AsyncSandbox, snapshot: Snapshot) -> None:
 
 
 def _check_placeholders(held: Outlet | None, here: Outlet | None) -> None:
-    """Raise SnapshotError for memory with the placeholders of another sandbox: in one that runs already they mean
-    nothing."""
+    """Raise SnapshotError for memory with placeholders of another sandbox, which mean nothing in a running sandbox."""
     if held is not None and here is not None and held.env != here.env:
         raise SnapshotError(
             "the snapshot's memory holds placeholders of secrets that are another sandbox's",

@@ -38,7 +38,7 @@ def one_at_a_time() -> AbstractContextManager[object]:
 def called(
     tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float, over: Callable[[], bool]
 ) -> tuple[bool, object]:
-    """Call a tool and return (True, its value) or (False, why it failed).
+    """Call a tool and return (True, the value) or (False, the reason of the failure).
 
     A tool that takes longer than `within_s`, or longer than its cell, goes on but its value is dropped.
     """

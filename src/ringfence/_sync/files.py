@@ -326,8 +326,7 @@ class Files:
         self._fed("unpack", path, args, _pieces(data))
 
     def usage(self) -> DiskUsage:
-        """Return what the workspace holds, as its file system counts; where it has no quota, the files are counted one
-        by one."""
+        """Return what the workspace holds, by the count of a file system with a quota, else by counting the files."""
         place = self._place()
         limits = place.policy.limits
         whole = -(-limits.disk // _PAGE) * _PAGE

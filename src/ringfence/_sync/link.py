@@ -1,5 +1,7 @@
-"""The channel to a sandbox for blocking callers. It has no thread of its own: a caller that waits reads for all
-callers."""
+"""The channel to a sandbox for blocking callers.
+
+There is no reader thread: a caller that waits reads for all callers.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,8 @@ class Link:
     note = say  # `say` blocks only until guestd reads
 
     def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
-        """Send data to the interpreter behind `inbox` by its line, after an optional request about it to guestd."""
+        """Send data to the interpreter behind `inbox` by the line, after an optional request to guestd about the same
+        inbox."""
         with self._changed:
             inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
@@ -119,7 +122,7 @@ class Link:
             self._hear_last_words()
 
     def _hear_last_words(self) -> None:
-        """Read what guestd said before its end of the channel was gone: its last messages may say why."""
+        """Read what guestd sent before the channel broke: the last messages may say why."""
         deadline = time.monotonic() + _LAST_WORDS_S
         with self._changed:
             while self._switch.over is None and time.monotonic() < deadline:

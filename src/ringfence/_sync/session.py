@@ -156,13 +156,12 @@ class Cell(Process):
         return replace(result, state_kept=False)
 
     def _why_exited(self, end: Mapping[str, object]) -> str | None:
-        """Return why the interpreter exited: an interrupt may end it, although only its cell should end."""
+        """Return why the interpreter exited: an interrupt may end all of it, although only the cell should end."""
         stopped = end["signal"] == _SIGINT or end["code"] == _INTERRUPTED
         return self._inbox.interrupted or ("interrupted" if self._interrupted and stopped else None)
 
     def _ending(self) -> dict[str, object]:
-        """Return the end of a cell whose session lives, as an event. Its words are the guest's; why it ended is the
-        host's."""
+        """Return an event for the end of a cell whose session lives. The guest chose the words, the host the reason."""
         if self._nonsense or self._said is None:
             return {"ev": "over", "why": "lost"}
         raised = self._transcript.exception is not None
@@ -222,8 +221,10 @@ class Cell(Process):
         return bool(self._asked) and not self._answering and self._has_room()
 
     def _over(self) -> bool:
-        """Return whether tools must stop working for the cell: it ended, or its time is over. Takes what has arrived
-        meanwhile."""
+        """Return whether tools must stop working for the cell, because the cell or the time ended.
+
+        Takes what has arrived meanwhile.
+        """
         late = time.monotonic() >= self._hard_deadline()
         if not self._place.link.paused:
             self._looked_at = time.monotonic()
@@ -322,7 +323,7 @@ class Session:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Process:
-        """Run code without waiting: iterate over its events, answer its prompts."""
+        """Run code without waiting: iterate over the events, answer prompts."""
         return opening(self._spawn(self._request(code, None, env, timeout_s, asks=True)))
 
     def _spawn(self, request: CellRequest) -> Process:

@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""A file worker as its caller sees it: raw bytes both ways, one answer, and a deadline that no guest can stretch."""
+"""A file worker as the caller sees it: raw bytes both ways, an answer, and a deadline that no guest can stretch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGTERM = 15
 
 
 class Worker:
-    """A process inside that does one file operation. Killed when it stalls; `total` also limits its whole time."""
+    """A process inside that does one file operation. Killed when it stalls; `total` also limits the whole time."""
 
     def __init__(
         self, place: Place, call: str, args: Mapping[str, object], *, feeds: bool = False, total: bool = False
@@ -81,7 +81,7 @@ class Worker:
         return found
 
     def write(self, data: bytes) -> bool:
-        """Write to the worker's stdin. Return False when it takes no more; its answer says why."""
+        """Write to the worker's stdin. Return False when the worker takes no more; the answer says why."""
         inbox = self._inbox
         view = memoryview(data)
         for start in range(0, len(view), _FRAME):
@@ -130,8 +130,10 @@ class Worker:
     # the end
 
     def answer(self, path: object) -> dict[str, object]:
-        """Return the answer that the worker gave at its end; raise its errors as Python's own. Unread output is
-        dropped."""
+        """Return the answer that the worker gave at the end; raise the worker's errors as Python's own.
+
+        Unread output is dropped.
+        """
         while self.read():
             pass
         end = self._inbox.end
@@ -154,7 +156,10 @@ class Worker:
         return found
 
     def stop(self) -> bool:
-        """Let the worker undo its work and end; kill it when it does not. Return whether it ended by itself."""
+        """Ask the worker to undo the work and end, and kill a worker that does not.
+
+        Return whether it ended by itself.
+        """
         deadline = time.monotonic() + _KILL_S
         inbox = self._inbox
         try:
@@ -182,13 +187,13 @@ class Worker:
         self._place.link.say(op="cell", id=self._inbox.id, n=0, timeout_s=None, cpu_s=None)
 
     def let_go(self) -> None:
-        """Kill a worker that has said all it had to say, without waiting for its end."""
+        """Kill a worker that has nothing more to say, without waiting for the end."""
         if self._inbox.end is None:
             self._killed = True
             self._place.link.say(op="kill", id=self._inbox.id, why="caller")
 
     def end(self) -> None:
-        """Kill the worker if it still runs, and wait until it is gone."""
+        """Kill the worker if it still runs, and wait until the process is gone."""
         if self._inbox.end is not None:
             return
         self._killed = True

@@ -143,7 +143,7 @@ def policy_of(
     allow_net: Strings | Literal["public"] | None = None,
     mounts: list[Mount] | tuple[Mount, ...] | None = None,
 ) -> Policy:
-    """Return the policy that was given, or the default one with the short forms in it.
+    """Return the caller's policy, or the default policy with the short forms in it.
 
     A short form beside a policy is refused, with the place in the policy where it belongs: it would widen the policy,
     or it would be unclear which of the two holds.
@@ -210,7 +210,7 @@ def check_patience(timeout_s: object) -> None:
 
 
 def narrower(value: object, limit: float, name: str) -> float:
-    """Return the seconds for one call. An option of a call narrows the policy, never widens it."""
+    """Return the seconds for a call. An option of a call narrows the policy, never widens the policy."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise PolicyError(f"{name} is {value!r}; it is a number above 0", key=name, fix="for example 5")
     if value > limit:

@@ -44,7 +44,7 @@ def of_another_process(what: str, pid: int, *, fix: str = f"{_NEW} here") -> Rin
 
 
 def ended(name: str, over: str, box: Box) -> RingfenceError:
-    """Return the error for a sandbox that has ended, with what its engine knows. `over`: why its link ended."""
+    """Return the error for a sandbox that has ended, with what the engine knows. `over`: why the link ended."""
     if over in _ENDS:
         return SandboxClosedError(f"sandbox {name} {_ENDS[over]}", fix=_NEW)
     if box.is_unprotected:

@@ -1,4 +1,4 @@
-"""The languages that run once from source text: the name of the source file, what compiles it, what runs it.
+"""The languages that run once from source text: the name of the source file, the compiler, the command.
 
 A new language is a new row. Words of a command may hold {file}, {folder}, {out} and {name}.
 """
@@ -13,8 +13,10 @@ SESSIONS = ("python", "javascript", "bash")  # languages whose sessions keep sta
 
 @final
 class Language(Struct):
-    """One language. `package` is the Debian package with its tools; `image` names a preset whose images have the
-    package."""
+    """A language.
+
+    `package` is the Debian package with the tools; `image` names a preset whose images have the package.
+    """
 
     name: str
     file: str
@@ -25,7 +27,7 @@ class Language(Struct):
     env: tuple[tuple[str, str], ...] = ()
 
     def named_for(self, code: str) -> str:
-        """Return the file's name without its ending. For Java it has to be the name of the public class."""
+        """Return the file's name without the ending. For Java the name has to be that of the public class."""
         return _java_class(code) if self.name == "java" else self.file.partition(".")[0]
 
 
@@ -78,7 +80,7 @@ def find(name: object) -> Language:
 
 
 def commands(language: Language, code: str, folder: str, path: str | None = None) -> Commands:
-    """Return the commands for `code` in a folder of its own inside. `path`: where its file is already."""
+    """Return the commands for `code` in a new folder inside. `path`: where the file is already."""
     name = language.named_for(code)
     ending = language.file.rpartition(".")[2]
     file = path or f"{folder}/{name}.{ending}"

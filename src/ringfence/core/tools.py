@@ -54,7 +54,7 @@ def check_tools(tools: object) -> dict[str, Tool]:
 
 @final
 class Asked(Struct):
-    """A call that waits for its turn. `refused`: why the call is not made; then its arguments are not kept."""
+    """A call that waits for a turn. `refused`: why the call is not made; then the arguments are not kept."""
 
     id: object
     name: str
@@ -73,10 +73,7 @@ class Budget:
         self._others: dict[str, Denial] = {}  # by code
 
     def take(self, said: line.Said, tools: Mapping[str, Tool]) -> Asked:
-        """Decide about a call when it arrives, not at its turn.
-
-        Its cell may end before, and every attempt is reported.
-        """
+        """Decide about a call on arrival, not at its turn. The cell may end before, and every attempt is reported."""
         self._calls += 1
         name = str(said.fields["name"])
         refused = self._refusal(name, len(said.data), tools)
@@ -131,7 +128,7 @@ class Budget:
             self._drop(self._last.pop(next(iter(self._last))))
 
     def _drop(self, denial: Denial) -> None:
-        """Remove a denial from the list and add it to the count of the others."""
+        """Remove a denial from the list and count it as not listed."""
         code = denial.code
         words = f"calls of other names than the first {_FIRST} and the last {_LAST} that were refused ({code})"
         counted = self._others.get(code) or Denial(

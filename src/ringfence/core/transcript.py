@@ -63,7 +63,7 @@ class Kept:
 
 
 class Transcript:
-    """The output of one call so far, for its Result."""
+    """The output of a call so far, for the Result."""
 
     def __init__(self, limits: Limits, before: tuple[Usage, int], mark: int = 0) -> None:
         self.before = before  # the sandbox's usage at the start, and how often its memory limit had killed
@@ -81,7 +81,7 @@ class Transcript:
         (self.stdout if kind == frames.STDOUT else self.stderr).add(data)
 
     def show(self, data: Mapping[str, bytes], *, is_value: bool) -> Output | None:
-        """Keep a displayed object and return it. Return None when the cap for all of them has no room for it."""
+        """Keep a displayed object and return it. Return None when the cap for all objects has no room."""
         self._room -= sum(len(content) + _BESIDE for content in data.values())
         if self._room < 0:
             self.outputs_cut = True

@@ -59,7 +59,7 @@ class RingfenceConfig(BaseModel):
 
 
 def _default_policy() -> Policy:
-    """Return the preset `dev` for a day: a sample may wait for its model for hours, and its sandbox ends with the
+    """Return the preset `dev` for a day: a sample may wait for the model for hours, and the sandbox ends with the
     sample."""
     policy = Policy.preset("dev")
     return policy.replace(limits=replace(policy.limits, lifetime_s=_DAY_S, idle_s=_DAY_S))
@@ -109,7 +109,7 @@ class RingfenceSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:  # noqa: ARG003  # Inspect's signature
-        """Fail a task before its first sample when this host cannot keep its policy."""
+        """Fail a task before the first sample when this host cannot keep the policy."""
         _sandbox(_config(config)).plan()
 
     @classmethod

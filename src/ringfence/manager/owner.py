@@ -1,4 +1,4 @@
-"""The owner of sandboxes: admits them against a quota, lists those that live, and keeps what ended ones used."""
+"""The owner of sandboxes: admits sandboxes against a quota, lists the live ones, adds up the usage of the ended."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _MOST_HOSTS = 1000  # guests choose the names of hosts
 
 
 class Owner(Generic[S]):
-    """The owner of sandboxes: one agent, or with `agent` None the manager itself. Safe from several threads."""
+    """The owner of sandboxes: an agent, or the manager when `agent` is None. Safe from several threads."""
 
     def __init__(
         self, agent: str | None, ceiling: Policy, ledger: Ledger | None = None, *, above: Owner[Any] | None = None

@@ -1,4 +1,5 @@
-"""The quota of one agent: what its live sandboxes have reserved, and how often it ran something in the last minute."""
+"""The quota of an agent: what the live sandboxes have reserved, and how often the agent ran something in the last
+minute."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _SIZES = ("memory", "disk", "upload")
 
 @final
 class Share(Struct):
-    """What one sandbox may use at most, which is reserved for it as long as it lives."""
+    """What a sandbox may use at most, which is reserved for as long as the sandbox lives."""
 
     sandboxes: int
     cpus: float
@@ -74,7 +75,7 @@ class Ledger:
                 self._sent += sent_bytes
 
     def count_run(self) -> None:
-        """Count one more run or exec. Raise QuotaError when the last minute has had its number."""
+        """Count another run or exec. Raise QuotaError when the quota of the last minute is used up."""
         with self._lock:
             now = time.monotonic()
             while self._runs and now - self._runs[0] >= _MINUTE_S:

@@ -1,4 +1,7 @@
-"""The directory in which a manager keeps agents' workspaces. One manager uses it at a time; no guest ever sees it."""
+"""The directory in which a manager keeps agents' workspaces.
+
+Only one manager at a time uses it; no guest ever sees it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content by its digest, on the host: in one file without a name, counted by holders, hashed again whenever it is read.
+"""Content by digest, on the host: in a file without a name, counted by holders, hashed again at each read.
 
 The file belongs to this process and has no path, so that nothing of it is left however the process ends. Content that
 has no holder is given back to the file system at once; the file is closed with the last content.
@@ -238,7 +238,7 @@ class Holder:
         return other
 
     def hold_all(self, digests: Iterable[str]) -> None:
-        """Hold all these digests. When the store lacks one, hold none of them and raise SnapshotError."""
+        """Hold all these digests. When the store lacks a digest, hold nothing and raise SnapshotError."""
         wanted = set(digests)
         with self._lock:
             wanted -= self._digests
@@ -267,7 +267,7 @@ class Holder:
             self.store.release(unneeded)
 
     def become(self, digests: Iterable[str]) -> None:
-        """Hold these digests, as far as the store has them, and no others."""
+        """Hold exactly `digests`, as far as the store has them."""
         wanted = set(digests)
         with self._lock:
             unneeded = self._digests - wanted

@@ -36,7 +36,7 @@ def hasher() -> blake2b:
 
 
 class Entry(NamedTuple):
-    """One name. `text` is a file's digest, a link's target, or for a further name of a file its first name."""
+    """A name in a tree. `text` is a file's digest, a link's target, or for a further name of a file the first name."""
 
     path: str  # relative to the workspace
     kind: str
@@ -220,7 +220,7 @@ def _other_size(path: str) -> SnapshotError:
 
 
 def entry(row: object) -> Entry:
-    """Return one row as an Entry. Raise SnapshotError unless each field has its type and is within its bounds."""
+    """Return a row as an Entry. Raise SnapshotError unless each field has the right type and is within bounds."""
     if not isinstance(row, list) or len(row) != len(Entry._fields):
         raise refused("a row with other fields than an entry has")
     path, kind, mode, mtime_ns, size, text = row
@@ -259,7 +259,7 @@ def check_digest(text: object) -> None:
 
 
 def check_path(path: object) -> None:
-    """Refuse a path that is not relative, or not as the kernel would list it: one text for one name (K03)."""
+    """Refuse a path that is not relative, or not as the kernel would list the file: each name has one text (K03)."""
     if not isinstance(path, str) or not path or len(_canonical(path)) > MAX_PATH:
         raise refused("a path that is empty, no text, or too long")
     for part in path.split("/"):

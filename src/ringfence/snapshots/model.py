@@ -1,4 +1,4 @@
-"""A sandbox's files at one moment: the snapshot that a caller holds, its differences from another, its file form."""
+"""A snapshot of a sandbox's files: the object that a caller holds, the differences from another, the file form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @final
 class Snapshot(Struct):
-    """A sandbox's files at one moment and, with `memory`, its sessions. Bound to backend, image and policy.
+    """The files of a sandbox at one moment and, with `memory`, the sessions. Bound to backend, image and policy.
 
     A snapshot lives as long as its manager or process; `export()` keeps it.
     """
@@ -111,7 +111,7 @@ def make(manifest: Manifest, holder: Holder, bound: str, policy: Policy) -> Snap
 
 
 def with_memory(snapshot: Snapshot, sessions: tuple[SessionImage, ...]) -> Snapshot:
-    """Add sessions to a snapshot and return it; it owns `sessions` from now on."""
+    """Add sessions to a snapshot and return it. The snapshot owns `sessions` from now on."""
     put(snapshot, "memory", True)
     put(snapshot, "size_bytes", snapshot.size_bytes + sum(session.memory.size_bytes for session in sessions))
     put(snapshot, "_sessions", sessions)
@@ -129,7 +129,7 @@ def outlet_of(snapshot: Snapshot) -> Outlet | None:
 
 @final
 class SessionImage(Struct):
-    """One session at one moment."""
+    """A session at one moment."""
 
     name: str
     count: int  # cells so far: the next one has the next number
@@ -163,7 +163,7 @@ def bound_to(backend: str, image: Image, policy: Policy) -> str:
 
 
 def shares_workspace(policy: Policy) -> bool:
-    """Return whether /workspace itself is the host's: no sandbox may keep it, set it back, or copy it."""
+    """Return whether /workspace itself is the host's. No sandbox may keep, set back or copy that workspace."""
     return _workspace_mode(policy) in ("ro", "rw")
 
 

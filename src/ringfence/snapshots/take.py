@@ -41,7 +41,7 @@ _PIECE = 1 << 16  # bytes of orders that are sent at once
 
 
 class Look:
-    """The result of one look: the tree, and how it differs from the tree that the look began with."""
+    """The result of a look: the tree, and the differences from the tree that the look began with."""
 
     def __init__(self, before: Manifest, told: Mapping[str, Entry], gone: set[str], caps: Caps) -> None:
         """Make the tree. Raise SnapshotError when the entries are no tree."""
@@ -142,8 +142,7 @@ class Taking:
         return {"contents": self._contents, "bytes": self._caps.bytes, "stays": stays, "others": self._others}
 
     def known(self, *, stayed: bool) -> bytes:
-        """Return what the worker gets on its standard input. `stayed`: it took the last look too, and remembers the
-        result."""
+        """Return the worker's standard input. `stayed`: the worker took the last look too, and remembers the result."""
         return self._lineage.known_to_one_that_stayed() if stayed else self._lineage.known()
 
     def prepare(self) -> None:
@@ -223,7 +222,7 @@ class Taking:
         self._tell(made._replace(text=digest), stamp)
 
     def _take_back(self) -> None:
-        """Forget the file whose content changed while the worker read it: the worker reports it again."""
+        """Forget a file whose content changed during the worker's read. The worker reports the file again."""
         assert self._pending is not None
         assert self._writer is not None
         self._bytes -= self._pending[0].size
@@ -306,7 +305,7 @@ def problem(report: dict[str, object]) -> SnapshotError | None:
 
 
 def orders(now: Manifest | None, wanted: Manifest, store: Store) -> Iterator[bytes]:
-    """Yield what the worker gets on its standard input to turn one tree into the other, touching only what differs.
+    """Yield the worker's standard input for turning a tree into another, touching only what differs.
 
     `now` is None when no look could report the files. Then everything is removed first.
     """
@@ -364,7 +363,7 @@ def _facts(made: Entry) -> dict[str, object]:
 
 
 def _remade(now: Manifest, wanted: Manifest) -> set[str]:
-    """Return the names to make anew: missing names, those of another kind, content or target, and all names of such a
+    """Return the names to make anew: missing names, those of another kind, content or target, and all names of a remade
     file."""
     remade: set[str] = set()
     for made in wanted.entries:
