@@ -182,8 +182,10 @@ class Result(Struct):
 
     @property
     def value(self) -> str | None:
-        """Return the repr of the last expression as a str that the guest made: "42" for 6 * 7. Return None without a
-        value."""
+        """Return the repr of the last expression as a str that the guest made: "42" for 6 * 7.
+
+        Return None without a value.
+        """
         for output in reversed(self.outputs):
             if output.is_value:
                 return output.text
@@ -199,8 +201,7 @@ class Result(Struct):
         raise GuestError(failure(self), result=self, code=f"guest-{self.status}")
 
     def render(self, *, max_chars: int = 8_000) -> str:
-        """Return text for a model's context: status, value, both ends of the output, denials with what would allow
-        them.
+        """Return text for a model's context: status, value, the ends of the output, denials with what would allow them.
 
         When there are many denials, the text has the most severe and the last; `denials` has all.
         """

@@ -115,8 +115,10 @@ class StructMeta(type):
 
 
 class _AsDataclass:
-    """An attribute that marks a Struct as a dataclass for code that asks; made at each access: `dataclasses` is slow to
-    import."""
+    """An attribute for code that asks whether a Struct is a dataclass.
+
+    The value is made at each access, because `dataclasses` is slow to import.
+    """
 
     def __set_name__(self, _owner: type, name: str) -> None:
         self._name = name

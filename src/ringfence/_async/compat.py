@@ -28,8 +28,10 @@ T = TypeVar("T")
 
 
 class Opening(Awaitable[T], AbstractAsyncContextManager[T, None], Generic[T]):
-    """The result of a call that opens something: `p = await box.spawn(…)`, or `async with box.spawn(…) as p`, which
-    ends it."""
+    """The result of a call that opens something: `p = await box.spawn(…)` or `async with box.spawn(…) as p`.
+
+    The second form also ends what was opened.
+    """
 
     def __init__(self, making: Coroutine[Any, Any, T]) -> None:
         self._making = making
@@ -115,7 +117,8 @@ def _in_thread_of_its_own(work: Callable[[], object]) -> asyncio.Future[tuple[ob
             found.set_result((value, error))
 
     def go() -> None:
-        value, error = None, None
+        value: object = None
+        error: BaseException | None = None
         try:
             value = work()
         except BaseException as raised:  # noqa: BLE001  # passed to the waiting task

@@ -84,7 +84,9 @@ class AsyncConnection:
 
     async def break_off(self) -> None:
         """Kill the connection without waiting. Its reader then sees the end and cleans up. Safe while a task reads.
-        Idempotent."""
+
+        Idempotent.
+        """
         if self._inbox.end is None and not self._broken:
             self._broken = True
             await self._place.link.say(op="kill", id=self._inbox.id, why="caller")

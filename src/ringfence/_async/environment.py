@@ -220,7 +220,8 @@ class AsyncEnvironment:
             return None
         try:
             now = await box.snapshot()
-            before, self._kept = self._kept, now
+            before = self._kept
+            self._kept = now
             if before is not None:
                 before.delete()
             if self._state is not None and now.digest != self._written:
@@ -250,8 +251,10 @@ class AsyncEnvironment:
                 self._box = None
 
     async def _end(self) -> None:
-        """End the environment together with the manager. With a state directory the workspace stays there, else it is
-        gone."""
+        """End the environment together with the manager.
+
+        With a state directory the workspace stays there, else it is gone.
+        """
         async with self._gate:
             if self._over is not None:
                 return
@@ -272,8 +275,8 @@ class AsyncEnvironment:
             self._kept = None
 
     def _check_process(self) -> None:
-        """Raise SandboxClosedError in a fork, before a lock is taken that a thread of the parent may hold there for
-        good."""
+        """Raise SandboxClosedError in a fork, before a lock is taken: a thread of the parent may hold that lock there
+        for good."""
         if self._pid != os.getpid():
             what = f"the environment of agent {self.agent!r}"
             raise endings.of_another_process(what, self._pid, fix="make a new SandboxManager here")
@@ -389,8 +392,10 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self._running_place().before_call = self._count_call
 
     async def _wait_for_use(self) -> None:
-        """Mark a sandbox that was started ahead, and start the interpreter of its default session where the image has
-        Python."""
+        """Mark a sandbox that was started ahead, and start the interpreter of the default session, too.
+
+        An image without Python has no such interpreter.
+        """
         self._waits = True
         if self.policy.limits.processes < _ROOM_AHEAD:
             return

@@ -59,8 +59,7 @@ class AsyncLink:
         self._push(frames.message(**request))
 
     async def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
-        """Send data to the interpreter behind `inbox` by the line, after an optional request to guestd about the same
-        inbox."""
+        """Send data to the interpreter behind `inbox` by the line, after an optional request about it to guestd."""
         inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
         await self._send(before + frames.pack(frames.LINE, inbox.id, data))
@@ -105,8 +104,10 @@ class AsyncLink:
             self._wake()
 
     async def wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until `ready()` returns True; return False at the deadline. `ready` is called whenever something
-        arrived."""
+        """Wait until `ready()` returns True; return False at the deadline.
+
+        `ready` is called whenever something arrived.
+        """
         while not ready():
             if self._switch.over is not None:
                 raise SandboxLostError("the sandbox is gone")
@@ -118,8 +119,10 @@ class AsyncLink:
         return True
 
     async def _something(self, left: float | None) -> None:
-        """Wait until something happened or `left` seconds are over. Not wait_for: in Python 3.11 it may swallow a
-        cancel."""
+        """Wait until something happened or `left` seconds are over.
+
+        Not wait_for: in Python 3.11 it may swallow a cancel.
+        """
         waiter = self._loop.create_future()
         self._waiters.add(waiter)
         timer = None if left is None else self._loop.call_later(left, _finish, waiter)

@@ -102,8 +102,10 @@ class AsyncSandboxManager:
         raise LookupError(f"no sandbox {sandbox_id!r} runs here")
 
     async def sandboxes(self, *, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
-        """Return all running and paused sandboxes, of agents and without an agent; with `labels`, those that have all
-        of them."""
+        """Return all running and paused sandboxes, of agents and without an agent.
+
+        With `labels`, only sandboxes that have all these labels.
+        """
         wanted = _checked(labels).items()
         return tuple(sandbox._info() for sandbox in self._live() if wanted <= sandbox.labels.items())
 

@@ -236,8 +236,10 @@ class AsyncProcess:
             self._on_said(each)
 
     def _on_nonsense(self) -> None:
-        """React to a line that is not read any more. Later values and exceptions are lost; the end is reported from
-        outside."""
+        """React to a line that is not read any more.
+
+        Later values and exceptions are lost; the end is reported from outside.
+        """
 
     def _on_said(self, said: line.Said) -> None:
         if said.kind == "display":
@@ -277,8 +279,10 @@ class AsyncProcess:
         )
 
     async def wait(self, *, timeout_s: float | None = None) -> Result:
-        """Return the result at the end. Raise TimeoutError when the process still runs after `timeout_s`; it is not
-        killed."""
+        """Return the result at the end.
+
+        Raise TimeoutError when the process still runs after `timeout_s`; it is not killed.
+        """
         arguments.check_patience(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._result is None:
@@ -363,8 +367,10 @@ class AsyncPty(AsyncProcess):
 
 
 async def completed(place: Place, call: arguments.Call) -> Result:
-    """Start a process, feed it, and return the result. Whatever interrupts the caller, the guest's work is killed
-    first."""
+    """Start a process, feed it, and return the result.
+
+    Whatever interrupts the caller, the guest's work is killed first.
+    """
     place.count_call()
     process = await AsyncProcess(place, call, place.link.open(), keep_events=False)._begin()
     try:

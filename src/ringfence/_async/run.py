@@ -173,7 +173,8 @@ async def run_once(sandbox: AsyncSandbox, once: arguments.Once) -> Result:
     await sandbox.files.mkdir(folder)
     try:
         await sandbox.files.write(what.path, once.code)
-        left, compiled = once.timeout_s, None
+        left = once.timeout_s
+        compiled: Result | None = None
         if what.compile:
             compiled = await compile_once(sandbox, what.compile, what.env, left)
             left -= compiled.duration_s

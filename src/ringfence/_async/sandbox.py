@@ -228,8 +228,10 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Result:
-        """Run code in the default session of `language`. A language without sessions is compiled where needed, and run
-        once."""
+        """Run code in the default session of `language`.
+
+        A language without sessions is compiled where needed, and run once.
+        """
         checked, language = arguments.check_code(code), arguments.check_language(language)
         if language in arguments.PROGRAMS:
             from ringfence._async.session import check_session_language
@@ -403,8 +405,10 @@ class AsyncSandbox:
         await snapshots.roll_back(self, snapshot)
 
     def fork(self, *, memory: bool = True) -> Opening[AsyncSandbox]:
-        """Return one live, independent copy. Raise UnsupportedError when memory cannot be copied here; a copy without
-        is never made."""
+        """Return one live, independent copy.
+
+        Raise UnsupportedError when memory cannot be copied here; a copy without is never made.
+        """
         from ringfence._async import snapshots
 
         self._running_place()
@@ -500,8 +504,10 @@ class AsyncSandbox:
     # ports, usage, denials
 
     def expose(self, port: int) -> Opening[AsyncAddress]:
-        """Return a local address that reaches `port` inside. The port may be opened later: each connection is tried
-        when it comes."""
+        """Return a local address that reaches `port` inside.
+
+        The port may be opened later: each connection is tried when it comes.
+        """
         number = arguments.check_port(port)
         self._running_place()
         return opening(self._expose(number))
@@ -536,8 +542,10 @@ class AsyncGateway:
         self._live: Network | None = None  # rules that replaced those of the policy
 
     async def log(self, *, after: int = 0) -> tuple[Request, ...]:
-        """Return each connection or request that has ended, oldest first, without the first `after`. The last 10,000
-        are kept."""
+        """Return each connection or request that has ended, oldest first, without the first `after`.
+
+        The last 10,000 are kept.
+        """
         box = self._box()
         return () if box is None or box.outlet is None else box.outlet.requests(after)
 

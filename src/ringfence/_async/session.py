@@ -99,7 +99,8 @@ class AsyncCell(AsyncProcess):
         if self._done:
             return  # sent after the end of this cell and before the next cell: belongs to neither
         if said.kind == "done" and said.fields["n"] == self._number:
-            self._said, self._done = said, True
+            self._said = said
+            self._done = True
         if said.kind == "call":
             from ringfence.core import tools
 
@@ -119,7 +120,8 @@ class AsyncCell(AsyncProcess):
             self._place.link.note(op="idle", id=self._inbox.id, n=self._number)
 
     def _finish(self) -> None:
-        place, inbox = self._place, self._inbox
+        place = self._place
+        inbox = self._inbox
         end = inbox.end if not self._done else None
         kept = inbox.end is None and not self._nonsense  # the interpreter may have ended after the cell
         if end is None:
@@ -146,8 +148,10 @@ class AsyncCell(AsyncProcess):
         self._result = replace(result, denials=(*result.denials, *denied)) if denied else result
 
     async def _stop(self, why: str) -> Result:
-        """Kill the cell and end its interpreter, even where the cell ended first: the next cell must not meet this
-        one's messages."""
+        """Kill the cell and end the interpreter, even where the cell ended first.
+
+        The next cell must not meet messages that were meant for this cell.
+        """
         is_late = self._result is not None
         result = await super()._stop(why)
         if is_late:
@@ -387,8 +391,10 @@ class AsyncSession:
         await self._place().link.say(op="idle", id=self._inbox.id, n=0)
 
     async def _ask(self, message: dict[str, object]) -> None:
-        """Send a message that is no cell, and wait for its answer. Raise SandboxLostError when the interpreter does not
-        answer."""
+        """Send a message that is no cell, and wait for its answer.
+
+        Raise SandboxLostError when the interpreter does not answer.
+        """
         place, inbox, reader = self._place(), self._inbox, self._reader
         assert inbox is not None
         number = self._count + 1

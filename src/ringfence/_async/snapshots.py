@@ -225,8 +225,10 @@ FIX = "fork(memory=False) copies the files alone"
 
 
 async def take(sandbox: AsyncSandbox) -> tuple[SessionImage, ...]:
-    """Return an image of every session that has run something. Raise UnsupportedError, with the reason, when one cannot
-    be copied."""
+    """Return an image of every session that has run something.
+
+    Raise UnsupportedError, with the reason, when one cannot be copied.
+    """
     taken: list[SessionImage] = []
     try:
         for session in await sandbox.sessions():
@@ -271,7 +273,8 @@ async def _image(session: AsyncSession, held: int) -> SessionImage | None:
         if not await place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
             raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
         try:
-            box, room = place.box, place.box.memory_bytes - held
+            box = place.box
+            room = box.memory_bytes - held
             memory = await blocking(take_memory, pid, box.owns, box.generation, room, session._copy_of)
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
@@ -317,7 +320,8 @@ async def _put(image: SessionImage, session: AsyncSession) -> None:
         pid = await _pid(session)
         await blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
-        session._copy_of, session._had = image.memory.identity, image.memory.had
+        session._copy_of = image.memory.identity
+        session._had = image.memory.had
         await session._ask({"m": "copied"})
 
 

@@ -85,7 +85,9 @@ class Connection:
 
     def break_off(self) -> None:
         """Kill the connection without waiting. Its reader then sees the end and cleans up. Safe while a task reads.
-        Idempotent."""
+
+        Idempotent.
+        """
         if self._inbox.end is None and not self._broken:
             self._broken = True
             self._place.link.say(op="kill", id=self._inbox.id, why="caller")

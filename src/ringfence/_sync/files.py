@@ -143,8 +143,10 @@ class Files:
         append: bool = False,
         mode: int | None = None,
     ) -> FileInfo:
-        """Write a file and return its info. Parent folders are made, a str is written as UTF-8, and the file is
-        replaced as a whole or not at all."""
+        """Write a file and return its info.
+
+        Parent folders are made, a str is written as UTF-8, and the file is replaced as a whole or not at all.
+        """
         args = {"append": bool(append), "mode": _mode(mode), "into": None, **_staged(arguments.guest_path(path))}
         _check_data(data, text=True)
         answer = self._fed("write", path, args, _pieces(data))
@@ -218,8 +220,10 @@ class Files:
         self._do("chmod", path, {"path": arguments.guest_path(path), "mode": _mode(mode)})
 
     def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Watch:
-        """Report changes from the moment that the watch is made. `overflow`: some events were lost, list the files
-        again."""
+        """Report changes from the moment that the watch is made.
+
+        `overflow`: some events were lost, list the files again.
+        """
         return opening(self._watch(path, recursive=recursive))
 
     def _watch(self, path: GuestPath, *, recursive: bool) -> Watch:
@@ -256,12 +260,11 @@ class Files:
     def download(
         self, source: GuestPath, target: HostPath, *, on_progress: Callable[[int, int | None], None] | None = None
     ) -> None:
-        """Copy a file or folder out of the sandbox, into a host folder that is held open; a hostile tree cannot leave
-        that folder.
+        """Copy a file or folder out of the sandbox.
 
-        A file becomes `target`, or goes into `target` under its own name when that is a folder. The contents of a
-        folder go into `target`, which is made when its parent exists. When the download fails, none of its files is
-        left.
+        The host folder is held open, and a hostile tree cannot leave it. A file becomes `target`, or goes into `target`
+        under its own name when that is a folder. The contents of a folder go into `target`, which is made when its
+        parent exists. When the download fails, none of its files is left.
         """
         from ringfence.shared.tree_pack import Caps
         from ringfence.transfer.download import Landing
@@ -296,8 +299,10 @@ class Files:
         blocking(landing.finish)
 
     def pack(self, path: GuestPath = ".", *, format: Literal["tar", "zip"] = "tar") -> Iterator[bytes]:
-        """Yield a file or folder as an archive, in pieces. Links are kept as links; devices, pipes and sockets are
-        refused."""
+        """Yield a file or folder as an archive, in pieces.
+
+        Links are kept as links; devices, pipes and sockets are refused.
+        """
         args = {"path": arguments.guest_path(path), "format": _format(format), **self._caps()}
         worker = self._start("pack", args)
         try:
@@ -315,11 +320,11 @@ class Files:
         *,
         format: Literal["tar", "zip"] = "tar",
     ) -> None:
-        """Unpack an archive into a folder inside, which is made. When anything in the archive is refused, nothing is
-        unpacked.
+        """Unpack an archive into a folder inside, which is made.
 
-        Names that are absolute or hold `..`, links that lead out of the folder, devices, and a name that comes twice
-        are refused. The caller decompresses a compressed tar.
+        When anything in the archive is refused, nothing is unpacked. Names that are absolute or hold `..`, links that
+        lead out of the folder, devices, and a name that comes twice are refused. The caller decompresses a compressed
+        tar.
         """
         args = {"format": _format(format), "any_link": False, **_staged(arguments.guest_path(path)), **self._caps()}
         _check_data(data, text=False)
@@ -377,7 +382,7 @@ class Files:
 
 
 def _staged(path: str) -> dict[str, object]:
-    """Return the arguments that say where a worker puts unfinished files: under a name that the host knows if it is
+    """Return the path, and the name under which a worker puts unfinished files: the host knows it if the worker is
     killed."""
     return {"path": path, "stage": f".ringfence-{os.urandom(8).hex()}.part"}
 

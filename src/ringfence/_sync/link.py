@@ -100,8 +100,7 @@ class Link:
     note = say  # `say` blocks only until guestd reads
 
     def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
-        """Send data to the interpreter behind `inbox` by the line, after an optional request to guestd about the same
-        inbox."""
+        """Send data to the interpreter behind `inbox` by the line, after an optional request about it to guestd."""
         with self._changed:
             inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
@@ -134,8 +133,10 @@ class Link:
             self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until `ready()` returns True; return False at the deadline. `ready` is called whenever something
-        arrived."""
+        """Wait until `ready()` returns True; return False at the deadline.
+
+        `ready` is called whenever something arrived.
+        """
         with self._changed:
             while not ready():
                 if self._switch.over is not None:

@@ -174,7 +174,8 @@ def run_once(sandbox: Sandbox, once: arguments.Once) -> Result:
     sandbox.files.mkdir(folder)
     try:
         sandbox.files.write(what.path, once.code)
-        left, compiled = once.timeout_s, None
+        left = once.timeout_s
+        compiled: Result | None = None
         if what.compile:
             compiled = compile_once(sandbox, what.compile, what.env, left)
             left -= compiled.duration_s

@@ -58,8 +58,10 @@ class Worker:
     # bytes
 
     def read(self, *, patient: bool = False) -> list[bytes]:
-        """Return all bytes that have arrived, at least some; return [] after the end. `patient`: wait without a
-        deadline."""
+        """Return all bytes that have arrived, at least some; return [] after the end.
+
+        `patient`: wait without a deadline.
+        """
         inbox = self._inbox
         while True:
             ended = inbox.end is not None  # read first: what came before the end is in the inbox by then

@@ -495,11 +495,11 @@ def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) 
 
 
 def _met_rlimit(call: Call, end: Mapping[str, object]) -> bool:
-    """Return whether RLIMIT_CPU ended the process: the kernel sends SIGXCPU, and SIGKILL to a process that ignores
-    that.
+    """Return whether RLIMIT_CPU ended the process.
 
-    A guest can send itself both signals, so the CPU time that it spent decides. A session has no such limit, and its
-    interpreter may have spent as much in other cells. Where a cgroup counts, guestd has reported the reason.
+    The kernel sends SIGXCPU, and SIGKILL to a process that ignores it. A guest can send itself both signals, so the CPU
+    time that it spent decides. A session has no such limit, and its interpreter may have spent as much in other cells.
+    Where a cgroup counts, guestd has reported the reason.
     """
     spent = end.get("cpu_s")
     if call.cpu_s is None or call.job["kind"] == "session" or not isinstance(spent, float):

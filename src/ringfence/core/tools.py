@@ -169,7 +169,8 @@ def arguments(asked: Asked) -> tuple[list[object], dict[str, object]] | str:
         return "its arguments hold a lone surrogate, which is no text"
     if not isinstance(found, dict) or set(found) != {"args", "kwargs"}:
         return _NOT_JSON
-    args, kwargs = found["args"], found["kwargs"]
+    args = found["args"]
+    kwargs = found["kwargs"]
     return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else _NOT_JSON
 
 

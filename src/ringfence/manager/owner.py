@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 
 class Sources:
-    """Where the mounts of a ceiling led when it was made: later, a guest may have replaced what is inside another
-    mount."""
+    """Where the mounts of a ceiling led when it was made.
+
+    Later, a guest may have replaced what is inside another mount.
+    """
 
     def __init__(self, ceiling: Policy, above: Sources | None = None) -> None:
         self.ceilings: tuple[Policy, ...] = (_followed(ceiling), *(() if above is None else above.ceilings))

@@ -36,7 +36,8 @@ class Share(Struct):
 
 
 def share_of(policy: Policy) -> Share:
-    limits, network = policy.limits, policy.network
+    limits = policy.limits
+    network = policy.network
     reaches_out = bool(network.allow or network.rules)
     return Share(1, limits.cpus, limits.memory, limits.disk, network.upload if reaches_out else 0)
 
@@ -53,8 +54,10 @@ class Ledger:
         self._runs: deque[float] = deque()
 
     def admit(self, number: str, policy: Policy, lives: Callable[[], bool]) -> None:
-        """Reserve for one more sandbox. Raise QuotaError. `lives` is called later, to see whether the sandbox still
-        lives."""
+        """Reserve for one more sandbox. Raise QuotaError.
+
+        `lives` is called later, to see whether the sandbox still lives.
+        """
         wanted = share_of(policy)
         with self._lock:
             live = [share for share, is_there in self._live.values() if is_there()]

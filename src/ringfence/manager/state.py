@@ -55,16 +55,20 @@ _PLACE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StateDirectory:
-    """A manager's state directory, made when missing, for this user alone. Raises PolicyError when the path cannot be
-    one."""
+    """A manager's state directory, made when missing, for this user alone.
+
+    Raises PolicyError when the path cannot be one.
+    """
 
     def __init__(self, path: HostPath) -> None:
         self.path = _without_links(os.path.abspath(os.fspath(path)))
         self._lock = -1
 
     def open(self) -> None:
-        """Lock the directory for this manager, until `close` or the end of the process. Raise SandboxError when it is
-        in use."""
+        """Lock the directory for this manager, until `close` or the end of the process.
+
+        Raise SandboxError when it is in use.
+        """
         if self._lock >= 0:
             return
         try:

@@ -28,12 +28,16 @@ _BLOCK = 4096  # each piece begins at a block, so that its room can be given bac
 
 
 class Store:
-    """Content by digest. Safe from several threads. A fork of the process can read it while the parent lives, and no
-    more."""
+    """Content by digest. Safe from several threads.
+
+    A fork of the process can read it while the parent lives, and no more.
+    """
 
     def __init__(self, directory: str | None = None) -> None:
-        """Make an empty store. `directory`: on a disk with room for content; without it, the state directory of this
-        user."""
+        """Make an empty store.
+
+        `directory`: on a disk with room for content; without it, the state directory of this user.
+        """
         self._directory = directory
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -62,8 +66,10 @@ class Store:
             self._close_when_empty()
 
     def put(self, digest: str, offset: int, size: int) -> bool:
-        """Add content that was written at `offset`, held by the caller. Return False when the store has it: then that
-        is held."""
+        """Add content that was written at `offset`, held by the caller.
+
+        Return False when the store has it: then that is held.
+        """
         with self._lock:
             new = digest not in self._pieces
             if new:
@@ -109,8 +115,10 @@ class Store:
             self._close_when_empty()
 
     def read(self, digest: str, size: int) -> Iterator[bytes]:
-        """Yield the content in pieces. Raise SnapshotError when a byte differs; small content is checked before it is
-        yielded."""
+        """Yield the content in pieces.
+
+        Raise SnapshotError when a byte differs; small content is checked before it is yielded.
+        """
         piece = self._pieces.get(digest)
         if piece is None or piece[1] != size:
             raise gone()

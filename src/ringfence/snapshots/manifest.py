@@ -107,8 +107,10 @@ class Manifest:
         return {text: count for text, count in Counter(texts).items() if count > 1}
 
     def patched(self, told: Mapping[str, Entry], gone: Collection[str], caps: Caps) -> Manifest:
-        """Return this tree with other entries at some paths and without some others. Costs what changed, and some
-        copies."""
+        """Return this tree with other entries at some paths and without some others.
+
+        Costs what changed, and some copies.
+        """
         few = 4 * (len(told) + len(gone)) < len(self.entries)
         if not few or self.links or any(made.kind == "h" for made in told.values()):
             rest = [made for made in self.entries if made.path not in told and made.path not in gone]
@@ -268,8 +270,10 @@ def check_path(path: object) -> None:
 
 
 def _canonical(text: str) -> bytes:
-    """Return a text's bytes. Two texts for the same bytes would be two names of one file: only the usual text is
-    accepted."""
+    """Return a text's bytes.
+
+    Two texts for the same bytes would be two names of one file: only the usual text is accepted.
+    """
     try:
         data = text.encode()
     except UnicodeEncodeError:

@@ -50,8 +50,10 @@ class Snapshot(Struct):
     _sessions: tuple[SessionImage, ...] = ()
 
     def diff(self, other: Snapshot) -> tuple[Change, ...]:
-        """Return what changed from this snapshot to `other`. A different time is no change; text has a unified diff, up
-        to a cap."""
+        """Return what changed from this snapshot to `other`.
+
+        A different time is no change; text has a unified diff, up to a cap.
+        """
         if not isinstance(other, Snapshot):
             raise TypeError(f"other is a Snapshot, not {type(other).__name__}")
         return changes(self._tree(), other._tree())

@@ -83,8 +83,10 @@ class Lineage:
         return stamps.pack(memory, self._worth_telling(), links=bool(self.manifest.links), top=self._top)
 
     def _worth_telling(self) -> list[str]:
-        """Return the digests of content that the worker need not send. When few files changed, small ones are sent
-        anyway."""
+        """Return the digests of content that the worker need not send.
+
+        When few files changed, small ones are sent anyway.
+        """
         if not self._memory.groups:
             return self.holder.digests()
         return [digest for digest, size in self.manifest.digests.items() if size > _SMALL and digest in self.holder]
@@ -94,12 +96,14 @@ class Lineage:
 
         `holder`: the content that the sandbox may name from now on; without it, that is the content of the tree found.
         """
-        self.manifest, self._top = look.manifest, look.top
+        self.manifest = look.manifest
+        self._top = look.top
         kinds = look.manifest.by_path
         self._memory.follow({path: (kinds[path].kind == "d", s) for path, s in look.stamps.items()}, look.gone)
         if holder is not None:
             self.holder.close()
-            self.holder, self.exact = holder, False
+            self.holder = holder
+            self.exact = False
             # A file whose content the sandbox may not name has to be sent again.
             unnamed = [made.path for made in self.manifest.entries if made.kind == "f" and made.text not in holder]
             self._memory.follow(dict.fromkeys(unnamed, (False, UNKNOWN)), ())
@@ -117,8 +121,10 @@ class Taking:
     """
 
     def __init__(self, store: Store, caps: Caps, lineage: Lineage, *, contents: bool, others: bool = False) -> None:
-        """Begin a look. `others`: the tree began as a copy of a folder of the host, so it has files of other owners
-        too."""
+        """Begin a look.
+
+        `others`: the tree began as a copy of a folder of the host, so it has files of other owners too.
+        """
         self._caps = caps
         self._contents = contents  # False for digests alone, which only `orders` believes
         self._others = others
@@ -260,7 +266,8 @@ class Taking:
         if self._gone & self._told.keys():
             raise refused("a name that is there and gone")
         look = Look(self._before, self._told, self._gone, self._caps)
-        look.stamps, look.top = self._stamps, self._top
+        look.stamps = self._stamps
+        look.top = self._top
         return look
 
     def content(self, look: Look) -> Holder:
@@ -363,7 +370,7 @@ def _facts(made: Entry) -> dict[str, object]:
 
 
 def _remade(now: Manifest, wanted: Manifest) -> set[str]:
-    """Return the names to make anew: missing names, those of another kind, content or target, and all names of a remade
+    """Return the names to make anew: what is missing or has another kind, content or target, and all names of such a
     file."""
     remade: set[str] = set()
     for made in wanted.entries:

@@ -77,8 +77,10 @@ class Landing:
         return self._planter.written
 
     def feed(self, pieces: Iterable[bytes]) -> None:
-        """Unpack the next bytes. Raise OSError for what is refused, and for the host's own trouble, a full disk for
-        example."""
+        """Unpack the next bytes.
+
+        Raise OSError for what is refused, and for the host's own trouble, a full disk for example.
+        """
         try:
             for piece in pieces:
                 self._unpacker.feed(piece)
