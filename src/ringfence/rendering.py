@@ -220,10 +220,6 @@ def _json(value: object) -> Json:
         return {str(key): _json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_json(item) for item in value]
-    return _timestamp(value)
-
-
-def _timestamp(value: object) -> str:
     from datetime import datetime
 
     if isinstance(value, datetime):

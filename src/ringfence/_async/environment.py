@@ -65,7 +65,7 @@ class AsyncEnvironment:
         self._gate = lock()  # held while the agent's own sandbox is started, kept or ended
         self._box: AsyncOwnedSandbox | None = None
         self._kept: Snapshot | None = None
-        self._looked = False  # whether the state directory was searched for the workspace of an earlier manager
+        self._is_loaded = False  # whether the state directory was searched for the workspace of an earlier manager
         self._written = ""  # digest of the workspace in the state directory
         self._calls: set[object] = set()
         self._used_at = time.monotonic()
@@ -189,13 +189,13 @@ class AsyncEnvironment:
 
     async def _look(self) -> None:
         """Load the workspace that an earlier manager kept in the state directory."""
-        if self._state is None or self._looked:
+        if self._state is None or self._is_loaded:
             return
         path = await blocking(self._state.kept, self.agent)
         if path is not None:
             self._kept = await blocking(model.Snapshot.load, path)
             self._written = self._kept.digest
-        self._looked = True
+        self._is_loaded = True
 
     def _bound_anew(self, box: AsyncOwnedSandbox, kept: Snapshot) -> Snapshot:
         """Return a kept workspace bound to the current policy, backend and image, which may have changed."""

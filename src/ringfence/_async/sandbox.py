@@ -571,7 +571,7 @@ class AsyncGateway:
         await blocking(box.outlet.set, network)
         self._live = network
 
-    async def _as(self, other: AsyncGateway) -> None:
+    async def _take_over_rules(self, other: AsyncGateway) -> None:
         """Take over the live rules of `other`, whose sandbox was copied."""
         if other._live is not None:
             await self.set(other._live)

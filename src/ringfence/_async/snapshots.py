@@ -81,18 +81,18 @@ class AsyncTrees:
             await self.roll_back(place, snapshot)
             return
         manifest, store = model.check(snapshot, self._bound, place.policy)
-        await _order(place, orders(Manifest(()), manifest, store))
+        await _send_orders(place, orders(Manifest(()), manifest, store))
         self.close()
-        self._lineage = Lineage(_holding(manifest, store))
+        self._lineage = Lineage(_holder_of(manifest, store))
 
     async def roll_back(self, place: Place, snapshot: Snapshot) -> None:
         """Set the files back to `snapshot`, touching only files that differ."""
         manifest, store = model.check(snapshot, self._bound, place.policy)
         async with self._gate:
-            holder = _holding(manifest, store)
+            holder = _holder_of(manifest, store)
             try:
                 seen = await self._seen(place)
-                await _order(place, orders(None if seen is None else seen[1].manifest, manifest, store))
+                await _send_orders(place, orders(None if seen is None else seen[1].manifest, manifest, store))
             except BaseException:
                 holder.close()
                 raise
@@ -128,7 +128,7 @@ class AsyncTrees:
         try:
             await worker.start()
             if not await _read_look(worker, taking, stayed=False):
-                await _ended(worker)
+                await _check_done(worker)
                 raise SnapshotError("the worker inside ended early", code="snapshot-failed", fix="try again")
         except BaseException:
             taking.close()
@@ -157,7 +157,7 @@ async def copy_files(source: Place, of: AsyncTrees, target: Place, to: AsyncTree
         snapshot.delete()
 
 
-def _holding(manifest: Manifest, store: Store) -> Holder:
+def _holder_of(manifest: Manifest, store: Store) -> Holder:
     """Return a new holder of all content of a snapshot."""
     holder = Holder(store)
     holder.hold_all(manifest.digests)
@@ -193,19 +193,19 @@ async def _read_look(worker: AsyncWorker, taking: Taking, *, stayed: bool) -> bo
     return taking.done
 
 
-async def _order(place: Place, pieces: Iterator[bytes]) -> None:
+async def _send_orders(place: Place, pieces: Iterator[bytes]) -> None:
     worker = await AsyncWorker(place, "restore", {}, feeds=True).start()
     try:
         for piece in pieces:
             if not await worker.write(piece):
                 break  # the worker ended early: its answer says why
         await worker.close_stdin()
-        await _ended(worker)
+        await _check_done(worker)
     finally:
         await worker.end()
 
 
-async def _ended(worker: AsyncWorker) -> None:
+async def _check_done(worker: AsyncWorker) -> None:
     """Raise an error when the worker did not do all of its work."""
     try:
         await worker.answer("/workspace")
@@ -356,7 +356,7 @@ async def fork_files(sandbox: AsyncSandbox) -> AsyncSandbox:
     twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds the placeholders of that outlet
     await twin.start()
     try:
-        await twin.network._as(sandbox.network)
+        await twin.network._take_over_rules(sandbox.network)
         if shares_workspace(sandbox.policy):
             return twin  # both sandboxes see the same folder of the host
         await copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())

@@ -85,10 +85,10 @@ class Process:
         self._exit_seen = False
         self._done = False  # for a cell that ended: later messages belong to the next cell
         self._stopped_by_us: str | None = None
-        self._early: Mapping[str, object] | None = None  # why the process did not begin
-        self._hard = self._looked_at = self._transcript.started
-        self._hard += call.timeout_s + arguments.GRACE_S
-        self._stood = place.link.stood_still()
+        self._early_report: Mapping[str, object] | None = None  # why the process did not begin
+        self._looked_at = self._transcript.started
+        self._kill_at = self._looked_at + call.timeout_s + arguments.GRACE_S
+        self._stopped_before = place.link.stood_still()
 
     def _begin(self) -> Self:
         """Start the process and return it. When the caller is interrupted meanwhile, the process is killed first."""
@@ -196,19 +196,19 @@ class Process:
         """Return when the host stops trusting guestd with the time. A caller that was away gets its news first."""
         now = time.monotonic()
         stood = self._place.link.stood_still()
-        self._hard += stood - self._stood
-        self._stood = stood
+        self._kill_at += stood - self._stopped_before
+        self._stopped_before = stood
         if self._place.link.paused:
             return now + _PAUSED_S  # the clocks are stopped
-        if now > self._hard and now - self._looked_at > arguments.GRACE_S:
-            self._hard = now + _LATE_S
-        return self._hard
+        if now > self._kill_at and now - self._looked_at > arguments.GRACE_S:
+            self._kill_at = now + _LATE_S
+        return self._kill_at
 
     def _take_output(self) -> None:
         with self._taking:
             while not self._done and (item := self._inbox.take()) is not None:
                 if item[0] == frames.LINE:
-                    self._hear(item[1])
+                    self._take_message(item[1])
                 else:
                     self._transcript.add(*item)
                     self._keep_event(*item)
@@ -217,7 +217,7 @@ class Process:
         if self._keep_events:
             self._log.add(kind, piece)
 
-    def _hear(self, data: bytes) -> None:
+    def _take_message(self, data: bytes) -> None:
         """Take in what guest code said about itself. Code that breaks the format is not read any more."""
         if self._line is None:
             return
@@ -234,7 +234,7 @@ class Process:
             self._on_nonsense()
             return
         for each in said:
-            self._on_said(each)
+            self._on_message(each)
 
     def _on_nonsense(self) -> None:
         """React to a line that is not read any more.
@@ -242,7 +242,7 @@ class Process:
         Later values and exceptions are lost; the end is reported from outside.
         """
 
-    def _on_said(self, said: line.Said) -> None:
+    def _on_message(self, said: line.Said) -> None:
         if said.kind == "display":
             output = self._transcript.show(line.representations(said), is_value=bool(said.fields["value"]))
             if output is not None:
@@ -250,7 +250,7 @@ class Process:
         elif said.kind == "prompt":
             self._keep_event(frames.LINE, said.data[:_LONGEST_PROMPT].decode("utf-8", "replace"))
         elif said.kind == "failed":
-            self._early = said.fields
+            self._early_report = said.fields
         elif said.kind == "done":
             exception = said.fields["exception"]
             self._transcript.exception = exception if isinstance(exception, dict) else None
@@ -263,8 +263,8 @@ class Process:
             from ringfence.core.endings import refused
 
             raise refused(end)
-        if self._early is not None:
-            end = {**end, "early": dict(self._early)}
+        if self._early_report is not None:
+            end = {**end, "early": dict(self._early_report)}
         _raise_for_cwd(end, self._call)
         if end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}

@@ -571,7 +571,7 @@ class Gateway:
         blocking(box.outlet.set, network)
         self._live = network
 
-    def _as(self, other: Gateway) -> None:
+    def _take_over_rules(self, other: Gateway) -> None:
         """Take over the live rules of `other`, whose sandbox was copied."""
         if other._live is not None:
             self.set(other._live)

@@ -62,14 +62,14 @@ class Cell(Process):
         job = {"kind": "session", "fresh": place.box.python["fresh"]}
         call = arguments.Call(job, (arguments.PROGRAMS[session.language],), request.timeout_s, request.cpu_s)
         super().__init__(place, call, inbox, keep_events=keep_events)
-        self._hard += _CELL_GRACE_S
+        self._kill_at += _CELL_GRACE_S
         self._request = request
         self._number = number
-        self._said: line.Said | None = None
+        self._done_message: line.Said | None = None
         self._nonsense = False
         self._interrupted = False
         self._tools = session._tools
-        self._asked: list[Asked] = []  # calls of tools that wait for the host
+        self._waiting_calls: list[Asked] = []  # calls of tools that wait for the host
         self._answering = False
         self._budget: Budget | None = None
 
@@ -95,18 +95,18 @@ class Cell(Process):
             self._look_for_end()
         return self._result is None
 
-    def _on_said(self, said: line.Said) -> None:
+    def _on_message(self, said: line.Said) -> None:
         if self._done:
             return  # sent after the end of this cell and before the next cell: belongs to neither
         if said.kind == "done" and said.fields["n"] == self._number:
-            self._said = said
+            self._done_message = said
             self._done = True
         if said.kind == "call":
             from ringfence.core import tools
 
             self._budget = self._budget or tools.Budget()
-            self._asked.append(self._budget.take(said, self._tools))
-        super()._on_said(said)
+            self._waiting_calls.append(self._budget.take(said, self._tools))
+        super()._on_message(said)
 
     def _on_nonsense(self) -> None:
         self._nonsense = self._done = True
@@ -132,8 +132,8 @@ class Cell(Process):
             end = {**end, "why": self._stopped_by_us}
         elif end["ev"] == "exit":
             end = {**end, "why": end["why"] or self._why_exited(end)}
-            if self._early is not None:
-                end["early"] = dict(self._early)
+            if self._early_report is not None:
+                end["early"] = dict(self._early_report)
         result = arguments.result(
             self._call,
             end,
@@ -166,10 +166,10 @@ class Cell(Process):
 
     def _ending(self) -> dict[str, object]:
         """Return an event for the end of a cell whose session lives. The guest chose the words, the host the reason."""
-        if self._nonsense or self._said is None:
+        if self._nonsense or self._done_message is None:
             return {"ev": "over", "why": "lost"}
         raised = self._transcript.exception is not None
-        code = self._said.fields["exit"]
+        code = self._done_message.fields["exit"]
         stopped = raised or code == _INTERRUPTED
         why = self._inbox.interrupted or ("interrupted" if self._interrupted and stopped else None)
         return {"ev": "done", "why": why, "code": None, "failed": raised or (isinstance(code, int) and code != 0)}
@@ -187,7 +187,7 @@ class Cell(Process):
         """Answer the waiting calls of tools one after another, even where several callers wait for the cell."""
         mine = False
         try:
-            while self._asked or mine:
+            while self._waiting_calls or mine:
                 over = self._over()
                 asked = self._next_asked(mine=mine, over=over)
                 mine = asked is not None
@@ -209,10 +209,10 @@ class Cell(Process):
         with self._taking:
             if self._answering and not mine:
                 return None
-            self._answering = bool(self._asked) and (over or self._has_room())
+            self._answering = bool(self._waiting_calls) and (over or self._has_room())
             if not self._answering:
                 return None
-            asked = self._asked.pop(0)
+            asked = self._waiting_calls.pop(0)
             assert self._budget is not None
             self._budget.begin(asked)
             return asked
@@ -222,7 +222,7 @@ class Cell(Process):
         return self._inbox.stdin_in_flight < STDIN_WINDOW or self._inbox.stdin_closed
 
     def _may_answer(self) -> bool:
-        return bool(self._asked) and not self._answering and self._has_room()
+        return bool(self._waiting_calls) and not self._answering and self._has_room()
 
     def _over(self) -> bool:
         """Return whether tools must stop working for the cell, because the cell or the time ended.
@@ -313,7 +313,7 @@ class Session:
         with self._gate:
             before = self._cell  # the cell of another caller, which may still wait for it
             try:
-                return self._ended(self._begin(request, keep_events=False))
+                return self._result_of(self._begin(request, keep_events=False))
             except BaseException:
                 cell = self._cell
                 if cell is not None and cell is not before and cell.running:
@@ -354,7 +354,7 @@ class Session:
         place = self._place()
         place.count_call()
         if self._cell is not None:
-            self._ended(self._cell)
+            self._result_of(self._cell)
         place.link.poll()
         try:
             if self._inbox is None or self._inbox.end is not None:
@@ -408,7 +408,7 @@ class Session:
                 return
         raise SandboxLostError(f"session {self.name} does not answer", code="session-lost", fix="try again")
 
-    def _ended(self, cell: Cell) -> Result:
+    def _result_of(self, cell: Cell) -> Result:
         """Return the result of a cell. A session that broke the line's format is killed."""
         try:
             result = cell.wait()

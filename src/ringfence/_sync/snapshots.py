@@ -82,18 +82,18 @@ class Trees:
             self.roll_back(place, snapshot)
             return
         manifest, store = model.check(snapshot, self._bound, place.policy)
-        _order(place, orders(Manifest(()), manifest, store))
+        _send_orders(place, orders(Manifest(()), manifest, store))
         self.close()
-        self._lineage = Lineage(_holding(manifest, store))
+        self._lineage = Lineage(_holder_of(manifest, store))
 
     def roll_back(self, place: Place, snapshot: Snapshot) -> None:
         """Set the files back to `snapshot`, touching only files that differ."""
         manifest, store = model.check(snapshot, self._bound, place.policy)
         with self._gate:
-            holder = _holding(manifest, store)
+            holder = _holder_of(manifest, store)
             try:
                 seen = self._seen(place)
-                _order(place, orders(None if seen is None else seen[1].manifest, manifest, store))
+                _send_orders(place, orders(None if seen is None else seen[1].manifest, manifest, store))
             except BaseException:
                 holder.close()
                 raise
@@ -129,7 +129,7 @@ class Trees:
         try:
             worker.start()
             if not _read_look(worker, taking, stayed=False):
-                _ended(worker)
+                _check_done(worker)
                 raise SnapshotError("the worker inside ended early", code="snapshot-failed", fix="try again")
         except BaseException:
             taking.close()
@@ -158,7 +158,7 @@ def copy_files(source: Place, of: Trees, target: Place, to: Trees) -> None:
         snapshot.delete()
 
 
-def _holding(manifest: Manifest, store: Store) -> Holder:
+def _holder_of(manifest: Manifest, store: Store) -> Holder:
     """Return a new holder of all content of a snapshot."""
     holder = Holder(store)
     holder.hold_all(manifest.digests)
@@ -194,19 +194,19 @@ def _read_look(worker: Worker, taking: Taking, *, stayed: bool) -> bool:
     return taking.done
 
 
-def _order(place: Place, pieces: Iterator[bytes]) -> None:
+def _send_orders(place: Place, pieces: Iterator[bytes]) -> None:
     worker = Worker(place, "restore", {}, feeds=True).start()
     try:
         for piece in pieces:
             if not worker.write(piece):
                 break  # the worker ended early: its answer says why
         worker.close_stdin()
-        _ended(worker)
+        _check_done(worker)
     finally:
         worker.end()
 
 
-def _ended(worker: Worker) -> None:
+def _check_done(worker: Worker) -> None:
     """Raise an error when the worker did not do all of its work."""
     try:
         worker.answer("/workspace")
@@ -354,7 +354,7 @@ def fork_files(sandbox: Sandbox) -> Sandbox:
     twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds the placeholders of that outlet
     twin.start()
     try:
-        twin.network._as(sandbox.network)
+        twin.network._take_over_rules(sandbox.network)
         if shares_workspace(sandbox.policy):
             return twin  # both sandboxes see the same folder of the host
         copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())

@@ -80,9 +80,9 @@ class Budget:
         if refused is None:
             self._waiting += len(said.data)
             return Asked(said.fields["id"], name, said.data, None)
-        code, why, told = refused
+        code, why, for_guest = refused
         self.deny(name, code, why)
-        return Asked(said.fields["id"], name[:_SHOWN], b"", told)
+        return Asked(said.fields["id"], name[:_SHOWN], b"", for_guest)
 
     def begin(self, asked: Asked) -> None:
         """Count a call whose turn has come as no longer waiting."""

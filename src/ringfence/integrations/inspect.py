@@ -218,7 +218,7 @@ def _exec_result(result: Result, cmd: list[str], limits: Limits) -> ExecResult[s
         case _:
             pass
     _check_output(result, limits)
-    code = _return_code(result)
+    code = 128 + (result.signal or 9) if result.exit_code is None else result.exit_code
     return ExecResult(
         success=code == 0, returncode=code, stdout=result.stdout, stderr=result.stderr + _note(result, cmd)
     )
@@ -232,12 +232,6 @@ def _check_output(result: Result, limits: Limits) -> None:
     if result.truncated or max(len(result.stdout_bytes), len(result.stderr_bytes)) > most:
         kept = result.stdout_bytes[-most:].decode("utf-8", "replace")
         raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, truncated_output=kept)
-
-
-def _return_code(result: Result) -> int:
-    if result.exit_code is not None:
-        return result.exit_code
-    return 128 + (result.signal or 9)
 
 
 def _note(result: Result, cmd: list[str]) -> str:

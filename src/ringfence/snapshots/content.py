@@ -90,9 +90,12 @@ class Store:
     def begin(self, size: int) -> int:
         """Reserve room for `size` bytes and return its offset. Call `done` afterwards, whatever happens."""
         with self._lock:
-            self._check_owner()
+            if os.getpid() != self._pid:
+                raise gone()
             if self._fd < 0:
-                self._fd = syscalls.open_nameless(self._directory or _state_directory())
+                from ringfence.host import state
+
+                self._fd = syscalls.open_nameless(self._directory or state.disk_directory("snapshots"))
                 info = os.fstat(self._fd)
                 self._inode, self._end = (info.st_dev, info.st_ino), 0
             offset, self._end = self._end, self._end + -(-size // _BLOCK) * _BLOCK
@@ -151,10 +154,6 @@ class Store:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def _check_owner(self) -> None:
-        if os.getpid() != self._pid:
-            raise gone()
-
     def _check_file(self) -> None:
         """Raise SnapshotError when the descriptor's number is another file's: a caller closed what it did not open.
 
@@ -170,12 +169,6 @@ class Store:
 
 def gone() -> SnapshotError:
     return SnapshotError("content of the snapshot is gone", code="snapshot-gone", fix="take a new one")
-
-
-def _state_directory() -> str:
-    from ringfence.host import state
-
-    return state.disk_directory("snapshots")
 
 
 class Writer:

@@ -106,25 +106,25 @@ class Manifest:
             return {}
         return {text: count for text, count in Counter(texts).items() if count > 1}
 
-    def patched(self, told: Mapping[str, Entry], gone: Collection[str], caps: Caps) -> Manifest:
+    def patched(self, reported: Mapping[str, Entry], gone: Collection[str], caps: Caps) -> Manifest:
         """Return this tree with other entries at some paths and without some others.
 
         Costs what changed, and some copies.
         """
-        few = 4 * (len(told) + len(gone)) < len(self.entries)
-        if not few or self.links or any(made.kind == "h" for made in told.values()):
-            rest = [made for made in self.entries if made.path not in told and made.path not in gone]
-            return Manifest([*rest, *told.values()], caps)
+        few = 4 * (len(reported) + len(gone)) < len(self.entries)
+        if not few or self.links or any(made.kind == "h" for made in reported.values()):
+            rest = [made for made in self.entries if made.path not in reported and made.path not in gone]
+            return Manifest([*rest, *reported.values()], caps)
         made = Manifest.__new__(Manifest)
         made._take_over(self)  # noqa: SLF001  # the same class
-        emptied = {path for path in (*gone, *told) if path in self.by_path and self.by_path[path].kind == "d"}
+        emptied = {path for path in (*gone, *reported) if path in self.by_path and self.by_path[path].kind == "d"}
         entries = list(self.entries)
-        for path in (*gone, *told):
+        for path in (*gone, *reported):
             made._remove(entries, path)  # noqa: SLF001  # as above
-        for entry in told.values():
+        for entry in reported.values():
             made._insert(entries, entry)  # noqa: SLF001  # as above
         made.entries = tuple(entries)
-        made._check_changed(told.values(), emptied)  # noqa: SLF001  # the same class
+        made._check_changed(reported.values(), emptied)  # noqa: SLF001  # the same class
         made.check_caps(caps)
         return made
 
@@ -163,8 +163,8 @@ class Manifest:
             if self.digests.setdefault(entry.text, entry.size) != entry.size:
                 raise _other_size(entry.path)
 
-    def _check_changed(self, told: Iterable[Entry], emptied: Iterable[str]) -> None:
-        for entry in told:
+    def _check_changed(self, reported: Iterable[Entry], emptied: Iterable[str]) -> None:
+        for entry in reported:
             above = entry.path.rpartition("/")[0]
             if above and (above not in self.by_path or self.by_path[above].kind != "d"):
                 raise _out_of_place(entry.path)

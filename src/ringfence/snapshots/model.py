@@ -90,7 +90,7 @@ class Snapshot(Struct):
         header, manifest, holder = read_file(os.fspath(path), own_store())
         stamp = header["created_us"]
         assert isinstance(stamp, int)
-        return _made(
+        return _new_snapshot(
             cls, str(header["id"]), stamp, str(header["bound"]), str(header["policy_digest"]), manifest, holder
         )
 
@@ -109,7 +109,7 @@ def make(manifest: Manifest, holder: Holder, bound: str, policy: Policy) -> Snap
     import time
 
     stamp = time.time_ns() // 1000
-    return _made(Snapshot, f"n-{os.urandom(8).hex()}", stamp, bound, policy.digest, manifest, holder)
+    return _new_snapshot(Snapshot, f"n-{os.urandom(8).hex()}", stamp, bound, policy.digest, manifest, holder)
 
 
 def with_memory(snapshot: Snapshot, sessions: tuple[SessionImage, ...]) -> Snapshot:
@@ -139,7 +139,7 @@ class SessionImage(Struct):
     outlet: Outlet | None  # the outlet whose placeholders and trusted roots are in that memory
 
 
-def _made(
+def _new_snapshot(
     cls: type[Snapshot], number: str, stamp: int, bound: str, policy: str, manifest: Manifest, holder: Holder
 ) -> Snapshot:
     from datetime import UTC, datetime, timedelta

@@ -43,14 +43,14 @@ _PIECE = 1 << 16  # bytes of orders that are sent at once
 class Look:
     """The result of a look: the tree, and the differences from the tree that the look began with."""
 
-    def __init__(self, before: Manifest, told: Mapping[str, Entry], gone: set[str], caps: Caps) -> None:
+    def __init__(self, before: Manifest, reported: Mapping[str, Entry], gone: set[str], caps: Caps) -> None:
         """Make the tree. Raise SnapshotError when the entries are no tree."""
-        self.manifest = before.patched(told, gone, caps)
+        self.manifest = before.patched(reported, gone, caps)
         self.gone = gone
         self.stamps: Mapping[str, bytes] = {}  # the stamp of every entry that was reported
         self.top = UNKNOWN
-        old = [before.by_path[path] for path in (*gone, *told) if path in before.by_path]
-        self.added = {made.text for made in told.values() if made.kind == "f" and made.text not in before.digests}
+        old = [before.by_path[path] for path in (*gone, *reported) if path in before.by_path]
+        self.added = {made.text for made in reported.values() if made.kind == "f" and made.text not in before.digests}
         self.removed = {made.text for made in old if made.kind == "f" and made.text not in self.manifest.digests}
 
     def content(self, holder: Holder) -> Holder:
@@ -132,7 +132,7 @@ class Taking:
         self._before = lineage.manifest
         self._own = Holder(store)
         self._copy: Holder | None = None
-        self._told: dict[str, Entry] = {}
+        self._reported: dict[str, Entry] = {}
         self._stamps: dict[str, bytes] = {}
         self._gone: set[str] = set()
         self._reader = records.Reader()
@@ -195,7 +195,7 @@ class Taking:
             stamp = UNKNOWN  # the next worker has to send the file
         elif made.kind == "f" and self._own.store.size_of(made.text) != made.size:
             raise refused(f"{made.path!r} with another size than its content")
-        self._tell(made, stamp)
+        self._add(made, stamp)
 
     def _may_name(self, digest: str) -> bool:
         return digest in self._lineage.holder or digest in self._own
@@ -204,7 +204,7 @@ class Taking:
         self._bytes += made.size
         if self._bytes > self._caps.bytes:
             raise too_large(f"its files have more than limits.disk = {self._caps.bytes:,} bytes, holes counted")
-        if len(self._told) > 2 * self._caps.files:
+        if len(self._reported) > 2 * self._caps.files:
             raise too_large(f"it has more than limits.disk_files = {self._caps.files:,} names")
         self._text += text_of(made)
         if self._text > self._caps.text:
@@ -225,7 +225,7 @@ class Taking:
             raise refused("less content than the file's size")
         digest = self._own.commit(self._writer)
         self._pending = self._writer = None
-        self._tell(made._replace(text=digest), stamp)
+        self._add(made._replace(text=digest), stamp)
 
     def _take_back(self) -> None:
         """Forget a file whose content changed during the worker's read. The worker reports the file again."""
@@ -235,10 +235,10 @@ class Taking:
         self._writer.drop()
         self._pending = self._writer = None
 
-    def _tell(self, made: Entry, stamp: bytes) -> None:
-        if made.path in self._told:
+    def _add(self, made: Entry, stamp: bytes) -> None:
+        if made.path in self._reported:
             raise refused("a name twice")
-        self._told[made.path] = made
+        self._reported[made.path] = made
         self._stamps[made.path] = stamp
 
     def _names_gone(self, names: list[object]) -> None:
@@ -263,9 +263,9 @@ class Taking:
             self._reader.finish()
         except WireError as error:
             raise refused(str(error)) from None
-        if self._gone & self._told.keys():
+        if self._gone & self._reported.keys():
             raise refused("a name that is there and gone")
-        look = Look(self._before, self._told, self._gone, self._caps)
+        look = Look(self._before, self._reported, self._gone, self._caps)
         look.stamps = self._stamps
         look.top = self._top
         return look
