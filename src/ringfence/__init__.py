@@ -1,4 +1,4 @@
-"""Ringfence: run code that nobody vouched for.
+"""Ringfence: run untrusted code in sandboxes.
 
     r = ringfence.run("print(6 * 7)")      # a fresh sandbox: no network, no host files
     print(r.status, r.stdout, r.enforcement.memory)

@@ -346,7 +346,7 @@ class AsyncKeptFiles(AsyncFiles):
 
 # ── a sandbox of a manager: admitted before it starts, accounted for when it ends ────────────────
 
-_SLACK_S = 30.0  # beyond idle_s: the environment keeps the workspace, then ends the sandbox; this is for when it cannot
+_SLACK_S = 30.0  # beyond idle_s: the environment keeps the workspace, then ends the sandbox; this is in case it cannot
 _ROOM_AHEAD = 8  # processes that the policy must allow, for an interpreter to be started before the first call
 
 

@@ -64,7 +64,7 @@ class AsyncWatch:
         except BaseException:
             await self._worker.end()
             raise
-        raise SandboxError("the file worker gave no answer")
+        raise SandboxError("the file worker ended before the watch began", fix="try again")
 
     def __aiter__(self) -> AsyncIterator[FileEvent]:
         return self
@@ -364,7 +364,7 @@ class AsyncFiles:
     async def _fed(
         self, call: str, path: GuestPath, args: Mapping[str, object], pieces: AsyncIterator[bytes]
     ) -> dict[str, object]:
-        """Run a worker that takes bytes. When the bytes do not all come, the worker is told to undo its work."""
+        """Run a worker that takes bytes. When the bytes do not all arrive, let the worker undo its work."""
         worker = await self._start(call, args, feeds=True)
         try:
             async for piece in pieces:

@@ -47,7 +47,7 @@ async def run_async(
 ) -> Result:
     """Run `code` once in a fresh sandbox and leave nothing behind.
 
-    The semantics are those of Sandbox.run, and the process ends, so exit_code is set. Without a policy the code runs
+    The code runs as in Sandbox.run, and its process ends, so exit_code is set. Without a policy the code runs
     under `Policy()`, closed, in which `timeout_s`, `memory` and the other short forms set single parts. With a policy,
     `timeout_s` only narrows and the other short forms are a PolicyError; `env` holds variables of this run.
 

@@ -123,7 +123,8 @@ class AsyncCell(AsyncProcess):
         place = self._place
         inbox = self._inbox
         end = inbox.end if not self._done else None
-        kept = inbox.end is None and not self._nonsense  # the interpreter may have ended after the cell
+        # The interpreter may have ended since the cell did, when no caller read the cell's end at once.
+        kept = inbox.end is None and not self._nonsense
         if end is None:
             end = self._ending()
         elif end["ev"] == "refused":
@@ -296,9 +297,7 @@ class AsyncSession:
         self._cell: AsyncCell | None = None
         self._count = 0
         self._copy_of: tuple[str, int] | None = None  # the memory image that this session was made from
-        self._had: frozenset[int] = (
-            frozenset()
-        )  # process numbers that the session's memory had before, in other sandboxes
+        self._had: frozenset[int] = frozenset()  # process numbers that the memory had before, in other sandboxes
         self._closed = False
 
     async def run(

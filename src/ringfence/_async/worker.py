@@ -165,9 +165,8 @@ class AsyncWorker:
         inbox = self._inbox
         try:
             while inbox.end is None and time.monotonic() < deadline:
-                await self._place.link.say(
-                    op="signal", id=inbox.id, signal=_SIGTERM
-                )  # lost when the worker has not started yet
+                # Sent again in each turn: a signal is lost when the worker has not started yet.
+                await self._place.link.say(op="signal", id=inbox.id, signal=_SIGTERM)
                 await self._place.link.wait(
                     lambda: bool(inbox.items) or inbox.end is not None, time.monotonic() + _AGAIN_S
                 )

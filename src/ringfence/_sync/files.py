@@ -64,7 +64,7 @@ class Watch:
         except BaseException:
             self._worker.end()
             raise
-        raise SandboxError("the file worker gave no answer")
+        raise SandboxError("the file worker ended before the watch began", fix="try again")
 
     def __iter__(self) -> Iterator[FileEvent]:
         return self
@@ -358,7 +358,7 @@ class Files:
     def _fed(
         self, call: str, path: GuestPath, args: Mapping[str, object], pieces: Iterator[bytes]
     ) -> dict[str, object]:
-        """Run a worker that takes bytes. When the bytes do not all come, the worker is told to undo its work."""
+        """Run a worker that takes bytes. When the bytes do not all arrive, let the worker undo its work."""
         worker = self._start(call, args, feeds=True)
         try:
             for piece in pieces:

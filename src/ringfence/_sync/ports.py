@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 16
 MOST_CONNECTIONS = 64
-_FOR_NOW = (
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOBUFS,
-    errno.ENOMEM,
-    errno.ECONNABORTED,
-)  # errors of accept() after which the next call may work
+# Errors of accept() after which the next call may work.
+_FOR_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _PAUSE_S = 0.1
 
 

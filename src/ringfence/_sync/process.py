@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 16
 _KILL_S = 3.0
-_MOST_MESSAGES = 20_000  # messages that one run or cell may send on its line
+_MOST_MESSAGES = 20_000  # the most messages that a run or a cell may send on its line
 _LONGEST_PROMPT = 1 << 16  # bytes; the decoded text may take five times as many
 _PAUSED_S = 3600.0
 _LATE_S = 5.0  # for a caller that comes back after the deadline: what happened meanwhile still counts
@@ -69,18 +69,16 @@ class Process:
         self._inbox = inbox
         self._taking = one_at_a_time()  # one caller may read events while another waits for the end or writes input
         mark = 0 if place.box.outlet is None else place.box.outlet.mark()
-        before = (
-            (Usage(), 0) if call.one_shot else place.box.usage()
-        )  # the whole usage of a one-shot sandbox is the call's
+        # A one-shot sandbox has run nothing yet: its whole usage is the call's.
+        before = (Usage(), 0) if call.one_shot else place.box.usage()
         self._transcript = Transcript(place.policy.limits, before, mark)
         self._denied_after = mark  # the gateway's denials after this mark were not events yet
         self._keep_events = keep_events
         self._line: line.Reader | None = line.Reader()
         self._messages = 0
         self._hung_up = False  # guestd knows that the line is not read any more
-        self._log = EventLog(
-            max(place.policy.limits.output, 2 * WINDOW)
-        )  # large enough for all that one read may bring
+        # At least as large as what one read may bring.
+        self._log = EventLog(max(place.policy.limits.output, 2 * WINDOW))
         self._result: Result | None = None
         self._exit_seen = False
         self._done = False  # for a cell that ended: later messages belong to the next cell

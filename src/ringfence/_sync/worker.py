@@ -166,9 +166,8 @@ class Worker:
         inbox = self._inbox
         try:
             while inbox.end is None and time.monotonic() < deadline:
-                self._place.link.say(
-                    op="signal", id=inbox.id, signal=_SIGTERM
-                )  # lost when the worker has not started yet
+                # Sent again in each turn: a signal is lost when the worker has not started yet.
+                self._place.link.say(op="signal", id=inbox.id, signal=_SIGTERM)
                 self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, time.monotonic() + _AGAIN_S)
                 self._take()  # the end is reported after the output
         except SandboxLostError:

@@ -182,7 +182,7 @@ _IN_A_POLICY = {
 def with_room_for(policy: Policy, timeout_s: object) -> Policy:
     """Return the default policy, or one made of short forms, with a time limit of at least `timeout_s`.
 
-    A caller who gives a run five minutes means five minutes: the clocks that the caller did not name do not end the
+    A caller that gives a run five minutes means five minutes: the clocks that the caller did not name do not end the
     run sooner.
     """
     limits = policy.limits

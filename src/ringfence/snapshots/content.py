@@ -68,7 +68,7 @@ class Store:
     def put(self, digest: str, offset: int, size: int) -> bool:
         """Add content that was written at `offset`, held by the caller.
 
-        Return False when the store has it: then that is held.
+        Return False when the store had the content already; the caller then holds the stored content.
         """
         with self._lock:
             new = digest not in self._pieces

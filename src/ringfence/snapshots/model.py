@@ -134,7 +134,7 @@ class SessionImage(Struct):
     """A session at one moment."""
 
     name: str
-    count: int  # cells so far: the next one has the next number
+    count: int  # cells so far: the next cell has the next number
     memory: SessionMemory
     outlet: Outlet | None  # the outlet whose placeholders and trusted roots are in that memory
 
@@ -207,7 +207,7 @@ def check(snapshot: Snapshot, bound: str, policy: Policy) -> tuple[Manifest, Sto
     return manifest, store
 
 
-# ── what changed from one tree to another; a guest made both, so all work is capped ──
+# ── changes from one tree to another; a guest made both, so all work is capped ───────────────────
 
 _MAX_TEXT = 1 << 18  # bytes of one side
 _MAX_LINES = 20_000
@@ -417,7 +417,7 @@ def _way_back(a: list[str], b: list[str], trace: list[dict[int, int]]) -> list[E
     return edits[::-1]
 
 
-# ── the file form: a header, the manifest, the content, and a digest of all of it at the end ──
+# ── the file form: a header, the manifest, the content, and a digest of all three ────────────────
 
 # The reader trusts nothing in such a file: it checks first the digest, then each field, then each piece of content
 # by its own digest.

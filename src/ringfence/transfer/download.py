@@ -60,7 +60,7 @@ class Landing:
             os.mkdir(self._name, dir_fd=self._parent)
             self._made = True
         except FileExistsError:
-            pass  # the caller made it; a file that is no folder cannot be opened below
+            pass  # the caller made it; the open below fails for anything but a folder
         return os.open(self._name, _OPEN, dir_fd=self._parent)
 
     def _open_place(self) -> int:
