@@ -59,7 +59,7 @@ class RingfenceConfig(BaseModel):
 
 
 def _default_policy() -> Policy:
-    """Return the preset `dev` for a day: a sample may wait for the model for hours, and its sandbox ends with it."""
+    """Return the preset `dev` for a day: a sample may wait for the model for hours, and ends the sandbox when done."""
     policy = Policy.preset("dev")
     return policy.replace(limits=replace(policy.limits, lifetime_s=_DAY_S, idle_s=_DAY_S))
 

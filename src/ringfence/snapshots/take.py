@@ -76,7 +76,7 @@ class Lineage:
         """Return what a new worker gets on its standard input."""
         return self._packed(self._memory)
 
-    def known_to_one_that_stayed(self) -> bytes:
+    def known_to_stayed_worker(self) -> bytes:
         return self._packed(Memory())
 
     def _packed(self, memory: Memory) -> bytes:
@@ -149,7 +149,7 @@ class Taking:
 
     def known(self, *, stayed: bool) -> bytes:
         """Return the worker's standard input. `stayed`: the worker took the last look too, and remembers the result."""
-        return self._lineage.known_to_one_that_stayed() if stayed else self._lineage.known()
+        return self._lineage.known_to_stayed_worker() if stayed else self._lineage.known()
 
     def prepare(self) -> None:
         """Do the work that is possible while the worker looks."""
