@@ -1,13 +1,14 @@
-"""Ringfence: run code that nobody vouched for.
+"""Ringfence: run untrusted code in sandboxes.
 
     r = ringfence.run("print(6 * 7)")      # a fresh sandbox: no network, no host files
     print(r.status, r.stdout, r.enforcement.memory)
 
-What a program starts with is here. Events are in `ringfence.events`; what calls return, in `ringfence.types`.
-Names are imported when they are used: the launch path loads nothing it does not need.
+This module has the names that a program starts with. Events are in `ringfence.events`, and the types that calls return
+in `ringfence.types`. A name is imported when it is first used: the launch path loads nothing that it does not need.
 """
 
-# Nothing is imported here, __future__ neither: `python -m ringfence` still has the working directory in its path (L12).
+# No module is imported here, not even __future__: `python -m ringfence` still has the working directory in its path
+# (L12).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -57,8 +58,8 @@ _HOMES = {
     "snapshots.model": "Snapshot",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
-_MODULES = ("backends", "events", "types")  # public ones that `import ringfence` is enough for
-_MOVED = {  # names that were here, by the public module that has them now
+_MODULES = ("backends", "events", "types")  # public modules that `import ringfence` is enough for
+_MOVED = {  # names that this module had before, by the public module that has them now
     "events": "Denied Display Event Exit FileEvent Gap Prompt Stderr Stdout",
     "types": "Address AsyncAddress AsyncEnvironment AsyncFiles AsyncGateway AsyncProcess AsyncPty AsyncSession "
     "AsyncWatch Change Control Denial DiskUsage Enforcement Environment FileInfo Files Gateway "
@@ -99,7 +100,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take every name for one of the module
+if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept every name
 
     def __getattr__(name: str) -> object:
         module = _MODULE_OF.get(name)
@@ -120,7 +121,7 @@ def _load(module: str) -> object:
 
 
 def _refuse(name: str) -> "NoReturn":
-    """Raise AttributeError, which names the new place of a name that was moved.
+    """Raise AttributeError; for a name that was moved, the message says where the name is now.
 
     For `from ringfence import NAME` the error is an ImportError: Python would replace an AttributeError's message by
     "cannot import name". The function of importlib that asks is two frames above.

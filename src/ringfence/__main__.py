@@ -1,17 +1,20 @@
-"""The process of the `ringfence` command: what comes before its line is read, and how it leaves; `python -P -m` too."""
+"""Run the `ringfence` command as a process: prepare the process before the command line is read, and end it.
 
-# Not __future__: `python -m` would take it from the working directory (L12). These three are there already.
+`python -P -m ringfence` comes here too.
+"""
+
+# No import of __future__: `python -m` would take it from the working directory (L12). These three are loaded already.
 import gc
 import os
 import sys
 
 _INSTALLED = ("site-packages", "dist-packages")
-GUEST_VERBS = ("run", "exec", "shell")  # their exit codes below 125 are the guest's
+GUEST_VERBS = ("run", "exec", "shell")  # verbs whose exit codes below 125 are the guest's
 
 
 def main() -> int:
     """Run the process's own command line and return its exit code."""
-    gc.disable()  # until a guest runs: a start makes much and throws nothing away
+    gc.disable()  # until a guest runs: a start makes many objects and throws none away
     leave_out_working_folders()
     _fill_closed_descriptors()
     _begin(sys.argv[1:])
@@ -28,8 +31,11 @@ def main() -> int:
 
 
 def leave_out_working_folders() -> None:
-    """From the path of this process, which runs no code but ours: Python's own library comes first, and nothing is
-    taken from where somebody works, which is where the last guest may have written (L12)."""
+    """Remove from `sys.path` every folder where the last guest may have written (L12).
+
+    This process runs no code but our own. The entries of Python's own library come first. An entry in the working
+    directory is left out, and an entry of PYTHONPATH that `untouched` does not vouch for.
+    """
     library = os.path.dirname(os.__file__)
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     own = [entry for entry in sys.path if entry == library or os.path.dirname(entry) == library]
@@ -44,7 +50,7 @@ def leave_out_working_folders() -> None:
     asked = [entry for entry in named if entry != ours and os.path.basename(entry) not in _INSTALLED]
     if asked and not sys.flags.ignore_environment:
         left = sys.path[:]
-        sys.path[:] = [entry for entry in left if entry not in asked]  # while it is found out, too
+        sys.path[:] = [entry for entry in left if entry not in asked]  # also while `untouched` is imported and looks
         from ringfence.host.programs import untouched
 
         used = untouched(asked)
@@ -52,16 +58,19 @@ def leave_out_working_folders() -> None:
 
 
 def _working_folder() -> str:
-    """With a slash at its end; a NUL where it is none that a guest can have been shown."""
+    """Return the working directory with a slash at its end, or a NUL for `/`, which no guest can have been shown."""
     try:
         here = os.getcwd()
-    except OSError:  # somebody removed it
+    except OSError:  # another process removed it
         here = "/"
     return "\0" if here == "/" else f"{here}/"
 
 
 def _fill_closed_descriptors() -> None:
-    """With `>&-` the next file opened would be number 1, and the guest's output would go into it."""
+    """Open /dev/null in place of a closed standard stream.
+
+    Without this, after `>&-` the next opened file would be number 1, and the guest's output would go into that file.
+    """
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -70,7 +79,7 @@ def _fill_closed_descriptors() -> None:
 
 
 def _begin(words: list[str]) -> None:
-    """The zygote takes as long to start as we do: begin with it. Not where nothing will run."""
+    """Start the zygote early where `words` will run something: its start takes as long as that of the command."""
     if (
         sys.platform != "linux"
         or not words
@@ -85,7 +94,7 @@ def _begin(words: list[str]) -> None:
 
 
 def _leave(code: int) -> None:
-    """At once, when a zygote is there to remove what is left: the interpreter's own end would take as long again."""
+    """End the process at once when a zygote can clean up: the interpreter's own end would take as long again."""
     from ringfence.host import state, zygote_start
 
     if not zygote_start.is_command():

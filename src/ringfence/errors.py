@@ -1,18 +1,18 @@
-"""The errors that are ours. A guest's failure is a Result, a file's failure is an OSError; neither is here.
+"""The errors that Ringfence raises. A guest's failure is a Result, and a file's failure is an OSError.
 
 RingfenceError
 ├── PolicyError (ValueError)         a policy or an argument is wrong; nothing was started
 ├── UnsupportedError                 this host or backend cannot do it; `missing` says what and the fix
 ├── ImageError                       unknown, not built, damaged
 ├── SnapshotError                    damaged, or of another policy or backend
-├── SandboxError                     the sandbox, not the guest's code
+├── SandboxError                     the sandbox failed, not the guest's code
 │   ├── SandboxClosedError           not started, or closed
-│   ├── SandboxLostError             engine, kernel or supervisor gone under it
+│   ├── SandboxLostError             engine, kernel or supervisor ended under the sandbox
 │   └── StartTimeoutError (TimeoutError)
-├── QuotaError                       an agent's or tenant's quota; `retry_after_s`
-└── GuestError                       only from Result.check(); `result`
+├── QuotaError                       an agent's or tenant's quota is used up; `retry_after_s`
+└── GuestError                       raised by Result.check() alone; `result`
 
-`str(error)` says what happened and to what; `fix` says what to do now and is printed after it.
+`str(error)` says what happened and to what; `fix` says what to do now and is printed after the message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class RingfenceError(Exception):
-    """Base of all our errors. `code` is stable and for programs, the message is for people."""
+    """The base of all errors of Ringfence. `code` is stable and for programs; the message is for people."""
 
     code: str = "error"
     fix: str | None = None
@@ -58,7 +58,7 @@ def _rebuild(cls: type[RingfenceError], args: tuple[object, ...], state: dict[st
 
 
 class PolicyError(RingfenceError, ValueError):
-    """A policy or an argument is wrong; nothing was started. `line` is set when it was read from a file."""
+    """A policy or an argument is wrong; nothing was started. `line` is set when the policy was read from a file."""
 
     code = "policy"
     key: str | None
@@ -80,7 +80,7 @@ class PolicyError(RingfenceError, ValueError):
 
 @final
 class Missing(Struct):
-    """One thing a backend would need, and how to get it."""
+    """Something that a backend would need, and how to get it."""
 
     backend: str
     what: str
@@ -88,7 +88,7 @@ class Missing(Struct):
 
 
 class UnsupportedError(RingfenceError):
-    """This host or backend cannot keep the policy or do what was asked."""
+    """This host or backend cannot keep the policy, or cannot do what the caller asked for."""
 
     code = "unsupported"
     missing: tuple[Missing, ...]
@@ -107,7 +107,7 @@ class UnsupportedError(RingfenceError):
 
 
 def need_linux() -> None:
-    """Raises UnsupportedError on another system, where the first call that only Linux has would say it less well."""
+    """Raise UnsupportedError on another system than Linux, before a call that only Linux has fails less clearly."""
     if sys.platform != "linux":
         raise UnsupportedError(
             f"Ringfence runs on Linux, and this is {sys.platform}",
@@ -141,14 +141,14 @@ class SandboxClosedError(SandboxError):
 
 
 class SandboxLostError(SandboxError):
-    """Engine, kernel or supervisor are gone under the sandbox. A new sandbox may work."""
+    """The engine, the kernel or the supervisor ended under the sandbox. A new sandbox may work."""
 
     code = "sandbox-lost"
     retryable = True
 
 
 class StartTimeoutError(SandboxError, TimeoutError):
-    """The sandbox did not start in time; what was started has been removed."""
+    """The sandbox did not start in time; everything that had been started was removed."""
 
     code = "start-timeout"
     retryable = True
@@ -169,7 +169,7 @@ class QuotaError(RingfenceError):
 
 
 class GuestError(RingfenceError):
-    """Raised only by Result.check(): the guest's code did not end well."""
+    """The guest's code did not end well. Raised by Result.check() alone."""
 
     code = "guest"
     result: Result
@@ -180,11 +180,11 @@ class GuestError(RingfenceError):
 
 
 class WeakerLimitWarning(UserWarning):
-    """Once per process: a limit is held by a weaker mechanism than the policy's default."""
+    """A weaker mechanism than the policy's default enforces a limit. Shown once in each process."""
 
 
 def unknown_attribute(owner: object, name: str, renamed: Mapping[str, str]) -> AttributeError:
-    """Return the error of a class's `__getattr__`; where `name` is an old one, the error says the new one."""
+    """Return the error for a class's `__getattr__`; when `name` is an old name, the error says the new name."""
     kind = type(owner).__name__
     if name in renamed:
         return AttributeError(f"{kind}.{name} is now called {kind}.{renamed[name]}", name=name, obj=owner)
@@ -192,7 +192,7 @@ def unknown_attribute(owner: object, name: str, renamed: Mapping[str, str]) -> A
 
 
 def warn(message: str, kind: type[Warning]) -> None:
-    """With the line of the caller's that led here, not one of ours."""
+    """Show a warning at the line of the caller's code that led here, not at a line of this package."""
     import warnings
 
     frame: FrameType | None = sys._getframe()  # noqa: SLF001  # `inspect` is slow to import

@@ -1,4 +1,4 @@
-"""Events of something that runs, and of a folder that is watched. Match them."""
+"""Events of a running process and of a watched folder. Use `match` on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stdout(Struct):
     """Bytes from standard output."""
 
     data: bytes
-    text: str  # decoded across chunks: joined, it is Result.stdout
+    text: str  # decoded across chunks: all texts joined are Result.stdout
     cursor: int
 
 
@@ -33,7 +33,7 @@ class Stderr(Struct):
 
 @final
 class Display(Struct):
-    """An object the guest displayed."""
+    """An object that the guest displayed."""
 
     output: Output
     cursor: int
@@ -57,7 +57,7 @@ class Denied(Struct):
 
 @final
 class Gap(Struct):
-    """The reader came back too late: these bytes are gone."""
+    """Events that are lost: the reader came back too late, and `lost_bytes` were dropped."""
 
     lost_bytes: int
     cursor: int
@@ -65,7 +65,7 @@ class Gap(Struct):
 
 @final
 class Exit(Struct):
-    """Always the last event."""
+    """The end of the process. Always the last event."""
 
     result: Result
     cursor: int
@@ -76,8 +76,8 @@ Event: TypeAlias = Stdout | Stderr | Display | Prompt | Denied | Gap | Exit
 
 @final
 class FileEvent(Struct):
-    """One change a watch saw."""
+    """One change that a watch saw."""
 
     kind: Literal["create", "write", "remove", "rename", "chmod", "overflow"]
     path: str
-    source: str | None = None  # of a rename
+    source: str | None = None  # the old path, for a rename

@@ -1,4 +1,4 @@
-"""Records that lists, logs and summaries are made of. Callers find them in `ringfence.types`."""
+"""Records of which lists, logs and summaries are made. Callers find the names in `ringfence.types`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @final
 class FileInfo(Struct):
-    """One file inside, as the guest's user sees it."""
+    """A file inside the sandbox, as the guest's user sees it."""
 
-    path: str  # as asked for, below the listed directory
+    path: str  # as the caller wrote it; in a list, below the listed directory
     kind: Literal["file", "directory", "symlink", "other"]
     size: int
     mode: int
@@ -36,7 +36,7 @@ class Match(Struct):
 
 @final
 class DiskUsage(Struct):
-    """What the workspace holds, against its limits."""
+    """How much the workspace holds, and its limits."""
 
     bytes: int
     bytes_limit: int
@@ -46,7 +46,7 @@ class DiskUsage(Struct):
 
 @final
 class Request(Struct):
-    """One connection or, where seen, one HTTP request, and the gateway's decision."""
+    """A connection or, where the gateway reads HTTP, a request, and the gateway's decision."""
 
     at: datetime
     host: str
@@ -114,4 +114,4 @@ class Change(Struct):
     kind: Literal["added", "changed", "removed"]
     before_bytes: int | None
     after_bytes: int | None
-    diff: str | None  # unified, for text up to a cap
+    diff: str | None  # a unified diff, for text up to a cap

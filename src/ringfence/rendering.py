@@ -1,6 +1,6 @@
-"""Results as text for a model and as JSON for machines. Loaded only when one is asked for.
+"""Show results: as text for a model and as JSON for machines. Loaded when the first result is shown.
 
-Guest-made text is indented and ours is not, so that nothing a guest prints reads as a line of ours (J14).
+Text from the guest is indented and our own is not, so that nothing a guest prints reads as a line of Ringfence (J14).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _JSON_BYTES = 8 * 1024 * 1024
 _JSON_DEPTH = 100
-_JSON_VALUES = 1_000_000  # counted by what stands between them: an empty list has two bytes, and 64 in our memory
+_JSON_VALUES = 1_000_000  # counted by separators: an empty list has two bytes, and takes 64 in our memory
 _MESSAGE_CHARS = 500
-_MOST_DENIALS = 12  # lines of them
-_DENIALS_SHARE = 4  # the part of the text that they may take is one of this many
+_MOST_DENIALS = 12  # lines about denials
+_DENIALS_SHARE = 4  # denials may take a fourth of the text
 _DENIAL_CHARS = 200
 _ALLOW_CHARS = 150
-_SHORT_CHARS = 50  # what is no longer is never cut
+_SHORT_CHARS = 50  # text up to this length is never cut
 _METADATA = ("net.metadata-address", "net.private-address", "net.bad-address")
 _WORST_FIRST = ("mount.", "workspace.", "secret.", *_METADATA, "tool.", "exec.", "net.denied")
 
@@ -39,12 +39,12 @@ _CAUSES = {
     "caller": "was killed by the caller",
     "interrupted": "was interrupted",
     "protection-lost": "was stopped by Ringfence: a protected path was replaced or removed from outside",
-    "guest-lost": "took its own supervisor down; nothing it said is believed",
+    "guest-lost": "took its own supervisor down; nothing that it said is believed",
 }
 
 
 def headline(result: Result) -> str:
-    """One line of ours: status, reason, how it ended."""
+    """Return one line of our own: status, reason, and how the run ended."""
     parts = [_CAUSES[result.reason]]
     if result.exit_code:
         parts.append(f"exit code {result.exit_code}")
@@ -55,7 +55,7 @@ def headline(result: Result) -> str:
 
 
 def failure(result: Result) -> str:
-    """The message of the GuestError for `result`."""
+    """Return the message of the GuestError for `result`."""
     said = ""
     if result.exception is not None:
         said = f"{result.exception.name}: {result.exception.message}"
@@ -65,9 +65,9 @@ def failure(result: Result) -> str:
 
 
 def render(result: Result, max_chars: int) -> str:
-    """At most `max_chars` characters: what matters most first, each section cut in its middle.
+    """Return at most `max_chars` characters: the most important first, each section cut in its middle.
 
-    How much is denied is the guest's choice, so denials have a share like every section (O24).
+    The guest chooses how much is denied, so denials have a share like every section (O24).
     """
     head = [headline(result), *_denial_lines(result.denials, max_chars // _DENIALS_SHARE)]
     if result.truncated:
@@ -93,15 +93,15 @@ def _sections(result: Result) -> list[tuple[str, str]]:
         ("value", result.value or ""),
         ("exception", said),
         ("stdout", result.stdout),
-        ("stderr", result.stderr.removesuffix(said) if said else result.stderr),  # once is enough
+        ("stderr", result.stderr.removesuffix(said) if said else result.stderr),  # the traceback is shown once
         ("displayed", "\n".join(shown)),
     ]
 
 
 def _denial_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
-    """Together no longer than `room`, of which each takes a part; at least two, the worst and the last.
+    """Return lines about denials, together no longer than `room`, each with a part of the room.
 
-    One more line counts those left out.
+    At least two denials are shown, the worst and the last. One more line counts the denials that are left out.
     """
     most = _MOST_DENIALS
     while True:
@@ -119,22 +119,26 @@ def _denial_line(denial: Denial, alike: int, size: int) -> str:
     times = f" ({denial.count} times)" if denial.count > 1 else ""
     others = f"; and {alike} more like it" if alike else ""
     allow = denial.allow or ""
-    # Whole or not at all: a part of it would be another line of the policy.
+    # The whole line or none: a part of it would be another line of the policy.
     how = f"; to allow it: {allow}" if allow and len(allow) <= min(max(size, _SHORT_CHARS), _ALLOW_CHARS) else ""
     message = _middle_out(denial.message, min(max(size, _SHORT_CHARS), _DENIAL_CHARS))
     return printable(f"{word_of(denial)}: {message}{times}{others}{how}")
 
 
 def word_of(denial: Denial) -> str:
-    """What a look at the writable mounts found afterwards was not prevented: to call it denied would be untrue."""
+    """Return "found" for what a look at the writable mounts showed after the run, else "denied".
+
+    What was found afterwards was not prevented, so "denied" would be untrue.
+    """
     return "found" if denial.code.startswith("mount.") else "denied"
 
 
 def telling(denials: tuple[Denial, ...], most: int) -> list[tuple[Denial, int]]:
-    """At most `most` of them, in their order, each with the number of those like it that it stands for.
+    """Return at most `most` denials in order, each with the number of similar denials that it stands for.
 
-    Alike are those for hosts of one domain, by one rule. Of more groups than `most`, half are the most severe and the
-    rarest ones, the rest the last: a guest that wants one not to be seen makes many others (O24).
+    Denials are alike when they are for hosts of one domain, by one rule. When there are more groups than `most`, half
+    of the result are the most severe and the rarest groups, and the rest the last: a guest that wants a denial not to
+    be seen makes many others (O24).
     """
     if len(denials) <= most:
         return [(denial, 0) for denial in denials]
@@ -153,12 +157,15 @@ def _likeness(denial: Denial) -> tuple[str, ...]:
         return (denial.kind, denial.code, denial.target)
     host, _, port = denial.target.partition(":") if "[" not in denial.target else (denial.target, "", "")
     labels = host.split(".")
-    domain = labels[:2] if labels[-1].isdigit() else labels[-2:]  # of an address, its network
+    domain = labels[:2] if labels[-1].isdigit() else labels[-2:]  # for an address, its network
     return (denial.kind, denial.code, ".".join(domain), port)
 
 
 def _severity(denial: Denial) -> int:
-    """Less is worse. First what counts those that nobody listed, and what has happened to files of the host's."""
+    """Return a number that is less for a worse denial.
+
+    The worst are the count of denials that are not listed, and what happened to files of the host.
+    """
     if denial.target == "(others)":
         return 0
     for number, start in enumerate(_WORST_FIRST, 1):
@@ -182,13 +189,13 @@ def _ends(text: str, size: int) -> str:
     mark = f"\n[… {len(text) - size} characters left out …]\n"
     if size <= len(mark) + 2:
         return text[: max(size, 0)]
-    # The second half starts inside a line of the guest's; the indent keeps it from looking like one of ours.
+    # The second half starts inside a line of the guest; the indent keeps it from looking like a line of our own.
     half = (size - len(mark) - 2) // 2
     return text[:half] + mark + "  " + text[len(text) - half :]
 
 
 def to_dict(value: Struct) -> dict[str, Json]:
-    """Every field under its own name; a Result also its properties."""
+    """Return every field under the field's name; for a Result, also the properties."""
     from ringfence.results import Output, Result
 
     found = {name: _json(getattr(value, name)) for name in type(value).__fields__}
@@ -213,10 +220,6 @@ def _json(value: object) -> Json:
         return {str(key): _json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_json(item) for item in value]
-    return _timestamp(value)
-
-
-def _timestamp(value: object) -> str:
     from datetime import datetime
 
     if isinstance(value, datetime):
@@ -225,7 +228,7 @@ def _timestamp(value: object) -> str:
 
 
 def parse_json(data: bytes) -> Json:
-    """Guest-made JSON within caps on size, depth and numbers (F20); None for anything else."""
+    """Return JSON from a guest, parsed with caps on size, depth and numbers (F20). Return None for anything else."""
     if len(data) > _JSON_BYTES or sum(data.count(mark) for mark in (b",", b"[", b"{")) > _JSON_VALUES:
         return None
     import json

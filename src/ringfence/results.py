@@ -1,6 +1,6 @@
-"""How a run or exec ended: facts from outside the guest, and guest-made bytes marked as such.
+"""How a run or exec ended: facts seen from outside the guest, and bytes made by the guest, which are marked.
 
-Nothing guest-made chooses a type, a name or a format here; it is carried, cut and quoted.
+Bytes from the guest choose no type, no name and no format here; they are carried, cut and quoted.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def _now() -> datetime:
-    from datetime import UTC, datetime  # 2 ms: only results that were denied something pay it here
+    from datetime import UTC, datetime  # 2 ms: only a result with a denial pays for this import
 
     return datetime.now(UTC)
 
 
 @final
 class Control(Struct):
-    """What stands behind one promise. str() is the mechanism."""
+    """The mechanism behind one promise of the sandbox. str() returns `mechanism`."""
 
     mechanism: str  # "cgroup v2 memory.max"
     level: Literal["full", "weaker"]
-    note: str = ""  # what "weaker" means here: "per process, not for the tree"
-    reports: bool = False  # refusals are seen by the host and listed in denials
+    note: str = ""  # what "weaker" means for this mechanism: "per process, not for the tree"
+    reports: bool = False  # the host sees refusals and lists them in denials
 
     def __str__(self) -> str:
         return self.mechanism
@@ -52,20 +52,20 @@ class Enforcement(Struct):
 
     @property
     def weaker(self) -> tuple[str, ...]:
-        """Names of the promises a weaker mechanism holds; empty under `strict`."""
+        """Return the names of the promises that a weaker mechanism keeps; empty under `strict`."""
         return tuple(name for name in type(self).__fields__ if getattr(self, name).level == "weaker")
 
 
 @final
 class Usage(Struct):
-    """Measured from outside. None: this backend cannot measure it."""
+    """What a run or a sandbox used, measured from outside. A value is None where the backend cannot measure it."""
 
     cpu_s: float | None = None
     memory_peak_bytes: int | None = None
     processes_peak: int | None = None
     disk_bytes: int | None = None
     disk_files: int | None = None
-    output_bytes: int = 0  # produced, kept or not
+    output_bytes: int = 0  # bytes that were produced, kept or not
     sent_bytes: int = 0
     received_bytes: int = 0
     connections: int = 0
@@ -73,20 +73,20 @@ class Usage(Struct):
 
 @final
 class Denial(Struct):
-    """Something the policy refused and the host saw. Equal ones are one with a count."""
+    """Something that the policy refused and the host saw. Equal denials are listed once, with a count."""
 
     kind: Literal["network", "command", "mount", "syscall", "secret", "tool"]
     target: str  # "registry.example.org:443"
     code: str  # stable: "net.not-allowed", "net.private-address", "exec.not-listed" …
     message: str  # one sentence
-    allow: str | None  # the policy line that would permit it, None: never
+    allow: str | None  # the policy line that would permit the target; None where no line would
     count: int = 1
     first_at: datetime = factory(_now)
 
 
 @final
 class Output(Struct):
-    """One displayed object in its representations. Guest-made bytes."""
+    """An object that the guest displayed, in several representations. The bytes are made by the guest."""
 
     data: Mapping[str, bytes]  # by MIME type
     is_value: bool = False  # the cell's last expression, not display()
@@ -96,27 +96,30 @@ class Output(Struct):
 
     @property
     def text(self) -> str | None:
-        """`text/plain`, undecodable bytes replaced."""
+        """Return `text/plain` as a str, with undecodable bytes replaced."""
         return self._decoded("text/plain")
 
     @property
     def html(self) -> str | None:
-        """`text/html`. Guest-made: never put it into a page of your own origin."""
+        """Return `text/html`. The guest made the text: never put it into a page of your own origin."""
         return self._decoded("text/html")
 
     @property
     def png(self) -> bytes | None:
-        """`image/png`, not checked to be one."""
+        """Return `image/png`, unchecked: the bytes may be no PNG."""
         return self.data.get("image/png")
 
     @property
     def svg(self) -> str | None:
-        """`image/svg+xml`. Guest-made: it may hold script."""
+        """Return `image/svg+xml`. The guest made the text, which may hold script."""
         return self._decoded("image/svg+xml")
 
     @property
     def json(self) -> Json:
-        """Parsed with caps on size and depth; None where there is none, or it is not JSON within them."""
+        """Return `application/json`, parsed with caps on size and depth.
+
+        Return None where there is no such representation, or where its bytes are not JSON within the caps.
+        """
         data = self.data.get("application/json")
         if data is None:
             return None
@@ -131,7 +134,7 @@ class Output(Struct):
 
 @final
 class GuestException(Struct):
-    """What the guest says it raised. Guest-made text."""
+    """The exception that the guest says it raised. All of the text is made by the guest."""
 
     name: str
     message: str
@@ -145,14 +148,14 @@ class Result(Struct):
     id: str
     status: Status
     reason: Reason
-    exit_code: int | None  # None: no process of its own ended (a cell), or it was killed
+    exit_code: int | None  # None for a cell, which has no process of its own, and for a process that was killed
     signal: int | None
     stdout_bytes: bytes
     stderr_bytes: bytes
     truncated: bool
     outputs: tuple[Output, ...]
     exception: GuestException | None
-    state_kept: bool  # False: the session died; the next run starts a new one
+    state_kept: bool  # False when the session died; the next run starts a new session
     duration_s: float
     started_at: datetime
     usage: Usage
@@ -164,29 +167,32 @@ class Result(Struct):
 
     @property
     def ok(self) -> bool:
-        """True when it ended by itself, without an error."""
+        """Return True when the code ended by itself, without an error."""
         return self.status == "ok"
 
     @property
     def stdout(self) -> str:
-        """UTF-8, undecodable bytes replaced."""
+        """Return standard output as UTF-8, with undecodable bytes replaced."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """UTF-8, undecodable bytes replaced."""
+        """Return standard error as UTF-8, with undecodable bytes replaced."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
     @property
     def value(self) -> str | None:
-        """Return the repr of the last expression as a str that the guest made: "42" for 6 * 7. None without one."""
+        """Return the repr of the last expression as a str that the guest made: "42" for 6 * 7.
+
+        Return None without a value.
+        """
         for output in reversed(self.outputs):
             if output.is_value:
                 return output.text
         return None
 
     def check(self) -> Self:
-        """Self when ok, else GuestError."""
+        """Return this result when `ok`, else raise GuestError."""
         if self.ok:
             return self
         from ringfence.errors import GuestError
@@ -195,16 +201,16 @@ class Result(Struct):
         raise GuestError(failure(self), result=self, code=f"guest-{self.status}")
 
     def render(self, *, max_chars: int = 8_000) -> str:
-        """For a model's context: status, value, both ends of the output, denials with what would allow them.
+        """Return text for a model's context: status, value, the ends of the output, denials with what would allow them.
 
-        Of many denials the most severe and the last; `denials` has all.
+        When there are many denials, the text has the most severe and the last; `denials` has all.
         """
         from ringfence.rendering import render
 
         return render(self, max_chars)
 
     def to_dict(self) -> dict[str, Json]:
-        """The object that `--json`, the HTTP API and the audit trail use. Bytes as base64."""
+        """Return the object that `--json`, the HTTP API and the audit trail use. Bytes are encoded as base64."""
         from ringfence.rendering import to_dict
 
         return to_dict(self)

@@ -1,8 +1,8 @@
 """Make text that a guest wrote, or named a file with, safe to show (J12, J13).
 
-Every message, log entry and table of the host that quotes such text goes through this module. Without it a guest could
-end our line and write one of its own, or send a terminal sequences that it obeys. Text that is shown as it is, a
-guest's output on a terminal, goes through `ringfence.cli.escapes` instead.
+Every message, log entry and table of the host that quotes text of a guest goes through this module. Without it a guest
+could end our line and write a line of its own, or send a terminal sequences that the terminal obeys. Text that is shown
+unchanged, a guest's output on a terminal, goes through `ringfence.cli.terminal_filter` instead.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """Return `text` as one line of printable characters, at most `limit` of them.
+    """Return `text` as one line of printable characters, at most `limit` characters.
 
-    All others are spelled as Python does: controls, line ends, characters that reorder a line, spaces that are not
-    U+0020, and the bytes of a file name that are not UTF-8 (`\\xff`).
+    All other characters are spelled as Python does: controls, line ends, characters that reorder a line, spaces that
+    are not U+0020, and the bytes of a file name that are not UTF-8 (`\\xff`).
     """
     cut = text if limit is None else text[:limit]
     if cut.isprintable():
@@ -25,12 +25,12 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def in_quotes(text: str, limit: int | None = None) -> str:
-    """Return `text` as one printable line in quotes; what follows its first `limit` characters becomes an ellipsis."""
+    """Return `text` as a printable line in quotes; all after the first `limit` characters becomes an ellipsis."""
     return repr(text if limit is None or len(text) <= limit else text[:limit] + "…")
 
 
 def bare_or_in_quotes(text: str) -> str:
-    """Return `text` as it is when that is one printable line, else in quotes: for lists of names and for headers."""
+    """Return `text` unchanged when that is one printable line, else in quotes: for lists of names and for headers."""
     return text if text.isprintable() else in_quotes(text)
 
 
@@ -51,14 +51,14 @@ def _spelled(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
-# ── what a mistyped name was meant to be ─────────────────────────────────────────────────────────
+# ── suggestions for a mistyped name ──────────────────────────────────────────────────────────────
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the name of `known` that `word` most likely stands for, None without a near one.
+    """Return the name of `known` that `word` most likely stands for. Return None when no name is near.
 
-    That is the only name which `word` begins, else the nearest, where at most a third of its letters differ, else the
-    longest that begins `word` and has more than three letters.
+    That is the only name that begins with `word`; else the nearest, where at most a third of its letters differ; else
+    the longest name of more than three letters that `word` begins with.
     """
     names = sorted(name for name in known if len(name) <= 64)
     if len(word) > 2:

@@ -1,6 +1,7 @@
-"""What calls of Ringfence return: records, and the objects that a sandbox or a manager hands out.
+"""The types that calls of Ringfence return: records, and the objects that a sandbox or a manager makes.
 
-For annotations and isinstance(); none of the objects is made by its caller. Names are imported when they are used.
+Use these names for annotations and isinstance(); callers make none of the objects. A name is imported when it is first
+used.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence._async.environment import AsyncEnvironment
     from ringfence._async.files import AsyncFiles, AsyncWatch
-    from ringfence._async.gateway import AsyncGateway
     from ringfence._async.ports import AsyncAddress
     from ringfence._async.process import AsyncProcess, AsyncPty
+    from ringfence._async.sandbox import AsyncGateway
     from ringfence._async.session import AsyncSession
     from ringfence._sync.environment import Environment
     from ringfence._sync.files import Files, Watch
-    from ringfence._sync.gateway import Gateway
     from ringfence._sync.ports import Address
     from ringfence._sync.process import Process, Pty
+    from ringfence._sync.sandbox import Gateway
     from ringfence._sync.session import Session
     from ringfence.errors import Missing
     from ringfence.plan.model import Plan
@@ -29,15 +30,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "_async.environment": "AsyncEnvironment",
     "_async.files": "AsyncFiles AsyncWatch",
-    "_async.gateway": "AsyncGateway",
     "_async.ports": "AsyncAddress",
     "_async.process": "AsyncProcess AsyncPty",
+    "_async.sandbox": "AsyncGateway",
     "_async.session": "AsyncSession",
     "_sync.environment": "Environment",
     "_sync.files": "Files Watch",
-    "_sync.gateway": "Gateway",
     "_sync.ports": "Address",
     "_sync.process": "Process Pty",
+    "_sync.sandbox": "Gateway",
     "_sync.session": "Session",
     "errors": "Missing",
     "plan.model": "Plan",
@@ -82,7 +83,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take every name for one of the module
+if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept every name
 
     def __getattr__(name: str) -> object:
         module = _MODULE_OF.get(name)

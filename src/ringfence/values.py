@@ -1,7 +1,7 @@
-"""Frozen values: the base class of every public record, and the words their types use.
+"""Frozen values: the base class of every public record, and the words that their types use.
 
-Owned here instead of by `dataclasses` because importing that costs more than starting a sandbox does.
-Nothing here validates what a value means; that belongs to the class that declares it.
+Ringfence has a base class of its own because importing `dataclasses` costs more than starting a sandbox. Nothing here
+validates what a value means; the class that declares the value does.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class _Factory:
 
 
 def factory(make: Callable[[], V]) -> V:
-    """Declare a default that is made when the value is: `first_at: datetime = factory(now)`."""
-    return _Factory(make)  # type: ignore[return-value]  # dataclass fields are declared by what they will hold
+    """Declare a default that is made together with the value: `first_at: datetime = factory(now)`."""
+    return _Factory(make)  # type: ignore[return-value]  # a field is declared with the type of its value
 
 
 class StructMeta(type):
@@ -110,12 +110,15 @@ class StructMeta(type):
 
         @property
         def __signature__(cls):
-            """For help() and editors; made when asked, because inspect is slow to import."""
+            """Return the signature for help() and editors; made at each access, because inspect is slow to import."""
             return _signature(cls)
 
 
 class _AsDataclass:
-    """What `dataclasses` and those who know it look for; made when asked, because that module is slow to import."""
+    """An attribute for code that asks whether a Struct is a dataclass.
+
+    The value is made at each access, because `dataclasses` is slow to import.
+    """
 
     def __set_name__(self, _owner: type, name: str) -> None:
         self._name = name
@@ -157,7 +160,7 @@ class Struct(metaclass=StructMeta):
             self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Called when all fields are set; raises to refuse them."""
+        """Check or normalise the fields, which are all set. An override raises to refuse the value."""
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be set: the value is frozen; make a new one")
@@ -191,7 +194,7 @@ class Struct(metaclass=StructMeta):
 
 
 def astuple(value: Struct) -> tuple[Any, ...]:
-    """The fields of one value, in order; not deep."""
+    """Return the fields of one value, in order. Values in fields are not converted."""
     return tuple([getattr(value, name) for name in type(value).__fields__])
 
 
@@ -201,7 +204,7 @@ def put(value: Struct, name: str, content: object) -> None:
 
 
 def fill(value: Struct, contents: Mapping[str, object]) -> None:
-    """Set every field of a new value from `contents`, and its private slots to their defaults."""
+    """Set every field of a new value from `contents`, and the private slots to the defaults."""
     cls = type(value)
     for name, default in cls.__private__.items():
         _put(value, name, default)
@@ -210,7 +213,7 @@ def fill(value: Struct, contents: Mapping[str, object]) -> None:
 
 
 def replace(value: S, **changes: object) -> S:
-    """A copy with some fields changed, checked as if it were written out. TypeError for an unknown field."""
+    """Return a copy with some fields changed, checked like a new value. Raises TypeError for an unknown field."""
     cls = type(value)
     contents = dict(zip(cls.__fields__, astuple(value), strict=True))
     return cls(**(contents | changes))
@@ -251,7 +254,7 @@ def _signature(cls: StructMeta) -> object:
 
 
 class FrozenMap(dict["Any", "Any"]):
-    """A dict that cannot be changed, hashed by content, so that values holding one are frozen too."""
+    """A dict that cannot be changed, hashed by content, so that a value that holds such a dict is frozen too."""
 
     __slots__ = ()
 
@@ -259,9 +262,9 @@ class FrozenMap(dict["Any", "Any"]):
         raise TypeError("this mapping is part of a frozen value; make a new one")
 
     __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _refuse
-    __ior__ = _refuse  # every mutator refuses, whatever its signature
+    __ior__ = _refuse  # every method that changes a dict refuses, whatever its signature
 
-    def __hash__(self) -> int:  # type: ignore[override]  # dict says None; this one does not change
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has None here; a FrozenMap does not change
         return hash(frozenset(self.items()))
 
     def __copy__(self) -> FrozenMap:
@@ -275,5 +278,5 @@ class FrozenMap(dict["Any", "Any"]):
 
 
 def frozen_map(items: Mapping[K, V]) -> Mapping[K, V]:
-    """A frozen copy of `items`."""
+    """Return a frozen copy of `items`."""
     return items if type(items) is FrozenMap else FrozenMap(items)

@@ -103,10 +103,10 @@ def test_without_what_starts_processes_a_sandbox_says_so_and_what_runs_in_it_goe
         time.sleep(0.1)
         for call in (lambda: box.exec(["true"]), lambda: box.files.read("x"), lambda: box.run("1")):
             with pytest.raises(
-                SandboxLostError, match="the process of ours that starts others in this sandbox"
+                SandboxLostError, match="the process of Ringfence that starts others in this sandbox"
             ) as told:
                 call()
-            assert (told.value.code, told.value.fix) == ("helper-lost", "make a new Sandbox: it gets new ones")
+            assert (told.value.code, told.value.fix) == ("helper-lost", "make a new Sandbox, which gets a new one")
         there.write(b"still here")
         there.close_stdin()
         assert there.wait().stdout == "up\nstill here"

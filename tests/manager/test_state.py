@@ -45,7 +45,7 @@ def test_a_second_manager_is_refused_until_the_first_closes(tmp_path: Path) -> N
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "s").mkdir()
     os.chmod(tmp_path / "s", mode)
-    with pytest.raises(PolicyError, match="others than this user may write to it"):
+    with pytest.raises(PolicyError, match="other users than this one may write to it"):
         StateDirectory(tmp_path / "s").open()
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence.snapshots.content import Holder, Store, Writer
-from ringfence.snapshots.diff import Tree, Work, changes, unified
 from ringfence.snapshots.manifest import Entry, Manifest
+from ringfence.snapshots.model import Tree, Work, changes, unified
 from ringfence.types import Change
 
 
@@ -74,7 +74,7 @@ def test_patch_makes_the_one_of_the_other(old: str, new: str) -> None:
     """GNU patch is the judge; where both are the same there is nothing to say."""
     import tempfile
 
-    from ringfence.snapshots.diff import _split
+    from ringfence.snapshots.model import _split
 
     made = unified(_split(old), _split(new), Work())
     assert bool(made) == (old != new)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ringfence import Policy, Snapshot, SnapshotError
 from ringfence.policy.host_paths import LinkError
-from ringfence.snapshots import file
+from ringfence.snapshots import model
 from ringfence.snapshots.content import Holder, Store, Writer, own_store
 from ringfence.snapshots.manifest import Entry, Manifest, hasher
 from ringfence.snapshots.model import make
@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_gets_back_what_a_load_wrote_to_it(tmp_path: Path, m
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(OSError, match="No space left"):
-        file.load(str(tmp_path / "snap"), store)
+        model.read_file(str(tmp_path / "snap"), store)
     assert sizes[-1] > 0
     assert (store._fd, store._writing) == (-1, 0), "the file and all of its room are gone"
 
@@ -220,12 +220,12 @@ def test_a_store_whose_descriptor_the_caller_closed_never_writes_to_another_file
 @pytest.mark.parametrize("field", ["bound", "policy_digest"])
 def test_half_a_character_in_the_header_is_refused_in_our_words(whole: Path, field: str) -> None:
     data = whole.read_bytes()[: -len(hasher().digest())]
-    start = len(file.MAGIC) + 8
+    start = len(model.MAGIC) + 8
     size = int.from_bytes(data[start - 8 : start], "big")
     header = json.dumps({**json.loads(data[start : start + size]), field: "\ud800"}).encode()
-    altered = file.MAGIC + len(header).to_bytes(8, "big") + header + data[start + size :]
+    altered = model.MAGIC + len(header).to_bytes(8, "big") + header + data[start + size :]
     digest = hasher()
     digest.update(altered)
     whole.write_bytes(altered + digest.digest())
-    with pytest.raises(SnapshotError, match="its header has a text that is none"):
+    with pytest.raises(SnapshotError, match="its header has a text that is not Unicode"):
         Snapshot.load(whole)

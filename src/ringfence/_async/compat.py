@@ -1,4 +1,4 @@
-"""What differs between async and sync callers besides `await`: handing out resources, and work that blocks."""
+"""The differences between async and sync callers besides `await`: opening resources, locks, and work that blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 
 class Opening(Awaitable[T], AbstractAsyncContextManager[T, None], Generic[T]):
-    """`p = await box.spawn(…)` or `async with box.spawn(…) as p`; the second also ends it."""
+    """The result of a call that opens something: `p = await box.spawn(…)` or `async with box.spawn(…) as p`.
+
+    The second form also ends what was opened.
+    """
 
     def __init__(self, making: Coroutine[Any, Any, T]) -> None:
         self._making = making
@@ -53,20 +56,23 @@ def opening(making: Coroutine[Any, Any, T]) -> Opening[T]:
 
 
 def lock() -> asyncio.Lock:
-    """Held across awaits; whoever waits is served in turn."""
+    """Return a lock that is held across awaits; waiting tasks get it in turn."""
     return asyncio.Lock()
 
 
 def one_at_a_time() -> contextlib.AbstractContextManager[object]:
-    """For what is done without an await. Tasks of one loop take turns as it is; threads do not."""
+    """Return a guard for steps without an await. It does nothing: no other task of the loop can come between."""
     return contextlib.nullcontext()
 
 
 async def called(
     tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float, over: Callable[[], bool]
 ) -> tuple[bool, object]:
-    """(True, its value), or (False, how it failed). One that takes too long, or longer than its cell, goes on
-    without us; a coroutine is cancelled."""
+    """Call a tool and return (True, the value) or (False, the reason of the failure).
+
+    A tool that takes longer than `within_s`, or longer than its cell, goes on but its value is dropped; a coroutine is
+    cancelled.
+    """
     task = asyncio.ensure_future(_outcome(tool, given))
     deadline = time.monotonic() + within_s
     try:
@@ -92,14 +98,17 @@ async def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) ->
             return False, _failed(error)
         return True, await callers_own_awaited(value) if isinstance(value, Awaitable) else value
     except (KeyboardInterrupt, asyncio.CancelledError):
-        raise  # the host's, not the guest's
+        raise  # for the host, not for the guest
     except BaseException as error:  # noqa: BLE001  # a tool may raise anything
         return False, _failed(error)
 
 
 def _in_thread_of_its_own(work: Callable[[], object]) -> asyncio.Future[tuple[object, BaseException | None]]:
-    """(its value, what it raised). Not by the loop's executor: there a few tools that take long would keep every
-    sandbox of the program from starting and ending, and the program from its end."""
+    """Run `work` in a new thread. The future has (the value, the exception that was raised).
+
+    The loop's executor is not used: a few slow tools there would keep every sandbox of the program from starting and
+    ending, and the program from its end.
+    """
     loop = asyncio.get_running_loop()
     found: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
 
@@ -108,12 +117,13 @@ def _in_thread_of_its_own(work: Callable[[], object]) -> asyncio.Future[tuple[ob
             found.set_result((value, error))
 
     def go() -> None:
-        value, error = None, None
+        value: object = None
+        error: BaseException | None = None
         try:
             value = work()
-        except BaseException as raised:  # noqa: BLE001  # told to who waits
+        except BaseException as raised:  # noqa: BLE001  # passed to the waiting task
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(tell, value, error)
 
     run = contextvars.copy_context().run
@@ -122,12 +132,12 @@ def _in_thread_of_its_own(work: Callable[[], object]) -> asyncio.Future[tuple[ob
 
 
 def _failed(error: BaseException) -> str:
-    """The guest hears its kind and no more."""
+    """Return what the guest gets to know about an exception: its type and no more."""
     return f"it failed with {type(error).__name__}"
 
 
 async def launched(launcher: Launcher) -> Box:
-    """A box, made in a thread. When the caller is cancelled meanwhile, it is closed again."""
+    """Return a box that a thread launched. When the caller is cancelled meanwhile, the box is closed again."""
     need_linux()
     made: list[Box] = []
     try:
@@ -140,8 +150,11 @@ async def launched(launcher: Launcher) -> Box:
 
 
 async def blocking(work: Callable[..., T], *args: object) -> T:
-    """Run `work` in a thread. It is waited for however often the caller is cancelled: nothing is left half-made."""
-    # No task, which the end of `asyncio.run` would cancel while its thread goes on.
+    """Run `work` in a thread and return the value. Wait for the thread even when the caller is cancelled.
+
+    Therefore nothing is left half-made.
+    """
+    # Not a task, which the end of `asyncio.run` would cancel while its thread goes on.
     run = contextvars.copy_context().run
     working = asyncio.get_running_loop().run_in_executor(None, lambda: run(work, *args))
     cancelled: asyncio.CancelledError | None = None
@@ -152,12 +165,12 @@ async def blocking(work: Callable[..., T], *args: object) -> T:
             cancelled = error
     if cancelled is None:
         return working.result()
-    working.exception()  # looked at: nobody else hears of it
+    working.exception()  # retrieved, because no other code does
     raise cancelled
 
 
 class Every:
-    """Does `work` again and again, in the loop it was made in."""
+    """Calls `work` again and again, in the loop that this object was made in."""
 
     def __init__(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._seconds = seconds
@@ -171,19 +184,19 @@ class Every:
                 async with asyncio.timeout(self._seconds):
                     await self._now.wait()
             except TimeoutError:
-                pass  # its time has come
+                pass  # the interval is over
             self._now.clear()
             try:
                 await self._work()
             except (RingfenceError, OSError, RuntimeError, MemoryError):  # the third: no thread can be started
-                continue  # the next turn tries again, and whoever needs the thing hears of it then
+                continue  # the next turn tries again, and the caller that needs the sandbox gets the error then
 
     def wake(self) -> None:
-        """Now, not only in a while."""
+        """Start the next turn now."""
         self._now.set()
 
     async def stop(self) -> None:
-        """A turn that has begun is cut short."""
+        """Stop, and cut short a turn that has begun."""
         self._task.cancel()
         await asyncio.wait([self._task])
 

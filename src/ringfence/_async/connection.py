@@ -1,4 +1,4 @@
-"""A connection to one port inside: bytes that pass, in both directions at once. Nothing of them is kept (O21)."""
+"""A connection to one port inside: bytes that pass, in both directions at once. None of the bytes are kept (O21)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _KILL_S = 3.0
 
 
 class AsyncConnection:
-    """A worker inside whose standard streams are the two directions. One reads while another writes.
+    """A worker inside whose standard streams are the two directions. A task can read while another task writes.
 
-    It is no process of the caller's: it has no events and no result, so what was read is gone from here. What waits to
-    be read is within the window of its inbox, and credit is given for what was taken: a server inside waits for its
-    client (F17), and however much passes, the host holds no more.
+    The connection is no process of the caller: it has no events and no result, and bytes that were read are not kept.
+    Bytes that wait to be read fit in the window of the inbox, and credit is given for bytes that were taken: a server
+    inside waits for its client (F17), and however much passes, the host holds no more.
     """
 
     def __init__(self, place: Place, call: Call) -> None:
@@ -33,7 +33,10 @@ class AsyncConnection:
         self._broken = False
 
     async def begin(self) -> AsyncConnection:
-        """Have it made. When the caller is interrupted here, it is ended first."""
+        """Start the connection and return it.
+
+        When the caller is interrupted meanwhile, the connection is ended first.
+        """
         try:
             await self._place.link.start(self._call, self._inbox)
         except BaseException:
@@ -42,10 +45,10 @@ class AsyncConnection:
         return self
 
     async def read(self) -> bytes:
-        """The next bytes of the server's; b"" when there will be no more, also where nobody listens."""
+        """Return the next bytes from the server; return b"" when no more will come, also where no server listens."""
         inbox = self._inbox
         while True:
-            ended = inbox.end is not None  # looked at first: what came before the end is in the inbox by then
+            ended = inbox.end is not None  # read first: what came before the end is in the inbox by then
             while (item := inbox.take()) is not None:
                 await self._grant()
                 if item[0] == frames.STDOUT:
@@ -55,15 +58,15 @@ class AsyncConnection:
             await self._wait(lambda: bool(inbox.items) or inbox.end is not None)
 
     async def _grant(self) -> None:
-        """As much as was taken may come again."""
+        """Let guestd send as many bytes again as were taken."""
         credit = self._inbox.credit()
         if credit and self._inbox.end is None:
             await self._place.link.say(op="credit", id=self._inbox.id, bytes=credit)
 
     async def write(self, data: bytes) -> None:
-        """To the server. Raises BrokenPipeError when it takes no more.
+        """Write to the server. Raise BrokenPipeError when the server takes no more.
 
-        Only the reader takes what the server says: what a writer took would have to be kept.
+        Only the reader takes bytes from the server: bytes that a writer took would have to be kept.
         """
         inbox = self._inbox
         if inbox.stdin_closed or inbox.end is not None:
@@ -74,19 +77,22 @@ class AsyncConnection:
         )
 
     async def close_stdin(self) -> None:
-        """The server hears an end; what it says still comes."""
+        """Send the server an end of input. What the server sends still arrives."""
         if self._inbox.end is None:
             self._inbox.stdin_closed = True
             await self._place.link.say(op="eof", id=self._inbox.id)
 
     async def break_off(self) -> None:
-        """Whoever reads it sees the end, and does the rest. Safe while another reads. Idempotent."""
+        """Kill the connection without waiting. Its reader then sees the end and cleans up. Safe while a task reads.
+
+        Idempotent.
+        """
         if self._inbox.end is None and not self._broken:
             self._broken = True
             await self._place.link.say(op="kill", id=self._inbox.id, why="caller")
 
     async def end(self) -> None:
-        """Break it off, and see that it is gone. For the reader: the end is told after what was said before it."""
+        """Break the connection off and wait until it is gone. For the reader alone: the end comes after all output."""
         await self.break_off()
         inbox, deadline = self._inbox, time.monotonic() + _KILL_S
         try:
@@ -98,11 +104,11 @@ class AsyncConnection:
                     pass
                 await self._grant()
         except SandboxLostError:
-            return  # and everything inside with it
+            return  # the connection ended with everything inside
 
     async def _wait(self, ready: Callable[[], bool]) -> None:
-        """However long: a connection may be idle for hours, and ends with its client, its server or its sandbox."""
+        """Wait without a deadline: a connection may be idle for hours, and ends with its client, server or sandbox."""
         try:
             await self._place.link.wait(ready, None)
         except SandboxLostError:
-            return  # the inbox has its end
+            return  # the inbox has an end, which the caller sees

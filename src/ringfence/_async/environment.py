@@ -1,4 +1,4 @@
-"""What one agent owns: a workspace that outlives its sandboxes, a policy, a quota, a history."""
+"""An agent's environment: a workspace that outlives its sandboxes, a policy, a quota and a history."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import time
 
 from ringfence._async.compat import blocking, lock
 from ringfence._async.files import _MORE_BYTES, _MORE_FILES, AsyncFiles
-from ringfence._async.gateway import AsyncGateway
-from ringfence._async.sandbox import AsyncSandbox
+from ringfence._async.sandbox import AsyncGateway, AsyncSandbox
 from ringfence._async.session import AsyncSession
 from ringfence.core import arguments, endings
 from ringfence.errors import RingfenceError, SandboxClosedError, SandboxError, SnapshotError, UnsupportedError
@@ -43,7 +42,7 @@ _CHANGES = ("mkdir", "rename", "remove", "chmod")
 
 
 class AsyncEnvironment:
-    """What one agent owns: a workspace that stays, a policy, a quota, a history."""
+    """The environment of one agent: a workspace that stays, a policy, a quota, a history."""
 
     def __init__(
         self,
@@ -63,11 +62,11 @@ class AsyncEnvironment:
         self._state = state
         self._owner: Owner[AsyncOwnedSandbox] = Owner(agent, policy, Ledger(agent, quota), above=above)
         self._history = History()
-        self._gate = lock()  # around the start, the keeping and the end of its own sandbox
+        self._gate = lock()  # held while the agent's own sandbox is started, kept or ended
         self._box: AsyncOwnedSandbox | None = None
         self._kept: Snapshot | None = None
-        self._looked = False  # for what an earlier manager kept
-        self._written = ""  # digest of what is in the state directory
+        self._is_loaded = False  # whether the state directory was searched for the workspace of an earlier manager
+        self._written = ""  # digest of the workspace in the state directory
         self._calls: set[object] = set()
         self._used_at = time.monotonic()
         self._over: str | None = None
@@ -76,7 +75,7 @@ class AsyncEnvironment:
     async def run(
         self, code: str, *, language: str = "python", stdin: bytes | str | None = None, timeout_s: float | None = None
     ) -> Result:
-        """In the agent's own sandbox, started on first use, ended by `idle_s`."""
+        """Run code in the agent's own sandbox, which starts at first use and ends when it was idle for `idle_s`."""
         arguments.check_code(code)
         arguments.check_language(language)
         return await self._do(lambda box: box.run(code, language=language, stdin=stdin, timeout_s=timeout_s))
@@ -89,12 +88,12 @@ class AsyncEnvironment:
         cwd: GuestPath | None = None,
         timeout_s: float | None = None,
     ) -> Result:
-        """A command in the agent's own sandbox."""
+        """Run a command in the agent's own sandbox."""
         arguments.check_argv(argv)
         return await self._do(lambda box: box.exec(argv, stdin=stdin, cwd=cwd, timeout_s=timeout_s))
 
     def sandbox(self, *, policy: Policy | None = None) -> AsyncSandbox:
-        """Another one on the same quota; `policy` can only narrow."""
+        """Return another sandbox on the agent's quota; `policy` can only narrow the environment's."""
         self._check_there()
         if policy is None:
             return self._making(self._owner, self.policy)
@@ -102,11 +101,14 @@ class AsyncEnvironment:
         return self._making(self._owner, self.policy.must_allow(policy))
 
     async def sandboxes(self) -> tuple[SandboxInfo, ...]:
-        """Those that live, its own among them."""
+        """Return the agent's running and paused sandboxes, with its own sandbox."""
         return tuple(sandbox._info() for sandbox in self._owner.live())
 
     async def usage(self) -> Usage:
-        """Of all its sandboxes together: sums, and of peaks the highest. The disk is what its workspace holds now."""
+        """Return the usage of all the agent's sandboxes together: sums, and the highest of the peaks.
+
+        The disk usage is that of the workspace now.
+        """
         total = self._owner.usage
         for sandbox in self._owner.live():
             total = add_usage(total, sandbox._used())
@@ -118,18 +120,18 @@ class AsyncEnvironment:
         return replace(total, disk_bytes=0 if self._kept is None else self._kept.size_bytes)
 
     async def requests(self) -> tuple[HostSummary, ...]:
-        """What the gateways of all its sandboxes counted, by host."""
+        """Return the requests that the gateways of all the agent's sandboxes counted, by host."""
         found = list(self._owner.requests)
         for sandbox in self._owner.live():
             found += await sandbox.network.summary()
         return merged(found)
 
     async def history(self, *, limit: int = 100) -> tuple[Result, ...]:
-        """Newest first, output cut to a line."""
+        """Return the newest results first, with the output cut to a line."""
         return self._history.newest(limit)
 
     async def remove(self) -> None:
-        """End its sandboxes, delete its workspace."""
+        """End the agent's sandboxes and delete the workspace."""
         self._check_process()
         async with self._gate:
             self._over = "was removed"
@@ -138,7 +140,7 @@ class AsyncEnvironment:
             if self._state is not None:
                 await blocking(self._state.remove, self.agent)
 
-    # its own sandbox
+    # the agent's own sandbox
 
     async def _do(self, work: Callable[[AsyncOwnedSandbox], Awaitable[Result]]) -> Result:
         token = object()
@@ -154,7 +156,7 @@ class AsyncEnvironment:
         return result
 
     async def _enter(self, token: object) -> AsyncOwnedSandbox:
-        """Its own sandbox, running, and not ended for idleness until `_leave`."""
+        """Return the agent's own sandbox, running, which is not ended for idleness until `_leave`."""
         self._check_process()
         async with self._gate:
             self._check_there()
@@ -186,17 +188,17 @@ class AsyncEnvironment:
         return box
 
     async def _look(self) -> None:
-        """For what an earlier manager kept."""
-        if self._state is None or self._looked:
+        """Load the workspace that an earlier manager kept in the state directory."""
+        if self._state is None or self._is_loaded:
             return
         path = await blocking(self._state.kept, self.agent)
         if path is not None:
             self._kept = await blocking(model.Snapshot.load, path)
             self._written = self._kept.digest
-        self._looked = True
+        self._is_loaded = True
 
     def _bound_anew(self, box: AsyncOwnedSandbox, kept: Snapshot) -> Snapshot:
-        """The workspace stays when the environment comes back with another policy, backend or image."""
+        """Return a kept workspace bound to the current policy, backend and image, which may have changed."""
         if (kept._bound, kept.policy_digest) == (box._bound(), self.policy.digest):
             return kept
         manifest, _ = kept._tree()
@@ -206,7 +208,10 @@ class AsyncEnvironment:
         return self._kept
 
     async def _keep(self, box: AsyncOwnedSandbox) -> Denial | None:
-        """The workspace as it is now. A denial when it cannot be: a guest's tree is no error of the caller."""
+        """Keep the workspace as it is now.
+
+        Return a denial when that fails: a guest's tree is no error of the caller.
+        """
         async with self._gate:
             return await self._keep_now(box)
 
@@ -215,7 +220,8 @@ class AsyncEnvironment:
             return None
         try:
             now = await box.snapshot()
-            before, self._kept = self._kept, now
+            before = self._kept
+            self._kept = now
             if before is not None:
                 before.delete()
             if self._state is not None and now.digest != self._written:
@@ -245,7 +251,10 @@ class AsyncEnvironment:
                 self._box = None
 
     async def _end(self) -> None:
-        """Its manager closes: with a state directory the workspace stays there, else it is gone."""
+        """End the environment together with the manager.
+
+        With a state directory the workspace stays there, else it is gone.
+        """
         async with self._gate:
             if self._over is not None:
                 return
@@ -266,7 +275,8 @@ class AsyncEnvironment:
             self._kept = None
 
     def _check_process(self) -> None:
-        """Before a lock is taken, which a thread that is not in a fork may hold there for good."""
+        """Raise SandboxClosedError in a fork, before a lock is taken: a thread of the parent may hold that lock there
+        for good."""
         if self._pid != os.getpid():
             what = f"the environment of agent {self.agent!r}"
             raise endings.of_another_process(what, self._pid, fix="make a new SandboxManager here")
@@ -287,7 +297,7 @@ class AsyncEnvironment:
 
 
 class AsyncKeptFiles(AsyncFiles):
-    """The agent's workspace, whether its sandbox runs or not: the first use starts it."""
+    """Files of an agent's workspace. The first use starts the agent's sandbox."""
 
     def __init__(self, environment: AsyncEnvironment) -> None:
         super().__init__(environment._own_place)
@@ -327,24 +337,21 @@ class AsyncKeptFiles(AsyncFiles):
         return answer
 
     async def _changed(self) -> None:
-        """What the caller wrote is kept, or the caller is told."""
+        """Keep what the caller wrote, or raise SnapshotError."""
         box = self._environment._box
         problem = None if box is None else await self._environment._keep(box)
         if problem is not None:
             raise SnapshotError(problem.message, code=problem.code, fix="remove what makes the workspace too large")
 
 
-# MERGED: A sandbox that a manager keeps count of: admitted before it starts, accounted for when it ends.
+# ── a sandbox of a manager: admitted before it starts, accounted for when it ends ────────────────
 
-
-_SLACK_S = 30.0  # beyond idle_s: whoever keeps the workspace ends the sandbox; this is for when nobody does
-
-
-_ROOM_AHEAD = 8  # processes that the policy must allow, for one to be spent before anybody asked for it
+_SLACK_S = 30.0  # beyond idle_s: the environment keeps the workspace, then ends the sandbox; this is in case it cannot
+_ROOM_AHEAD = 8  # processes that the policy must allow, for an interpreter to be started before the first call
 
 
 class AsyncOwnedSandbox(AsyncSandbox):
-    """As any other for who holds it."""
+    """A sandbox that counts on an owner's quota. A caller uses it like any other sandbox."""
 
     def __init__(
         self,
@@ -359,13 +366,13 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self.network = AsyncOwnedGateway(self)
         self._owner = owner
         self._started_at = 0.0
-        # Looked at by the first who closes it: another one may be the first to see it gone.
+        # Read by the first call of `close`; a later call may be the first that waits until the sandbox is gone.
         self._used_in_all: tuple[Usage, tuple[HostSummary, ...]] = (Usage(), ())
         self._waits = False  # started ahead, and not used yet
-        self._ahead: AsyncSession | None = None  # the interpreter of its default session, likewise
+        self._ahead: AsyncSession | None = None  # the interpreter of the default session, also started ahead
 
     async def start(self) -> Self:
-        """Raises QuotaError when its owner's quota has no room for it."""
+        """Start the sandbox. Raise QuotaError when its owner's quota has no room."""
         if self._waits:
             self._waits = False
             await self._set_clocks(0.0)
@@ -373,7 +380,7 @@ class AsyncOwnedSandbox(AsyncSandbox):
         return await super().start()
 
     async def _start(self) -> None:
-        """One of several who start it comes here, so that it is admitted once."""
+        """Admit the sandbox and start it. Called once, however many callers start the sandbox."""
         if self._ended != "closed":
             self._owner.admit(self)
         try:
@@ -385,7 +392,10 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self._running_place().before_call = self._count_call
 
     async def _wait_for_use(self) -> None:
-        """It was started ahead: so is the interpreter of its default session, where the image has Python."""
+        """Mark a sandbox that was started ahead, and start the interpreter of the default session, too.
+
+        An image without Python has no such interpreter.
+        """
         self._waits = True
         if self.policy.limits.processes < _ROOM_AHEAD:
             return
@@ -416,7 +426,7 @@ class AsyncOwnedSandbox(AsyncSandbox):
         return until
 
     def _another(self) -> AsyncSandbox:
-        """A fork is one more on the same quota."""
+        """Return a fork, which is another sandbox on the same quota."""
         backend, _ = self._made_with
         image = self._launcher.image
         return AsyncOwnedSandbox(self._owner, backend=backend, image=image, policy=self.policy, labels=self.labels)
@@ -425,11 +435,11 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self._owner.count_call()
 
     def _used(self) -> Usage:
-        """So far; of a paused one too."""
+        """Return the usage so far, also of a paused sandbox."""
         return Usage() if self._box is None else self._box.usage()[0]
 
     async def _set_clocks(self, slack_s: float) -> None:
-        """From now on. `slack_s` is added to idle_s."""
+        """Start lifetime and idle time anew. `slack_s` is added to idle_s."""
         limits = self.policy.limits
         await self._running_place().link.say(
             op="clocks", lifetime_s=limits.lifetime_s, idle_s=limits.idle_s + slack_s, on_idle=limits.on_idle
@@ -438,12 +448,12 @@ class AsyncOwnedSandbox(AsyncSandbox):
         self._ends_at = self._started_at + limits.lifetime_s
 
     async def _kept_by_owner(self) -> None:
-        """Its owner watches its idleness, and keeps its files before it ends."""
+        """Let the owner watch for idleness, so that it can keep the files before the sandbox ends."""
         self._waits = False
         await self._set_clocks(_SLACK_S if self.policy.limits.on_idle == "close" else 0.0)
 
     def _given_to(self, owner: Owner[AsyncOwnedSandbox], labels: Mapping[str, str] | None) -> None:
-        """A sandbox that waited, never used, is somebody's now. Raises QuotaError."""
+        """Give a sandbox that waited, never used, to `owner`. Raise QuotaError."""
         before = self._owner
         owner.admit(self)
         self._owner = owner
@@ -458,14 +468,14 @@ class AsyncOwnedSandbox(AsyncSandbox):
 
 
 class AsyncOwnedGateway(AsyncGateway):
-    """Live rules stay below what the owner may have."""
+    """A gateway whose live rules stay below what the sandbox's owner may have."""
 
     def __init__(self, sandbox: AsyncOwnedSandbox) -> None:
         super().__init__(lambda: sandbox._box)
         self._sandbox = sandbox
 
     async def set(self, network: Network) -> None:
-        """Replace the rules; connections no longer permitted are cut. Never beyond a manager's policy."""
+        """Replace the rules and cut connections that are no longer permitted. Never goes beyond a manager's policy."""
         ceiling = self._sandbox._owner.ceiling
         ceiling.must_allow(ceiling.replace(network=network))
         await super().set(network)

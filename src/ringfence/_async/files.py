@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     Progress: TypeAlias = Callable[[int, int | None], None]
 
-_PAGE = 4096  # what a file system in memory counts in
-# Of a file whose size only the guest chose: all of it is our memory, and as text six times that (O22).
+_PAGE = 4096  # the unit in which a file system in memory counts
+# The guest chooses the size of a file, and a read takes that much of the host's memory, as text six times that (O22).
 _MAX_READ, _MAX_TEXT = 1 << 26, 1 << 24
-_MAX_PART = 1 << 30  # of what the caller asked for by its size
-_MOST = (1 << 63) - 1  # of a file's bytes
+_MAX_PART = 1 << 30  # the largest `size` that a caller may read
+_MOST = (1 << 63) - 1  # the largest offset in a file
 _CHUNK = 1 << 18
 _MAX_EXPRESSION = 4000
-# What one archive or tree may hold beyond the sandbox's own limits: it may come from the image or a mount.
+# An archive or tree may hold more than the sandbox's own limits: its files may come from the image or a mount.
 _MORE_BYTES, _MORE_FILES = 1 << 30, 100_000
 
 
@@ -53,7 +53,7 @@ class AsyncWatch:
         self._closed = False
 
     async def _ready(self) -> AsyncWatch:
-        """Once the watch stands: what happens from now on is told."""
+        """Wait until the watch works, and return it: changes from then on are reported."""
         try:
             for data in await _batch(self._worker, self._lines):
                 if data.get("kind") != "ready":
@@ -64,7 +64,7 @@ class AsyncWatch:
         except BaseException:
             await self._worker.end()
             raise
-        raise SandboxError("the file worker gave no answer")
+        raise SandboxError("the file worker ended before the watch began", fix="try again")
 
     def __aiter__(self) -> AsyncIterator[FileEvent]:
         return self
@@ -95,18 +95,21 @@ class AsyncWatch:
 
 
 class AsyncFiles:
-    """Files inside, through guestd, as the guest's user. Never a host path, except in upload and download."""
+    """Files inside, read and written through guestd as the guest's user. Only upload and download take host paths."""
 
     def __init__(self, place: Callable[[], Place]) -> None:
         self._place = place
 
     async def read(self, path: GuestPath, *, offset: int = 0, size: int | None = None) -> bytes:
-        """At most 64 MiB, or a `size` up to 1 GiB: what is larger is refused before a byte of it is read."""
+        """Return at most 64 MiB, or `size` bytes up to 1 GiB.
+
+        A larger file is refused before any of its bytes is read.
+        """
         wanted = _optional(size, "size")
         return await self._whole(path, offset, wanted, _MAX_READ if wanted is None else _MAX_PART)
 
     async def _whole(self, path: GuestPath, offset: int, wanted: int | None, most: int) -> bytes:
-        data = BytesIO()  # hands its bytes over without another copy
+        data = BytesIO()  # returns its bytes without another copy
         async for chunk in self._chunks(path, offset, wanted, most):
             if data.tell() + len(chunk) > min(most, most if wanted is None else wanted):
                 raise OSError(errno.EFBIG, file_replies.TOO_LONG_TO_READ, str(path))
@@ -114,11 +117,11 @@ class AsyncFiles:
         return data.getvalue()
 
     async def read_text(self, path: GuestPath, *, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """At most 16 MiB."""
+        """Return the text of a file of at most 16 MiB."""
         return (await self._whole(path, 0, None, _MAX_TEXT)).decode(encoding, errors)
 
     def chunks(self, path: GuestPath, *, offset: int = 0) -> AsyncIterator[bytes]:
-        """The file in pieces, however large it is; the reader's pace is the worker's."""
+        """Yield the file in pieces, however large it is; the worker reads no faster than the caller."""
         return self._chunks(path, offset, None, None)
 
     async def _chunks(self, path: GuestPath, offset: int, size: int | None, most: int | None) -> AsyncIterator[bytes]:
@@ -140,7 +143,10 @@ class AsyncFiles:
         append: bool = False,
         mode: int | None = None,
     ) -> FileInfo:
-        """Parents are made. A str is written as UTF-8. Replaces as a whole or not at all."""
+        """Write a file and return its info.
+
+        Parent folders are made, a str is written as UTF-8, and the file is replaced as a whole or not at all.
+        """
         args = {"append": bool(append), "mode": _mode(mode), "into": None, **_staged(arguments.guest_path(path))}
         _check_data(data, text=True)
         answer = await self._fed("write", path, args, _pieces(data))
@@ -149,7 +155,7 @@ class AsyncFiles:
     async def list(
         self, path: GuestPath = ".", *, recursive: bool = False, pattern: str | None = None
     ) -> AsyncIterator[FileInfo]:
-        """Sorted by name, fetched in pages; symlinks are shown, never followed."""
+        """Yield the files below `path`, sorted by name, fetched in pages. Symlinks are listed, never followed."""
         args = {"path": arguments.guest_path(path), "recursive": bool(recursive), "pattern": _pattern(pattern)}
         worker = await self._start("list", args)
         lines = file_replies.Lines()
@@ -164,10 +170,10 @@ class AsyncFiles:
     async def search(
         self, text: str, path: GuestPath = ".", *, regex: bool = False, pattern: str | None = None, limit: int = 1000
     ) -> AsyncIterator[Match]:
-        """Lines of text files that hold `text`, or match it as a Python regular expression. At most `limit`.
+        """Yield lines of text files that hold `text`, or match it as a Python regular expression. At most `limit`.
 
-        `pattern` is a glob over file names. Binary files are left out, links are not followed, long lines are cut. It
-        ends with TimeoutError after limits.timeout_s, so that no expression runs away.
+        `pattern` is a glob over file names. Binary files are left out, links are not followed, long lines are cut. The
+        search ends with TimeoutError after limits.timeout_s, so that no expression runs away.
         """
         args = {
             "path": arguments.guest_path(path),
@@ -216,7 +222,10 @@ class AsyncFiles:
         await self._do("chmod", path, {"path": arguments.guest_path(path), "mode": _mode(mode)})
 
     def watch(self, path: GuestPath = ".", *, recursive: bool = False) -> Opening[AsyncWatch]:
-        """Tells of what happens from the moment it is there. `overflow`: some events were lost, list again."""
+        """Report changes from the moment that the watch is made.
+
+        `overflow`: some events were lost, list the files again.
+        """
         return opening(self._watch(path, recursive=recursive))
 
     async def _watch(self, path: GuestPath, *, recursive: bool) -> AsyncWatch:
@@ -226,15 +235,16 @@ class AsyncFiles:
     async def upload(
         self, source: HostPath, target: GuestPath, *, on_progress: Callable[[int, int | None], None] | None = None
     ) -> None:
-        """A host file or folder into the sandbox.
+        """Copy a host file or folder into the sandbox.
 
-        A file becomes `target`, or goes into it under its own name where that is a folder. What a folder holds goes
-        into `target`, which is made: folders are joined, files replaced, and when it fails nothing of it is left.
+        A file becomes `target`, or goes into `target` under its own name when that is a folder. The contents of a
+        folder go into `target`, which is made: folders are joined and files replaced. When the upload fails, none of
+        its files is left.
         """
         from ringfence.transfer.upload import Leaving
 
         path = arguments.guest_path(target)
-        leavings: list[Leaving] = []  # filled by the thread: who is cancelled meanwhile has to close it too
+        leavings: list[Leaving] = []  # filled by a thread: a task that is cancelled meanwhile has to close it too
         try:
             await blocking(lambda: leavings.append(Leaving(source)))
             leaving = leavings[0]
@@ -252,10 +262,11 @@ class AsyncFiles:
     async def download(
         self, source: GuestPath, target: HostPath, *, on_progress: Callable[[int, int | None], None] | None = None
     ) -> None:
-        """Out of the sandbox, into a host folder that is held open; a hostile tree cannot leave it.
+        """Copy a file or folder out of the sandbox.
 
-        A file becomes `target`, or goes into it under its own name where that is a folder. What a folder holds goes
-        into `target`, which is made when its parent is there. When it fails nothing of it is left.
+        The host folder is held open, and a hostile tree cannot leave it. A file becomes `target`, or goes into `target`
+        under its own name when that is a folder. The contents of a folder go into `target`, which is made when its
+        parent exists. When the download fails, none of its files is left.
         """
         from ringfence.shared.tree_pack import Caps
         from ringfence.transfer.download import Landing
@@ -292,7 +303,10 @@ class AsyncFiles:
         await blocking(landing.finish)
 
     async def pack(self, path: GuestPath = ".", *, format: Literal["tar", "zip"] = "tar") -> AsyncIterator[bytes]:
-        """A file or folder as an archive, in pieces. Links are kept as they are; devices, pipes and sockets refused."""
+        """Yield a file or folder as an archive, in pieces.
+
+        Links are kept as links; devices, pipes and sockets are refused.
+        """
         args = {"path": arguments.guest_path(path), "format": _format(format), **self._caps()}
         worker = await self._start("pack", args)
         try:
@@ -310,17 +324,18 @@ class AsyncFiles:
         *,
         format: Literal["tar", "zip"] = "tar",
     ) -> None:
-        """An archive into a folder inside, which is made. All of it or, when anything in it is refused, nothing.
+        """Unpack an archive into a folder inside, which is made.
 
-        Refused are names that are absolute or hold `..`, links that lead out of the folder, devices, and a name that
-        comes twice. A compressed tar is decompressed by the caller.
+        When anything in the archive is refused, nothing is unpacked. Names that are absolute or hold `..`, links that
+        lead out of the folder, devices, and a name that comes twice are refused. The caller decompresses a compressed
+        tar.
         """
         args = {"format": _format(format), "any_link": False, **_staged(arguments.guest_path(path)), **self._caps()}
         _check_data(data, text=False)
         await self._fed("unpack", path, args, _pieces(data))
 
     async def usage(self) -> DiskUsage:
-        """What the workspace holds, as its own file system counts it; where it has no quota, as a look at it shows."""
+        """Return what the workspace holds, by the count of a file system with a quota, else by counting the files."""
         place = self._place()
         limits = place.policy.limits
         whole = -(-limits.disk // _PAGE) * _PAGE
@@ -349,12 +364,12 @@ class AsyncFiles:
     async def _fed(
         self, call: str, path: GuestPath, args: Mapping[str, object], pieces: AsyncIterator[bytes]
     ) -> dict[str, object]:
-        """A worker that takes bytes. When they do not all come, it is told to undo what it did."""
+        """Run a worker that takes bytes. When the bytes do not all arrive, let the worker undo its work."""
         worker = await self._start(call, args, feeds=True)
         try:
             async for piece in pieces:
                 if not await worker.write(piece):
-                    break  # it ended early: its answer says why
+                    break  # the worker ended early: its answer says why
             await worker.close_stdin()
             return await worker.answer(path)
         except BaseException:
@@ -363,22 +378,23 @@ class AsyncFiles:
             raise
 
     async def _sweep(self, args: Mapping[str, object]) -> None:
-        """What a worker left that had to be killed: in the folder, or beside the file."""
+        """Remove what a killed worker left: in the folder, or beside the file."""
         path, stage = str(args["path"]), str(args["stage"])
         for place in (path, os.path.dirname(path)):
             try:
                 await self._do("remove", path, {"path": f"{place}/{stage}", "recursive": True, "missing_ok": True})
             except (OSError, SandboxError):
-                continue  # a guest that stops our workers may keep the rest; the caller's own trouble is told, not this
+                continue  # a guest that stops our workers may keep the rest; the caller gets the first error, not this
 
 
 def _staged(path: str) -> dict[str, object]:
-    """Where a worker puts what is not complete: by a name that we know, should it be killed."""
+    """Return the path, and the name under which a worker puts unfinished files: the host knows it if the worker is
+    killed."""
     return {"path": path, "stage": f".ringfence-{os.urandom(8).hex()}.part"}
 
 
 async def _batch(worker: AsyncWorker, lines: file_replies.Lines, *, patient: bool = False) -> list[dict[str, object]]:
-    """Some objects of a worker's output; [] at its end."""
+    """Return some objects of a worker's output; return [] after its end."""
     while pieces := await worker.read(patient=patient):
         found = [data for piece in pieces for data in lines.feed(piece)]
         if found:
@@ -399,7 +415,7 @@ async def _leaving(leaving: Leaving, on_progress: Progress | None) -> AsyncItera
 
 
 def _check_data(data: object, *, text: bool) -> None:
-    """Before anything starts."""
+    """Raise TypeError for data of another type, before anything starts."""
     if isinstance(data, bytes | bytearray | memoryview) or (text and isinstance(data, str)):
         return
     if isinstance(data, str) or not (hasattr(data, "read") or hasattr(data, "__aiter__")):

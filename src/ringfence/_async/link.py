@@ -1,4 +1,4 @@
-"""A sandbox's channel for asyncio callers: the loop reads and writes, waiters are woken when something happened."""
+"""The channel to a sandbox for asyncio callers: the loop reads and writes, and wakes the tasks that wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READ = 1 << 18
 
 
 class AsyncLink:
-    """Belongs to the event loop it was made in."""
+    """The host's end of a sandbox's channel. Belongs to the event loop that it was made in."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
@@ -29,7 +29,7 @@ class AsyncLink:
         self._socket.setblocking(False)
         self._switch = Switchboard()
         self._waiters: set[asyncio.Future[None]] = set()
-        self._out = bytearray()  # whole frames; what is here is sent whatever becomes of the task that put it here
+        self._out = bytearray()  # whole frames, which are sent even when the task that added them is cancelled
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._on_readable)
 
@@ -45,7 +45,7 @@ class AsyncLink:
         return self._switch.stood_still()
 
     def open(self) -> Inbox:
-        """A number and an inbox for something that `start` will start."""
+        """Return a new inbox, with a number, for something that `start` will start."""
         return self._switch.open()
 
     async def start(self, call: Call, inbox: Inbox) -> None:
@@ -55,11 +55,11 @@ class AsyncLink:
         await self._send(frames.message(**request))
 
     def note(self, **request: object) -> None:
-        """As `say`, from where nothing can be awaited."""
+        """Send a request like `say`, from code that cannot wait."""
         self._push(frames.message(**request))
 
     async def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
-        """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
+        """Send data to the interpreter behind `inbox` by the line, after an optional request about it to guestd."""
         inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
         await self._send(before + frames.pack(frames.LINE, inbox.id, data))
@@ -69,7 +69,7 @@ class AsyncLink:
         await self._send(frames.pack(frames.STDIN, inbox.id, data))
 
     async def _send(self, data: bytes) -> None:
-        """Cancelling this leaves no half frame: the data is on its way before the first await."""
+        """Send `data`. A cancelled call leaves no half frame: the data is queued before the first wait."""
         if asyncio.get_running_loop() is not self._loop:
             raise SandboxError(
                 "this sandbox belongs to the event loop that it was started in, and this is another",
@@ -96,7 +96,7 @@ class AsyncLink:
         except BlockingIOError:
             return
         except OSError:
-            self.poll()  # its last words may say why
+            self.poll()  # guestd's last messages may say why
             self.finish("lost")
             return
         if not self._out:
@@ -104,7 +104,10 @@ class AsyncLink:
             self._wake()
 
     async def wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
-        """Until `ready()`, or False at the deadline. `ready` is asked whenever something arrived."""
+        """Wait until `ready()` returns True; return False at the deadline.
+
+        `ready` is called whenever something arrived.
+        """
         while not ready():
             if self._switch.over is not None:
                 raise SandboxLostError("the sandbox is gone")
@@ -116,7 +119,10 @@ class AsyncLink:
         return True
 
     async def _something(self, left: float | None) -> None:
-        """Until something happened or `left` seconds are over. Not wait_for: in Python 3.11 it may swallow a cancel."""
+        """Wait until something happened or `left` seconds are over.
+
+        Not wait_for: in Python 3.11 it may swallow a cancel.
+        """
         waiter = self._loop.create_future()
         self._waiters.add(waiter)
         timer = None if left is None else self._loop.call_later(left, _finish, waiter)
@@ -141,7 +147,7 @@ class AsyncLink:
             data = b""
         self._switch.feed(data)
         if self._switch.over == "protocol":
-            self._box.kill()  # what broke the format is not read again, and does not run on (J07)
+            self._box.kill()  # a sandbox that broke the format is not read again, and does not run on (J07)
         if self._switch.over is not None:
             self.finish(self._switch.over)
         self._wake()

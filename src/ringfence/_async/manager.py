@@ -1,4 +1,4 @@
-"""Many sandboxes for many agents: environments by agent, sandboxes that wait, and who ends them."""
+"""A manager of many sandboxes for many agents: environments by agent, sandboxes that wait, and the end of all."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ringfence.records import SandboxInfo
     from ringfence.values import BackendName, HostPath
 
-_TICK_S = 1.0  # how late an idle sandbox may be ended, and one that waits be replaced
+_TICK_S = 1.0  # how late an idle sandbox may be ended, or a waiting sandbox replaced
 _MOST_WARM = 1000
 
 
 class AsyncSandboxManager:
-    """Many sandboxes for many agents, `policy` is a ceiling."""
+    """Many sandboxes for many agents. `policy` is the ceiling for all of them."""
 
     def __init__(
         self,
@@ -57,16 +57,16 @@ class AsyncSandboxManager:
         self._gate = lock()
         self._environments: dict[str, AsyncEnvironment] = {}
         self._own: Owner[AsyncOwnedSandbox] = Owner(None, policy)
-        self._nobodys: Owner[AsyncOwnedSandbox] = Owner(None, policy)
+        self._unowned: Owner[AsyncOwnedSandbox] = Owner(None, policy)
         self._waiting: Shelf[AsyncOwnedSandbox] = Shelf()
         self._ticker: Every | None = None
         self._closed = False
-        self._pid: int | None = None  # in which it was first used
+        self._pid: int | None = None  # the process in which the manager was first used
 
     async def environment(
         self, agent: str, *, policy: Policy | None = None, quota: Quota | None = None
     ) -> AsyncEnvironment:
-        """The agent's, made if there is none. Agent ids: a-z, 0-9, `.`, `_`, `-`, at most 64."""
+        """Return the agent's environment, made if there is none. Agent ids: a-z, 0-9, `.`, `_`, `-`, at most 64."""
         name = check_agent(agent)
         self._check_open()
         wanted = self._narrowed(policy)
@@ -83,38 +83,41 @@ class AsyncSandboxManager:
             return made
 
     async def environments(self) -> tuple[AsyncEnvironment, ...]:
-        """Sorted by agent; with `state`, those that an earlier manager kept too."""
+        """Return the environments sorted by agent; with `state`, also those that an earlier manager kept."""
         self._check_open()
         kept = [] if self._state is None else await blocking(self._state.agents)
         there = [name for name, found in self._environments.items() if found._over is None]
         return tuple([await self.environment(name) for name in sorted({*kept, *there})])
 
     def sandbox(self, *, policy: Policy | None = None, labels: Mapping[str, str] | None = None) -> AsyncSandbox:
-        """A warm one when there is one."""
+        """Return a sandbox that waited, or a new one that is not started."""
         self._check_open()
         return self._make(self._own, self._narrowed(policy), _checked(labels))
 
     async def get(self, sandbox_id: str) -> AsyncSandbox:
-        """Raises LookupError, the same for another tenant's id."""
+        """Return a running sandbox by its id. Raise LookupError, the same for another tenant's id."""
         for sandbox in self._live():
             if sandbox.id == sandbox_id:
                 return sandbox
         raise LookupError(f"no sandbox {sandbox_id!r} runs here")
 
     async def sandboxes(self, *, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
-        """Those that live, of agents and without one; with `labels`, those that have all of them."""
+        """Return all running and paused sandboxes, of agents and without an agent.
+
+        With `labels`, only sandboxes that have all these labels.
+        """
         wanted = _checked(labels).items()
         return tuple(sandbox._info() for sandbox in self._live() if wanted <= sandbox.labels.items())
 
     async def close(self) -> None:
-        """End every sandbox. With `state` workspaces stay there; without, they are gone. Idempotent."""
+        """End every sandbox. With `state` the workspaces stay there; without, they are gone. Idempotent."""
         self._closed = True
         if self._is_in_a_fork():
-            return  # all of it is the parent's, who goes on
+            return  # everything belongs to the parent, which goes on
         try:
             await self._end()
-        except BaseException:  # whoever is interrupted here may not call again
-            owners = [self._own, self._nobodys, *(one._owner for one in self._environments.values())]
+        except BaseException:  # a caller that is interrupted here may not call again
+            owners = [self._own, self._unowned, *(one._owner for one in self._environments.values())]
             for sandbox in [sandbox for owner in owners for sandbox in owner.end()]:
                 sandbox._end_now()
             if self._state is not None:
@@ -128,7 +131,7 @@ class AsyncSandboxManager:
         async with self._gate:
             for environment in self._environments.values():
                 await environment._end()
-            for sandbox in (*self._own.end(), *self._nobodys.end()):
+            for sandbox in (*self._own.end(), *self._unowned.end()):
                 await sandbox.close()
             self._waiting.clear()
             if self._state is not None:
@@ -149,7 +152,7 @@ class AsyncSandboxManager:
     def _make(
         self, owner: Owner[AsyncOwnedSandbox], policy: Policy, labels: Mapping[str, str] | None = None
     ) -> AsyncOwnedSandbox:
-        """Not started, or one that waited."""
+        """Return a sandbox that is not started, or one that waited."""
         self._check_open()
         self._check_hidden(policy)
         # Equal policies may hold secrets of other values, which are not compared.
@@ -173,7 +176,7 @@ class AsyncSandboxManager:
         return [sandbox for owner in owners for sandbox in owner.live()]
 
     async def _begin(self) -> None:
-        """What a manager needs from its first use on."""
+        """Prepare what a manager needs from its first use on: state directory, waiting sandboxes, ticker."""
         self._check_open()
         if self._ticker is not None:
             return
@@ -182,17 +185,17 @@ class AsyncSandboxManager:
             if self._state is not None:
                 await blocking(self._state.open)
             await self._fill()
-            self._check_open()  # it may have been closed meanwhile, and who did that has found nothing to stop
+            self._check_open()  # `close` may have been called meanwhile, and found nothing to stop
         except BaseException:
             await self._undo_begin()
             raise
         self._ticker = every(_TICK_S, self._tick)
 
     async def _undo_begin(self) -> None:
-        """Nobody will call `close` where `with` could not begin."""
+        """Close what `_begin` made: where `with` could not begin, no caller calls `close`."""
         self._pid = None
         self._waiting.clear()
-        for sandbox in self._nobodys.all():
+        for sandbox in self._unowned.all():
             await sandbox.close()
         if self._state is not None:
             self._state.close()
@@ -200,10 +203,10 @@ class AsyncSandboxManager:
     async def _tick(self) -> None:
         for environment in list(self._environments.values()):
             await environment._rest_if_idle()
-        owners = [self._own, self._nobodys, *(one._owner for one in list(self._environments.values()))]
+        owners = [self._own, self._unowned, *(one._owner for one in list(self._environments.values()))]
         for sandbox in [sandbox for owner in owners for sandbox in owner.all()]:
             if sandbox.state in ("closed", "lost"):
-                await sandbox.close()  # it ended by itself: what it used is taken down
+                await sandbox.close()  # the sandbox ended by itself: `close` records its usage
         await self._forget_removed()
         await self._fill()
 
@@ -211,7 +214,7 @@ class AsyncSandboxManager:
         over = [name for name, environment in list(self._environments.items()) if environment._over is not None]
         if not over:
             return
-        async with self._gate:  # one of that name may be made anew meanwhile
+        async with self._gate:  # an environment of that name may be made meanwhile
             for name in over:
                 if self._environments[name]._over is not None:
                     del self._environments[name]
@@ -219,7 +222,7 @@ class AsyncSandboxManager:
     async def _fill(self) -> None:
         self._waiting.drop(lambda sandbox: sandbox.state != "running")
         while len(self._waiting) < self._warm and not self._closed:
-            sandbox = AsyncOwnedSandbox(self._nobodys, backend=self._backend, image=self._image, policy=self._policy)
+            sandbox = AsyncOwnedSandbox(self._unowned, backend=self._backend, image=self._image, policy=self._policy)
             await sandbox.start()
             await sandbox._wait_for_use()
             self._waiting.put(sandbox)
@@ -266,7 +269,10 @@ def _checked(labels: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _same(found: AsyncEnvironment, policy: Policy | None, quota: Quota | None) -> AsyncEnvironment:
-    """An environment has the policy and quota it was made with."""
+    """Return an environment that exists.
+
+    Raise PolicyError when the caller names another policy or quota than it has.
+    """
     for name, asked, has in (("policy", policy, found.policy), ("quota", quota, found.quota)):
         if asked is not None and asked != has:
             raise PolicyError(

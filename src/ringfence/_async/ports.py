@@ -45,7 +45,7 @@ class AsyncAddress:
         try:
             await self._pass(reader, writer)
         except (OSError, RingfenceError, asyncio.CancelledError):
-            return  # one side is gone, or the address was closed, or nobody can connect inside now
+            return  # one side is gone, or the address was closed, or no connection inside can be made now
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -63,7 +63,7 @@ class AsyncAddress:
             await inner.end()
 
     async def close(self) -> None:
-        """No new connections, and the open ones end. Idempotent."""
+        """Accept no new connections and end the open connections. Idempotent."""
         if self._server is None:
             return
         self._server.close()
@@ -88,7 +88,7 @@ async def _send(reader: asyncio.StreamReader, inner: AsyncConnection) -> None:
             await inner.write(data)
         await inner.close_stdin()
     except (OSError, RingfenceError):
-        # The client broke off, or the server's side is gone. A server that says nothing would hold it for ever.
+        # The client broke off, or the server is gone. A silent server would keep the connection open for ever.
         await inner.break_off()
 
 

@@ -1,4 +1,7 @@
-"""One call, one fresh sandbox, nothing left. What it is given is checked here; what does it is loaded after that."""
+"""Run code in a fresh sandbox that is gone afterwards.
+
+Arguments are checked before the rest of the modules is loaded.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,11 @@ async def run_async(
     image: str | Image = "host",
     policy: Policy | None = None,
 ) -> Result:
-    """A fresh sandbox, one run, nothing left. Same semantics as Sandbox.run, and the process ends, so exit_code is set.
+    """Run `code` once in a fresh sandbox and leave nothing behind.
 
-    Without a policy it runs under `Policy()`, closed, in which `timeout_s`, `memory` and the other short forms set
-    single parts. With one, `timeout_s` only narrows and the other short forms are a PolicyError; `env` are variables of
-    this run.
+    The code runs as in Sandbox.run, and its process ends, so exit_code is set. Without a policy the code runs
+    under `Policy()`, closed, in which `timeout_s`, `memory` and the other short forms set single parts. With a policy,
+    `timeout_s` only narrows and the other short forms are a PolicyError; `env` holds variables of this run.
 
     Safe from threads and from inside a running event loop (it blocks; there, prefer run_async).
     """
@@ -70,21 +73,21 @@ async def run_async(
 
 
 def _load_rest() -> None:
-    """Load what is needed once something runs."""
+    """Load the modules that are needed once something runs."""
     import ringfence._async.link  # noqa: F401  # used later
     from ringfence.backends import registry
 
     registry.load_class("process")
 
 
-# MERGED: A sandbox for one run: made, used and gone.
+# ── a sandbox for one run ────────────────────────────────────────────────────────────────────────
 
 
 _ATTEMPTS = 3
 
 
 async def run_alone(once: arguments.Once, backend: BackendName | Backend, image: str | Image, policy: Policy) -> Result:
-    """How it ended, with what was seen after the end."""
+    """Return the result of code that runs in a sandbox of its own, with what was found after the end."""
     if once.language != "python":
         from ringfence._async.sandbox import AsyncSandbox
 
@@ -100,7 +103,7 @@ async def run_alone(once: arguments.Once, backend: BackendName | Backend, image:
             from ringfence.core.endings import HELPER_LOST
 
             if error.code != HELPER_LOST or attempt == _ATTEMPTS - 1:
-                raise  # else nothing of it has run: another sandbox runs it
+                raise  # with HELPER_LOST none of the code has run, so another sandbox can run it
     raise AssertionError("unreachable")
 
 
@@ -132,7 +135,10 @@ async def _run_in_new(once: arguments.Once, launcher: Launcher, policy: Policy) 
 
 
 def let_go(sandbox: AsyncSandbox) -> None:
-    """For a command about to end: kill everything inside, and leave the rest to the zygote, which outlives us."""
+    """Kill everything inside for a command that is about to end.
+
+    The zygote outlives the command and cleans up the rest.
+    """
     sandbox._ended = "closed"
     if sandbox._box is not None:
         sandbox._box.kill()
@@ -142,22 +148,24 @@ def let_go(sandbox: AsyncSandbox) -> None:
 
 
 def findings(denials: tuple[Denial, ...]) -> tuple[Denial, ...]:
-    """Of a sandbox's denials those that no result has: what was seen after the end."""
+    """Return the denials of a sandbox that are in no result: what was found after the end."""
     return tuple(denial for denial in denials if denial.kind not in ("network", "secret"))
 
 
 def _with(seen: tuple[Denial, ...], result: Result) -> Result:
-    """What a look at the writable mounts showed after the end is part of what happened."""
+    """Return the result with the denials from the look at the writable mounts after the end."""
     new = [denial for denial in seen if denial not in result.denials]
     return replace(result, denials=(*result.denials, *new)) if new else result
 
 
-# MERGED: Runs a piece of code once in a sandbox that is there: as a file, compiled first where its language asks
-# for that.
+# ── code that runs once, as a file, in a running sandbox; compiled first where its language needs it ──
 
 
 async def run_once(sandbox: AsyncSandbox, once: arguments.Once) -> Result:
-    """How it ended; with the reason "compile" when nothing ran. The time is for both together."""
+    """Return the result of code; its reason is "compile" when nothing ran.
+
+    The time limit is for compiling and running.
+    """
     if once.language == "javascript":
         return await completed(sandbox._running_place(), _javascript_call(sandbox, once))
     folder = f"/tmp/{arguments.new_id('run')}"  # inside, a file system of this sandbox alone
@@ -165,7 +173,8 @@ async def run_once(sandbox: AsyncSandbox, once: arguments.Once) -> Result:
     await sandbox.files.mkdir(folder)
     try:
         await sandbox.files.write(what.path, once.code)
-        left, compiled = once.timeout_s, None
+        left = once.timeout_s
+        compiled: Result | None = None
         if what.compile:
             compiled = await compile_once(sandbox, what.compile, what.env, left)
             left -= compiled.duration_s
@@ -184,7 +193,7 @@ async def run_once(sandbox: AsyncSandbox, once: arguments.Once) -> Result:
 async def compile_once(
     sandbox: AsyncSandbox, argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float
 ) -> Result:
-    """Under the policy's limits, as everything inside. A compiler that refuses is the reason "compile"."""
+    """Return the result of a compiler, under the policy's limits. A compiler that refuses has the reason "compile"."""
     result = await completed(sandbox._running_place(), _exec(sandbox, argv, env, timeout_s))
     return replace(result, reason="compile") if result.reason == "exit" else result
 
@@ -204,18 +213,21 @@ def _exec(
 
 
 def _javascript_call(sandbox: AsyncSandbox, once: arguments.Once) -> arguments.Call:
-    """By the same kernel as a session's cells, which then lets node end: value, imports and await are the same."""
+    """Return a call that runs code in the kernel of a session's cells, after which node ends.
+
+    Value, imports and await therefore work as in a session.
+    """
     box = sandbox._running_place().box
     env = {**box.env, **once.env}
     job = {"kind": "javascript", "code": once.code, "env": env, "cwd": "/workspace", "tools": []}
     return arguments.Call(job, ("node",), once.timeout_s, sandbox.policy.limits.cpu_time_s, stdin=once.stdin)
 
 
-# MERGED: Puts into a new sandbox what its gateway needs there, before any guest code.
+# ── what the gateway needs in a new sandbox, written before any guest code runs ──────────────────
 
 
 async def equip(place: Place) -> None:
-    """The trusted roots of a sandbox whose TLS is read. Nothing for all others."""
+    """Write the trusted roots into a sandbox whose TLS the gateway reads. Do nothing for other sandboxes."""
     outlet = place.box.outlet
     if outlet is None or not outlet.files:
         return

@@ -1,4 +1,7 @@
-"""Copies of a sandbox's files: taken by a worker inside, put back by another. What they say is judged in `files`."""
+"""Snapshots and forks of a sandbox: its files and sessions copied out by workers, put back or into another sandbox.
+
+`ringfence.snapshots` judges everything that the workers say.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +29,34 @@ if TYPE_CHECKING:
     from ringfence.snapshots.take import Look
 
 
-_PROCESSES = 32  # of limits.processes: with fewer, a worker that stays would take a part of them that matters
-_NAMES = 20_000  # that a worker remembers
-_ANSWER_S = 3.0  # of one that has stayed: then it was stopped
+_PROCESSES = 32  # with fewer limits.processes, a worker that stays would take too large a part of them
+_NAMES = 20_000  # how many names a worker that stays may remember
+_ANSWER_S = 3.0  # a worker that stayed and does not answer for so long was stopped
 
 
 class AsyncTrees:
-    """The files of one sandbox, as they were when the host last looked, so that the next look costs what changed."""
+    """The files of a sandbox as the host last saw them, so that the next look costs only what changed."""
 
     def __init__(self, bound: str, store: Store | None = None) -> None:
-        """`store`: where content goes; without, one that ends with this process."""
+        """Remember nothing yet. `store`: where content goes; without it, the store that ends with this process."""
         self._bound = bound
         self._store = store
         self._lineage: Lineage | None = None
-        self._gate = lock()  # each look begins with what the last one found
-        self._stayed: AsyncWorker | None = None  # it took the last look, and remembers what it saw
+        self._gate = lock()  # each look begins with the result of the last look
+        self._stayed: AsyncWorker | None = None  # the worker that took the last look, and remembers its result
 
     def close(self) -> None:
-        """Content that only this sandbox held is removed."""
+        """Remove content that only this sandbox held."""
         self._stayed = None
         if self._lineage is not None:
             self._lineage.close()
             self._lineage = None
 
     async def take(self, place: Place) -> Snapshot:
-        """Each file is whole; a file that changed while it was read is read again. Raises SnapshotError."""
+        """Return a snapshot of whole files: a file that changed while it was read is read again.
+
+        Raise SnapshotError.
+        """
         async with self._gate:
             taking, worker = await self._look(place, contents=True)
             try:
@@ -70,23 +76,23 @@ class AsyncTrees:
         return model.make(look.manifest, holder, self._bound, place.policy)
 
     async def fill(self, place: Place, snapshot: Snapshot) -> None:
-        """The files of `snapshot` into a sandbox in which nothing has run yet."""
-        if model.copies_workspace(place.policy):  # what the mount's source holds is there already (O25)
+        """Put the files of `snapshot` into a sandbox in which nothing has run yet."""
+        if model.copies_workspace(place.policy):  # the files of the mount's source are in the workspace already (O25)
             await self.roll_back(place, snapshot)
             return
         manifest, store = model.check(snapshot, self._bound, place.policy)
-        await _order(place, orders(Manifest(()), manifest, store))
+        await _send_orders(place, orders(Manifest(()), manifest, store))
         self.close()
-        self._lineage = Lineage(_holding(manifest, store))
+        self._lineage = Lineage(_holder_of(manifest, store))
 
     async def roll_back(self, place: Place, snapshot: Snapshot) -> None:
-        """The files as they were, touching only what differs."""
+        """Set the files back to `snapshot`, touching only files that differ."""
         manifest, store = model.check(snapshot, self._bound, place.policy)
         async with self._gate:
-            holder = _holding(manifest, store)
+            holder = _holder_of(manifest, store)
             try:
                 seen = await self._seen(place)
-                await _order(place, orders(None if seen is None else seen[1].manifest, manifest, store))
+                await _send_orders(place, orders(None if seen is None else seen[1].manifest, manifest, store))
             except BaseException:
                 holder.close()
                 raise
@@ -97,7 +103,7 @@ class AsyncTrees:
                 seen[0].follow(seen[1], holder)
 
     async def _seen(self, place: Place) -> tuple[Taking, Look] | None:
-        """What is there now, by digests alone. None: a guest has made what no look can tell."""
+        """Look at the files by digests alone. Return None when a guest has made files that no look can report."""
         try:
             looking, worker = await self._look(place, contents=False)
             looking.close()
@@ -107,13 +113,13 @@ class AsyncTrees:
             return None
 
     async def _look(self, place: Place, *, contents: bool) -> tuple[Taking, AsyncWorker]:
-        """What a worker told, and the worker, which is the caller's to end."""
+        """Take a look. Return its result, and the worker, which the caller has to end."""
         stayed, self._stayed = self._stayed, None
         if stayed is not None and contents:
             taking = self._taking(place, contents=contents)
-            if await _goes_on(stayed, taking):
+            if await _look_again(stayed, taking):
                 return taking, stayed
-            taking.close()  # a guest has killed or stopped it: another one is told what is known
+            taking.close()  # a guest has killed or stopped the worker: another one gets what is known
         elif stayed is not None:
             await stayed.end()
         taking = self._taking(place, contents=contents)
@@ -121,8 +127,8 @@ class AsyncTrees:
         worker = AsyncWorker(place, "keep", taking.args(stays=stays), feeds=True)
         try:
             await worker.start()
-            if not await _told(worker, taking, stayed=False):
-                await _ended(worker)
+            if not await _read_look(worker, taking, stayed=False):
+                await _check_done(worker)
                 raise SnapshotError("the worker inside ended early", code="snapshot-failed", fix="try again")
         except BaseException:
             taking.close()
@@ -131,19 +137,19 @@ class AsyncTrees:
         return taking, worker
 
     def _may_stay(self, place: Place, names: int) -> bool:
-        """Where one process more and what it remembers do not matter."""
+        """Return whether the sandbox can afford the process and the memory of a worker that stays."""
         return place.policy.limits.processes >= _PROCESSES and names <= _NAMES
 
     def _taking(self, place: Place, *, contents: bool) -> Taking:
         store = self._store or own_store()
         if self._lineage is None or self._lineage.holder.store is not store:
-            self._lineage = Lineage(Holder(store))  # the first look, or the first in a fork of its process
+            self._lineage = Lineage(Holder(store))  # the first look, or the first in a fork of this process
         others = model.copies_workspace(place.policy)
         return Taking(store, caps_of(place.policy.limits), self._lineage, contents=contents, others=others)
 
 
 async def copy_files(source: Place, of: AsyncTrees, target: Place, to: AsyncTrees) -> None:
-    """All files of one running sandbox into another of the same policy in which nothing has run yet."""
+    """Copy all files of a running sandbox into another of the same policy in which nothing has run yet."""
     snapshot = await of.take(source)
     try:
         await to.fill(target, snapshot)
@@ -151,20 +157,20 @@ async def copy_files(source: Place, of: AsyncTrees, target: Place, to: AsyncTree
         snapshot.delete()
 
 
-def _holding(manifest: Manifest, store: Store) -> Holder:
-    """Everything of a snapshot that is there, held once more."""
+def _holder_of(manifest: Manifest, store: Store) -> Holder:
+    """Return a new holder of all content of a snapshot."""
     holder = Holder(store)
     holder.hold_all(manifest.digests)
     return holder
 
 
-async def _goes_on(worker: AsyncWorker, taking: Taking) -> bool:
-    """One more look by a worker that has stayed. False when it does not answer; then it is gone."""
+async def _look_again(worker: AsyncWorker, taking: Taking) -> bool:
+    """Have a worker that stayed take another look. Return False when it does not answer; the worker is then gone."""
     worker.stall_s = _ANSWER_S
     try:
         if not worker.ended:
             await worker.go_on()
-            if await _told(worker, taking, stayed=True):
+            if await _read_look(worker, taking, stayed=True):
                 return True
     except TimeoutError:
         return False
@@ -176,8 +182,8 @@ async def _goes_on(worker: AsyncWorker, taking: Taking) -> bool:
     return False
 
 
-async def _told(worker: AsyncWorker, taking: Taking, *, stayed: bool) -> bool:
-    """All that it tells. False when it ended before."""
+async def _read_look(worker: AsyncWorker, taking: Taking, *, stayed: bool) -> bool:
+    """Feed everything that the worker reports to `taking`. Return False when the worker ended too early."""
     await worker.write(taking.known(stayed=stayed))
     taking.prepare()
     while not taking.done and (pieces := await worker.read()):
@@ -187,20 +193,20 @@ async def _told(worker: AsyncWorker, taking: Taking, *, stayed: bool) -> bool:
     return taking.done
 
 
-async def _order(place: Place, pieces: Iterator[bytes]) -> None:
+async def _send_orders(place: Place, pieces: Iterator[bytes]) -> None:
     worker = await AsyncWorker(place, "restore", {}, feeds=True).start()
     try:
         for piece in pieces:
             if not await worker.write(piece):
-                break  # it ended early: its answer says why
+                break  # the worker ended early: its answer says why
         await worker.close_stdin()
-        await _ended(worker)
+        await _check_done(worker)
     finally:
         await worker.end()
 
 
-async def _ended(worker: AsyncWorker) -> None:
-    """Raises when the worker did not do all of its work."""
+async def _check_done(worker: AsyncWorker) -> None:
+    """Raise an error when the worker did not do all of its work."""
     try:
         await worker.answer("/workspace")
     except OSError as error:
@@ -211,7 +217,7 @@ async def _ended(worker: AsyncWorker) -> None:
         ) from None
 
 
-# MERGED: Sessions as images: taken from one sandbox, put into another.
+# ── sessions as images: taken from one sandbox, put into another ─────────────────────────────────
 
 
 _START_S = 10.0
@@ -219,7 +225,10 @@ FIX = "fork(memory=False) copies the files alone"
 
 
 async def take(sandbox: AsyncSandbox) -> tuple[SessionImage, ...]:
-    """Every session that has run something. Raises UnsupportedError, with the reason, when one cannot be copied."""
+    """Return an image of every session that has run something.
+
+    Raise UnsupportedError, with the reason, when one cannot be copied.
+    """
     taken: list[SessionImage] = []
     try:
         for session in await sandbox.sessions():
@@ -238,7 +247,11 @@ def close(images: Iterable[SessionImage]) -> None:
 
 
 async def _image(session: AsyncSession, held: int) -> SessionImage | None:
-    """`held`: bytes in the images of its sandbox's other sessions. All of them are in one limit, as the guest is."""
+    """Return an image of a session, or None when the session has run nothing.
+
+    `held`: bytes in the images of the sandbox's other sessions. All images together are under one limit, as the guest
+    is.
+    """
     async with session._gate:
         place = session._running_place()
         inbox = session._inbox
@@ -254,13 +267,14 @@ async def _image(session: AsyncSession, held: int) -> SessionImage | None:
         from ringfence.backends.process.memory.capture import take as take_memory
 
         pid = await _pid(session)
-        # One that was paused because it was idle: on cgroup v1 a frozen process neither stops for us nor dies (D18).
+        # The sandbox may be paused because it was idle: on cgroup v1 a frozen process neither stops nor dies (D18).
         await place.link.say(op="resume")
-        await place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on: it is not paused again meanwhile
+        await place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on, so that it is not paused again meanwhile
         if not await place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
             raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
         try:
-            box, room = place.box, place.box.memory_bytes - held
+            box = place.box
+            room = box.memory_bytes - held
             memory = await blocking(take_memory, pid, box.owns, box.generation, room, session._copy_of)
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
@@ -273,7 +287,7 @@ def refused(name: str, why: str) -> UnsupportedError:
 
 
 async def _pid(session: AsyncSession) -> int:
-    """Of its interpreter. It is known once guestd has started it."""
+    """Return the process number of a session's interpreter, which is known once guestd has started the interpreter."""
     inbox = session._inbox
     assert inbox is not None
     link = session._running_place().link
@@ -286,7 +300,7 @@ async def _pid(session: AsyncSession) -> int:
 
 
 async def put(images: Iterable[SessionImage], sandbox: AsyncSandbox) -> None:
-    """Sessions of these names in `sandbox`, which go on from where the originals stood. Those there are end."""
+    """Put sessions into `sandbox`, to go on from where the originals were. Its own sessions of the same names end."""
     for image in images:
         session = await sandbox.session(image.name)
         await session.restart()
@@ -302,16 +316,17 @@ async def _put(image: SessionImage, session: AsyncSession) -> None:
             raise refused(image.name, "the zygote it came from is gone, and a new one has other addresses")
         place.box.give_image(image.memory.fd)
         await session._start(apart_from=image.memory.had)
-        await session._ask({"m": "ping"})  # it waits for its first cell: every right is gone
+        await session._ask({"m": "ping"})  # answered when the interpreter waits for a cell, with all rights dropped
         pid = await _pid(session)
         await blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
-        session._copy_of, session._had = image.memory.identity, image.memory.had
+        session._copy_of = image.memory.identity
+        session._had = image.memory.had
         await session._ask({"m": "copied"})
 
 
 async def snapshot(sandbox: AsyncSandbox) -> Snapshot:
-    """Its files, and its sessions with them."""
+    """Return a snapshot of a sandbox's files and sessions."""
     sessions = await take(sandbox)
     try:
         return with_memory(await sandbox._trees_kept().take(sandbox._running_place()), sessions)
@@ -321,7 +336,7 @@ async def snapshot(sandbox: AsyncSandbox) -> Snapshot:
 
 
 async def fork(sandbox: AsyncSandbox) -> AsyncSandbox:
-    """A copy with its sessions; none at all when one cannot be copied."""
+    """Return a copy of a sandbox with its sessions. No copy is made when a session cannot be copied."""
     sessions = await take(sandbox)
     try:
         twin = await fork_files(sandbox)
@@ -336,14 +351,14 @@ async def fork(sandbox: AsyncSandbox) -> AsyncSandbox:
 
 
 async def fork_files(sandbox: AsyncSandbox) -> AsyncSandbox:
-    """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
+    """Return a fresh sandbox of the same policy, image, workspace and labels, with the same files."""
     twin = sandbox._another()
-    twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds its placeholders
+    twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds the placeholders of that outlet
     await twin.start()
     try:
-        await twin.network._as(sandbox.network)
+        await twin.network._take_over_rules(sandbox.network)
         if shares_workspace(sandbox.policy):
-            return twin  # both see the same folder of the host
+            return twin  # both sandboxes see the same folder of the host
         await copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
     except BaseException:
         await twin.close()
@@ -352,7 +367,7 @@ async def fork_files(sandbox: AsyncSandbox) -> AsyncSandbox:
 
 
 async def roll_back(sandbox: AsyncSandbox, snapshot: Snapshot) -> None:
-    """Everything in it ends first."""
+    """End everything in a sandbox, then set its files and sessions back to `snapshot`."""
     place = sandbox._running_place()
     sandbox._check_snapshot(snapshot)
     _check_placeholders(outlet_of(snapshot), place.box.outlet)
@@ -361,13 +376,13 @@ async def roll_back(sandbox: AsyncSandbox, snapshot: Snapshot) -> None:
             await process.kill()
     for session in await sandbox.sessions():
         await session.restart()
-    await place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
+    await place.link.say(op="clear")  # also ends processes without a handle; the next worker starts after this
     await sandbox._trees_kept().roll_back(place, snapshot)
     await sandbox._put_sessions(snapshot)
 
 
 def _check_placeholders(held: Outlet | None, here: Outlet | None) -> None:
-    """Memory holds those of the sandbox that it was taken from: in one that runs already they would mean nothing."""
+    """Raise SnapshotError for memory with placeholders of another sandbox, which mean nothing in a running sandbox."""
     if held is not None and here is not None and held.env != here.env:
         raise SnapshotError(
             "the snapshot's memory holds placeholders of secrets that are another sandbox's",

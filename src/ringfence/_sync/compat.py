@@ -1,4 +1,4 @@
-"""The sync half of ringfence._async.compat."""
+"""The sync half of ringfence._async.compat: resources, locks, and calls of tools for threads."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ def opening(made: T) -> T:
 
 
 def lock() -> threading.Lock:
-    """One caller at a time."""
+    """Return a lock for one caller at a time."""
     return _thread.allocate_lock()
 
 
 def one_at_a_time() -> AbstractContextManager[object]:
-    """For a few steps that no other thread may come between."""
+    """Return a guard for a few steps that no other thread may come between."""
     return _thread.RLock()
 
 
 def called(
     tool: Tool, given: tuple[list[object], dict[str, object]], within_s: float, over: Callable[[], bool]
 ) -> tuple[bool, object]:
-    """(True, its value), or (False, how it failed). One that takes too long, or longer than its cell, goes on
-    without us."""
+    """Call a tool and return (True, the value) or (False, the reason of the failure).
+
+    A tool that takes longer than `within_s`, or longer than its cell, goes on but its value is dropped.
+    """
     import threading
 
     from ringfence.core.tools import CELL_OVER, LOOK_S
@@ -50,7 +52,7 @@ def called(
     def work() -> None:
         try:
             found.append(_outcome(tool, given))
-        except KeyboardInterrupt as error:  # the host's, not the guest's: raised where the caller is
+        except KeyboardInterrupt as error:  # for the host, not for the guest: raised in the caller's thread
             interrupts.append(error)
 
     thread = threading.Thread(target=work, name="ringfence-tool", daemon=True)
@@ -82,7 +84,7 @@ def _outcome(tool: Tool, given: tuple[list[object], dict[str, object]]) -> tuple
             value = callers_own(asyncio.run, value)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  # a tool may raise anything; the guest hears its kind and no more
+    except BaseException as error:  # noqa: BLE001  # a tool may raise anything; the guest gets to know its type and no more
         return False, f"it failed with {type(error).__name__}"
     return True, value
 
@@ -97,7 +99,7 @@ def blocking(work: Callable[..., T], *args: object) -> T:
 
 
 class Every:
-    """Does `work` again and again, in a thread of its own."""
+    """Calls `work` again and again, in a thread of its own."""
 
     def __init__(self, seconds: float, work: Callable[[], None]) -> None:
         import threading
@@ -120,14 +122,14 @@ class Every:
             try:
                 self._work()
             except (RingfenceError, OSError, RuntimeError, MemoryError):  # the third: no thread can be started
-                continue  # the next turn tries again, and whoever needs the thing hears of it then
+                continue  # the next turn tries again, and the caller that needs the sandbox gets the error then
 
     def wake(self) -> None:
-        """Now, not only in a while."""
+        """Start the next turn now."""
         self._now.set()
 
     def stop(self) -> None:
-        """A turn that has begun is waited for."""
+        """Stop, after waiting for a turn that has begun."""
         self._stopped = True
         self._now.set()
         if self._thread.ident != _thread.get_ident():

@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""A connection to one port inside: bytes that pass, in both directions at once. Nothing of them is kept (O21)."""
+"""A connection to one port inside: bytes that pass, in both directions at once. None of the bytes are kept (O21)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _KILL_S = 3.0
 
 
 class Connection:
-    """A worker inside whose standard streams are the two directions. One reads while another writes.
+    """A worker inside whose standard streams are the two directions. A task can read while another task writes.
 
-    It is no process of the caller's: it has no events and no result, so what was read is gone from here. What waits to
-    be read is within the window of its inbox, and credit is given for what was taken: a server inside waits for its
-    client (F17), and however much passes, the host holds no more.
+    The connection is no process of the caller: it has no events and no result, and bytes that were read are not kept.
+    Bytes that wait to be read fit in the window of the inbox, and credit is given for bytes that were taken: a server
+    inside waits for its client (F17), and however much passes, the host holds no more.
     """
 
     def __init__(self, place: Place, call: Call) -> None:
@@ -34,7 +34,10 @@ class Connection:
         self._broken = False
 
     def begin(self) -> Connection:
-        """Have it made. When the caller is interrupted here, it is ended first."""
+        """Start the connection and return it.
+
+        When the caller is interrupted meanwhile, the connection is ended first.
+        """
         try:
             self._place.link.start(self._call, self._inbox)
         except BaseException:
@@ -43,10 +46,10 @@ class Connection:
         return self
 
     def read(self) -> bytes:
-        """The next bytes of the server's; b"" when there will be no more, also where nobody listens."""
+        """Return the next bytes from the server; return b"" when no more will come, also where no server listens."""
         inbox = self._inbox
         while True:
-            ended = inbox.end is not None  # looked at first: what came before the end is in the inbox by then
+            ended = inbox.end is not None  # read first: what came before the end is in the inbox by then
             while (item := inbox.take()) is not None:
                 self._grant()
                 if item[0] == frames.STDOUT:
@@ -56,15 +59,15 @@ class Connection:
             self._wait(lambda: bool(inbox.items) or inbox.end is not None)
 
     def _grant(self) -> None:
-        """As much as was taken may come again."""
+        """Let guestd send as many bytes again as were taken."""
         credit = self._inbox.credit()
         if credit and self._inbox.end is None:
             self._place.link.say(op="credit", id=self._inbox.id, bytes=credit)
 
     def write(self, data: bytes) -> None:
-        """To the server. Raises BrokenPipeError when it takes no more.
+        """Write to the server. Raise BrokenPipeError when the server takes no more.
 
-        Only the reader takes what the server says: what a writer took would have to be kept.
+        Only the reader takes bytes from the server: bytes that a writer took would have to be kept.
         """
         inbox = self._inbox
         if inbox.stdin_closed or inbox.end is not None:
@@ -75,19 +78,22 @@ class Connection:
         )
 
     def close_stdin(self) -> None:
-        """The server hears an end; what it says still comes."""
+        """Send the server an end of input. What the server sends still arrives."""
         if self._inbox.end is None:
             self._inbox.stdin_closed = True
             self._place.link.say(op="eof", id=self._inbox.id)
 
     def break_off(self) -> None:
-        """Whoever reads it sees the end, and does the rest. Safe while another reads. Idempotent."""
+        """Kill the connection without waiting. Its reader then sees the end and cleans up. Safe while a task reads.
+
+        Idempotent.
+        """
         if self._inbox.end is None and not self._broken:
             self._broken = True
             self._place.link.say(op="kill", id=self._inbox.id, why="caller")
 
     def end(self) -> None:
-        """Break it off, and see that it is gone. For the reader: the end is told after what was said before it."""
+        """Break the connection off and wait until it is gone. For the reader alone: the end comes after all output."""
         self.break_off()
         inbox, deadline = self._inbox, time.monotonic() + _KILL_S
         try:
@@ -99,11 +105,11 @@ class Connection:
                     pass
                 self._grant()
         except SandboxLostError:
-            return  # and everything inside with it
+            return  # the connection ended with everything inside
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """However long: a connection may be idle for hours, and ends with its client, its server or its sandbox."""
+        """Wait without a deadline: a connection may be idle for hours, and ends with its client, server or sandbox."""
         try:
             self._place.link.wait(ready, None)
         except SandboxLostError:
-            return  # the inbox has its end
+            return  # the inbox has an end, which the caller sees

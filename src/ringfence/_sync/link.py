@@ -1,4 +1,7 @@
-"""A sandbox's channel for blocking callers. No thread of its own: whoever waits reads for everybody."""
+"""The channel to a sandbox for blocking callers.
+
+There is no reader thread: a caller that waits reads for all callers.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ if TYPE_CHECKING:
 _READ = 1 << 18
 _LAST_WORDS_S = 1.0
 _LONGEST_S = 86_400.0  # the kernel counts milliseconds in 31 bits, and limits may be years
-_SEND_S = 10.0  # guestd reads at once; one that does not is gone
+_SEND_S = 10.0  # guestd reads at once; after so long it is gone
 
 
 class _Changed:
-    """A lock, and news for who waits with it: what `threading.Condition` is, whose module costs a command 5 ms."""
+    """A lock with notification, like `threading.Condition`, whose module costs a command 5 ms."""
 
     __slots__ = ("_lock", "_waiting", "acquire", "release")
 
@@ -42,7 +45,7 @@ class _Changed:
         self.release()
 
     def wait(self, within_s: float | None) -> None:
-        """Until `notify_all`, with the lock free meanwhile. The caller holds it once."""
+        """Wait until `notify_all`, with the lock free meanwhile. The caller holds the lock once."""
         mine = _thread.allocate_lock()
         mine.acquire()
         self._waiting.append(mine)
@@ -61,7 +64,7 @@ class _Changed:
 
 
 class Link:
-    """Safe from several threads."""
+    """The host's end of a sandbox's channel. Safe from several threads."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
@@ -84,7 +87,7 @@ class Link:
         return self._switch.stood_still()
 
     def open(self) -> Inbox:
-        """A number and an inbox for something that `start` will start."""
+        """Return a new inbox, with a number, for something that `start` will start."""
         with self._changed:
             return self._switch.open()
 
@@ -94,10 +97,10 @@ class Link:
     def say(self, **request: object) -> None:
         self._send(frames.message(**request))
 
-    note = say  # which blocks no longer than the other end takes to read
+    note = say  # `say` blocks only until guestd reads
 
     def tell(self, inbox: Inbox, data: bytes, **request: object) -> None:
-        """To the interpreter behind `inbox`, by its line, after a request about it to guestd."""
+        """Send data to the interpreter behind `inbox` by the line, after an optional request about it to guestd."""
         with self._changed:
             inbox.stdin_in_flight += len(data)
         before = frames.message(**request) if request else b""
@@ -118,7 +121,7 @@ class Link:
             self._hear_last_words()
 
     def _hear_last_words(self) -> None:
-        """The other end is gone; what it said before may tell why."""
+        """Read what guestd sent before the channel broke: the last messages may say why."""
         deadline = time.monotonic() + _LAST_WORDS_S
         with self._changed:
             while self._switch.over is None and time.monotonic() < deadline:
@@ -130,7 +133,10 @@ class Link:
             self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
-        """Until `ready()`, or False at the deadline. `ready` is asked whenever something arrived."""
+        """Wait until `ready()` returns True; return False at the deadline.
+
+        `ready` is called whenever something arrived.
+        """
         with self._changed:
             while not ready():
                 if self._switch.over is not None:
@@ -151,7 +157,10 @@ class Link:
                 pass
 
     def _read_for_all(self, left: float | None) -> bool:
-        """Whether something arrived within `left` seconds or a day. Caller holds the lock, which is free meanwhile."""
+        """Read once; return whether something arrived within `left` seconds or a day.
+
+        The caller holds the lock, which is free meanwhile.
+        """
         self._someone_reads = True
         self._changed.release()
         data: bytes | None = None
@@ -168,7 +177,7 @@ class Link:
             if data is not None:
                 self._switch.feed(data)
                 if self._switch.over == "protocol":
-                    self._box.kill()  # what broke the format is not read again, and does not run on (J07)
+                    self._box.kill()  # a sandbox that broke the format is not read again, and does not run on (J07)
             self._changed.notify_all()
         return data is not None
 

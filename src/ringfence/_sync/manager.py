@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""Many sandboxes for many agents: environments by agent, sandboxes that wait, and who ends them."""
+"""A manager of many sandboxes for many agents: environments by agent, sandboxes that wait, and the end of all."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from ringfence.records import SandboxInfo
     from ringfence.values import BackendName, HostPath
 
-_TICK_S = 1.0  # how late an idle sandbox may be ended, and one that waits be replaced
+_TICK_S = 1.0  # how late an idle sandbox may be ended, or a waiting sandbox replaced
 _MOST_WARM = 1000
 
 
 class SandboxManager:
-    """Many sandboxes for many agents, `policy` is a ceiling."""
+    """Many sandboxes for many agents. `policy` is the ceiling for all of them."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class SandboxManager:
         self._gate = lock()
         self._environments: dict[str, Environment] = {}
         self._own: Owner[OwnedSandbox] = Owner(None, policy)
-        self._nobodys: Owner[OwnedSandbox] = Owner(None, policy)
+        self._unowned: Owner[OwnedSandbox] = Owner(None, policy)
         self._waiting: Shelf[OwnedSandbox] = Shelf()
         self._ticker: Every | None = None
         self._closed = False
-        self._pid: int | None = None  # in which it was first used
+        self._pid: int | None = None  # the process in which the manager was first used
 
     def environment(self, agent: str, *, policy: Policy | None = None, quota: Quota | None = None) -> Environment:
-        """The agent's, made if there is none. Agent ids: a-z, 0-9, `.`, `_`, `-`, at most 64."""
+        """Return the agent's environment, made if there is none. Agent ids: a-z, 0-9, `.`, `_`, `-`, at most 64."""
         name = check_agent(agent)
         self._check_open()
         wanted = self._narrowed(policy)
@@ -82,38 +82,41 @@ class SandboxManager:
             return made
 
     def environments(self) -> tuple[Environment, ...]:
-        """Sorted by agent; with `state`, those that an earlier manager kept too."""
+        """Return the environments sorted by agent; with `state`, also those that an earlier manager kept."""
         self._check_open()
         kept = [] if self._state is None else blocking(self._state.agents)
         there = [name for name, found in self._environments.items() if found._over is None]
         return tuple([self.environment(name) for name in sorted({*kept, *there})])
 
     def sandbox(self, *, policy: Policy | None = None, labels: Mapping[str, str] | None = None) -> Sandbox:
-        """A warm one when there is one."""
+        """Return a sandbox that waited, or a new one that is not started."""
         self._check_open()
         return self._make(self._own, self._narrowed(policy), _checked(labels))
 
     def get(self, sandbox_id: str) -> Sandbox:
-        """Raises LookupError, the same for another tenant's id."""
+        """Return a running sandbox by its id. Raise LookupError, the same for another tenant's id."""
         for sandbox in self._live():
             if sandbox.id == sandbox_id:
                 return sandbox
         raise LookupError(f"no sandbox {sandbox_id!r} runs here")
 
     def sandboxes(self, *, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
-        """Those that live, of agents and without one; with `labels`, those that have all of them."""
+        """Return all running and paused sandboxes, of agents and without an agent.
+
+        With `labels`, only sandboxes that have all these labels.
+        """
         wanted = _checked(labels).items()
         return tuple(sandbox._info() for sandbox in self._live() if wanted <= sandbox.labels.items())
 
     def close(self) -> None:
-        """End every sandbox. With `state` workspaces stay there; without, they are gone. Idempotent."""
+        """End every sandbox. With `state` the workspaces stay there; without, they are gone. Idempotent."""
         self._closed = True
         if self._is_in_a_fork():
-            return  # all of it is the parent's, who goes on
+            return  # everything belongs to the parent, which goes on
         try:
             self._end()
-        except BaseException:  # whoever is interrupted here may not call again
-            owners = [self._own, self._nobodys, *(one._owner for one in self._environments.values())]
+        except BaseException:  # a caller that is interrupted here may not call again
+            owners = [self._own, self._unowned, *(one._owner for one in self._environments.values())]
             for sandbox in [sandbox for owner in owners for sandbox in owner.end()]:
                 sandbox._end_now()
             if self._state is not None:
@@ -127,7 +130,7 @@ class SandboxManager:
         with self._gate:
             for environment in self._environments.values():
                 environment._end()
-            for sandbox in (*self._own.end(), *self._nobodys.end()):
+            for sandbox in (*self._own.end(), *self._unowned.end()):
                 sandbox.close()
             self._waiting.clear()
             if self._state is not None:
@@ -148,7 +151,7 @@ class SandboxManager:
     def _make(
         self, owner: Owner[OwnedSandbox], policy: Policy, labels: Mapping[str, str] | None = None
     ) -> OwnedSandbox:
-        """Not started, or one that waited."""
+        """Return a sandbox that is not started, or one that waited."""
         self._check_open()
         self._check_hidden(policy)
         # Equal policies may hold secrets of other values, which are not compared.
@@ -172,7 +175,7 @@ class SandboxManager:
         return [sandbox for owner in owners for sandbox in owner.live()]
 
     def _begin(self) -> None:
-        """What a manager needs from its first use on."""
+        """Prepare what a manager needs from its first use on: state directory, waiting sandboxes, ticker."""
         self._check_open()
         if self._ticker is not None:
             return
@@ -181,17 +184,17 @@ class SandboxManager:
             if self._state is not None:
                 blocking(self._state.open)
             self._fill()
-            self._check_open()  # it may have been closed meanwhile, and who did that has found nothing to stop
+            self._check_open()  # `close` may have been called meanwhile, and found nothing to stop
         except BaseException:
             self._undo_begin()
             raise
         self._ticker = every(_TICK_S, self._tick)
 
     def _undo_begin(self) -> None:
-        """Nobody will call `close` where `with` could not begin."""
+        """Close what `_begin` made: where `with` could not begin, no caller calls `close`."""
         self._pid = None
         self._waiting.clear()
-        for sandbox in self._nobodys.all():
+        for sandbox in self._unowned.all():
             sandbox.close()
         if self._state is not None:
             self._state.close()
@@ -199,10 +202,10 @@ class SandboxManager:
     def _tick(self) -> None:
         for environment in list(self._environments.values()):
             environment._rest_if_idle()
-        owners = [self._own, self._nobodys, *(one._owner for one in list(self._environments.values()))]
+        owners = [self._own, self._unowned, *(one._owner for one in list(self._environments.values()))]
         for sandbox in [sandbox for owner in owners for sandbox in owner.all()]:
             if sandbox.state in ("closed", "lost"):
-                sandbox.close()  # it ended by itself: what it used is taken down
+                sandbox.close()  # the sandbox ended by itself: `close` records its usage
         self._forget_removed()
         self._fill()
 
@@ -210,7 +213,7 @@ class SandboxManager:
         over = [name for name, environment in list(self._environments.items()) if environment._over is not None]
         if not over:
             return
-        with self._gate:  # one of that name may be made anew meanwhile
+        with self._gate:  # an environment of that name may be made meanwhile
             for name in over:
                 if self._environments[name]._over is not None:
                     del self._environments[name]
@@ -218,7 +221,7 @@ class SandboxManager:
     def _fill(self) -> None:
         self._waiting.drop(lambda sandbox: sandbox.state != "running")
         while len(self._waiting) < self._warm and not self._closed:
-            sandbox = OwnedSandbox(self._nobodys, backend=self._backend, image=self._image, policy=self._policy)
+            sandbox = OwnedSandbox(self._unowned, backend=self._backend, image=self._image, policy=self._policy)
             sandbox.start()
             sandbox._wait_for_use()
             self._waiting.put(sandbox)
@@ -265,7 +268,10 @@ def _checked(labels: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _same(found: Environment, policy: Policy | None, quota: Quota | None) -> Environment:
-    """An environment has the policy and quota it was made with."""
+    """Return an environment that exists.
+
+    Raise PolicyError when the caller names another policy or quota than it has.
+    """
     for name, asked, has in (("policy", policy, found.policy), ("quota", quota, found.quota)):
         if asked is not None and asked != has:
             raise PolicyError(

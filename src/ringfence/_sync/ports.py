@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 16
 MOST_CONNECTIONS = 64
-_FOR_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)  # it may work the next time
+# Errors of accept() after which the next call may work.
+_FOR_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _PAUSE_S = 0.1
 
 
@@ -55,7 +56,7 @@ class Address:
                 continue
             try:
                 threading.Thread(target=self._serve, args=(connection,), name="ringfence-expose", daemon=True).start()
-            except RuntimeError:  # no thread can be had now: this client is told, and the next may find one
+            except RuntimeError:  # no thread can be started now: this connection is closed, the next may work
                 with self._lock:
                     self._open.pop(connection, None)
                 connection.close()
@@ -84,7 +85,7 @@ class Address:
             connection.close()
 
     def close(self) -> None:
-        """No new connections, and the open ones end. Idempotent."""
+        """Accept no new connections and end the open connections. Idempotent."""
         _shut(self._listener)
         self._listener.close()
         with self._lock:
@@ -109,12 +110,12 @@ def _send(connection: socket.socket, inner: Connection) -> None:
             inner.write(data)
         inner.close_stdin()
     except (OSError, RingfenceError):
-        # The client broke off, or the server's side is gone. A server that says nothing would hold it for ever.
+        # The client broke off, or the server is gone. A silent server would keep the connection open for ever.
         _break_off(inner)
 
 
 def _break_off(inner: Connection) -> None:
-    """Whoever reads it sees the end, and does the rest."""
+    """Kill the connection inside; its reader sees the end and cleans up."""
     try:
         inner.break_off()
     except (OSError, RingfenceError):
@@ -122,7 +123,7 @@ def _break_off(inner: Connection) -> None:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Wakes whoever waits for it."""
+    """Shut the connection down, which wakes the thread that waits for it."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

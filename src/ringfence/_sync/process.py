@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""Something that runs in a sandbox, as its caller holds it: events, input, signals, the end."""
+"""A running process in a sandbox: events, input, signals, the end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import time
 
 from ringfence._sync.compat import one_at_a_time
 from ringfence.core import arguments
-from ringfence.core.eventlog import EventLog
-from ringfence.core.transcript import Transcript
+from ringfence.core.transcript import EventLog, Transcript
 from ringfence.errors import SandboxClosedError, SandboxLostError
 from ringfence.events import Exit
 from ringfence.results import Usage
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from ringfence._sync.link import Link
     from ringfence.backends.contract import Box
-    from ringfence.core.eventlog import Piece
+    from ringfence.core.transcript import Piece
     from ringfence.events import Event
     from ringfence.policy.model import Policy
     from ringfence.results import Result
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 16
 _KILL_S = 3.0
-_MOST_MESSAGES = 20_000  # of one run or cell, on its line
-_LONGEST_PROMPT = 1 << 16  # bytes: as text they may be five times as many
+_MOST_MESSAGES = 20_000  # the most messages that a run or a cell may send on its line
+_LONGEST_PROMPT = 1 << 16  # bytes; the decoded text may take five times as many
 _PAUSED_S = 3600.0
-_LATE_S = 5.0  # for a caller who comes back after the deadline: what happened meanwhile still counts
+_LATE_S = 5.0  # for a caller that comes back after the deadline: what happened meanwhile still counts
 
 
 class Place:
-    """What a process needs of its sandbox."""
+    """The parts of a running sandbox that its processes need."""
 
     def __init__(self, box: Box, link: Link, policy: Policy, image: str) -> None:
         self.box = box
@@ -48,17 +47,19 @@ class Place:
         self.policy = policy
         self.image = image
         self.pid = os.getpid()
-        self.before_call: Callable[[], None] | None = None  # may refuse it: the quota of an agent
+        self.before_call: Callable[[], None] | None = None  # an agent's quota, which may refuse the call
 
     def count_call(self) -> None:
-        """Before each run, exec, spawn and terminal. Raises QuotaError."""
+        """Count a run, exec, spawn or terminal before the start. Raise QuotaError."""
         if self.before_call is not None:
             self.before_call()
 
 
 class Process:
-    """A command, terminal or cell that is running. Leaving `with` kills it; without `with` it lives as long
-    as the sandbox and survives a lost connection."""
+    """A command, terminal or cell that is running. Leaving `with` kills the process.
+
+    Without `with` the process lives as long as the sandbox, and survives a lost connection.
+    """
 
     def __init__(self, place: Place, call: arguments.Call, inbox: Inbox, *, keep_events: bool) -> None:
         self.id = arguments.new_id("p")
@@ -66,27 +67,29 @@ class Process:
         self._place = place
         self._call = call
         self._inbox = inbox
-        self._taking = one_at_a_time()  # one may read its events while another waits for its end or writes to it
+        self._taking = one_at_a_time()  # one caller may read events while another waits for the end or writes input
         mark = 0 if place.box.outlet is None else place.box.outlet.mark()
-        before = (Usage(), 0) if call.one_shot else place.box.usage()  # of one that ran nothing yet: all is the call's
+        # A one-shot sandbox has run nothing yet: its whole usage is the call's.
+        before = (Usage(), 0) if call.one_shot else place.box.usage()
         self._transcript = Transcript(place.policy.limits, before, mark)
-        self._denied_after = mark  # of the gateway's denials, those that were not events yet
+        self._denied_after = mark  # the gateway's denials after this mark were not events yet
         self._keep_events = keep_events
         self._line: line.Reader | None = line.Reader()
         self._messages = 0
-        self._hung_up = False  # nobody reads its line any more
-        self._log = EventLog(max(place.policy.limits.output, 2 * WINDOW))  # what one look may bring fits
+        self._hung_up = False  # guestd knows that the line is not read any more
+        # At least as large as what one read may bring.
+        self._log = EventLog(max(place.policy.limits.output, 2 * WINDOW))
         self._result: Result | None = None
         self._exit_seen = False
-        self._done = False  # a cell that ended; what comes then belongs to the next
+        self._done = False  # for a cell that ended: later messages belong to the next cell
         self._stopped_by_us: str | None = None
-        self._early: Mapping[str, object] | None = None  # why it did not begin
-        self._hard = self._looked_at = self._transcript.started
-        self._hard += call.timeout_s + arguments.GRACE_S
-        self._stood = place.link.stood_still()
+        self._early_report: Mapping[str, object] | None = None  # why the process did not begin
+        self._looked_at = self._transcript.started
+        self._kill_at = self._looked_at + call.timeout_s + arguments.GRACE_S
+        self._stopped_before = place.link.stood_still()
 
     def _begin(self) -> Self:
-        """Have it started. When the caller is interrupted here, it is killed first."""
+        """Start the process and return it. When the caller is interrupted meanwhile, the process is killed first."""
         try:
             self._place.link.start(self._call, self._inbox)
         except BaseException:
@@ -96,7 +99,7 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """False once its end is known here."""
+        """Return whether the process still runs; False once its end is known here."""
         if self._result is None and self._inbox.end is None:
             self._place.link.poll()
         return self._result is None and self._inbox.end is None
@@ -104,7 +107,7 @@ class Process:
     # events
 
     def __iter__(self) -> Iterator[Event]:
-        """From the first event not yet read; ends after Exit."""
+        """Iterate over the events from the first that was not read; ends after Exit."""
         return self
 
     def __next__(self) -> Event:
@@ -128,13 +131,13 @@ class Process:
         return event
 
     def _read_on(self, after: int) -> None:
-        """Its events once more, from there."""
+        """Have the events read again from the cursor `after`."""
         with self._taking:
             self._log.seek(after)
             self._exit_seen = False
 
     def _take_denials(self) -> None:
-        """Of the gateway, as events: seen when something else happens, at the latest before the end."""
+        """Add the gateway's new denials to the events: when something else happens, at the latest before the end."""
         outlet = self._place.box.outlet
         if outlet is None or not self._keep_events:
             return
@@ -145,20 +148,23 @@ class Process:
                     self._log.add(frames.LINE, denial)
 
     def _pull(self, deadline: float | None, enough: Callable[[], bool] | None = None) -> bool:
-        """Take what arrived, or wait for it or for `enough`. False at `deadline`. Sets the result at the end."""
+        """Take what arrived, or wait for news or for `enough`.
+
+        Return False at `deadline`. Set the result at the end.
+        """
         hard = self._hard_deadline()
         until = hard if deadline is None else min(hard, deadline)
         inbox = self._inbox
-        self._grant()  # who asked whether it still runs has taken output too
+        self._grant()  # a caller that read `running` has taken output too
         try:
             arrived = self._place.link.wait(lambda: self._has_news() or (enough is not None and enough()), until)
         except SandboxLostError:
             arrived = True
         if not arrived:
             self._looked_at = time.monotonic()
-            if self._looked_at < self._hard_deadline():  # the caller's own, or a pause has moved ours
+            if self._looked_at < self._hard_deadline():  # the caller's deadline, or a pause has moved ours
                 return deadline is None or self._looked_at < deadline
-            self._place.box.kill()  # guestd did not keep its deadline: we do
+            self._place.box.kill()  # guestd did not keep the deadline, so the host does
             self._inbox.end = {"ev": "over", "why": "timeout"}
         self._looked_at = time.monotonic()
         self._take_output()
@@ -173,34 +179,34 @@ class Process:
         return True
 
     def _has_news(self) -> bool:
-        """Also of what another has taken meanwhile: nothing may come after that."""
+        """Return whether there is something to take, or another caller has taken the last of it."""
         with self._taking:
             return bool(self._inbox.items) or self._inbox.end is not None or self._done or self._result is not None
 
     def _grant(self) -> None:
-        """As much output as was taken may come again."""
+        """Let guestd send as much output again as was taken."""
         with self._taking:
             credit = self._inbox.credit()
         if credit and self._inbox.end is None:
             self._place.link.say(op="credit", id=self._inbox.id, bytes=credit)
 
     def _hard_deadline(self) -> float:
-        """When we stop believing that guestd keeps the time. A caller who was away gets the news first."""
+        """Return when the host stops trusting guestd with the time. A caller that was away gets its news first."""
         now = time.monotonic()
         stood = self._place.link.stood_still()
-        self._hard += stood - self._stood
-        self._stood = stood
+        self._kill_at += stood - self._stopped_before
+        self._stopped_before = stood
         if self._place.link.paused:
-            return now + _PAUSED_S  # the clocks stand still
-        if now > self._hard and now - self._looked_at > arguments.GRACE_S:
-            self._hard = now + _LATE_S
-        return self._hard
+            return now + _PAUSED_S  # the clocks are stopped
+        if now > self._kill_at and now - self._looked_at > arguments.GRACE_S:
+            self._kill_at = now + _LATE_S
+        return self._kill_at
 
     def _take_output(self) -> None:
         with self._taking:
             while not self._done and (item := self._inbox.take()) is not None:
                 if item[0] == frames.LINE:
-                    self._hear(item[1])
+                    self._take_message(item[1])
                 else:
                     self._transcript.add(*item)
                     self._keep_event(*item)
@@ -209,8 +215,8 @@ class Process:
         if self._keep_events:
             self._log.add(kind, piece)
 
-    def _hear(self, data: bytes) -> None:
-        """What guest code said about itself. What breaks the format is not listened to again."""
+    def _take_message(self, data: bytes) -> None:
+        """Take in what guest code said about itself. Code that breaks the format is not read any more."""
         if self._line is None:
             return
         try:
@@ -220,18 +226,21 @@ class Process:
             self._on_nonsense()
             return
         self._messages += len(said)
-        if self._messages > _MOST_MESSAGES:  # each costs the host more than its bytes (F16)
+        if self._messages > _MOST_MESSAGES:  # a message costs the host more than its bytes (F16)
             self._transcript.outputs_cut = True
             self._line = None
             self._on_nonsense()
             return
         for each in said:
-            self._on_said(each)
+            self._on_message(each)
 
     def _on_nonsense(self) -> None:
-        """Values and exceptions it may still have told are lost; how it ends is told from outside."""
+        """React to a line that is not read any more.
 
-    def _on_said(self, said: line.Said) -> None:
+        Later values and exceptions are lost; the end is reported from outside.
+        """
+
+    def _on_message(self, said: line.Said) -> None:
         if said.kind == "display":
             output = self._transcript.show(line.representations(said), is_value=bool(said.fields["value"]))
             if output is not None:
@@ -239,7 +248,7 @@ class Process:
         elif said.kind == "prompt":
             self._keep_event(frames.LINE, said.data[:_LONGEST_PROMPT].decode("utf-8", "replace"))
         elif said.kind == "failed":
-            self._early = said.fields
+            self._early_report = said.fields
         elif said.kind == "done":
             exception = said.fields["exception"]
             self._transcript.exception = exception if isinstance(exception, dict) else None
@@ -252,8 +261,8 @@ class Process:
             from ringfence.core.endings import refused
 
             raise refused(end)
-        if self._early is not None:
-            end = {**end, "early": dict(self._early)}
+        if self._early_report is not None:
+            end = {**end, "early": dict(self._early_report)}
         _raise_for_cwd(end, self._call)
         if end["ev"] == "over" and self._stopped_by_us is not None:
             end = {**end, "why": self._stopped_by_us}
@@ -265,11 +274,14 @@ class Process:
             place.policy,
             image=place.image,
             number=self.id,
-            state_kept=end["ev"] != "over",  # no session ends with a process
+            state_kept=end["ev"] != "over",  # the end of a process ends no session
         )
 
     def wait(self, *, timeout_s: float | None = None) -> Result:
-        """Raises TimeoutError when it still runs then; it is not killed."""
+        """Return the result at the end.
+
+        Raise TimeoutError when the process still runs after `timeout_s`; it is not killed.
+        """
         arguments.check_patience(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._result is None:
@@ -280,7 +292,7 @@ class Process:
     # input and signals
 
     def write(self, data: bytes | str) -> None:
-        """To stdin. Raises BrokenPipeError when it is closed."""
+        """Write to stdin. Raise BrokenPipeError when stdin is closed."""
         rest = memoryview(arguments.check_stdin(data) or b"")
         inbox = self._inbox
         while rest:
@@ -291,7 +303,10 @@ class Process:
             self._until_taken()
 
     def _until_taken(self) -> None:
-        """Until stdin has room again. Output is taken meanwhile, so that neither side can block the other (F17)."""
+        """Wait until stdin has room again.
+
+        Output is taken meanwhile, so that neither side can block the other (F17).
+        """
         inbox = self._inbox
         while inbox.stdin_in_flight >= STDIN_WINDOW and not inbox.stdin_closed and inbox.end is None:
             self._pull(None, enough=lambda: inbox.stdin_in_flight < STDIN_WINDOW or inbox.stdin_closed)
@@ -302,7 +317,7 @@ class Process:
             self._place.link.say(op="eof", id=self._inbox.id)
 
     def _feed_stdin(self, data: bytes) -> None:
-        """All of `data`, then the end."""
+        """Write all of `data` to stdin, then close stdin."""
         inbox = self._inbox
         rest = memoryview(data)
         while rest and inbox.end is None and not inbox.stdin_closed:
@@ -317,7 +332,7 @@ class Process:
             self._place.link.say(op="signal", id=self._inbox.id, signal=number)
 
     def kill(self) -> Result:
-        """The whole tree. Idempotent."""
+        """Kill the whole process tree and return its result. Idempotent."""
         return self._stop("caller")
 
     def _stop(self, why: str) -> Result:
@@ -341,7 +356,7 @@ class Process:
 
 
 class Pty(Process):
-    """A process on a terminal: one stream, as Stdout."""
+    """A process on a terminal. All output is one stream, as Stdout."""
 
     def resize(self, *, cols: int, rows: int) -> None:
         size = arguments.check_size(cols, rows)
@@ -351,7 +366,10 @@ class Pty(Process):
 
 
 def completed(place: Place, call: arguments.Call) -> Result:
-    """Start, feed, wait. Whatever interrupts the caller, the guest's work is killed first."""
+    """Start a process, feed it, and return the result.
+
+    Whatever interrupts the caller, the guest's work is killed first.
+    """
     place.count_call()
     process = Process(place, call, place.link.open(), keep_events=False)._begin()
     try:

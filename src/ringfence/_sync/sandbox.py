@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""The isolated place, as its caller holds it."""
+"""A sandbox in the hands of a caller, and the gateway, the sandbox's only way to a network."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import os
 import time
 
 from ringfence._sync.compat import blocking, launched, lock, opening
-from ringfence._sync.gateway import Gateway
 from ringfence.backends.auto import prepare
 from ringfence.core import arguments, endings
-from ringfence.errors import PolicyError, SandboxClosedError, SandboxError, unknown_attribute
+from ringfence.errors import PolicyError, SandboxClosedError, SandboxError, UnsupportedError, unknown_attribute
 from ringfence.host import import_path, zygote_start
 from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
     from types import TracebackType
     from typing import Literal, NoReturn, Self
@@ -30,21 +29,21 @@ if TYPE_CHECKING:
     from ringfence.backends.contract import Backend, Box
     from ringfence.plan.model import Plan
     from ringfence.policy.image import Image
-    from ringfence.policy.model import Mount, Policy
-    from ringfence.records import ProcessInfo
+    from ringfence.policy.model import Mount, Network, Policy
+    from ringfence.records import HostSummary, ProcessInfo, Request
     from ringfence.results import Denial, Enforcement, Result, Usage
     from ringfence.snapshots.model import Snapshot
     from ringfence.values import Argv, BackendName, GuestPath, SessionLanguage, Size, State, Strings, Tool, Workspace
 
 _SHELL = ("sh", "-c", 'exec "$(command -v bash || echo sh)" -i')
-_PAUSE_S = 3.0  # for guestd's word that it stands still or goes on
+_PAUSE_S = 3.0  # how long guestd may take to say that it paused or goes on
 
 
 class Sandbox:
-    """The isolated place. Starts in `with` or `start()`; nothing happens in the constructor.
+    """A place where code runs isolated. Starts in `with` or `start()`; nothing happens in the constructor.
 
-    Without a policy it has `Policy()`, closed, in which `timeout_s`, `memory` and the other short forms set single
-    parts. With one, `timeout_s` only narrows and the other short forms are a PolicyError.
+    Without a policy a sandbox has `Policy()`, closed, in which `timeout_s`, `memory` and the other short forms set
+    single parts. With a policy, `timeout_s` only narrows and the other short forms are a PolicyError.
     """
 
     def __init__(
@@ -81,13 +80,14 @@ class Sandbox:
         self._made_with = (backend, workspace)
         self._snapshot = snapshot
         self._files: Files | None = None
-        self._trees: dict[str, Trees] = {}  # one, when somebody needed it: `setdefault` is one step for threads
+        self._trees: dict[str, Trees] = {}  # empty or one: `setdefault` is one step for threads
         if snapshot is not None:
             self._check_snapshot(snapshot)
         self._box: Box | None = None
         self._place: Place | None = None
         self._ended: State = "new"
-        self._starting, self._standing = lock(), lock()  # a pause and a resume at once would leave half of each
+        self._starting = lock()
+        self._pausing = lock()  # a pause and a resume at once would leave half of each
         self._tools = _checked_tools(tools)
         self._addresses: list[Address] = []
         self._paused = False
@@ -116,18 +116,18 @@ class Sandbox:
 
     @property
     def backend(self) -> str:
-        """The one that was taken, never "auto". Raises SandboxClosedError before start."""
+        """Return the name of the backend that was chosen, never "auto". Raise SandboxClosedError before the start."""
         if self._box is None:
             raise SandboxClosedError("the sandbox has not been started, so no backend was taken", fix="call start()")
         return self._box.backend
 
     @property
     def enforcement(self) -> Enforcement:
-        """What holds each promise. Before the start: what will."""
+        """Return the mechanism behind each promise; before the start, the mechanism that is planned."""
         return self._launcher.plan().enforcement if self._box is None else self._box.enforcement
 
     def plan(self) -> Plan:
-        """What start() would do. Raises UnsupportedError when the policy cannot be kept here."""
+        """Return what start() would do. Raise UnsupportedError when the policy cannot be kept here."""
         return self._launcher.plan()
 
     def start(self) -> Self:
@@ -149,10 +149,10 @@ class Sandbox:
                     self._begin(box)
                     return
             except BaseException:
-                box.close()  # it may not be known to `close` yet
+                box.close()  # `close` may not know the box yet
                 self.close()
                 raise
-            box.close()  # as we were, meanwhile
+            box.close()  # the sandbox was closed meanwhile
             blocking(box.wait_destroyed, arguments.DESTROY_S)
         raise SandboxClosedError(f"sandbox {self.id} was closed; a sandbox starts once", fix="make a new Sandbox")
 
@@ -183,7 +183,7 @@ class Sandbox:
             blocking(box.wait_destroyed, arguments.DESTROY_S)
 
     def _end_now(self) -> Box | None:
-        """All of `close` that is not to be interrupted: what is left is waiting for this box."""
+        """Do the part of `close` that must not be interrupted. Return the box that `close` has to wait for."""
         self._ended = "closed"
         for trees in self._trees.values():
             trees.close()
@@ -228,7 +228,10 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Result:
-        """In the default session of `language`; one that has none is compiled if need be, and run once."""
+        """Run code in the default session of `language`.
+
+        A language without sessions is compiled where needed, and run once.
+        """
         checked, language = arguments.check_code(code), arguments.check_language(language)
         if language in arguments.PROGRAMS:
             from ringfence._sync.session import check_session_language
@@ -250,7 +253,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Result:
-        """A command, without a shell. A str raises TypeError that names `run(…, language="bash")`."""
+        """Run a command, without a shell. A str raises TypeError that names `run(…, language="bash")`."""
         place, call = self._exec_call(argv, cwd, env, timeout_s, stdin=arguments.check_stdin(stdin))
         from ringfence._sync.process import completed
 
@@ -264,7 +267,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Process:
-        """exec that does not wait: iterate its events, write to it, signal it."""
+        """Start a command and return without waiting: iterate over the events, write input, send signals."""
         place, call = self._exec_call(argv, cwd, env, timeout_s, keeps_stdin=True)
         return opening(self._spawn(place, call))
 
@@ -301,7 +304,7 @@ class Sandbox:
             timeout_s=seconds,
             stdin=stdin,
             keeps_stdin=keeps_stdin,
-            one_shot=zygote_start.is_command(),  # it runs one thing, and ends with it
+            one_shot=zygote_start.is_command(),  # a command's sandbox runs one process, and ends with it
         )
         return place, call
 
@@ -339,7 +342,7 @@ class Sandbox:
         return terminal
 
     def session(self, name: str | None = None, *, language: SessionLanguage = "python") -> Session:
-        """The session of that name, opened if there is none; without a name, the default one of `language`."""
+        """Return the session `name`, opened if there is none; without a name, the default session of `language`."""
         from ringfence._sync.session import Session, check_name, check_session_language
 
         spoken = check_session_language(language)
@@ -355,11 +358,14 @@ class Sandbox:
         return found
 
     def sessions(self) -> tuple[Session, ...]:
-        """Those that are open, in the order they were opened."""
+        """Return the open sessions, in the order in which they were opened."""
         return tuple(session for session in self._sessions.values() if not session._closed)
 
     def process(self, id: str, *, after: int = 0) -> Process:
-        """Take up a spawned process again, its events from cursor `after`. LookupError when unknown."""
+        """Return a spawned process, whose events start after the cursor `after`.
+
+        Raise LookupError for an unknown id.
+        """
         if id not in self._processes:
             raise LookupError(f"no process {id!r} was spawned in sandbox {self.id}")
         found = self._processes[id][0]
@@ -379,7 +385,10 @@ class Sandbox:
     # copies and time
 
     def snapshot(self, *, memory: bool = False) -> Snapshot:
-        """What /workspace holds; a second one costs what changed. Raises SnapshotError when it cannot be kept."""
+        """Return a snapshot of /workspace; a second one costs what changed.
+
+        Raise SnapshotError when it cannot be kept.
+        """
         if not memory:
             return self._trees_kept().take(self._running_place())
         from ringfence._sync import snapshots
@@ -387,13 +396,19 @@ class Sandbox:
         return snapshots.snapshot(self)
 
     def rollback(self, snapshot: Snapshot) -> None:
-        """Files as they were. Sessions restart unless the snapshot holds memory. Spawned processes end."""
+        """Set the files back to a snapshot.
+
+        Sessions restart unless the snapshot holds memory. Spawned processes end.
+        """
         from ringfence._sync import snapshots
 
         snapshots.roll_back(self, snapshot)
 
     def fork(self, *, memory: bool = True) -> Sandbox:
-        """One live, independent copy. UnsupportedError when memory cannot be copied here: never a copy without."""
+        """Return one live, independent copy.
+
+        Raise UnsupportedError when memory cannot be copied here; a copy without is never made.
+        """
         from ringfence._sync import snapshots
 
         self._running_place()
@@ -407,7 +422,7 @@ class Sandbox:
             snapshots.put(sessions_of(snapshot), self)
 
     def _another(self) -> Sandbox:
-        """Of the same backend, image, policy, workspace, tools and labels. Not started."""
+        """Return a sandbox of the same backend, image, policy, workspace, tools and labels. It is not started."""
         backend, workspace = self._made_with
         image = self._launcher.image
         return Sandbox(
@@ -443,25 +458,25 @@ class Sandbox:
         self._launcher.twin_of = model.outlet_of(snapshot)
 
     def pause(self) -> None:
-        """Freeze everything inside: it uses no CPU, and its clocks stand still. Idempotent."""
-        with self._standing:
+        """Freeze everything inside: the sandbox uses no CPU, and all clocks stop. Idempotent."""
+        with self._pausing:
             if self.state == "paused" and self._paused:
                 return
             place = self._running_place()
             if place.box.can_freeze:
                 try:
-                    place.link.say(op="pause")  # its clocks stop first: it may be frozen with the others
+                    place.link.say(op="pause")  # guestd stops the clocks first: it may be frozen too
                     place.link.wait(lambda: place.link.paused, time.monotonic() + _PAUSE_S)
                     self._paused = blocking(place.box.freeze)
                 finally:
-                    if not self._paused:  # who is interrupted here did not pause it
+                    if not self._paused:  # an interrupted call has not paused the sandbox
                         self._go_on()
             if not self._paused:
                 raise endings.no_freezer(self.id, self.backend)
 
     def resume(self) -> None:
-        """Let a paused sandbox go on. Does nothing to one that runs."""
-        with self._standing:
+        """Let a paused sandbox go on. Does nothing to a sandbox that runs."""
+        with self._pausing:
             self._go_on()
 
     def _go_on(self) -> None:
@@ -486,10 +501,13 @@ class Sandbox:
         def __getattr__(self, name: str) -> NoReturn:
             raise unknown_attribute(self, name, {"extend": "set_lifetime"})
 
-    # looking in, reaching in
+    # ports, usage, denials
 
     def expose(self, port: int) -> Address:
-        """The port may be opened later: each connection is tried when it comes."""
+        """Return a local address that reaches `port` inside.
+
+        The port may be opened later: each connection is tried when it comes.
+        """
         number = arguments.check_port(port)
         self._running_place()
         return opening(self._expose(number))
@@ -509,11 +527,54 @@ class Sandbox:
         return self._running_place().box.usage()[0]
 
     def denials(self) -> tuple[Denial, ...]:
-        """What the policy refused so far; after close(), also what a look at the writable mounts showed."""
+        """Return what the policy refused so far; after close(), also what a look at the writable mounts showed."""
         if self._box is None:
             return ()
         refused = () if self._box.outlet is None else self._box.outlet.denials(0)
         return (*refused, *self._box.findings())
+
+
+class Gateway:
+    """The gateway of a sandbox, and the only way to a network: the log of decisions, and live rules."""
+
+    def __init__(self, box: Callable[[], Box | None]) -> None:
+        self._box = box
+        self._live: Network | None = None  # rules that replaced those of the policy
+
+    def log(self, *, after: int = 0) -> tuple[Request, ...]:
+        """Return each connection or request that has ended, oldest first, without the first `after`.
+
+        The last 10,000 are kept.
+        """
+        box = self._box()
+        return () if box is None or box.outlet is None else box.outlet.requests(after)
+
+    def summary(self) -> tuple[HostSummary, ...]:
+        box = self._box()
+        return () if box is None or box.outlet is None else box.outlet.summary()
+
+    def set(self, network: Network) -> None:
+        """Replace the rules and cut connections that are no longer permitted. Never goes beyond a manager's policy."""
+        from ringfence.policy.model import Network as Kind
+
+        if not isinstance(network, Kind):
+            raise TypeError(f"network is a Network, not {type(network).__name__}")
+        box = self._box()
+        if box is None:
+            raise SandboxClosedError("the sandbox has not been started", fix="use `with`, or call start()")
+        if box.outlet is None:
+            raise UnsupportedError(
+                "the sandbox was started without a network, and has no way to the gateway",
+                code="network",
+                fix="start it with a Network that permits something",
+            )
+        blocking(box.outlet.set, network)
+        self._live = network
+
+    def _take_over_rules(self, other: Gateway) -> None:
+        """Take over the live rules of `other`, whose sandbox was copied."""
+        if other._live is not None:
+            self.set(other._live)
 
 
 def _checked_tools(tools: Mapping[str, Tool] | None) -> dict[str, Tool]:

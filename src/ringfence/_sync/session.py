@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""An interpreter kept alive in a sandbox, and the cells that run in it."""
+"""A session: an interpreter kept alive in a sandbox, and the cells that run in it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ringfence.wire.inbox import Inbox
 
 _SIGINT = 2
-_INTERRUPTED = 130  # what bash has for a cell that SIGINT ended
-_CELL_GRACE_S = 0.2  # beyond a process's: a cell is interrupted before it is killed
+_INTERRUPTED = 130  # the exit code that bash has for a cell that SIGINT ended
+_CELL_GRACE_S = 0.2  # more than a process has: a cell is interrupted before it is killed
 
 
 @final
@@ -54,7 +54,7 @@ class CellRequest(Struct):
 
 
 class Cell(Process):
-    """One cell that runs in a session. Killing it kills the session."""
+    """A cell that runs in a session. Killing a cell kills its session."""
 
     def __init__(
         self, place: Place, request: CellRequest, inbox: Inbox, *, number: int, session: Session, keep_events: bool
@@ -62,14 +62,14 @@ class Cell(Process):
         job = {"kind": "session", "fresh": place.box.python["fresh"]}
         call = arguments.Call(job, (arguments.PROGRAMS[session.language],), request.timeout_s, request.cpu_s)
         super().__init__(place, call, inbox, keep_events=keep_events)
-        self._hard += _CELL_GRACE_S
+        self._kill_at += _CELL_GRACE_S
         self._request = request
         self._number = number
-        self._said: line.Said | None = None
+        self._done_message: line.Said | None = None
         self._nonsense = False
         self._interrupted = False
         self._tools = session._tools
-        self._asked: list[Asked] = []  # calls of tools that wait for us
+        self._waiting_calls: list[Asked] = []  # calls of tools that wait for the host
         self._answering = False
         self._budget: Budget | None = None
 
@@ -88,24 +88,25 @@ class Cell(Process):
 
     @property
     def running(self) -> bool:
-        """False once its end is known here."""
+        """Return whether the cell still runs; False once its end is known here."""
         if self._result is None and self._inbox.end is None:
             self._place.link.poll()
             self._take_output()
             self._look_for_end()
         return self._result is None
 
-    def _on_said(self, said: line.Said) -> None:
+    def _on_message(self, said: line.Said) -> None:
         if self._done:
-            return  # said after its end, before the next cell began: nobody's
+            return  # sent after the end of this cell and before the next cell: belongs to neither
         if said.kind == "done" and said.fields["n"] == self._number:
-            self._said, self._done = said, True
+            self._done_message = said
+            self._done = True
         if said.kind == "call":
             from ringfence.core import tools
 
             self._budget = self._budget or tools.Budget()
-            self._asked.append(self._budget.take(said, self._tools))
-        super()._on_said(said)
+            self._waiting_calls.append(self._budget.take(said, self._tools))
+        super()._on_message(said)
 
     def _on_nonsense(self) -> None:
         self._nonsense = self._done = True
@@ -115,13 +116,15 @@ class Cell(Process):
             ends = self._result is None and (self._done or (self._inbox.end is not None and not self._inbox.items))
             if ends:
                 self._finish()
-        if ends and self._inbox.end is None:  # its clocks end with it, whoever hears of it; not those of the next one
+        if ends and self._inbox.end is None:  # stops the clocks of this cell, not those of the next
             self._place.link.note(op="idle", id=self._inbox.id, n=self._number)
 
     def _finish(self) -> None:
-        place, inbox = self._place, self._inbox
+        place = self._place
+        inbox = self._inbox
         end = inbox.end if not self._done else None
-        kept = inbox.end is None and not self._nonsense  # it may have ended since, when nobody heard of the cell's end
+        # The interpreter may have ended since the cell did, when no caller read the cell's end at once.
+        kept = inbox.end is None and not self._nonsense
         if end is None:
             end = self._ending()
         elif end["ev"] == "refused":
@@ -130,8 +133,8 @@ class Cell(Process):
             end = {**end, "why": self._stopped_by_us}
         elif end["ev"] == "exit":
             end = {**end, "why": end["why"] or self._why_exited(end)}
-            if self._early is not None:
-                end["early"] = dict(self._early)
+            if self._early_report is not None:
+                end["early"] = dict(self._early_report)
         result = arguments.result(
             self._call,
             end,
@@ -146,7 +149,10 @@ class Cell(Process):
         self._result = replace(result, denials=(*result.denials, *denied)) if denied else result
 
     def _stop(self, why: str) -> Result:
-        """Its interpreter ends, also where the cell did first: the next one must not meet what was meant for this."""
+        """Kill the cell and end the interpreter, even where the cell ended first.
+
+        The next cell must not meet messages that were meant for this cell.
+        """
         is_late = self._result is not None
         result = super()._stop(why)
         if is_late:
@@ -155,16 +161,16 @@ class Cell(Process):
         return replace(result, state_kept=False)
 
     def _why_exited(self, end: Mapping[str, object]) -> str | None:
-        """Of an interpreter that an interrupt ended, which was to end its cell alone."""
+        """Return why the interpreter exited: an interrupt may end all of it, although only the cell should end."""
         stopped = end["signal"] == _SIGINT or end["code"] == _INTERRUPTED
         return self._inbox.interrupted or ("interrupted" if self._interrupted and stopped else None)
 
     def _ending(self) -> dict[str, object]:
-        """A cell that ended while its session lives, as an event. Only its words are the guest's: not why it ended."""
-        if self._nonsense or self._said is None:
+        """Return an event for the end of a cell whose session lives. The guest chose the words, the host the reason."""
+        if self._nonsense or self._done_message is None:
             return {"ev": "over", "why": "lost"}
         raised = self._transcript.exception is not None
-        code = self._said.fields["exit"]
+        code = self._done_message.fields["exit"]
         stopped = raised or code == _INTERRUPTED
         why = self._inbox.interrupted or ("interrupted" if self._interrupted and stopped else None)
         return {"ev": "done", "why": why, "code": None, "failed": raised or (isinstance(code, int) and code != 0)}
@@ -179,10 +185,10 @@ class Cell(Process):
         return arrived
 
     def _answer_asked(self) -> None:
-        """One call after another, also where several wait for the cell."""
+        """Answer the waiting calls of tools one after another, even where several callers wait for the cell."""
         mine = False
         try:
-            while self._asked or mine:
+            while self._waiting_calls or mine:
                 over = self._over()
                 asked = self._next_asked(mine=mine, over=over)
                 mine = asked is not None
@@ -197,40 +203,49 @@ class Cell(Process):
                 self._answering = False
 
     def _next_asked(self, *, mine: bool, over: bool) -> Asked | None:
-        """`mine`: who asks is the one that answers; it is no longer when there is nothing to answer now."""
+        """Return the next call to answer, or None.
+
+        `mine`: the caller of this method is the one that answers. It no longer is when there is nothing to answer now.
+        """
         with self._taking:
             if self._answering and not mine:
                 return None
-            self._answering = bool(self._asked) and (over or self._has_room())
+            self._answering = bool(self._waiting_calls) and (over or self._has_room())
             if not self._answering:
                 return None
-            asked = self._asked.pop(0)
+            asked = self._waiting_calls.pop(0)
             assert self._budget is not None
             self._budget.begin(asked)
             return asked
 
     def _has_room(self) -> bool:
-        """A guest that does not take its answers waits for more of them: they would lie in our memory, not in its."""
+        """Return whether the guest has taken enough answers: else they would pile up in the host's memory."""
         return self._inbox.stdin_in_flight < STDIN_WINDOW or self._inbox.stdin_closed
 
     def _may_answer(self) -> bool:
-        return bool(self._asked) and not self._answering and self._has_room()
+        return bool(self._waiting_calls) and not self._answering and self._has_room()
 
     def _over(self) -> bool:
-        """Whether no tool is to work for it any more: it ended, or its time did. Takes what has arrived meanwhile."""
+        """Return whether tools must stop working for the cell, because the cell or the time ended.
+
+        Takes what has arrived meanwhile.
+        """
         late = time.monotonic() >= self._hard_deadline()
         if not self._place.link.paused:
             self._looked_at = time.monotonic()
         return not self.running or self._inbox.interrupted is not None or late
 
     def _tell_failure(self, asked: Asked) -> None:
-        """Of a call that nobody makes: a thread of the guest's may wait for it, and its session may live on."""
+        """Answer a call that is not made: a thread of the guest may wait for it, and the session may live on."""
         from ringfence.core import tools
 
         self._place.link.tell(self._inbox, tools.failure(asked, tools.CELL_OVER))
 
     def _answer(self, asked: Asked) -> None:
-        """Make the call the guest asked for. What fails is the guest's to handle; it never raises here."""
+        """Make the call that the guest asked for.
+
+        A failure is the guest's to handle; this method never raises for it.
+        """
         from ringfence.core import tools
 
         given = tools.arguments(asked) if asked.refused is None else asked.refused
@@ -246,7 +261,7 @@ class Cell(Process):
         self._place.link.tell(self._inbox, message)
 
     def write(self, data: bytes | str) -> None:
-        """To input(). Raises BrokenPipeError when the cell has ended or does not ask."""
+        """Write to input(). Raise BrokenPipeError when the cell has ended or does not ask."""
         given = arguments.check_stdin(data) or b""
         if not self._request.asks or not self.running:
             raise BrokenPipeError("the cell reads no input from its caller")
@@ -281,8 +296,8 @@ class Session:
         self._reader = line.Reader()
         self._cell: Cell | None = None
         self._count = 0
-        self._copy_of: tuple[str, int] | None = None  # the image of memory that it was made from
-        self._had: frozenset[int] = frozenset()  # process numbers that its memory had before, in other sandboxes
+        self._copy_of: tuple[str, int] | None = None  # the memory image that this session was made from
+        self._had: frozenset[int] = frozenset()  # process numbers that the memory had before, in other sandboxes
         self._closed = False
 
     def run(
@@ -295,9 +310,9 @@ class Session:
     ) -> Result:
         request = self._request(code, arguments.check_stdin(stdin), env, timeout_s, asks=False)
         with self._gate:
-            before = self._cell  # somebody else's, who may still wait for it
+            before = self._cell  # the cell of another caller, which may still wait for it
             try:
-                return self._ended(self._begin(request, keep_events=False))
+                return self._result_of(self._begin(request, keep_events=False))
             except BaseException:
                 cell = self._cell
                 if cell is not None and cell is not before and cell.running:
@@ -311,7 +326,7 @@ class Session:
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Process:
-        """run that does not wait: iterate its events, answer its prompts."""
+        """Run code without waiting: iterate over the events, answer prompts."""
         return opening(self._spawn(self._request(code, None, env, timeout_s, asks=True)))
 
     def _spawn(self, request: CellRequest) -> Process:
@@ -334,11 +349,11 @@ class Session:
         return self._running_place()
 
     def _begin(self, request: CellRequest, *, keep_events: bool) -> Cell:
-        """Start the interpreter if there is none, and the cell in it. The caller holds the gate."""
+        """Start a cell, and the interpreter if there is none. The caller holds the gate."""
         place = self._place()
         place.count_call()
         if self._cell is not None:
-            self._ended(self._cell)
+            self._result_of(self._cell)
         place.link.poll()
         try:
             if self._inbox is None or self._inbox.end is not None:
@@ -346,10 +361,10 @@ class Session:
             assert self._inbox is not None
             self._count += 1
             cell = Cell(place, request, self._inbox, number=self._count, session=self, keep_events=keep_events)
-            cell._line = self._reader  # of the interpreter: a message may begin in one cell and end in the next
+            cell._line = self._reader  # shared by all cells: a message may begin in one cell and end in the next
             self._cell = cell
             cell._send()
-        except BaseException:  # it may run, or wait for an interpreter that was never asked for
+        except BaseException:  # the cell may run, or wait for an interpreter that was never started
             inbox, self._inbox, self._cell = self._inbox, None, None
             if inbox is not None:
                 place.link.say(op="kill", id=inbox.id, why="interrupted")
@@ -357,7 +372,10 @@ class Session:
         return cell
 
     def _start(self, *, apart_from: frozenset[int] = frozenset()) -> None:
-        """An interpreter; one that becomes a copy has none of the process numbers that the image's memory had."""
+        """Start an interpreter.
+
+        `apart_from`: process numbers that it must not have, because a memory image had them.
+        """
         place = self._place()
         call = arguments.session_call(
             place.box, language=self.language, env=place.box.env, tools=list(self._tools), apart_from=sorted(apart_from)
@@ -372,7 +390,10 @@ class Session:
         self._place().link.say(op="idle", id=self._inbox.id, n=0)
 
     def _ask(self, message: dict[str, object]) -> None:
-        """Something else than a cell: answered at once, or the interpreter is lost."""
+        """Send a message that is no cell, and wait for its answer.
+
+        Raise SandboxLostError when the interpreter does not answer.
+        """
         place, inbox, reader = self._place(), self._inbox, self._reader
         assert inbox is not None
         number = self._count + 1
@@ -386,11 +407,11 @@ class Session:
                 return
         raise SandboxLostError(f"session {self.name} does not answer", code="session-lost", fix="try again")
 
-    def _ended(self, cell: Cell) -> Result:
-        """Its result. A session that talks nonsense is not kept."""
+    def _result_of(self, cell: Cell) -> Result:
+        """Return the result of a cell. A session that broke the line's format is killed."""
         try:
             result = cell.wait()
-        except OSError:  # its interpreter could not be started; the next cell tries anew
+        except OSError:  # the interpreter could not be started; the next cell tries anew
             self._cell = self._inbox = None
             raise
         if self._cell is cell:
@@ -400,17 +421,17 @@ class Session:
         return result
 
     def interrupt(self) -> bool:
-        """Stop the running cell, keep the state. False when nothing ran."""
+        """Stop the running cell and keep the state. Return False when no cell ran."""
         self._place()
         return self._cell is not None and self._cell._interrupt()
 
     def restart(self) -> None:
-        """A new interpreter: nothing of the state is kept."""
+        """End the interpreter; the next cell gets a new one, without the state."""
         self._place()
         self._kill()
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End the session. Idempotent."""
         if not self._closed:
             self._closed = True
             self._kill()

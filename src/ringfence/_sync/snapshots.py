@@ -1,5 +1,8 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""Copies of a sandbox's files: taken by a worker inside, put back by another. What they say is judged in `files`."""
+"""Snapshots and forks of a sandbox: its files and sessions copied out by workers, put back or into another sandbox.
+
+`ringfence.snapshots` judges everything that the workers say.
+"""
 
 from __future__ import annotations
 
@@ -27,31 +30,34 @@ if TYPE_CHECKING:
     from ringfence.snapshots.take import Look
 
 
-_PROCESSES = 32  # of limits.processes: with fewer, a worker that stays would take a part of them that matters
-_NAMES = 20_000  # that a worker remembers
-_ANSWER_S = 3.0  # of one that has stayed: then it was stopped
+_PROCESSES = 32  # with fewer limits.processes, a worker that stays would take too large a part of them
+_NAMES = 20_000  # how many names a worker that stays may remember
+_ANSWER_S = 3.0  # a worker that stayed and does not answer for so long was stopped
 
 
 class Trees:
-    """The files of one sandbox, as they were when the host last looked, so that the next look costs what changed."""
+    """The files of a sandbox as the host last saw them, so that the next look costs only what changed."""
 
     def __init__(self, bound: str, store: Store | None = None) -> None:
-        """`store`: where content goes; without, one that ends with this process."""
+        """Remember nothing yet. `store`: where content goes; without it, the store that ends with this process."""
         self._bound = bound
         self._store = store
         self._lineage: Lineage | None = None
-        self._gate = lock()  # each look begins with what the last one found
-        self._stayed: Worker | None = None  # it took the last look, and remembers what it saw
+        self._gate = lock()  # each look begins with the result of the last look
+        self._stayed: Worker | None = None  # the worker that took the last look, and remembers its result
 
     def close(self) -> None:
-        """Content that only this sandbox held is removed."""
+        """Remove content that only this sandbox held."""
         self._stayed = None
         if self._lineage is not None:
             self._lineage.close()
             self._lineage = None
 
     def take(self, place: Place) -> Snapshot:
-        """Each file is whole; a file that changed while it was read is read again. Raises SnapshotError."""
+        """Return a snapshot of whole files: a file that changed while it was read is read again.
+
+        Raise SnapshotError.
+        """
         with self._gate:
             taking, worker = self._look(place, contents=True)
             try:
@@ -71,23 +77,23 @@ class Trees:
         return model.make(look.manifest, holder, self._bound, place.policy)
 
     def fill(self, place: Place, snapshot: Snapshot) -> None:
-        """The files of `snapshot` into a sandbox in which nothing has run yet."""
-        if model.copies_workspace(place.policy):  # what the mount's source holds is there already (O25)
+        """Put the files of `snapshot` into a sandbox in which nothing has run yet."""
+        if model.copies_workspace(place.policy):  # the files of the mount's source are in the workspace already (O25)
             self.roll_back(place, snapshot)
             return
         manifest, store = model.check(snapshot, self._bound, place.policy)
-        _order(place, orders(Manifest(()), manifest, store))
+        _send_orders(place, orders(Manifest(()), manifest, store))
         self.close()
-        self._lineage = Lineage(_holding(manifest, store))
+        self._lineage = Lineage(_holder_of(manifest, store))
 
     def roll_back(self, place: Place, snapshot: Snapshot) -> None:
-        """The files as they were, touching only what differs."""
+        """Set the files back to `snapshot`, touching only files that differ."""
         manifest, store = model.check(snapshot, self._bound, place.policy)
         with self._gate:
-            holder = _holding(manifest, store)
+            holder = _holder_of(manifest, store)
             try:
                 seen = self._seen(place)
-                _order(place, orders(None if seen is None else seen[1].manifest, manifest, store))
+                _send_orders(place, orders(None if seen is None else seen[1].manifest, manifest, store))
             except BaseException:
                 holder.close()
                 raise
@@ -98,7 +104,7 @@ class Trees:
                 seen[0].follow(seen[1], holder)
 
     def _seen(self, place: Place) -> tuple[Taking, Look] | None:
-        """What is there now, by digests alone. None: a guest has made what no look can tell."""
+        """Look at the files by digests alone. Return None when a guest has made files that no look can report."""
         try:
             looking, worker = self._look(place, contents=False)
             looking.close()
@@ -108,13 +114,13 @@ class Trees:
             return None
 
     def _look(self, place: Place, *, contents: bool) -> tuple[Taking, Worker]:
-        """What a worker told, and the worker, which is the caller's to end."""
+        """Take a look. Return its result, and the worker, which the caller has to end."""
         stayed, self._stayed = self._stayed, None
         if stayed is not None and contents:
             taking = self._taking(place, contents=contents)
-            if _goes_on(stayed, taking):
+            if _look_again(stayed, taking):
                 return taking, stayed
-            taking.close()  # a guest has killed or stopped it: another one is told what is known
+            taking.close()  # a guest has killed or stopped the worker: another one gets what is known
         elif stayed is not None:
             stayed.end()
         taking = self._taking(place, contents=contents)
@@ -122,8 +128,8 @@ class Trees:
         worker = Worker(place, "keep", taking.args(stays=stays), feeds=True)
         try:
             worker.start()
-            if not _told(worker, taking, stayed=False):
-                _ended(worker)
+            if not _read_look(worker, taking, stayed=False):
+                _check_done(worker)
                 raise SnapshotError("the worker inside ended early", code="snapshot-failed", fix="try again")
         except BaseException:
             taking.close()
@@ -132,19 +138,19 @@ class Trees:
         return taking, worker
 
     def _may_stay(self, place: Place, names: int) -> bool:
-        """Where one process more and what it remembers do not matter."""
+        """Return whether the sandbox can afford the process and the memory of a worker that stays."""
         return place.policy.limits.processes >= _PROCESSES and names <= _NAMES
 
     def _taking(self, place: Place, *, contents: bool) -> Taking:
         store = self._store or own_store()
         if self._lineage is None or self._lineage.holder.store is not store:
-            self._lineage = Lineage(Holder(store))  # the first look, or the first in a fork of its process
+            self._lineage = Lineage(Holder(store))  # the first look, or the first in a fork of this process
         others = model.copies_workspace(place.policy)
         return Taking(store, caps_of(place.policy.limits), self._lineage, contents=contents, others=others)
 
 
 def copy_files(source: Place, of: Trees, target: Place, to: Trees) -> None:
-    """All files of one running sandbox into another of the same policy in which nothing has run yet."""
+    """Copy all files of a running sandbox into another of the same policy in which nothing has run yet."""
     snapshot = of.take(source)
     try:
         to.fill(target, snapshot)
@@ -152,20 +158,20 @@ def copy_files(source: Place, of: Trees, target: Place, to: Trees) -> None:
         snapshot.delete()
 
 
-def _holding(manifest: Manifest, store: Store) -> Holder:
-    """Everything of a snapshot that is there, held once more."""
+def _holder_of(manifest: Manifest, store: Store) -> Holder:
+    """Return a new holder of all content of a snapshot."""
     holder = Holder(store)
     holder.hold_all(manifest.digests)
     return holder
 
 
-def _goes_on(worker: Worker, taking: Taking) -> bool:
-    """One more look by a worker that has stayed. False when it does not answer; then it is gone."""
+def _look_again(worker: Worker, taking: Taking) -> bool:
+    """Have a worker that stayed take another look. Return False when it does not answer; the worker is then gone."""
     worker.stall_s = _ANSWER_S
     try:
         if not worker.ended:
             worker.go_on()
-            if _told(worker, taking, stayed=True):
+            if _read_look(worker, taking, stayed=True):
                 return True
     except TimeoutError:
         return False
@@ -177,8 +183,8 @@ def _goes_on(worker: Worker, taking: Taking) -> bool:
     return False
 
 
-def _told(worker: Worker, taking: Taking, *, stayed: bool) -> bool:
-    """All that it tells. False when it ended before."""
+def _read_look(worker: Worker, taking: Taking, *, stayed: bool) -> bool:
+    """Feed everything that the worker reports to `taking`. Return False when the worker ended too early."""
     worker.write(taking.known(stayed=stayed))
     taking.prepare()
     while not taking.done and (pieces := worker.read()):
@@ -188,20 +194,20 @@ def _told(worker: Worker, taking: Taking, *, stayed: bool) -> bool:
     return taking.done
 
 
-def _order(place: Place, pieces: Iterator[bytes]) -> None:
+def _send_orders(place: Place, pieces: Iterator[bytes]) -> None:
     worker = Worker(place, "restore", {}, feeds=True).start()
     try:
         for piece in pieces:
             if not worker.write(piece):
-                break  # it ended early: its answer says why
+                break  # the worker ended early: its answer says why
         worker.close_stdin()
-        _ended(worker)
+        _check_done(worker)
     finally:
         worker.end()
 
 
-def _ended(worker: Worker) -> None:
-    """Raises when the worker did not do all of its work."""
+def _check_done(worker: Worker) -> None:
+    """Raise an error when the worker did not do all of its work."""
     try:
         worker.answer("/workspace")
     except OSError as error:
@@ -212,7 +218,7 @@ def _ended(worker: Worker) -> None:
         ) from None
 
 
-# MERGED: Sessions as images: taken from one sandbox, put into another.
+# ── sessions as images: taken from one sandbox, put into another ─────────────────────────────────
 
 
 _START_S = 10.0
@@ -220,7 +226,10 @@ FIX = "fork(memory=False) copies the files alone"
 
 
 def take(sandbox: Sandbox) -> tuple[SessionImage, ...]:
-    """Every session that has run something. Raises UnsupportedError, with the reason, when one cannot be copied."""
+    """Return an image of every session that has run something.
+
+    Raise UnsupportedError, with the reason, when one cannot be copied.
+    """
     taken: list[SessionImage] = []
     try:
         for session in sandbox.sessions():
@@ -239,7 +248,11 @@ def close(images: Iterable[SessionImage]) -> None:
 
 
 def _image(session: Session, held: int) -> SessionImage | None:
-    """`held`: bytes in the images of its sandbox's other sessions. All of them are in one limit, as the guest is."""
+    """Return an image of a session, or None when the session has run nothing.
+
+    `held`: bytes in the images of the sandbox's other sessions. All images together are under one limit, as the guest
+    is.
+    """
     with session._gate:
         place = session._running_place()
         inbox = session._inbox
@@ -255,13 +268,14 @@ def _image(session: Session, held: int) -> SessionImage | None:
         from ringfence.backends.process.memory.capture import take as take_memory
 
         pid = _pid(session)
-        # One that was paused because it was idle: on cgroup v1 a frozen process neither stops for us nor dies (D18).
+        # The sandbox may be paused because it was idle: on cgroup v1 a frozen process neither stops nor dies (D18).
         place.link.say(op="resume")
-        place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on: it is not paused again meanwhile
+        place.link.say(op="idle", id=inbox.id, n=0)  # idle from now on, so that it is not paused again meanwhile
         if not place.link.wait(lambda: not place.link.paused, time.monotonic() + _START_S):
             raise SandboxLostError(f"the sandbox of session {session.name} does not go on", fix="try again")
         try:
-            box, room = place.box, place.box.memory_bytes - held
+            box = place.box
+            room = box.memory_bytes - held
             memory = blocking(take_memory, pid, box.owns, box.generation, room, session._copy_of)
         except UnsupportedError as error:
             raise refused(session.name, str(error)) from None
@@ -274,7 +288,7 @@ def refused(name: str, why: str) -> UnsupportedError:
 
 
 def _pid(session: Session) -> int:
-    """Of its interpreter. It is known once guestd has started it."""
+    """Return the process number of a session's interpreter, which is known once guestd has started the interpreter."""
     inbox = session._inbox
     assert inbox is not None
     link = session._running_place().link
@@ -284,7 +298,7 @@ def _pid(session: Session) -> int:
 
 
 def put(images: Iterable[SessionImage], sandbox: Sandbox) -> None:
-    """Sessions of these names in `sandbox`, which go on from where the originals stood. Those there are end."""
+    """Put sessions into `sandbox`, to go on from where the originals were. Its own sessions of the same names end."""
     for image in images:
         session = sandbox.session(image.name)
         session.restart()
@@ -300,16 +314,17 @@ def _put(image: SessionImage, session: Session) -> None:
             raise refused(image.name, "the zygote it came from is gone, and a new one has other addresses")
         place.box.give_image(image.memory.fd)
         session._start(apart_from=image.memory.had)
-        session._ask({"m": "ping"})  # it waits for its first cell: every right is gone
+        session._ask({"m": "ping"})  # answered when the interpreter waits for a cell, with all rights dropped
         pid = _pid(session)
         blocking(put_memory, image.memory, pid, place.box.owns)
         session._count = image.count
-        session._copy_of, session._had = image.memory.identity, image.memory.had
+        session._copy_of = image.memory.identity
+        session._had = image.memory.had
         session._ask({"m": "copied"})
 
 
 def snapshot(sandbox: Sandbox) -> Snapshot:
-    """Its files, and its sessions with them."""
+    """Return a snapshot of a sandbox's files and sessions."""
     sessions = take(sandbox)
     try:
         return with_memory(sandbox._trees_kept().take(sandbox._running_place()), sessions)
@@ -319,7 +334,7 @@ def snapshot(sandbox: Sandbox) -> Snapshot:
 
 
 def fork(sandbox: Sandbox) -> Sandbox:
-    """A copy with its sessions; none at all when one cannot be copied."""
+    """Return a copy of a sandbox with its sessions. No copy is made when a session cannot be copied."""
     sessions = take(sandbox)
     try:
         twin = fork_files(sandbox)
@@ -334,14 +349,14 @@ def fork(sandbox: Sandbox) -> Sandbox:
 
 
 def fork_files(sandbox: Sandbox) -> Sandbox:
-    """A fresh sandbox of the same policy, image, workspace and labels, with the same files in it."""
+    """Return a fresh sandbox of the same policy, image, workspace and labels, with the same files."""
     twin = sandbox._another()
-    twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds its placeholders
+    twin._launcher.twin_of = sandbox._running_place().box.outlet  # copied memory holds the placeholders of that outlet
     twin.start()
     try:
-        twin.network._as(sandbox.network)
+        twin.network._take_over_rules(sandbox.network)
         if shares_workspace(sandbox.policy):
-            return twin  # both see the same folder of the host
+            return twin  # both sandboxes see the same folder of the host
         copy_files(sandbox._running_place(), sandbox._trees_kept(), twin._running_place(), twin._trees_kept())
     except BaseException:
         twin.close()
@@ -350,7 +365,7 @@ def fork_files(sandbox: Sandbox) -> Sandbox:
 
 
 def roll_back(sandbox: Sandbox, snapshot: Snapshot) -> None:
-    """Everything in it ends first."""
+    """End everything in a sandbox, then set its files and sessions back to `snapshot`."""
     place = sandbox._running_place()
     sandbox._check_snapshot(snapshot)
     _check_placeholders(outlet_of(snapshot), place.box.outlet)
@@ -359,13 +374,13 @@ def roll_back(sandbox: Sandbox, snapshot: Snapshot) -> None:
             process.kill()
     for session in sandbox.sessions():
         session.restart()
-    place.link.say(op="clear")  # also what nobody holds a handle of; the next worker starts after it
+    place.link.say(op="clear")  # also ends processes without a handle; the next worker starts after this
     sandbox._trees_kept().roll_back(place, snapshot)
     sandbox._put_sessions(snapshot)
 
 
 def _check_placeholders(held: Outlet | None, here: Outlet | None) -> None:
-    """Memory holds those of the sandbox that it was taken from: in one that runs already they would mean nothing."""
+    """Raise SnapshotError for memory with placeholders of another sandbox, which mean nothing in a running sandbox."""
     if held is not None and here is not None and held.env != here.env:
         raise SnapshotError(
             "the snapshot's memory holds placeholders of secrets that are another sandbox's",

@@ -1,5 +1,5 @@
 # Generated from ringfence/_async by scripts/unasync: do not edit.
-"""One file worker as its caller sees it: raw bytes both ways, one answer, and a deadline that no guest can stretch."""
+"""A file worker as the caller sees it: raw bytes both ways, an answer, and a deadline that no guest can stretch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ringfence._sync.process import Place
 
-STALL_S = 30.0  # without a byte or a word of it, a worker is stopped or stuck
-_SHORT_S = 5.0  # a file call is no run: it has this much whatever limits.timeout_s says
+STALL_S = 30.0  # a worker that sends nothing for so long is stopped or stuck
+_SHORT_S = 5.0  # a file call is no run: it may take at least so long, whatever limits.timeout_s says
 _FRAME = 1 << 18
 _KILL_S = 3.0
 _AGAIN_S = 0.05
@@ -26,7 +26,7 @@ _SIGTERM = 15
 
 
 class Worker:
-    """A process inside that does one file operation. Killed when it stalls; `total` bounds it as a whole."""
+    """A process inside that does one file operation. Killed when it stalls; `total` also limits the whole time."""
 
     def __init__(
         self, place: Place, call: str, args: Mapping[str, object], *, feeds: bool = False, total: bool = False
@@ -43,7 +43,10 @@ class Worker:
         self._killed = False
 
     def start(self) -> Worker:
-        """Have it started. When the caller is interrupted here, it is killed first."""
+        """Start the worker and return it.
+
+        When the caller is interrupted during the start, the worker is killed first.
+        """
         try:
             call = arguments.file_call(self._call, self._args, keeps_stdin=self._feeds)
             self._place.link.start(call, self._inbox)
@@ -55,17 +58,20 @@ class Worker:
     # bytes
 
     def read(self, *, patient: bool = False) -> list[bytes]:
-        """All bytes that are here, at least some; [] at the end. `patient`: wait for them as long as it takes."""
+        """Return all bytes that have arrived, at least some; return [] after the end.
+
+        `patient`: wait without a deadline.
+        """
         inbox = self._inbox
         while True:
-            ended = inbox.end is not None  # looked at first: what came before the end is in the inbox by then
+            ended = inbox.end is not None  # read first: what came before the end is in the inbox by then
             found = self._take()
             if found or ended:
                 return found
             self._wait(lambda: bool(inbox.items) or inbox.end is not None, patient=patient)
 
     def _take(self) -> list[bytes]:
-        """What is here; as much may come again."""
+        """Return what the inbox holds, and let the worker send as much again."""
         inbox = self._inbox
         found = []
         while (item := inbox.take()) is not None:
@@ -77,7 +83,7 @@ class Worker:
         return found
 
     def write(self, data: bytes) -> bool:
-        """To its stdin. False when it takes no more: its answer says why."""
+        """Write to the worker's stdin. Return False when the worker takes no more; the answer says why."""
         inbox = self._inbox
         view = memoryview(data)
         for start in range(0, len(view), _FRAME):
@@ -93,7 +99,7 @@ class Worker:
         while inbox.stdin_in_flight >= STDIN_WINDOW and not inbox.stdin_closed and inbox.end is None:
             before = inbox.stdin_in_flight
             self._wait(
-                lambda: inbox.stdin_in_flight < before or inbox.stdin_closed or inbox.end is not None,  # noqa: B023  # asked within this turn only
+                lambda: inbox.stdin_in_flight < before or inbox.stdin_closed or inbox.end is not None,  # noqa: B023  # called within this turn only
                 patient=False,
             )
 
@@ -102,7 +108,10 @@ class Worker:
             self._place.link.say(op="eof", id=self._inbox.id)
 
     def _wait(self, ready: Callable[[], bool], *, patient: bool) -> None:
-        """Until `ready`. A worker that lets us wait too long is ended: TimeoutError."""
+        """Wait until `ready` returns True.
+
+        Raise TimeoutError for a worker that takes too long, which is killed first.
+        """
         now = time.monotonic()
         until = None if patient else now + self.stall_s
         if self._ends_at is not None:
@@ -110,7 +119,7 @@ class Worker:
         try:
             arrived = self._place.link.wait(ready, until)
         except SandboxLostError:
-            return  # the inbox has its end, and that says why
+            return  # the inbox has an end, which says why
         if not arrived:
             self.end()
             raise TimeoutError(errno.ETIMEDOUT, self._too_long(), str(self._args.get("path", self._call)))
@@ -123,7 +132,10 @@ class Worker:
     # the end
 
     def answer(self, path: object) -> dict[str, object]:
-        """What it said at its end; its errors as Python's own. Output that nobody read is dropped."""
+        """Return the answer that the worker gave at the end; raise the worker's errors as Python's own.
+
+        Unread output is dropped.
+        """
         while self.read():
             pass
         end = self._inbox.end
@@ -142,20 +154,24 @@ class Worker:
             raise _failure(number, found, path, self._call)
         if end.get("code") != 0:
             why = f"signal {end['signal']}" if end.get("signal") else f"status {end.get('code')}"
-            raise SandboxError(f"the file worker ended early ({why})", fix="is the sandbox out of memory?")
+            raise SandboxError(f"the file worker ended early ({why})", fix="check whether the sandbox is out of memory")
         return found
 
     def stop(self) -> bool:
-        """Have it undo what it did and end; kill it when it does not. Whether it ended by itself."""
+        """Ask the worker to undo the work and end, and kill a worker that does not.
+
+        Return whether it ended by itself.
+        """
         deadline = time.monotonic() + _KILL_S
         inbox = self._inbox
         try:
             while inbox.end is None and time.monotonic() < deadline:
-                self._place.link.say(op="signal", id=inbox.id, signal=_SIGTERM)  # lost on one not yet started
+                # Sent again in each turn: a signal is lost when the worker has not started yet.
+                self._place.link.say(op="signal", id=inbox.id, signal=_SIGTERM)
                 self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, time.monotonic() + _AGAIN_S)
-                self._take()  # its end is told after its output
+                self._take()  # the end is reported after the output
         except SandboxLostError:
-            return True  # and everything inside with it
+            return True  # the worker ended with everything inside
         self.end()
         return not self._killed
 
@@ -164,21 +180,21 @@ class Worker:
         return self._inbox.end is not None
 
     def rest(self) -> None:
-        """It waits for more work, and keeps nobody from thinking that the sandbox is idle."""
+        """Tell guestd that the worker only waits for more work, so that the sandbox counts as idle."""
         self._place.link.say(op="idle", id=self._inbox.id, n=0)
 
     def go_on(self) -> None:
-        """More work follows. A sandbox that was paused because it was idle goes on."""
+        """Tell guestd that more work follows. A sandbox that was paused because it was idle goes on."""
         self._place.link.say(op="cell", id=self._inbox.id, n=0, timeout_s=None, cpu_s=None)
 
     def let_go(self) -> None:
-        """It has said all that it had to say: nobody waits for its end."""
+        """Kill a worker that has nothing more to say, without waiting for the end."""
         if self._inbox.end is None:
             self._killed = True
             self._place.link.say(op="kill", id=self._inbox.id, why="caller")
 
     def end(self) -> None:
-        """Kill it, if it still runs, and see that it is gone."""
+        """Kill the worker if it still runs, and wait until the process is gone."""
         if self._inbox.end is not None:
             return
         self._killed = True
@@ -190,7 +206,7 @@ class Worker:
                 if not self._place.link.wait(lambda: bool(inbox.items) or inbox.end is not None, deadline):
                     self._place.box.kill()
                     inbox.end = {"ev": "over", "why": "caller"}
-                self._take()  # its end is told after its output
+                self._take()  # the end is reported after the output
         except SandboxLostError:
             return
 

@@ -1,4 +1,4 @@
-"""What a call means, without I/O: checks arguments, makes jobs for guestd, and turns an end into a Result."""
+"""The meaning of a call, without I/O: check arguments, make jobs for guestd, turn the end of a job into a Result."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MAX_CODE = 16 << 20
 MAX_ARGUMENTS = 3 << 19  # the kernel takes 2 MiB, with the variables
 UNENDING_S = 10.0**9
-DESTROY_S = 10.0  # how long a caller waits who must see that nothing is left
-GRACE_S = 0.7  # how long after a deadline the host waits for guestd's word before it kills by itself
+DESTROY_S = 10.0  # how long `close` waits until nothing of the sandbox is left
+GRACE_S = 0.7  # how long after a deadline the host waits for guestd before it kills by itself
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
@@ -83,7 +83,7 @@ def check_argv(argv: object) -> list[str]:
     if sum(len(part) + 9 for part in argv) > MAX_ARGUMENTS:
         raise PolicyError("argv is longer than 1.5 MiB", code="argv-too-long", fix="pass long input by stdin or a file")
     for part in argv:
-        _check_text(part, "argv", "surrogateescape")  # a file's name that is not UTF-8
+        _check_text(part, "argv", "surrogateescape")  # may be the name of a file that is not UTF-8
     return list(argv)
 
 
@@ -106,7 +106,10 @@ def check_cwd(cwd: GuestPath | None) -> str:
 
 
 def guest_path(path: object) -> str:
-    """Absolute; relative ones start at /workspace. `..` is resolved by the guest's kernel, beneath its root."""
+    """Return an absolute path; a relative one starts at /workspace.
+
+    The guest's kernel resolves `..`, beneath its root.
+    """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         raise TypeError(f"a path inside is a str or PurePosixPath, not {type(path).__name__}")
@@ -115,10 +118,10 @@ def guest_path(path: object) -> str:
     if "\0" in text:
         raise PolicyError(f"the path {text!r} holds a NUL character", code="path-nul", fix="remove it")
     try:
-        text.encode("utf-8", "surrogateescape")  # a name that is not UTF-8 comes from list() like this
+        text.encode("utf-8", "surrogateescape")  # list() returns a name that is not UTF-8 with surrogates
     except UnicodeEncodeError:
         raise PolicyError(
-            f"the path {text!r} is no text", code="path-text", fix="use a name as list() gives it"
+            f"the path {text!r} is no text", code="path-text", fix="use a name that list() returned"
         ) from None
     if len(text) > 4000:
         raise PolicyError("the path is longer than 4000 characters", code="path-too-long", fix="use a shorter one")
@@ -140,7 +143,7 @@ def policy_of(
     allow_net: Strings | Literal["public"] | None = None,
     mounts: list[Mount] | tuple[Mount, ...] | None = None,
 ) -> Policy:
-    """Return the policy that was given, or the default one with the short forms in it.
+    """Return the caller's policy, or the default policy with the short forms in it.
 
     A short form beside a policy is refused, with the place in the policy where it belongs: it would widen the policy,
     or it would be unclear which of the two holds.
@@ -155,7 +158,7 @@ def policy_of(
                 f"{short[0]} and policy were given together; {short[0]} is a short form of a part of the policy",
                 key=short[0],
                 code="policy-mixed",
-                fix=f"say it in the policy: {_IN_A_POLICY[short[0]]}",
+                fix=f"write it in the policy: {_IN_A_POLICY[short[0]]}",
             )
         return policy
     if not short:
@@ -179,7 +182,7 @@ _IN_A_POLICY = {
 def with_room_for(policy: Policy, timeout_s: object) -> Policy:
     """Return the default policy, or one made of short forms, with a time limit of at least `timeout_s`.
 
-    A caller who gives a run five minutes means five minutes: the clocks that the caller did not name do not end the
+    A caller that gives a run five minutes means five minutes: the clocks that the caller did not name do not end the
     run sooner.
     """
     limits = policy.limits
@@ -196,18 +199,18 @@ def check_timeout(timeout_s: object, limits: Limits) -> float:
 
 
 def check_lifetime(timeout_s: object, limits: Limits) -> float:
-    """For what is spawned: it lives as long as the sandbox, unless the caller says less."""
+    """Return the seconds for a spawned process: the sandbox's lifetime, unless the caller wants less."""
     return limits.lifetime_s if timeout_s is None else narrower(timeout_s, limits.lifetime_s, "timeout_s")
 
 
 def check_patience(timeout_s: object) -> None:
-    """How long a caller waits, which no policy limits."""
+    """Raise PolicyError unless `timeout_s` is a time that a caller can wait. No policy limits that time."""
     if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s >= 0):
         raise PolicyError(f"timeout_s is {timeout_s!r}; it is a number from 0 on, or None", key="timeout_s")
 
 
 def narrower(value: object, limit: float, name: str) -> float:
-    """Seconds for one call. A per-call option narrows the policy, never widens it."""
+    """Return the seconds for a call. An option of a call narrows the policy, never widens the policy."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise PolicyError(f"{name} is {value!r}; it is a number above 0", key=name, fix="for example 5")
     if value > limit:
@@ -221,7 +224,7 @@ def narrower(value: object, limit: float, name: str) -> float:
 
 
 def check_size(cols: object, rows: object) -> dict[str, int]:
-    """Of a terminal."""
+    """Return the columns and rows of a terminal, checked."""
     for name, value in (("cols", cols), ("rows", rows)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1000:
             raise PolicyError(f"{name} is {value!r}; it is a number from 1 to 1000", key=name, fix=f"{name}=80")
@@ -255,7 +258,7 @@ class Once(Struct):
 
 @final
 class Call(Struct):
-    """One thing to run, checked. `job` is guestd's part of it."""
+    """One thing to run, checked. `job` is the part for guestd."""
 
     job: Mapping[str, object]
     argv: tuple[str, ...]
@@ -268,7 +271,7 @@ class Call(Struct):
 
     @property
     def execs(self) -> bool:
-        """Whether it begins with an exec, which can fail before anything of the guest's runs."""
+        """Return whether the call begins with an exec, which can fail before any code of the guest runs."""
         job = self.job
         return job["kind"] in ("exec", "fresh", "javascript") or bool(job.get("fresh")) or self.argv != ("python",)
 
@@ -324,11 +327,14 @@ def exec_call(
     return Call(job, tuple(argv), timeout_s, cpu_s, stdin=stdin, keeps_stdin=keeps_stdin, one_shot=one_shot)
 
 
-PROGRAMS = {"python": "python", "javascript": "node", "bash": "bash"}  # what a session of each language is
+PROGRAMS = {"python": "python", "javascript": "node", "bash": "bash"}  # the interpreter of each language's sessions
 
 
 def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list[str], apart_from: list[int]) -> Call:
-    """An interpreter that waits for cells. `apart_from`: it becomes a copy, which has none of these process numbers."""
+    """Return the call for an interpreter that waits for cells.
+
+    `apart_from`: process numbers that it must not have, because it will become a copy of a session that had them.
+    """
     if language == "python":
         _check_python(box)
     job = {"kind": "session", "language": language, "env": dict(env), "cwd": "/workspace", "tools": tools, **box.python}
@@ -336,7 +342,7 @@ def session_call(box: Box, *, language: str, env: Mapping[str, str], tools: list
 
 
 def connect_call(port: int, policy: Policy) -> Call:
-    """A connection to a port inside, as a process whose standard streams are the two directions."""
+    """Return the call for a connection to a port inside: a process whose standard streams are the two directions."""
     job = {"kind": "connect", "port": port}
     return Call(job, ("connect", str(port)), policy.limits.lifetime_s, None, keeps_stdin=True)
 
@@ -354,7 +360,7 @@ def check_signal(signal: object) -> int:
 
 
 def file_call(call: str, args: Mapping[str, object], *, keeps_stdin: bool = False) -> Call:
-    """One file worker. Its time is kept by who waits for it, where progress is seen."""
+    """Return the call for a file worker. The waiting caller, which sees progress, keeps its time."""
     job = {"kind": "file", "call": call, "args": dict(args)}
     return Call(job, ("file", call), UNENDING_S, None, keeps_stdin=keeps_stdin)
 
@@ -367,9 +373,10 @@ def new_id(prefix: str) -> str:
 
 
 def early_report_of(call: Call, end: Mapping[str, object]) -> dict[str, object]:
-    """What our own code said before it became the guest.
+    """Return what our own code reported before it became the guest.
 
-    Of Python code in our own interpreter nothing is believed: it has the line from its first statement on (J02).
+    Nothing is believed about Python code in our own interpreter: that code can use the line from its first statement
+    (J02).
     """
     if call.job["kind"] == "exec":
         return report_of(end)
@@ -378,7 +385,7 @@ def early_report_of(call: Call, end: Mapping[str, object]) -> dict[str, object]:
 
 
 def report_of(end: Mapping[str, object]) -> dict[str, object]:
-    """The guest-made report, {} when there is none or it is not an object within the caps."""
+    """Return the report that the guest made; {} when there is none or it is not an object within the caps."""
     text = str(end.get("report") or "")
     if not text:
         return {}
@@ -400,8 +407,11 @@ def result(
     number: str,
     state_kept: bool = False,
 ) -> Result:
-    """How it ended. `end` is guestd's event, {"ev": "over"} when guestd itself is gone, or a cell's {"ev": "done"}."""
-    # What `datetime` re-exports, without its second half in Python: 5 ms.
+    """Return how a call ended.
+
+    `end` is guestd's event, {"ev": "over"} when guestd is gone, or a cell's {"ev": "done"}.
+    """
+    # The C half of `datetime`: importing the Python half too takes 5 ms.
     from _datetime import datetime, timezone  # type: ignore[import-not-found]  # a C module without a stub
 
     usage, oom = _used(box, end, transcript)
@@ -435,9 +445,10 @@ def result(
 
 
 def _used(box: Box, end: Mapping[str, object], transcript: Transcript) -> tuple[Usage, bool]:
-    """CPU time since the call began, of all that ran in the sandbox, and whether the memory limit killed meanwhile.
+    """Return what the sandbox used since the call began, and whether the memory limit killed a process meanwhile.
 
-    From marks of its own: others that end beside it, and who asks for the sandbox's usage, take nothing away from it.
+    Both are differences from the call's own marks: other calls that end meanwhile, and callers of usage(), change
+    nothing.
     """
     usage, ooms = box.usage()
     before, ooms_before = transcript.before
@@ -459,7 +470,7 @@ _BY_WHY: dict[str, tuple[Status, Reason]] = {
     "lost": ("lost", "guest-lost"),
 }
 _SIGXCPU, _SIGKILL = 24, 9
-_NEARLY = 0.8  # the kernel counts ticks for the limit, and nanoseconds for who asks
+_NEARLY = 0.8  # the kernel counts ticks for the limit, and nanoseconds for the usage
 
 
 def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) -> tuple[Status, Reason]:
@@ -484,10 +495,11 @@ def _verdict(call: Call, end: Mapping[str, object], *, oom: bool, raised: bool) 
 
 
 def _met_rlimit(call: Call, end: Mapping[str, object]) -> bool:
-    """RLIMIT_CPU sends SIGXCPU, and SIGKILL to who ignores that. A guest can send itself both: what it spent decides.
+    """Return whether RLIMIT_CPU ended the process.
 
-    A session has no such limit, and its interpreter may have spent as much in other cells. Where a cgroup counts,
-    guestd has said why.
+    The kernel sends SIGXCPU, and SIGKILL to a process that ignores it. A guest can send itself both signals, so the CPU
+    time that it spent decides. A session has no such limit, and its interpreter may have spent as much in other cells.
+    Where a cgroup counts, guestd has reported the reason.
     """
     spent = end.get("cpu_s")
     if call.cpu_s is None or call.job["kind"] == "session" or not isinstance(spent, float):
@@ -504,7 +516,7 @@ def _exception(found: Mapping[str, object] | None) -> GuestException | None:
 
 
 def _refused(box: Box, mark: int) -> tuple[Denial, ...]:
-    """By the gateway, while this ran."""
+    """Return what the gateway refused during the call."""
     return () if box.outlet is None else box.outlet.denials(mark)
 
 
@@ -519,7 +531,7 @@ def _denials(call: Call, reason: Reason, policy: Policy, image: str) -> tuple[De
 
 
 def _not_in_image(name: str, image: str) -> tuple[Denial, ...]:
-    """For the tools of the languages we know it can be said where they are."""
+    """Return a denial that says which image has the program, for the tools of known languages."""
     from ringfence.core.languages import image_with
 
     other = image_with(name)

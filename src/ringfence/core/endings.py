@@ -1,4 +1,4 @@
-"""Why a sandbox cannot be used, as the error that its caller gets."""
+"""Errors for a sandbox that cannot be used, with the reason."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 HELPER_LOST = "helper-lost"
 _NEW = "make a new Sandbox"
-_NO_HELPER = (errno.EIO, errno.ESRCH)  # as guestd tells it
+_NO_HELPER = (errno.EIO, errno.ESRCH)  # what guestd reports
 _ENDS = {
     "closed": "was closed",
     "idle": "ended: it was idle for limits.idle_s",
     "lifetime": "ended: its limits.lifetime_s are over",
 }
-_KILLED = "a process of ours that was killed, and all inside went with it"
+_KILLED = "a process of Ringfence that was killed, and all inside ended with it"
 _LOSSES = {
     "lost": f"its monitor is gone, {_KILLED}",
     "protocol": "it broke the wire's format",
@@ -44,7 +44,7 @@ def of_another_process(what: str, pid: int, *, fix: str = f"{_NEW} here") -> Rin
 
 
 def ended(name: str, over: str, box: Box) -> RingfenceError:
-    """`over`: why its link is. What the engine knows of a lost one is told."""
+    """Return the error for a sandbox that has ended, with what the engine knows. `over`: why the link ended."""
     if over in _ENDS:
         return SandboxClosedError(f"sandbox {name} {_ENDS[over]}", fix=_NEW)
     if box.is_unprotected:
@@ -54,23 +54,26 @@ def ended(name: str, over: str, box: Box) -> RingfenceError:
 
 
 def lost_during(what: str, end: Mapping[str, object]) -> RingfenceError:
-    """`end`: the last that its inbox was told."""
+    """Return the error for a sandbox that was lost during a call. `end`: the last event in the call's inbox."""
     why = str(end.get("why")) if end["ev"] == "over" else "init-lost"
     return SandboxLostError(f"the sandbox was lost during {what}: {_LOSSES.get(why, why)}", fix=_NEW)
 
 
 def refused(end: Mapping[str, object]) -> RingfenceError | OSError:
-    """Nothing of what was asked for has run. The guest is at its limits: OSError, with their number. Or what starts
-    processes for it is gone, which no limit of the guest's does: SandboxLostError."""
+    """Return the error for a process that guestd could not start; none of its code has run.
+
+    When the guest is at its limits, that is an OSError with the kernel's number. When the process that starts others
+    for the guest is gone, which no limit of the guest causes, that is a SandboxLostError.
+    """
     number = end["errno"]
     assert isinstance(number, int)
     if number not in _NO_HELPER:
         return OSError(number, f"{os.strerror(number)}: the sandbox cannot start another process")
     return SandboxLostError(
-        "the process of ours that starts others in this sandbox was killed or does not answer, and none could take its "
-        "place; what runs inside goes on, and nothing more can be started there",
+        "the process of Ringfence that starts others in this sandbox was killed or does not answer, and could not be "
+        "replaced; what runs inside goes on, and nothing more can be started there",
         code=HELPER_LOST,
-        fix=f"{_NEW}: it gets new ones",
+        fix=f"{_NEW}, which gets a new one",
     )
 
 

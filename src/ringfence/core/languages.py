@@ -1,6 +1,6 @@
-"""Owns which languages run once from source text, and how: what the file is called, what compiles it, what runs it.
+"""The languages that run once from source text: the name of the source file, the compiler, the command.
 
-To add one is to add a row. Words of a command may hold {file}, {folder}, {out} and {name}.
+A new language is a new row. Words of a command may hold {file}, {folder}, {out} and {name}.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 from ringfence.errors import PolicyError
 from ringfence.values import Struct, final
 
-SESSIONS = ("python", "javascript", "bash")  # these keep state in a sandbox; all others run once
+SESSIONS = ("python", "javascript", "bash")  # languages whose sessions keep state; all others run once
 
 
 @final
 class Language(Struct):
-    """One language. Its tools are in Debian's `package`, which images of the preset `image` have, if one is named."""
+    """A language.
+
+    `package` is the Debian package with the tools; `image` names a preset whose images have the package.
+    """
 
     name: str
     file: str
@@ -24,13 +27,13 @@ class Language(Struct):
     env: tuple[tuple[str, str], ...] = ()
 
     def named_for(self, code: str) -> str:
-        """The file's name without its ending: of Java it has to be that of the public class."""
+        """Return the file's name without the ending. For Java the name has to be that of the public class."""
         return _java_class(code) if self.name == "java" else self.file.partition(".")[0]
 
 
 @final
 class Commands(Struct):
-    """What to do with one piece of code below `folder`. `compile` is empty where nothing is compiled."""
+    """How to compile and run one piece of code below `folder`. `compile` is empty where nothing is compiled."""
 
     path: str
     compile: tuple[str, ...]
@@ -67,7 +70,7 @@ TABLE = {language.name: language for language in _TABLE}
 
 
 def find(name: object) -> Language:
-    """Raises PolicyError that lists the known ones."""
+    """Return a language by its name. Raise PolicyError, which lists the known names."""
     if isinstance(name, str) and name in TABLE:
         return TABLE[name]
     if name == "wasm":
@@ -77,7 +80,7 @@ def find(name: object) -> Language:
 
 
 def commands(language: Language, code: str, folder: str, path: str | None = None) -> Commands:
-    """For `code` in a folder of its own inside. `path`: where its file is already."""
+    """Return the commands for `code` in a new folder inside. `path`: where the file is already."""
     name = language.named_for(code)
     ending = language.file.rpartition(".")[2]
     file = path or f"{folder}/{name}.{ending}"
@@ -91,7 +94,7 @@ def commands(language: Language, code: str, folder: str, path: str | None = None
 
 
 def image_with(program: str) -> str | None:
-    """Which image has a language's tool, in words. None for any other program."""
+    """Return, in words, which image has the tools of a language. Return None for any other program."""
     for language in _TABLE:
         if program in (*language.compile[:1], *language.run[:1]):
             preset = f"built from the preset {language.image!r}"

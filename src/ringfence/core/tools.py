@@ -1,7 +1,7 @@
 """Host functions that guest code may call: names from a table, arguments and results as JSON, caps on everything.
 
-What the guest sends selects a name and nothing else. What a function raises does not go in, only that it failed: its
-text may hold what the guest is not to know.
+The guest's message selects a name and nothing else. When a function raises, the guest learns that it failed and the
+type of the exception, but not its text, which may hold secrets.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 MAX_ARGUMENTS = 1 << 20
 MAX_RESULT = 1 << 20
-MAX_WAITING = 1 << 24  # arguments of all calls of a cell that wait for their turn
+MAX_WAITING = 1 << 24  # bytes of arguments of all calls of a cell that wait for their turn
 MAX_CALLS = 1000  # in one cell
 DEADLINE_S = 30.0
-LOOK_S = 0.05  # how often the caller of a tool looks whether its cell still runs
+LOOK_S = 0.05  # how often the host checks during a call of a tool whether the cell still runs
 CELL_OVER = "its cell is over"
 _NOT_JSON = "its arguments are not JSON"
 _MAX_TOOLS = 100
-_FIRST = MAX_CALLS  # denials that are listed, of those with different names
-_LAST = 100
-_OTHERS = "(others)"  # denials beyond those, counted together
-_SHOWN = 100  # characters of a name that is the guest's
+_FIRST = MAX_CALLS  # how many denials with different names are listed from the first on
+_LAST = 100  # how many of the last denials are listed
+_OTHERS = "(others)"  # the target of all denials between, counted together
+_SHOWN = 100  # characters of a name from the guest
 _UNKNOWN = "no tool of this name is offered"
 
 
 def check_tools(tools: object) -> dict[str, Tool]:
-    """A table of functions, checked."""
+    """Return a table of functions, checked."""
     if tools is None:
         return {}
     if not isinstance(tools, dict):
@@ -54,7 +54,7 @@ def check_tools(tools: object) -> dict[str, Tool]:
 
 @final
 class Asked(Struct):
-    """A call as it waits for its turn. `refused`: why it is not made; then its arguments are not kept."""
+    """A call that waits for a turn. `refused`: why the call is not made; then the arguments are not kept."""
 
     id: object
     name: str
@@ -63,7 +63,7 @@ class Asked(Struct):
 
 
 class Budget:
-    """What one cell may still ask for, and what it was refused."""
+    """The calls that one cell may still make, and the denials of calls that were refused."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -73,23 +73,23 @@ class Budget:
         self._others: dict[str, Denial] = {}  # by code
 
     def take(self, said: line.Said, tools: Mapping[str, Tool]) -> Asked:
-        """Decides when a call arrives, not when its turn comes: its cell may end before, and what it tried is told."""
+        """Decide about a call on arrival, not at its turn. The cell may end before, and every attempt is reported."""
         self._calls += 1
         name = str(said.fields["name"])
         refused = self._refusal(name, len(said.data), tools)
         if refused is None:
             self._waiting += len(said.data)
             return Asked(said.fields["id"], name, said.data, None)
-        code, why, told = refused
+        code, why, for_guest = refused
         self.deny(name, code, why)
-        return Asked(said.fields["id"], name[:_SHOWN], b"", told)
+        return Asked(said.fields["id"], name[:_SHOWN], b"", for_guest)
 
     def begin(self, asked: Asked) -> None:
-        """Its turn has come."""
+        """Count a call whose turn has come as no longer waiting."""
         self._waiting -= len(asked.data)
 
     def _refusal(self, name: str, size: int, tools: Mapping[str, Tool]) -> tuple[str, str, str] | None:
-        """Code and reason for the caller, and the reason for the guest."""
+        """Return code and reason for the caller, and the reason for the guest; None for a call that is allowed."""
         if name not in tools:
             return "tool.unknown", _UNKNOWN, _UNKNOWN
         if self._calls > MAX_CALLS:
@@ -98,7 +98,7 @@ class Budget:
             most = f"{MAX_ARGUMENTS} bytes"
             return "tool.arguments", f"arguments may be {most}", f"arguments of more than {most}"
         if self._waiting + size > MAX_WAITING:
-            # While a guest takes no answers its calls wait with us, and it chooses how many and how long they are.
+            # While a guest takes no answers its calls wait on the host; it chooses how many and how long they are.
             most = f"{MAX_WAITING} bytes"
             return (
                 "tool.arguments",
@@ -108,8 +108,11 @@ class Budget:
         return None
 
     def deny(self, name: str, code: str, why: str) -> None:
-        """Equal ones are one with a count. The first ones and the last ones are listed, those between them counted:
-        a flood of names hides neither what came before it nor what comes after it (O23)."""
+        """Record a refused call. Equal denials are one denial with a count.
+
+        The first and the last denials are listed and the others counted: a flood of names hides neither what came
+        before it nor what comes after it (O23).
+        """
         shown = _shown(name)
         key = (shown, code)
         if key in self._first:
@@ -125,7 +128,7 @@ class Budget:
             self._drop(self._last.pop(next(iter(self._last))))
 
     def _drop(self, denial: Denial) -> None:
-        """From the list, not from the count."""
+        """Remove a denial from the list and count it as not listed."""
         code = denial.code
         words = f"calls of other names than the first {_FIRST} and the last {_LAST} that were refused ({code})"
         counted = self._others.get(code) or Denial(
@@ -143,20 +146,20 @@ def _once_more(denial: Denial) -> Denial:
 
 
 def _shown(name: str) -> str:
-    """A name of the guest's, for people."""
+    """Return a name from the guest, for people."""
     text = printable(name, _SHOWN)
     return text if len(name) <= _SHOWN else f"{text}… ({len(name)} characters)"
 
 
 def arguments(asked: Asked) -> tuple[list[object], dict[str, object]] | str:
-    """Positional and named ones; when they are not that, why.
+    """Return positional and named arguments of a call, or the reason why they are refused.
 
-    A lone surrogate is no text: what the function does with it, a log or a database, would fail or lie. File names may
-    hold them, and are the guest's to put into words.
+    A lone surrogate is refused because it is no text: a function that passes it on, to a log or a database, would fail
+    or lie. File names may hold surrogates, and the guest has to encode them.
     """
     try:
         found = frames.strict_json(asked.data)
-        if b"\\u" in asked.data:  # as itself it is no UTF-8, and was refused
+        if b"\\u" in asked.data:  # a surrogate can only come as an escape: its own bytes are no UTF-8
             import json
 
             json.dumps(found, ensure_ascii=False).encode()
@@ -166,17 +169,18 @@ def arguments(asked: Asked) -> tuple[list[object], dict[str, object]] | str:
         return "its arguments hold a lone surrogate, which is no text"
     if not isinstance(found, dict) or set(found) != {"args", "kwargs"}:
         return _NOT_JSON
-    args, kwargs = found["args"], found["kwargs"]
+    args = found["args"]
+    kwargs = found["kwargs"]
     return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else _NOT_JSON
 
 
 def answer(asked: Asked, value: object) -> bytes:
-    """The message that gives the guest its result."""
+    """Return the message that gives the guest the result."""
     import json
 
     try:
         data = json.dumps(value, allow_nan=False).encode()
-    except Exception:  # noqa: BLE001  # what a tool returns may have methods of its own, and other threads may change it
+    except Exception:  # noqa: BLE001  # the value may have methods of its own, and other threads may change it
         return failure(asked, "its result is not JSON")
     if len(data) > MAX_RESULT:
         return failure(asked, f"its result is more than {MAX_RESULT} bytes")

@@ -1,7 +1,7 @@
 """Inspect's sandbox provider "ringfence": each sample of an evaluation gets a sandbox of its own.
 
-Inspect finds this module by the entry point group `inspect_ai`; a task says `sandbox="ringfence"`.
-A command is never run twice: `timeout_retry` is ignored.
+Inspect finds this module by the entry point group `inspect_ai`; a task says `sandbox="ringfence"`. A command is never
+run twice: `timeout_retry` is ignored.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _TOO_LARGE = ("argv-too-long", "argv-nul")
 
 
 class RingfenceConfig(BaseModel):
-    """What a task may say about its sandboxes. Unknown keys are refused."""
+    """The options of a task for its sandboxes. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    policy: str | None = None  # a TOML file; None: the preset `dev` for a day, no network, no host files
+    policy: str | None = None  # a TOML file; None is the preset `dev` for a day, no network, no host files
     limits: dict[str, int | float | str] = {}  # changes to the policy's limits: {"memory": "8G"}
     backend: str = "auto"
     image: str = "host"
 
     def __hash__(self) -> int:
-        """Inspect prepares each distinct config once, and keeps them in a set."""
+        """Return a hash of the content: Inspect prepares each distinct config once, and keeps configs in a set."""
         return hash(self.model_dump_json())
 
     def resolved(self) -> Policy:
-        """The policy that the sandboxes get. Raises PolicyError."""
+        """Return the policy of the sandboxes. Raise PolicyError."""
         policy = Policy.load(self.policy) if self.policy is not None else _default_policy()
         return policy.replace(limits=_changed(policy.limits, self.limits)) if self.limits else policy
 
 
 def _default_policy() -> Policy:
-    """A sample may wait for its model for hours; sandboxes end with their sample, not by the clock."""
+    """Return the preset `dev` for a day: a sample may wait for the model for hours, and ends the sandbox when done."""
     policy = Policy.preset("dev")
     return policy.replace(limits=replace(policy.limits, lifetime_s=_DAY_S, idle_s=_DAY_S))
 
@@ -90,7 +90,7 @@ def _config(given: SandboxEnvironmentConfigType | None) -> RingfenceConfig:
 
 @sandboxenv(name="ringfence")
 class RingfenceSandboxEnvironment(SandboxEnvironment):
-    """One sample's sandbox. Belongs to the event loop of its sample, as `sample_init` was called in it."""
+    """The sandbox of one sample. Belongs to the sample's event loop, in which `sample_init` was called."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class RingfenceSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:  # noqa: ARG003  # Inspect's signature
-        """A policy that this host cannot keep fails the task before its first sample."""
+        """Fail a task before the first sample when this host cannot keep the policy."""
         _sandbox(_config(config)).plan()
 
     @classmethod
@@ -145,7 +145,7 @@ class RingfenceSandboxEnvironment(SandboxEnvironment):
         timeout_retry: bool = True,  # noqa: ARG002  # what has run may have had effects: it is not run again
         concurrency: bool = True,  # noqa: ARG002  # the sandbox's own limits hold
     ) -> ExecResult[str]:
-        """A command that a limit of the policy ended is a result, with the reason in the last line of stderr."""
+        """Run a command. When a limit of the policy ended it, the last line of the result's stderr has the reason."""
         if user not in _USERS:
             raise UserUnsupported(f"no user named {user!r} in a ringfence sandbox; the only one is 'user'")
         limits = self.sandbox.policy.limits
@@ -170,7 +170,10 @@ class RingfenceSandboxEnvironment(SandboxEnvironment):
             raise Unavailable(f"{error}; {error.fix}") from error
 
     async def _refuse_read_only(self, file: str) -> None:
-        """files.write() replaces a file, which its directory permits; Inspect's means to open it for writing."""
+        """Raise PermissionError for a read-only file.
+
+        files.write() replaces a file, which its directory permits; Inspect's method means to open the file for writing.
+        """
         try:
             info = await self.sandbox.files.stat(file)
         except (FileNotFoundError, NotADirectoryError):
@@ -198,7 +201,7 @@ class RingfenceSandboxEnvironment(SandboxEnvironment):
 
 
 def _sandbox(config: RingfenceConfig, *, task: str | None = None) -> AsyncSandbox:
-    """Not started. Raises PolicyError or UnsupportedError."""
+    """Return a sandbox that is not started. Raise PolicyError or UnsupportedError."""
     backend: BackendName = config.backend  # type: ignore[assignment]  # an unknown name is refused by its list
     labels = {} if task is None else {"inspect-task": task}
     return AsyncSandbox(backend=backend, image=config.image, policy=config.resolved(), labels=labels)
@@ -215,14 +218,14 @@ def _exec_result(result: Result, cmd: list[str], limits: Limits) -> ExecResult[s
         case _:
             pass
     _check_output(result, limits)
-    code = _return_code(result)
+    code = 128 + (result.signal or 9) if result.exit_code is None else result.exit_code
     return ExecResult(
         success=code == 0, returncode=code, stdout=result.stdout, stderr=result.stderr + _note(result, cmd)
     )
 
 
 def _check_output(result: Result, limits: Limits) -> None:
-    """Inspect's limit and the policy's, whichever is less."""
+    """Raise OutputLimitExceededError past Inspect's limit or the policy's, whichever is less."""
     most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
     if result.truncated and limits.output < most:
         raise OutputLimitExceededError(format_size(limits.output), truncated_output=result.stdout)
@@ -231,14 +234,8 @@ def _check_output(result: Result, limits: Limits) -> None:
         raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, truncated_output=kept)
 
 
-def _return_code(result: Result) -> int:
-    if result.exit_code is not None:
-        return result.exit_code
-    return 128 + (result.signal or 9)
-
-
 def _note(result: Result, cmd: list[str]) -> str:
-    """What a shell would have said."""
+    """Return what a shell would have printed about the end of a command."""
     match result.reason:
         case "not-found":
             return f"{cmd[0]}: not found in the sandbox\n"

@@ -1,1 +1,1 @@
-"""What a SandboxManager keeps of each agent: its quota, its history, its workspace, its state on disk."""
+"""The records that a SandboxManager keeps of each agent: its quota, its history, its workspace, its state on disk."""

@@ -1,4 +1,4 @@
-"""What one agent ran: the newest results, each cut to a line, and what they add up to."""
+"""The history of one agent: the newest results, each output cut to a line, and the sum of all output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINE = 200
 
 
 class History:
-    """Safe from several threads. Holds the newest thousand."""
+    """The newest thousand results. Safe from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class History:
 
     @property
     def output_bytes(self) -> int:
-        """Of all that ran, kept or not."""
+        """Return the bytes of output of everything that ran, kept or not."""
         return self._output_bytes
 
     def newest(self, limit: object) -> tuple[Result, ...]:
@@ -39,7 +39,7 @@ class History:
 
 
 def cut(result: Result) -> Result:
-    """The same with a line of each output, and `truncated` when there was more."""
+    """Return the result with a line of each output, and `truncated` set when there was more."""
     stdout, stderr = _line(result.stdout_bytes), _line(result.stderr_bytes)
     shorter = (stdout, stderr) != (result.stdout_bytes, result.stderr_bytes)
     return replace(
@@ -67,7 +67,7 @@ def _short(exception: GuestException | None) -> GuestException | None:
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
-    """Both together: what is used up adds, peaks are the higher one. None where neither was measured."""
+    """Return the usage of both together: sums, and the higher of two peaks. None where neither was measured."""
     times = [found for found in (one.cpu_s, other.cpu_s) if found is not None]
     return Usage(
         cpu_s=sum(times) if times else None,

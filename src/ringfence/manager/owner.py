@@ -1,4 +1,4 @@
-"""Whose sandboxes these are: admits them against a quota, lists those that live, and keeps what ended ones used."""
+"""The owner of sandboxes: admits sandboxes against a quota, lists the live ones, adds up the usage of the ended."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ if TYPE_CHECKING:
     from ringfence.values import State
 
 
-# ── the sources of mounts, with every link followed, held below a ceiling ─────────────────────────
+# ── the sources of mounts, compared with a ceiling after every link was followed ─────────────────
 
-# A guest can put links where it may write. Policies are compared as text, and a link in a writable mount would lead a
+# A guest can put links where it may write. Policies are compared as text, so a link in a writable mount would lead a
 # narrowed mount out of the ceiling.
 
 
 class Sources:
-    """Where the mounts of a ceiling led when it was made: later, a guest may have replaced what is inside another."""
+    """Where the mounts of a ceiling led when it was made.
+
+    Later, a guest may have replaced what is inside another mount.
+    """
 
     def __init__(self, ceiling: Policy, above: Sources | None = None) -> None:
         self.ceilings: tuple[Policy, ...] = (_followed(ceiling), *(() if above is None else above.ceilings))
 
     def check(self, policy: Policy) -> None:
-        """Raises PolicyError for a mount that leads beyond this ceiling, or one above it."""
+        """Raise PolicyError for a mount that leads beyond this ceiling, or beyond a ceiling above it."""
         if not policy.mounts:
             return
         followed = _followed(policy)
@@ -47,12 +50,15 @@ class Sources:
                 f"{error} (with links followed: {_ways(policy, followed)})",
                 key=error.key,
                 code="mount-leads-out",
-                fix="mount folders that are no links; a manager's own must lead where they led when it was made",
+                fix="mount folders that are no links; a manager's mounts must lead where they led when it was made",
             ) from None
 
 
 def _followed(policy: Policy) -> Policy:
-    """Its mounts alone, as they lead now. Two may lead to one place, so each gets a target of its own."""
+    """Return a policy of the mounts alone, with the paths that they lead to now.
+
+    Two mounts may lead to the same path, so each gets a target of its own.
+    """
     return Policy(
         mounts=[
             replace(mount, source=os.path.realpath(mount.source), target=f"/{index}")
@@ -67,7 +73,7 @@ def _ways(policy: Policy, followed: Policy) -> str:
 
 
 class Owned(Protocol):
-    """What an owner asks of a sandbox, sync or async."""
+    """The parts of a sandbox, sync or async, that an owner uses."""
 
     id: str
     policy: Policy
@@ -77,11 +83,11 @@ class Owned(Protocol):
 
 
 S = TypeVar("S", bound=Owned)
-_MOST_HOSTS = 1000  # guests choose the names they ask for
+_MOST_HOSTS = 1000  # guests choose the names of hosts
 
 
 class Owner(Generic[S]):
-    """One agent's, or with `agent` None the manager's own. Safe from several threads."""
+    """The owner of sandboxes: an agent, or the manager when `agent` is None. Safe from several threads."""
 
     def __init__(
         self, agent: str | None, ceiling: Policy, ledger: Ledger | None = None, *, above: Owner[Any] | None = None
@@ -89,16 +95,18 @@ class Owner(Generic[S]):
         self.agent = agent
         self.ceiling = ceiling
         self.sources: Sources = Sources(ceiling, None if above is None else above.sources)
-        self.usage = Usage()  # of those that have ended
-        self.requests: tuple[HostSummary, ...] = ()  # of those that have ended
+        self.usage = Usage()  # of sandboxes that have ended
+        self.requests: tuple[HostSummary, ...] = ()  # of sandboxes that have ended
         self._ledger = ledger
         self._lock = threading.Lock()
         self._live: dict[str, S] = {}
         self._over = False
 
     def admit(self, sandbox: S) -> None:
-        """Before it starts. Raises QuotaError, PolicyError for a mount that leads beyond the ceiling, and
-        SandboxClosedError after `end`."""
+        """Admit a sandbox before it starts.
+
+        Raises QuotaError, PolicyError for a mount that leads beyond the ceiling, and SandboxClosedError after `end`.
+        """
         self.sources.check(sandbox.policy)
         if self._ledger is not None:
             self._ledger.admit(sandbox.id, sandbox.policy, lambda: _lives(sandbox))
@@ -114,13 +122,13 @@ class Owner(Generic[S]):
         )
 
     def end(self) -> list[S]:
-        """Admit no more, not even what was made before; those that are now to be closed."""
+        """Admit no more sandboxes, not even those made before; return the sandboxes that now have to be closed."""
         with self._lock:
             self._over = True
             return list(self._live.values())
 
     def ended(self, sandbox: S, usage: Usage, requests: tuple[HostSummary, ...]) -> None:
-        """Idempotent: only the first time counts."""
+        """Record the end of a sandbox. Idempotent: only the first call counts."""
         with self._lock:
             if self._live.pop(sandbox.id, None) is None:
                 return
@@ -130,17 +138,17 @@ class Owner(Generic[S]):
             self._ledger.release(sandbox.id, sent_bytes=usage.sent_bytes)
 
     def count_call(self) -> None:
-        """Raises QuotaError."""
+        """Count a call against the quota. Raise QuotaError."""
         if self._ledger is not None:
             self._ledger.count_run()
 
     def all(self) -> list[S]:
-        """Those that were admitted and have not been said to have ended."""
+        """Return the sandboxes that were admitted and whose end was not recorded."""
         with self._lock:
             return list(self._live.values())
 
     def live(self) -> list[S]:
-        """Those that run or are paused."""
+        """Return the sandboxes that run or are paused."""
         return [sandbox for sandbox in self.all() if sandbox.state in ("running", "paused")]
 
 
@@ -148,12 +156,14 @@ def _lives(sandbox: Owned) -> bool:
     return sandbox.state in ("new", "running", "paused")
 
 
-# ── sandboxes that wait for a caller; each is given out once, whichever threads ask ───────────────
+# ── sandboxes that wait for a caller ─────────────────────────────────────────────────────────────
 
 T = TypeVar("T")
 
 
 class Shelf(Generic[T]):
+    """Things that wait to be used. Safe from several threads: each thing is given out once."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: list[T] = []
@@ -167,8 +177,8 @@ class Shelf(Generic[T]):
             self._kept.append(one)
 
     def drop(self, is_over: Callable[[T], bool]) -> None:
-        """Those that ended by themselves. Not by a new list of what is left: one of these may just be given out."""
-        over = [one for one in self if is_over(one)]  # asked without the lock: it may take a moment
+        """Drop the things that have ended. The list is not replaced: another thread may just be taking from it."""
+        over = [one for one in self if is_over(one)]  # called without the lock: it may take a moment
         with self._lock:
             for one in over:
                 if one in self._kept:

@@ -1,4 +1,5 @@
-"""Keeps one agent's quota: what its live sandboxes have reserved, and how often it ran something in the last minute."""
+"""The quota of an agent: what the live sandboxes have reserved, and how often the agent ran something in the last
+minute."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 
 _MINUTE_S = 60.0
-_AGAIN_S = 1.0  # nobody knows when a sandbox will end
+_AGAIN_S = 1.0  # a guess: a sandbox may end at any time
 _SIZES = ("memory", "disk", "upload")
 
 
 @final
 class Share(Struct):
-    """What one sandbox may use at most: this much is reserved for it as long as it lives."""
+    """What a sandbox may use at most, which is reserved for as long as the sandbox lives."""
 
     sandboxes: int
     cpus: float
@@ -35,13 +36,14 @@ class Share(Struct):
 
 
 def share_of(policy: Policy) -> Share:
-    limits, network = policy.limits, policy.network
+    limits = policy.limits
+    network = policy.network
     reaches_out = bool(network.allow or network.rules)
     return Share(1, limits.cpus, limits.memory, limits.disk, network.upload if reaches_out else 0)
 
 
 class Ledger:
-    """Safe from several threads."""
+    """The reservations and the calls of one agent. Safe from several threads."""
 
     def __init__(self, agent: str, quota: Quota) -> None:
         self.agent = agent
@@ -52,28 +54,31 @@ class Ledger:
         self._runs: deque[float] = deque()
 
     def admit(self, number: str, policy: Policy, lives: Callable[[], bool]) -> None:
-        """Reserve for one more sandbox; `lives` is asked later whether it still does. Raises QuotaError."""
+        """Reserve for one more sandbox. Raise QuotaError.
+
+        `lives` is called later, to see whether the sandbox still lives.
+        """
         wanted = share_of(policy)
         with self._lock:
             live = [share for share, is_there in self._live.values() if is_there()]
             reserved = [share for share, _ in self._live.values()]
             for name in Share.__fields__:
-                # Of one that has ended by itself it is not known yet what it sent.
+                # What a sandbox sent is not known yet when it ended by itself, so its reservation still counts.
                 used = sum(getattr(share, name) for share in (reserved if name == "upload" else live))
                 used += self._sent if name == "upload" else 0
-                # shares of CPUs are fractions, and 0.1 + 0.2 is more than 0.3
+                # Shares of CPUs are fractions, and 0.1 + 0.2 is more than 0.3.
                 if getattr(wanted, name) and round(used + getattr(wanted, name), 6) > getattr(self.quota, name):
                     raise self._refusal(name, used, getattr(wanted, name))
             self._live[number] = (wanted, lives)
 
     def release(self, number: str, *, sent_bytes: int = 0) -> None:
-        """It has ended. Idempotent."""
+        """Drop the reservation of a sandbox that has ended. Idempotent."""
         with self._lock:
             if self._live.pop(number, None) is not None:
                 self._sent += sent_bytes
 
     def count_run(self) -> None:
-        """One more run or exec. Raises QuotaError when the last minute has had its number."""
+        """Count another run or exec. Raise QuotaError when the quota of the last minute is used up."""
         with self._lock:
             now = time.monotonic()
             while self._runs and now - self._runs[0] >= _MINUTE_S:
@@ -112,7 +117,7 @@ K = TypeVar("K")
 
 
 def merged(summaries: Iterable[HostSummary]) -> tuple[HostSummary, ...]:
-    """One for each host, sorted by name."""
+    """Return one summary for each host, sorted by name."""
     found: dict[str, HostSummary] = {}
     for one in summaries:
         known = found.get(one.host)

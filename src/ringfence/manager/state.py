@@ -1,4 +1,7 @@
-"""The directory in which a manager keeps agents' workspaces. One manager at a time; no guest ever sees it."""
+"""The directory in which a manager keeps agents' workspaces.
+
+Only one manager at a time uses it; no guest ever sees it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _PREFIX = "agent-"
 
 
 def check_agent(agent: object) -> str:
-    """Raises PolicyError for what is no id."""
+    """Return the id of an agent. Raise PolicyError for what is no id."""
     if not isinstance(agent, str):
         raise TypeError(f"an agent's id is a str, not {type(agent).__name__}")
     if not 0 < len(agent) <= _MOST or not _LETTERS.issuperset(agent):
@@ -35,12 +38,12 @@ def check_agent(agent: object) -> str:
 
 
 def folder_of(agent: str) -> str:
-    """One name of a directory. `.` and `..` are ids as any other: what stands before makes them harmless."""
+    """Return the name of an agent's directory. The prefix makes `.` and `..` harmless, which are valid ids."""
     return _PREFIX + check_agent(agent)
 
 
 def agent_of(folder: str) -> str | None:
-    """The agent that a folder belongs to; None when it is none of ours."""
+    """Return the agent that a folder belongs to, or None for a folder that no manager made."""
     agent = folder.removeprefix(_PREFIX)
     if agent == folder or not 0 < len(agent) <= _MOST or not _LETTERS.issuperset(agent):
         return None
@@ -52,14 +55,20 @@ _PLACE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StateDirectory:
-    """Made when missing, for this user alone. Raises PolicyError when it cannot be one."""
+    """A manager's state directory, made when missing, for this user alone.
+
+    Raises PolicyError when the path cannot be one.
+    """
 
     def __init__(self, path: HostPath) -> None:
         self.path = _without_links(os.path.abspath(os.fspath(path)))
         self._lock = -1
 
     def open(self) -> None:
-        """Take it for this manager, until `close` or the end of the process. Raises SandboxError when it is taken."""
+        """Lock the directory for this manager, until `close` or the end of the process.
+
+        Raise SandboxError when it is in use.
+        """
         if self._lock >= 0:
             return
         try:
@@ -70,7 +79,7 @@ class StateDirectory:
             raise _unusable(self.path, error.strerror or "it cannot be opened") from None
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
             os.close(descriptor)
-            raise _unusable(self.path, "others than this user may write to it")
+            raise _unusable(self.path, "other users than this one may write to it")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -91,25 +100,25 @@ class StateDirectory:
             self._lock = -1
 
     def agents(self) -> list[str]:
-        """Those that own something here, sorted."""
+        """Return the agents that have a folder here, sorted."""
         self.open()
         return sorted(agent for name in os.listdir(self.path) if (agent := agent_of(name)) is not None)
 
     def workspace(self, agent: str) -> str:
-        """Where its workspace is kept; its folder is made."""
+        """Return the path where an agent's workspace is kept; its folder is made."""
         self.open()
         folder = os.path.join(self.path, folder_of(agent))
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.close(os.open(folder, _PLACE))  # a folder, and no link that somebody put there
+        os.close(os.open(folder, _PLACE))  # a folder, and not a link that another process put there
         return os.path.join(folder, _WORKSPACE)
 
     def kept(self, agent: str) -> str | None:
-        """The file that keeps its workspace; None when there is none."""
+        """Return the file that keeps an agent's workspace, or None."""
         path = self.workspace(agent)
         return path if os.path.isfile(path) else None
 
     def remove(self, agent: str) -> None:
-        """All that is kept of it. Only names that we make are removed: nothing is walked."""
+        """Remove everything that is kept of an agent. Only names that we make are removed: no tree is walked."""
         self.open()
         folder = os.path.join(self.path, folder_of(agent))
         try:
@@ -124,7 +133,7 @@ class StateDirectory:
         os.rmdir(folder)
 
     def check_hidden(self, policy: Policy) -> None:
-        """No mount may show this directory, or one agent would see another's workspace. Raises PolicyError."""
+        """Raise PolicyError for a mount that shows this directory: one agent would see another's workspace."""
         for index, mount in enumerate(policy.mounts):
             source = os.path.realpath(os.fspath(mount.source))
             common = os.path.commonpath([source, self.path])
@@ -138,7 +147,7 @@ class StateDirectory:
 
 
 def _without_links(path: str) -> str:
-    """Guests' work is kept there: none of them may have chosen where that is (L15)."""
+    """Return the path after checking it for links: no guest may have chosen where workspaces are kept (L15)."""
     try:
         return without_links(path)
     except LinkError as error:
@@ -146,14 +155,14 @@ def _without_links(path: str) -> str:
             f"{path} cannot be a state directory: {error.strerror}", key="state", code="link", fix=error.fix
         ) from None
     except OSError:
-        return path  # it is still to be made
+        return path  # the directory does not exist yet
 
 
 _taken: list[StateDirectory] = []
 
 
 def _let_go_all() -> None:
-    """In a fork: its copy of the lock would outlive the manager's process, and no other could have the directory."""
+    """Close a fork's copies of the locks: they would outlive the manager's process and keep the directory in use."""
     while _taken:
         _taken[-1].close()
 

@@ -1,7 +1,7 @@
-"""Content by its digest, on the host: in one file without a name, counted by holders, hashed again whenever it is read.
+"""Content by digest, on the host: in a file without a name, counted by holders, hashed again at each read.
 
-The file belongs to this process and is on no path, so that nothing is left of it however the process ends. What nobody
-holds is given back to the file system at once; with the last of it the file goes too.
+The file belongs to this process and has no path, so that nothing of it is left however the process ends. Content that
+has no holder is given back to the file system at once; the file is closed with the last content.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ if TYPE_CHECKING:
     Piece: TypeAlias = tuple[int, int]  # offset, size
 
 _CHUNK = 1 << 18
-_INLINE = 1 << 18  # collected in memory: most files are smaller, and many are there already
-_BLOCK = 4096  # each piece begins at one, so that what is released can be given back
+_INLINE = 1 << 18  # collected in memory up to this size: most files are smaller, and the store has many of them already
+_BLOCK = 4096  # each piece begins at a block, so that its room can be given back
 
 
 class Store:
-    """Safe from several threads. In a fork of its process it can be read while the parent lives, and no more."""
+    """Content by digest. Safe from several threads.
+
+    A fork of the process can read it while the parent lives, and no more.
+    """
 
     def __init__(self, directory: str | None = None) -> None:
-        """`directory`: on a disk with room for content; without, the state directory of this user."""
+        """Make an empty store.
+
+        `directory`: on a disk with room for content; without it, the state directory of this user.
+        """
         self._directory = directory
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -43,14 +49,14 @@ class Store:
         self._end = 0
 
     def hold_all(self, digests: Iterable[str]) -> set[str]:
-        """Keep these until `release`. Returns those that are there."""
+        """Keep content until `release`. Return the digests that the store has."""
         with self._lock:
             there = self._pieces.keys() & digests
             self._holders.update(there)
             return there
 
     def release(self, digests: Iterable[str]) -> None:
-        """Whoever lets go last removes it."""
+        """Drop one hold on each digest. Content without a holder is removed."""
         with self._lock:
             for digest in digests:
                 self._holders[digest] -= 1
@@ -60,7 +66,10 @@ class Store:
             self._close_when_empty()
 
     def put(self, digest: str, offset: int, size: int) -> bool:
-        """What was written there. It is held by the caller. False: it is there already, and that one is held."""
+        """Add content that was written at `offset`, held by the caller.
+
+        Return False when the store had the content already; the caller then holds the stored content.
+        """
         with self._lock:
             new = digest not in self._pieces
             if new:
@@ -69,7 +78,7 @@ class Store:
             return new
 
     def size_of(self, digest: str) -> int | None:
-        """None: it is not there."""
+        """Return the size of content, or None when the store does not have it."""
         piece = self._pieces.get(digest)
         return None if piece is None else piece[1]
 
@@ -79,11 +88,14 @@ class Store:
     # the file
 
     def begin(self, size: int) -> int:
-        """Room for so many bytes: its offset. To be ended with `done`, whatever comes of it."""
+        """Reserve room for `size` bytes and return its offset. Call `done` afterwards, whatever happens."""
         with self._lock:
-            self._check_owner()
+            if os.getpid() != self._pid:
+                raise gone()
             if self._fd < 0:
-                self._fd = syscalls.open_nameless(self._directory or _state_directory())
+                from ringfence.host import state
+
+                self._fd = syscalls.open_nameless(self._directory or state.disk_directory("snapshots"))
                 info = os.fstat(self._fd)
                 self._inode, self._end = (info.st_dev, info.st_ino), 0
             offset, self._end = self._end, self._end + -(-size // _BLOCK) * _BLOCK
@@ -98,7 +110,7 @@ class Store:
             view, offset = view[count:], offset + count
 
     def done(self, unused: tuple[int, int] | None) -> None:
-        """After `begin`. `unused`: offset and size of what was written in vain."""
+        """End what `begin` began. `unused`: offset and size of room that is not needed."""
         with self._lock:
             self._writing -= 1
             if unused is not None:
@@ -106,7 +118,10 @@ class Store:
             self._close_when_empty()
 
     def read(self, digest: str, size: int) -> Iterator[bytes]:
-        """The content, in pieces. Raises SnapshotError when a byte of it differs; small content is looked at first."""
+        """Yield the content in pieces.
+
+        Raise SnapshotError when a byte differs; small content is checked before it is yielded.
+        """
         piece = self._pieces.get(digest)
         if piece is None or piece[1] != size:
             raise gone()
@@ -131,7 +146,7 @@ class Store:
             syscalls.punch_hole(self._fd, offset, -(-size // _BLOCK) * _BLOCK)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
-                raise  # without holes in files the room comes back with the end of all content
+                raise  # a file system without holes in files gets the room back when the file is closed
 
     def _close_when_empty(self) -> None:
         if not self._pieces and not self._writing and self._fd >= 0:
@@ -139,12 +154,11 @@ class Store:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def _check_owner(self) -> None:
-        if os.getpid() != self._pid:
-            raise gone()
-
     def _check_file(self) -> None:
-        """A caller that closes what it did not open gave our number to another file: never write there."""
+        """Raise SnapshotError when the descriptor's number is another file's: a caller closed what it did not open.
+
+        That file must never be written.
+        """
         try:
             info = os.fstat(self._fd)
         except OSError:
@@ -157,17 +171,11 @@ def gone() -> SnapshotError:
     return SnapshotError("content of the snapshot is gone", code="snapshot-gone", fix="take a new one")
 
 
-def _state_directory() -> str:
-    from ringfence.host import state
-
-    return state.disk_directory("snapshots")
-
-
 class Writer:
-    """One piece of content on its way into a store. Ends with `commit` or `drop`."""
+    """One piece of content that is being written into a store. Ends with `commit` or `drop`."""
 
     def __init__(self, store: Store, size: int) -> None:
-        """`size`: what it will have, at most."""
+        """Begin a piece of content of at most `size` bytes."""
         self._store = store
         self._most = size
         self._hash = hasher()
@@ -179,7 +187,7 @@ class Writer:
     def write(self, data: bytes) -> None:
         self.size += len(data)
         if self.size > self._most:
-            raise ValueError("more content than was said")
+            raise ValueError("more content than its declared size")
         self._hash.update(data)
         self._data += data
         if len(self._data) > _INLINE:
@@ -193,7 +201,7 @@ class Writer:
         self._data = bytearray()
 
     def commit(self) -> str:
-        """Its digest. It is held by the caller."""
+        """Return the digest of the content, which the caller now holds."""
         digest = self._hash.hexdigest()
         if self._offset < 0 and self._store.hold_all([digest]):
             return digest
@@ -203,14 +211,14 @@ class Writer:
         return digest
 
     def drop(self) -> None:
-        """Forget it."""
+        """Drop what was written."""
         if self._offset >= 0:
             self._store.done((self._offset, self._most))  # a write that failed may have written a part
             self._offset = -1
 
 
 class Holder:
-    """Content that one snapshot or sandbox needs. What nobody holds is removed."""
+    """The content that one snapshot or sandbox needs. Content without a holder is removed."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -231,7 +239,7 @@ class Holder:
         return other
 
     def hold_all(self, digests: Iterable[str]) -> None:
-        """Raises SnapshotError when one is not there; then it holds none of them."""
+        """Hold all these digests. When the store lacks a digest, hold nothing and raise SnapshotError."""
         wanted = set(digests)
         with self._lock:
             wanted -= self._digests
@@ -245,12 +253,12 @@ class Holder:
         digest = writer.commit()
         with self._lock:
             if digest in self._digests:
-                self.store.release([digest])  # once is enough
+                self.store.release([digest])  # the holder holds each digest once
             self._digests.add(digest)
         return digest
 
     def change(self, added: set[str], removed: set[str]) -> None:
-        """Hold some more, which are there, and some no longer."""
+        """Hold some more digests that the store has, and drop some others."""
         with self._lock:
             new = self.store.hold_all(added - self._digests)
             unneeded = removed & self._digests
@@ -260,7 +268,7 @@ class Holder:
             self.store.release(unneeded)
 
     def become(self, digests: Iterable[str]) -> None:
-        """Hold these, as far as they are there, and no others."""
+        """Hold exactly `digests`, as far as the store has them."""
         wanted = set(digests)
         with self._lock:
             unneeded = self._digests - wanted
@@ -269,19 +277,19 @@ class Holder:
             self.store.release(unneeded)
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Drop everything. Idempotent."""
         with self._lock:
             unneeded, self._digests = self._digests, set()
         if unneeded:
             self.store.release(unneeded)
 
 
-_stores: dict[int, Store] = {}  # of this process; after a fork another one
+_stores: dict[int, Store] = {}  # the store of this process, by process number: a fork gets another one
 _stores_lock = threading.Lock()
 
 
 def own_store() -> Store:
-    """The store of this process."""
+    """Return the store of this process."""
     with _stores_lock:
         found = _stores.get(os.getpid())
         if found is None:

@@ -1,7 +1,7 @@
-"""What a tree of files is made of, as a value: names, kinds, modes, times, digests of content. The one parser of it.
+"""A tree of files as a value: names, kinds, modes, times, digests of content. This is the only parser of it.
 
-Rows come from inside a sandbox or from a file that anybody may have written: every field is checked, and what does not
-make a tree is refused as a whole.
+Rows come from inside a sandbox or from a file that any user may have written: every field is checked, and rows that do
+not make a tree are refused as a whole.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ MAX_PATH = 16_384  # bytes
 _MAX_NAME = 255
 _MAX_TARGET = 4095
 _PAGE = 4096
-_TEXT, _TEXT_EACH = 1 << 20, 256  # of any tree, and more for each name that it may have
+_TEXT, _TEXT_EACH = 1 << 20, 256  # characters that any tree may have, and more for each name that it may have
 _KINDS = "fdlh"  # file, directory, symbolic link, further name of a file
 _HEX = frozenset("0123456789abcdef")
 DIGEST_CHARACTERS = 64
 
 
 def hasher() -> blake2b:
-    """The hash of content, of manifests and of exported files."""
+    """Return the hash of content, of manifests and of exported files."""
     return blake2b(digest_size=DIGEST_CHARACTERS // 2)
 
 
 class Entry(NamedTuple):
-    """One name. `text`: of a file its content's digest, of a link its target, of a further name the first one."""
+    """A name in a tree. `text` is a file's digest, a link's target, or for a further name of a file the first name."""
 
     path: str  # relative to the workspace
     kind: str
@@ -47,18 +47,21 @@ class Entry(NamedTuple):
 
 
 class Caps(NamedTuple):
-    """How large a tree may be. Further names of files are counted apart: they take no inode."""
+    """The largest allowed tree. Further names of files are counted apart: they take no inode."""
 
     bytes: int
     files: int
 
     @property
     def text(self) -> int:
-        """Characters of all names and targets: they are held several times, and a guest chooses how long they are."""
+        """Return the most characters of all names and targets.
+
+        They are held several times, and the guest chooses them.
+        """
         return _TEXT + _TEXT_EACH * self.files
 
 
-NO_CAPS = Caps(1 << 50, 1_000_000)  # of an imported file: a sandbox's own limits are looked at when it is used
+NO_CAPS = Caps(1 << 50, 1_000_000)  # for an imported file: a sandbox's own limits are checked when the snapshot is used
 
 
 def caps_of(limits: Limits) -> Caps:
@@ -66,12 +69,12 @@ def caps_of(limits: Limits) -> Caps:
 
 
 class Manifest:
-    """A tree that has been checked. Parents come before what is in them."""
+    """A tree that has been checked. A folder comes before its contents."""
 
     __slots__ = ("_keys", "_lines", "_shared", "_text", "by_path", "digests", "entries", "links", "size_bytes")
 
     def __init__(self, entries: Iterable[Entry], caps: Caps = NO_CAPS) -> None:
-        """Raises SnapshotError for what is no tree, or one past `caps`."""
+        """Check the entries. Raise SnapshotError for entries that are no tree, or a tree past `caps`."""
         self.entries = tuple(sorted(entries, key=_order))
         self._keys = [_key(entry.path) for entry in self.entries]
         self._lines: list[str] | None = None
@@ -97,28 +100,31 @@ class Manifest:
                 raise _other_size(path)
 
     def _count_shared(self) -> dict[str, int]:
-        """Content that several files have, and how many of them."""
+        """Return the digests of content that several files have, with the number of files."""
         texts = [entry.text for entry in self.entries if entry.kind == "f"]
         if len(texts) == len(self.digests):
             return {}
         return {text: count for text, count in Counter(texts).items() if count > 1}
 
-    def patched(self, told: Mapping[str, Entry], gone: Collection[str], caps: Caps) -> Manifest:
-        """This tree with other entries at some paths and without some others. Costs what changed, and some copies."""
-        few = 4 * (len(told) + len(gone)) < len(self.entries)
-        if not few or self.links or any(made.kind == "h" for made in told.values()):
-            rest = [made for made in self.entries if made.path not in told and made.path not in gone]
-            return Manifest([*rest, *told.values()], caps)
+    def patched(self, reported: Mapping[str, Entry], gone: Collection[str], caps: Caps) -> Manifest:
+        """Return this tree with other entries at some paths and without some others.
+
+        Costs what changed, and some copies.
+        """
+        few = 4 * (len(reported) + len(gone)) < len(self.entries)
+        if not few or self.links or any(made.kind == "h" for made in reported.values()):
+            rest = [made for made in self.entries if made.path not in reported and made.path not in gone]
+            return Manifest([*rest, *reported.values()], caps)
         made = Manifest.__new__(Manifest)
-        made._take_over(self)  # noqa: SLF001  # of this very class
-        emptied = {path for path in (*gone, *told) if path in self.by_path and self.by_path[path].kind == "d"}
+        made._take_over(self)  # noqa: SLF001  # the same class
+        emptied = {path for path in (*gone, *reported) if path in self.by_path and self.by_path[path].kind == "d"}
         entries = list(self.entries)
-        for path in (*gone, *told):
+        for path in (*gone, *reported):
             made._remove(entries, path)  # noqa: SLF001  # as above
-        for entry in told.values():
+        for entry in reported.values():
             made._insert(entries, entry)  # noqa: SLF001  # as above
         made.entries = tuple(entries)
-        made._check_changed(told.values(), emptied)  # noqa: SLF001  # of this very class
+        made._check_changed(reported.values(), emptied)  # noqa: SLF001  # the same class
         made.check_caps(caps)
         return made
 
@@ -157,8 +163,8 @@ class Manifest:
             if self.digests.setdefault(entry.text, entry.size) != entry.size:
                 raise _other_size(entry.path)
 
-    def _check_changed(self, told: Iterable[Entry], emptied: Iterable[str]) -> None:
-        for entry in told:
+    def _check_changed(self, reported: Iterable[Entry], emptied: Iterable[str]) -> None:
+        for entry in reported:
             above = entry.path.rpartition("/")[0]
             if above and (above not in self.by_path or self.by_path[above].kind != "d"):
                 raise _out_of_place(entry.path)
@@ -187,7 +193,7 @@ class Manifest:
         return self._lines
 
     def digest(self, bound: str) -> str:
-        """Of the tree and of what it is bound to."""
+        """Return the digest of the tree and of what the tree is bound to."""
         whole = hasher()
         whole.update(f"{bound}\0".encode())
         whole.update("".join(self._all_lines()).encode("utf-8", "surrogateescape"))  # no field holds a NUL
@@ -199,7 +205,7 @@ def _order(entry: Entry) -> str:
 
 
 def _key(path: str) -> str:
-    return path.replace("/", "\0")  # so that a directory comes right before all that is in it
+    return path.replace("/", "\0")  # so that a directory comes right before its contents
 
 
 def _line(entry: Entry) -> str:
@@ -208,7 +214,7 @@ def _line(entry: Entry) -> str:
 
 
 def _out_of_place(path: str) -> SnapshotError:
-    return refused(f"{path!r}, which lies in no directory")
+    return refused(f"{path!r}, which is in no directory")
 
 
 def _other_size(path: str) -> SnapshotError:
@@ -216,9 +222,9 @@ def _other_size(path: str) -> SnapshotError:
 
 
 def entry(row: object) -> Entry:
-    """One row, each field of its type and within its bounds. Raises SnapshotError otherwise."""
+    """Return a row as an Entry. Raise SnapshotError unless each field has the right type and is within bounds."""
     if not isinstance(row, list) or len(row) != len(Entry._fields):
-        raise refused("a row with other fields than it has")
+        raise refused("a row with other fields than an entry has")
     path, kind, mode, mtime_ns, size, text = row
     check_path(path)
     if not isinstance(kind, str) or len(kind) != 1 or kind not in _KINDS:
@@ -233,12 +239,12 @@ def entry(row: object) -> Entry:
 
 def _check_number(value: object, most: int, what: str) -> None:
     if type(value) is not int or not 0 <= value <= most:
-        raise refused(f"a {what} that nothing has")
+        raise refused(f"a {what} that no file can have")
 
 
 def _check_text(kind: str, text: object) -> None:
     if not isinstance(text, str):
-        raise refused("a text that is none")
+        raise refused("a text field that is no text")
     if kind == "f":
         check_digest(text)
     elif kind == "h":
@@ -251,20 +257,23 @@ def _check_text(kind: str, text: object) -> None:
 
 def check_digest(text: object) -> None:
     if not isinstance(text, str) or len(text) != DIGEST_CHARACTERS or not _HEX.issuperset(text):
-        raise refused("a digest that is none")
+        raise refused("a digest field that is no digest")
 
 
 def check_path(path: object) -> None:
-    """Relative, without `.` and `..`, as the kernel would list it: one text for one name (K03)."""
+    """Refuse a path that is not relative, or not as the kernel would list the file: each name has one text (K03)."""
     if not isinstance(path, str) or not path or len(_canonical(path)) > MAX_PATH:
-        raise refused("a path that is none, or too long")
+        raise refused("a path that is empty, no text, or too long")
     for part in path.split("/"):
         if part in ("", ".", "..") or len(part) > _MAX_NAME or len(_canonical(part)) > _MAX_NAME:
             raise refused(f"the path {path[:200]!r}")
 
 
 def _canonical(text: str) -> bytes:
-    """Its bytes. Two texts that mean the same bytes would be two names of one file: only the usual one is taken."""
+    """Return a text's bytes.
+
+    Two texts for the same bytes would be two names of one file: only the usual text is accepted.
+    """
     try:
         data = text.encode()
     except UnicodeEncodeError:
@@ -280,7 +289,7 @@ def _canonical(text: str) -> bytes:
 
 
 def text_of(made: Entry) -> int:
-    """Characters of its name and, of a link, of what it leads to."""
+    """Return the number of characters in a name and, for a link, in its target."""
     return len(made.path) + (0 if made.kind == "f" else len(made.text))
 
 

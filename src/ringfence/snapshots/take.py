@@ -1,11 +1,11 @@
-"""Take the files of a sandbox: what one look found, what is remembered for the next look, and the way back.
+"""Take the files of a sandbox: the result of one look, what is remembered for the next look, and the way back.
 
 The worker inside that looks is hostile: `ringfence.wire.snapshot_records` parses what it sends, and here every row is
 checked and all content hashed. A digest from inside is accepted only for content that this very sandbox has sent or was
 given: a guest that could name any digest could fetch another sandbox's files by it.
 
-What the host remembers of a sandbox between two looks makes the next look cost only what changed. Stamps are made by
-the guest: they are given back to the next worker inside, and nothing else reads them.
+What the host remembers of a sandbox between two looks makes the next look cost only what changed. The guest makes the
+stamps: they are given back to the next worker inside, and no other code reads them.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ if TYPE_CHECKING:
     from ringfence.snapshots.content import Store
     from ringfence.snapshots.manifest import Caps, Entry
 
-_SMALL = 1 << 16  # bytes of a file whose content is sent again rather than its digest told
+_SMALL = 1 << 16  # a file up to this size is sent again rather than its digest to the worker
 _PIECE = 1 << 16  # bytes of orders that are sent at once
 
 
 class Look:
-    """What one look found: the tree, and how it differs from the one it began with."""
+    """The result of a look: the tree, and the differences from the tree that the look began with."""
 
-    def __init__(self, before: Manifest, told: Mapping[str, Entry], gone: set[str], caps: Caps) -> None:
-        """Raises SnapshotError when it is no tree."""
-        self.manifest = before.patched(told, gone, caps)
+    def __init__(self, before: Manifest, reported: Mapping[str, Entry], gone: set[str], caps: Caps) -> None:
+        """Make the tree. Raise SnapshotError when the entries are no tree."""
+        self.manifest = before.patched(reported, gone, caps)
         self.gone = gone
-        self.stamps: Mapping[str, bytes] = {}  # of every entry that was told
+        self.stamps: Mapping[str, bytes] = {}  # the stamp of every entry that was reported
         self.top = UNKNOWN
-        old = [before.by_path[path] for path in (*gone, *told) if path in before.by_path]
-        self.added = {made.text for made in told.values() if made.kind == "f" and made.text not in before.digests}
+        old = [before.by_path[path] for path in (*gone, *reported) if path in before.by_path]
+        self.added = {made.text for made in reported.values() if made.kind == "f" and made.text not in before.digests}
         self.removed = {made.text for made in old if made.kind == "f" and made.text not in self.manifest.digests}
 
     def content(self, holder: Holder) -> Holder:
-        """Content of the tree that it began with, made that of the one that was found."""
+        """Change a holder of the content of the tree before into a holder of the content of the tree that was found."""
         holder.change(self.added, self.removed)
         return holder
 
 
 class Lineage:
-    """One sandbox's files when the host last looked, and the content that this sandbox may name."""
+    """The files of one sandbox when the host last looked, and the content that this sandbox may name."""
 
     def __init__(self, holder: Holder) -> None:
         self.holder = holder
         self.manifest = Manifest(())
-        self.exact = False  # whether it may name the content of that tree, and nothing else
+        self.exact = False  # whether the sandbox may name exactly the content of that tree
         self._memory = Memory()
         self._top = UNKNOWN
 
@@ -73,32 +73,37 @@ class Lineage:
         self.holder.close()
 
     def known(self) -> bytes:
-        """For a new worker's standard input."""
+        """Return what a new worker gets on its standard input."""
         return self._packed(self._memory)
 
-    def known_to_one_that_stayed(self) -> bytes:
+    def known_to_stayed_worker(self) -> bytes:
         return self._packed(Memory())
 
     def _packed(self, memory: Memory) -> bytes:
         return stamps.pack(memory, self._worth_telling(), links=bool(self.manifest.links), top=self._top)
 
     def _worth_telling(self) -> list[str]:
-        """Digests of content that the worker need not send. When few files changed, small ones are sent anyway."""
+        """Return the digests of content that the worker need not send.
+
+        When few files changed, small ones are sent anyway.
+        """
         if not self._memory.groups:
             return self.holder.digests()
         return [digest for digest, size in self.manifest.digests.items() if size > _SMALL and digest in self.holder]
 
     def follow(self, look: Look, holder: Holder | None = None) -> None:
-        """Remember what a look found that began with what is remembered now: of two looks one waits for the other.
+        """Remember the result of a look that began with what is remembered now; two looks never overlap.
 
-        `holder`: what the sandbox may name from now on; without, that is the content of what was found.
+        `holder`: the content that the sandbox may name from now on; without it, that is the content of the tree found.
         """
-        self.manifest, self._top = look.manifest, look.top
+        self.manifest = look.manifest
+        self._top = look.top
         kinds = look.manifest.by_path
         self._memory.follow({path: (kinds[path].kind == "d", s) for path, s in look.stamps.items()}, look.gone)
         if holder is not None:
             self.holder.close()
-            self.holder, self.exact = holder, False
+            self.holder = holder
+            self.exact = False
             # A file whose content the sandbox may not name has to be sent again.
             unnamed = [made.path for made in self.manifest.entries if made.kind == "f" and made.text not in holder]
             self._memory.follow(dict.fromkeys(unnamed, (False, UNKNOWN)), ())
@@ -112,19 +117,22 @@ class Lineage:
 class Taking:
     """One look at a sandbox's files: `feed` what the worker writes until `done`, then `finish`, and `close` at any end.
 
-    A look begins with what `lineage` remembers, and holds the content that was sent until it is closed.
+    A look begins with what `lineage` remembers, and holds the content that was sent until the look is closed.
     """
 
     def __init__(self, store: Store, caps: Caps, lineage: Lineage, *, contents: bool, others: bool = False) -> None:
-        """`others`: the tree began as a copy of a folder of the host's, so files of other owners are of it too."""
+        """Begin a look.
+
+        `others`: the tree began as a copy of a folder of the host, so it has files of other owners too.
+        """
         self._caps = caps
-        self._contents = contents  # without: digests alone, which are believed by nobody but `orders`
+        self._contents = contents  # False for digests alone, which only `orders` believes
         self._others = others
         self._lineage = lineage
         self._before = lineage.manifest
         self._own = Holder(store)
         self._copy: Holder | None = None
-        self._told: dict[str, Entry] = {}
+        self._reported: dict[str, Entry] = {}
         self._stamps: dict[str, bytes] = {}
         self._gone: set[str] = set()
         self._reader = records.Reader()
@@ -140,11 +148,11 @@ class Taking:
         return {"contents": self._contents, "bytes": self._caps.bytes, "stays": stays, "others": self._others}
 
     def known(self, *, stayed: bool) -> bytes:
-        """For the worker's standard input. `stayed`: it took the last look too, and remembers that."""
-        return self._lineage.known_to_one_that_stayed() if stayed else self._lineage.known()
+        """Return the worker's standard input. `stayed`: the worker took the last look too, and remembers the result."""
+        return self._lineage.known_to_stayed_worker() if stayed else self._lineage.known()
 
     def prepare(self) -> None:
-        """What can be done while the worker looks."""
+        """Do the work that is possible while the worker looks."""
         if self._contents and self._lineage.exact:
             self._copy = self._lineage.holder.copy()
 
@@ -172,7 +180,7 @@ class Taking:
         else:
             self._end(records.report(payload))
 
-    def _entry(self, row: list[object], stamp: bytes, sends: bool) -> None:  # as the reader returns it
+    def _entry(self, row: list[object], stamp: bytes, sends: bool) -> None:  # arguments in the reader's order
         made = entry([*row[:-1], "0" * DIGEST_CHARACTERS] if sends else row)
         if sends and not self._contents:
             raise refused("content that was not asked for")
@@ -184,10 +192,10 @@ class Taking:
         if made.kind == "f" and not self._may_name(made.text):
             if self._contents:
                 raise refused("content that this sandbox never had")
-            stamp = UNKNOWN  # it will have to be sent
+            stamp = UNKNOWN  # the next worker has to send the file
         elif made.kind == "f" and self._own.store.size_of(made.text) != made.size:
             raise refused(f"{made.path!r} with another size than its content")
-        self._tell(made, stamp)
+        self._add(made, stamp)
 
     def _may_name(self, digest: str) -> bool:
         return digest in self._lineage.holder or digest in self._own
@@ -196,7 +204,7 @@ class Taking:
         self._bytes += made.size
         if self._bytes > self._caps.bytes:
             raise too_large(f"its files have more than limits.disk = {self._caps.bytes:,} bytes, holes counted")
-        if len(self._told) > 2 * self._caps.files:
+        if len(self._reported) > 2 * self._caps.files:
             raise too_large(f"it has more than limits.disk_files = {self._caps.files:,} names")
         self._text += text_of(made)
         if self._text > self._caps.text:
@@ -217,20 +225,20 @@ class Taking:
             raise refused("less content than the file's size")
         digest = self._own.commit(self._writer)
         self._pending = self._writer = None
-        self._tell(made._replace(text=digest), stamp)
+        self._add(made._replace(text=digest), stamp)
 
     def _take_back(self) -> None:
-        """Forget the file whose content changed while the worker read it: the worker reports it again."""
+        """Forget a file whose content changed during the worker's read. The worker reports the file again."""
         assert self._pending is not None
         assert self._writer is not None
         self._bytes -= self._pending[0].size
         self._writer.drop()
         self._pending = self._writer = None
 
-    def _tell(self, made: Entry, stamp: bytes) -> None:
-        if made.path in self._told:
+    def _add(self, made: Entry, stamp: bytes) -> None:
+        if made.path in self._reported:
             raise refused("a name twice")
-        self._told[made.path] = made
+        self._reported[made.path] = made
         self._stamps[made.path] = stamp
 
     def _names_gone(self, names: list[object]) -> None:
@@ -255,14 +263,15 @@ class Taking:
             self._reader.finish()
         except WireError as error:
             raise refused(str(error)) from None
-        if self._gone & self._told.keys():
+        if self._gone & self._reported.keys():
             raise refused("a name that is there and gone")
-        look = Look(self._before, self._told, self._gone, self._caps)
-        look.stamps, look.top = self._stamps, self._top
+        look = Look(self._before, self._reported, self._gone, self._caps)
+        look.stamps = self._stamps
+        look.top = self._top
         return look
 
     def content(self, look: Look) -> Holder:
-        """What the tree that was found needs, held for the caller."""
+        """Return a holder of the content that the found tree needs; the caller closes it."""
         if self._copy is not None:
             copy, self._copy = self._copy, None
             return look.content(copy)
@@ -271,11 +280,11 @@ class Taking:
         return holder
 
     def follow(self, look: Look, holder: Holder | None = None) -> None:
-        """Have the lineage remember it: see there."""
+        """Have the lineage remember the look: see `Lineage.follow`."""
         self._lineage.follow(look, holder)
 
     def close(self) -> None:
-        """Let go of all content that the caller has not taken."""
+        """Drop all content that the caller has not taken."""
         if self._writer is not None:
             self._writer.drop()
         if self._copy is not None:
@@ -291,7 +300,7 @@ PROBLEMS = {
 
 
 def problem(report: dict[str, object]) -> SnapshotError | None:
-    """What the worker says it cannot keep; None when it says nothing of the kind."""
+    """Return the error for what the worker says it cannot keep, or None."""
     said = report.get("problem")
     if not isinstance(said, str) or said not in PROBLEMS:
         return None
@@ -303,9 +312,9 @@ def problem(report: dict[str, object]) -> SnapshotError | None:
 
 
 def orders(now: Manifest | None, wanted: Manifest, store: Store) -> Iterator[bytes]:
-    """For the worker's standard input: what turns the one tree into the other, touching only what differs.
+    """Yield the worker's standard input for turning a tree into another, touching only what differs.
 
-    `now`: None when nobody could tell what is there. Then all of it goes first.
+    `now` is None when no look could report the files. Then everything is removed first.
     """
     pending = bytearray()
     if now is None:
@@ -330,7 +339,7 @@ def _steps(now: Manifest, wanted: Manifest) -> Iterator[tuple[dict[str, object],
     remade = _remade(now, wanted)
     gone = [made for made in now.entries if made.path not in wanted.by_path or made.path in remade]
     touched = _touched([made.path for made in gone], remade)
-    for made in now.entries:  # parents first: nobody gets through a shut one
+    for made in now.entries:  # parents first: below a folder without rights nothing can be opened
         if made.kind == "d" and made.path in touched and made.mode & 0o700 != 0o700:
             yield {"do": "open", "path": made.path}, None
     for made in _topmost(gone):
@@ -343,7 +352,7 @@ def _steps(now: Manifest, wanted: Manifest) -> Iterator[tuple[dict[str, object],
     for made in wanted.entries:
         if made.path in remade and made.kind == "h":
             yield {"do": "link", "path": made.path, "target": made.text}, None
-    for made in reversed(wanted.entries):  # the deepest first, when nothing in them changes any more
+    for made in reversed(wanted.entries):  # the deepest first, after all changes in them
         if made.kind == "d" and (made.path in touched or now.by_path.get(made.path) != made):
             yield {"do": "facts", **_facts(made)}, None
 
@@ -361,21 +370,22 @@ def _facts(made: Entry) -> dict[str, object]:
 
 
 def _remade(now: Manifest, wanted: Manifest) -> set[str]:
-    """Names to be made anew: what is missing or of another kind, content or target, and all names of such a file."""
+    """Return the names to make anew: what is missing or has another kind, content or target, and all names of such a
+    file."""
     remade: set[str] = set()
     for made in wanted.entries:
         old = now.by_path.get(made.path)
         kept = old is not None and (old.kind, old.text) == (made.kind, made.text)
         if kept and made.kind == "l":
-            kept = old == made  # its time cannot be set apart
+            kept = old == made  # the time of a link cannot be set alone
         if not kept or (made.kind == "h" and made.text in remade):
             remade.add(made.path)
-    # a further name may come before the first one
+    # A further name may come before the first name.
     return remade | {made.path for made in wanted.entries if made.kind == "h" and made.text in remade}
 
 
 def _touched(gone: list[str], remade: set[str]) -> set[str]:
-    """Directories in which a name goes or comes, and all above them."""
+    """Return the directories in which a name is removed or made, and all directories above."""
     found: set[str] = set()
     for path in (*gone, *remade):
         parent = path.rpartition("/")[0]
@@ -386,7 +396,7 @@ def _touched(gone: list[str], remade: set[str]) -> set[str]:
 
 
 def _topmost(gone: list[Entry]) -> Iterator[Entry]:
-    """Without what goes with a directory above it."""
+    """Yield the entries that are not removed together with a directory above."""
     last = "\0"
     for made in gone:
         if not made.path.startswith(f"{last}/"):

@@ -1,8 +1,9 @@
-"""Where a download lands: a host folder that is held open, filled from a tar stream that a hostile guest may have made.
+"""The target of a download: a host folder that is held open, filled from a tar stream that a hostile guest may have
+made.
 
-Below the folder nothing is opened but by descriptor and without following links; names with `..`, absolute ones,
-devices, hard links and links that lead out are refused (K01, K04, C01). All is staged beside its place first: what is
-refused, fails or is given up leaves nothing.
+Below the folder everything is opened by descriptor and without following links; names with `..`, absolute names,
+devices, hard links and links that lead out are refused (K01, K04, C01). All files are staged beside their place first:
+a download that is refused, fails or is given up leaves nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _RULES = tree_unpack.Rules(any_link=False, hard_links=False, exact_modes=False)
 
 
 class Landing:
-    """One download. `feed` the stream, then `finish`; `give_up` at any other end. None of it is for two threads."""
+    """One download. `feed` the stream, then `finish`; `give_up` at any other end. Not safe from several threads."""
 
     def __init__(self, target: HostPath, source: str, *, folder: bool, caps: tree_pack.Caps) -> None:
-        """Opens the folder that will hold it. Raises OSError when the caller's target cannot be used (L17)."""
+        """Open the folder that will hold the files. Raise OSError when the caller's target cannot be used (L17)."""
         self._path = os.fspath(target)
-        if folder:  # whose names are the guest's
+        if folder:  # the guest chooses the names in it
             import_path.shown_writable([os.path.realpath(os.fsdecode(self._path))])
         self._source = source
         self._folder = folder
@@ -54,16 +55,16 @@ class Landing:
         self._unpacker = tree_unpack.Unpacker(self._planter, self._check)
 
     def _open_folder(self) -> int:
-        """The caller's own, resolved once; from then on only the descriptor counts."""
+        """Open the caller's folder, resolved once; from then on only the descriptor counts."""
         try:
             os.mkdir(self._name, dir_fd=self._parent)
             self._made = True
         except FileExistsError:
-            pass  # one of the caller's; what is no folder cannot be opened as one
+            pass  # the caller made it; the open below fails for anything but a folder
         return os.open(self._name, _OPEN, dir_fd=self._parent)
 
     def _open_place(self) -> int:
-        """The folder of a single file. A target that is a folder takes the file under its own name."""
+        """Open the folder of a single file. A target that is a folder takes the file under its own name."""
         try:
             inside = os.open(self._name, _OPEN, dir_fd=self._parent)
         except (FileNotFoundError, NotADirectoryError):
@@ -76,7 +77,10 @@ class Landing:
         return self._planter.written
 
     def feed(self, pieces: Iterable[bytes]) -> None:
-        """Raises OSError: refused, or the host's own trouble, a full disk for example."""
+        """Unpack the next bytes.
+
+        Raise OSError for what is refused, and for the host's own trouble, a full disk for example.
+        """
         try:
             for piece in pieces:
                 self._unpacker.feed(piece)
@@ -84,7 +88,7 @@ class Landing:
             raise refusal(error.why, os.fsdecode(error.name), self._source) from None
 
     def _check(self, member: Member) -> None:
-        """A single file comes as that, and is called as we say."""
+        """Refuse anything but a file in the download of a single file, and give the file our own name."""
         if self._folder:
             return
         if member.kind != tar.FILE:
@@ -92,7 +96,7 @@ class Landing:
         member.parts = [b"file"]
 
     def finish(self) -> None:
-        """The stream has ended: move everything to its place."""
+        """End the stream and move everything to its place."""
         try:
             self._unpacker.finish()
         except Refused as error:
@@ -111,7 +115,7 @@ class Landing:
             raise OSError(error.errno, os.strerror(error.errno or 0), self._path) from None
 
     def give_up(self) -> None:
-        """Remove what is staged, let go of everything."""
+        """Remove the staged files and close everything."""
         if self._top < 0:
             return
         self._planter.close()
@@ -133,5 +137,5 @@ def _remove_empty(name: str, parent: int) -> None:
     try:
         os.rmdir(name, dir_fd=parent)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):  # somebody else put something there, or took it away
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):  # another process put something there, or removed it
             raise

@@ -1,4 +1,4 @@
-"""What an upload sends: a host file, or a folder as a tar stream. The caller's own files; links in it stay links."""
+"""The source of an upload: a host file, or a folder as a tar stream. Links in the caller's folder stay links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _CHUNK = 1 << 18  # one frame
 
 
 class Leaving:
-    """One upload. Opens its source once; below a folder only descriptors are used, and no link followed (C01, L17)."""
+    """One upload.
+
+    Opens its source once; below a folder only descriptors are used, and no link is followed (C01, L17).
+    """
 
     def __init__(self, source: HostPath) -> None:
         self._path = os.fspath(source)
@@ -46,7 +49,7 @@ class Leaving:
         self.total = caps.bytes
 
     def read(self) -> tuple[bytes, int]:
-        """The next bytes to send, b"" at the end, and how many of them are bytes of files."""
+        """Return the next bytes to send, b"" at the end, and how many of them are bytes of files."""
         if not self.folder:
             data = os.read(self._fd, _CHUNK)
             return data, len(data)

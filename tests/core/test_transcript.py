@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfence import PolicyError
-from ringfence.core.eventlog import EventLog
+from ringfence.core.transcript import EventLog
 from ringfence.events import Gap, Prompt, Stdout
 from ringfence.wire.frames import LINE, STDERR, STDOUT
 
