@@ -98,8 +98,9 @@ def test_a_container_holds(chosen: str, attack: Attack) -> None:
     assert (row.verdict, row.succeeded) == ("held", ("off",)), row
 
 
+@pytest.mark.parametrize("engine", ["gvisor"])  # which tells tests/suite.py the part that it belongs to
 @pytest.mark.parametrize("attack", _attacks("gvisor"))
-def test_gvisor_holds(attack: Attack) -> None:
+def test_gvisor_holds(attack: Attack, engine: str) -> None:
     reason = missing("gvisor")
     if reason is not None:
         pytest.skip(reason)
@@ -115,7 +116,8 @@ def test_every_control_of_an_engine_is_noticed(name: str) -> None:
     """Runs after the others of this module, and on its own says nothing."""
     backend = "gvisor" if name == "gvisor" else "container"
     rows = list(_rows[name].values())
-    if len(rows) == len(catalogue(backend)):
-        print(f"{name}: {len(rows)} attacks, {score(backend, rows)}", file=sys.stderr)
-        lacking = {row.control for row in rows if row.verdict == "not applicable" and os.geteuid() != 0}
-        assert [one for one in unnoticed(backend, rows)[1] if one not in UNSEEN[name] and one not in lacking] == []
+    if len(rows) != len(catalogue(backend)):
+        pytest.skip(f"{name}: only {len(rows)} of {len(catalogue(backend))} attacks were played before")
+    print(f"{name}: {len(rows)} attacks, {score(backend, rows)}", file=sys.stderr)
+    lacking = {row.control for row in rows if row.verdict == "not applicable" and os.geteuid() != 0}
+    assert [one for one in unnoticed(backend, rows)[1] if one not in UNSEEN[name] and one not in lacking] == []
