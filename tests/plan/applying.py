@@ -12,7 +12,7 @@ import struct
 import sys
 
 from ringfence.host.placeholders import Placeholders
-from ringfence.plan.operations import rows
+from ringfence.plan.model import rows
 from ringfence.plan.rootfs.host_view import view
 from ringfence.plan.rootfs.interpreter import interpreter
 from ringfence.policy.model import Mount, Policy

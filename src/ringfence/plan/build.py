@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from ringfence.errors import UnsupportedError
-from ringfence.plan.model import Fence, LinuxPlan, Outlets, TmpfsOptions
-from ringfence.plan.operations import Bind, Overlay
+from ringfence.plan.model import Bind, Fence, LinuxPlan, Outlets, Overlay, TmpfsOptions
 from ringfence.plan.seccomp import compiled
 from ringfence.results import Control, Enforcement
 from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.model import FoundImage, HostFacts
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import FoundImage, HostFacts, Op
     from ringfence.plan.rootfs.host_view import View
     from ringfence.policy.model import Limits, Policy
 

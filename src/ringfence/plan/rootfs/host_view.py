@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 
-from ringfence.plan.operations import Bind, Device, File, Folder, Hide, Link
+from ringfence.plan.model import Bind, Device, File, Folder, Hide, Link
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.plan.rootfs.protected import Protected
     from ringfence.policy.model import Policy

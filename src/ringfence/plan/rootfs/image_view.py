@@ -11,7 +11,7 @@ import os
 import stat
 
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
-from ringfence.plan.operations import Bind, Folder, Link
+from ringfence.plan.model import Bind, Folder, Link
 from ringfence.plan.rootfs.host_view import SYSTEM_PATH, View, device_ops
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.policy.host_paths import within
@@ -19,7 +19,7 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.policy.model import Mount, Policy
 

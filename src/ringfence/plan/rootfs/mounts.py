@@ -10,7 +10,7 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
-from ringfence.plan.operations import Bind, File, Folder, Hide, Overlay
+from ringfence.plan.model import Bind, File, Folder, Hide, Overlay
 from ringfence.plan.rootfs.interpreter import HELPERS
 from ringfence.plan.rootfs.protected import (
     Protected,
@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.policy.model import Mount
     from ringfence.values import MountMode

@@ -12,7 +12,7 @@ import stat
 import sys
 
 from ringfence.errors import PolicyError
-from ringfence.plan.operations import Pin, Protect
+from ringfence.plan.model import Pin, Protect
 from ringfence.policy.host_paths import within
 from ringfence.policy.secrets import read_head
 from ringfence.values import Struct, final
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
 
 
 # Held whether they exist or not: a placeholder is made on the host for what does not (A13, CVE-2026-25725).
