@@ -8,10 +8,9 @@ import os
 import time
 
 from ringfence.errors import ImageError, PolicyError
-from ringfence.images import debian
 from ringfence.images.importer import apply_directory, apply_host_file, check_free_name
 from ringfence.images.make import Making, Wanted, find_python, real_path, silent
-from ringfence.images.packages import add_npm, add_pip
+from ringfence.images.packages import add_npm, add_pip, check_host, debootstrap, suite_of
 from ringfence.images.tar_reader import TarError, parts
 from ringfence.policy.checks import identifier, plain_path, shorten, suggestion, text
 from ringfence.policy.image import IMAGE_CHECKS, Image
@@ -238,7 +237,7 @@ def build_image(
     """See ringfence.images.build."""
     name, chosen = _chosen(store, image, recipe, preset)
     whole = _with_base(store, chosen, name)
-    debian.check_host()
+    check_host()
     build = _Build(store, name, whole, progress or silent, use_cache=use_cache)
     try:
         return build.run()
@@ -324,7 +323,7 @@ class _Build:
 
     def run(self) -> ImageInfo:
         recipe = self._recipe
-        suite = debian.suite_of(recipe.base)
+        suite = suite_of(recipe.base)
         step = self._debian(suite)
         if recipe.pip:
             step = self._pip(step)
@@ -403,7 +402,7 @@ class _Build:
         packages = tuple(sorted(self._recipe.apt))
 
         def make(making: Making) -> None:
-            debian.debootstrap(making.tree, suite=suite, packages=packages, scratch=making.scratch, progress=self._say)
+            debootstrap(making.tree, suite=suite, packages=packages, scratch=making.scratch, progress=self._say)
 
         return self._step(_key("debian", suite, list(packages)), f"Debian {suite}", make)
 
