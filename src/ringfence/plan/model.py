@@ -1,7 +1,7 @@
-"""What a plan is made of: facts about the host, the image as it was found, and what a backend will do. Plain data.
+"""Defines plans as plain data: facts about the host, the image that was found, and what a backend will do.
 
-`SandboxPlan` is what every backend's plan says. `LinuxPlan` is the plan of the backends that show a guest files of this
-host and start processes in it: process, container, gVisor.
+`SandboxPlan` has what the plans of all backends have. `LinuxPlan` is the plan of the backends that show a guest files
+of this host and start processes of this machine: process, container, gVisor.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class HostFacts(Struct):
-    """What was found out about this host, cheaply and without side effects. A backend may add facts of its own."""
+    """Facts about this host, found cheaply and without side effects. A backend may add more facts."""
 
     as_root: bool
     machine: str
     kernel: str
     landlock_abi: int  # 0: none
-    # The cgroup file that holds each limit; None: no controller for it.
+    # The cgroup file that enforces each limit; None: no controller for the limit.
     memory_by: str | None = None
     cpu_by: str | None = None
     cpu_time_by: str | None = None
     pids_by: str | None = None
-    has_freezer: bool = False  # a cgroup of ours can be made to stand still
+    has_freezer: bool = False  # our cgroups can be frozen
 
 
 @final
@@ -41,7 +41,7 @@ class FoundImage(Struct):
 
     image: Image  # as the caller named it
     root: Root | None = None  # the tree of a stored image; None: the host's own system
-    env: Mapping[str, str] = frozen_map({})  # variables of the image, and over them those that the caller added
+    env: Mapping[str, str] = frozen_map({})  # variables of the image and of the caller, whose win
     on_disk: bool = False  # the caller wants the workspace on disk, not in memory
 
     def __post_init__(self) -> None:
@@ -50,13 +50,12 @@ class FoundImage(Struct):
 
 # ── operations: the steps that build a guest's root ───────────────────────────────────────────────
 
-# Targets are relative to the new root. The zygote's side, `guest/launch/mounts.py`, applies the operations in order and
-# decides nothing.
+# Targets are relative to the new root. `guest/launch/mounts.py` applies the operations in order and decides nothing.
 
 
 @final
 class Folder(Struct):
-    """Make a folder with this mode."""
+    """Make a folder with the given mode."""
 
     target: str
     mode: int = 0o755
@@ -64,7 +63,7 @@ class Folder(Struct):
 
 @final
 class File(Struct):
-    """Write a file that holds this text."""
+    """Write a file with the given text."""
 
     target: str
     text: str = ""
@@ -73,7 +72,7 @@ class File(Struct):
 
 @final
 class Link(Struct):
-    """Make a symbolic link at `target` that says `text`."""
+    """Make a symbolic link at `target` that leads to `text`."""
 
     text: str
     target: str
@@ -81,7 +80,7 @@ class Link(Struct):
 
 @final
 class Bind(Struct):
-    """Show a host path at `target`, with what is mounted below it."""
+    """Show a host path at `target`, with all mounts below the path."""
 
     source: str
     target: str
@@ -92,7 +91,7 @@ class Bind(Struct):
 
 @final
 class Overlay(Struct):
-    """Show a host path at `target` below a layer of this sandbox alone: a copy, or a view that lacks some names."""
+    """Show a host path at `target` under a layer of this sandbox alone: a copy, or a view that lacks some names."""
 
     source: str
     target: str
@@ -122,7 +121,7 @@ class Hide(Struct):
 
 @final
 class Pin(Struct):
-    """Make `target` a mount point of its own, so that the guest cannot rename it away."""
+    """Make `target` a mount point, so that the guest cannot rename it away."""
 
     target: str
 
@@ -173,7 +172,7 @@ def _row(op: Op) -> list[object]:
 
 @final
 class Fence(Struct):
-    """What guest processes give up, step by step. Each step is on; only the attack suite leaves one out."""
+    """The rights that guest processes give up, step by step. Every step is on; only the attack suite leaves one out."""
 
     processes: int
     rlimits: Mapping[str, int]
@@ -208,11 +207,11 @@ class TmpfsOptions(Struct):
 
 @final
 class Outlets(Struct):
-    """What a sandbox with a network listens on for the gateway."""
+    """The ports on which a sandbox with a network listens for the gateway."""
 
     ports: tuple[int, ...]
     proxy: int
-    streams: int  # connections at once where guestd relays them; more wait
+    streams: int  # connections at once where guestd relays connections; further connections wait
 
     def encoded(self) -> dict[str, object]:
         """Return the JSON form that guestd takes."""
@@ -220,23 +219,23 @@ class Outlets(Struct):
 
 
 class SandboxPlan(Struct):
-    """What a backend will do to keep one policy. Made by `Backend.plan`, carried out by `Backend.launch`."""
+    """The steps by which a backend will enforce one policy, made by `Backend.plan` and run by `Backend.launch`."""
 
     policy: Policy
     image: FoundImage
-    enforcement: Enforcement  # what will hold each promise
+    enforcement: Enforcement  # what will enforce each promise
 
     def lines(self) -> tuple[str, ...]:
-        """Return what `--explain` shows besides what holds each promise."""
+        """Return the lines that `--explain` shows besides what enforces each promise."""
         return ()
 
 
 @final
 class LinuxPlan(SandboxPlan):
-    """A root made of this host's files, and processes of this machine in it."""
+    """The plan of a root made of this host's files, in which processes of this machine run."""
 
     template: tuple[Op, ...]  # the root that sandboxes share, made while the host's tree is still there
-    ops: tuple[Op, ...]  # what needs the sandbox's own uid, disk or private file systems; made after those
+    ops: tuple[Op, ...]  # what needs the sandbox's own uid, disk or private file systems; made after these exist
     as_root: bool
     namespaces: int  # flags of clone
     sizes: TmpfsOptions
@@ -254,16 +253,16 @@ class LinuxPlan(SandboxPlan):
     user_namespace: bool = True
     fresh: bool = False  # Python code gets a new interpreter by exec instead of the zygote's address space
     cgroup: bool = True
-    foreign: bool = False  # the root is a stored image: nothing of ours may be imported once it stands (J19)
+    foreign: bool = False  # the root is a stored image: once it is mounted, none of our modules may be imported (J19)
     disk: tuple[int, int] | Literal["folder"] | None = None  # the workspace's bytes and files in an image; None: memory
-    python: str | None = None  # of a foreign root: its own Python, started anew for each run
+    python: str | None = None  # the Python of a foreign root, started anew for each run
 
     def __post_init__(self) -> None:
         put(self, "env", frozen_map(self.env))
 
     @property
     def writable(self) -> tuple[str, ...]:
-        """Sources of mounts that the guest may write to, without links, as they were looked at."""
+        """Return the sources of mounts that the guest may write to, without links, as found when the plan was made."""
         binds = [op for op in self.template if isinstance(op, Bind)]
         return tuple(op.source for op in binds if op.writable and op.inode is not None)
 
@@ -290,7 +289,7 @@ class LinuxPlan(SandboxPlan):
 
 @final
 class Plan(Struct):
-    """What a backend will do to keep a policy. Pure; nothing has started."""
+    """The steps by which a backend will enforce a policy. Pure data; nothing has started."""
 
     backend: str
     enforcement: Enforcement
@@ -298,7 +297,7 @@ class Plan(Struct):
     _lines: tuple[str, ...] = ()
 
     def explain(self) -> str:
-        """The plan for people: the backend, why not another, and what holds each promise."""
+        """Return the plan for people: the backend, why not another, and what enforces each promise."""
         lines = [f"backend: {self.backend}"]
         lines += [f"  not {name}: {why}" for name, why in self.rejected.items()]
         lines.append("held by:")
