@@ -340,6 +340,6 @@ def test_explaining_says_what_is_closed_and_what_is_open() -> None:
     )
     lines = policy.explain().splitlines()
     assert "a.com can be reached, on port 443 or 80 where no port is named." in lines
-    assert "b.com can be reached over TCP; what is sent is not looked at." in lines
+    assert "b.com can be reached over TCP; the data is not inspected." in lines
     assert "'/data\\nrm' is shown as /d and can be read and written, with x read-only." in lines
     assert "Of the image's programs only git exist." in lines
