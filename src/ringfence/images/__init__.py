@@ -113,7 +113,10 @@ def export(name: str, path: HostPath) -> None:
 
 
 def remove(*names: str) -> None:
-    """Remove images in order. Raises ImageError at an unknown image or one that a sandbox uses; earlier ones are gone."""
+    """Remove images in order.
+
+    Raises ImageError at the first that is unknown or used by a sandbox; the images before are removed.
+    """
     store = Store()
     for name in names:
         _release(store, name)
@@ -121,8 +124,7 @@ def remove(*names: str) -> None:
 
 
 def _release(store: Store, name: str) -> None:
-    """Close what this process keeps ready for an image, which is no use of the image. Waits up to 2 s for sandboxes
-    that are closing."""
+    """Close what this process keeps ready for an image. Waits up to 2 s for sandboxes that are closing."""
     import time
 
     from ringfence.backends.process.backend import release_image

@@ -1,4 +1,4 @@
-"""Writes an image as a docker archive of one layer, and checks a tree against its digest."""
+"""Writes an image as a docker archive of a single layer, and checks the digest of a tree."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Making:
         )
 
     def keep(self, wanted: Wanted) -> ImageInfo:
-        """Outfit the tree, store it and name it. Other processes see the finished image or none."""
+        """Outfit, store and name the tree. Other processes see the finished image or none."""
         notes = (*wanted.notes, *outfit(self.tree, user=wanted.user))
         python = find_python(self.tree, wanted.env)
         info = ImageInfo(

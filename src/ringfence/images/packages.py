@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 # ── Debian ────────────────────────────────────────────────────────────────────────────────────────
 
 _LAST_LINES = 200
-# In a pid namespace of its own: one SIGKILL ends it and all that it started, maintainers' scripts too. An ordinary user
-# is root in a user namespace besides; not in mmdebstrap's own, whose root is another uid that may not enter our folder.
+# mmdebstrap runs in a pid namespace of its own: one SIGKILL ends it and all that it started, maintainers' scripts too.
+# For an ordinary user it runs in our user namespace besides, not in mmdebstrap's own: the root of that namespace is
+# another uid, which may not enter our folder.
 _ALONE = ("--pid", "--fork", "--kill-child=KILL", "--mount-proc")
-# What apt asks for besides. Maintainers' scripts see all that is passed, and the caller's tokens are none of theirs.
+# Further variables that apt uses. Maintainers' scripts see every variable, and must not see the caller's tokens.
 _PASSED = ("APT_CONFIG", "SOURCE_DATE_EPOCH")
 _PROBE_S = 20.0
 _LEAN = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
@@ -44,7 +45,7 @@ _NOT_IN_IMAGES = (("etc", "apt", "sources.list"), ("etc", "apt", "sources.list.d
 
 
 def suite_of(base: str) -> str:
-    """The release that a recipe's base means: "debian" is this host's own on Debian, else the stable one."""
+    """Return the release that a recipe's base means: "debian" is this host's own on Debian, else "stable"."""
     named = base.partition(":")[2]
     if named:
         return named
@@ -83,7 +84,7 @@ def debootstrap(
     try:
         apply_stream(tree, running.stdout.read)
     except CutShortError as error:
-        ended = error  # as the stream of a program that failed does: what it said matters more
+        ended = error  # the stream of a program that failed ends so too, and its message matters more
     finally:
         running.stdout.close()
         if sys.exc_info()[0] is not None:
@@ -129,20 +130,20 @@ def _program(name: str, package: str) -> str:
 
 
 def _look_for_packages(command: list[str], suite: str, scratch: str) -> None:
-    """A name that no package has would be found only when most of the work is done: ask first, in seconds."""
-    asking = _start([command[0], "--simulate", *command[1:]], scratch)
+    """Raise ImageError for an unknown package, in seconds, before most of the work is done."""
+    simulation = _start([command[0], "--simulate", *command[1:]], scratch)
     try:
-        _, told = asking.communicate()
+        _, errors = simulation.communicate()
     except BaseException:
-        asking.kill()
-        asking.communicate()
+        simulation.kill()
+        simulation.communicate()
         raise
-    if asking.returncode != 0:
-        raise _failed(told.decode("utf-8", "replace").splitlines(), suite)
+    if simulation.returncode != 0:
+        raise _failed(errors.decode("utf-8", "replace").splitlines(), suite)
 
 
 def check_host() -> None:
-    """Raises UnsupportedError when this host cannot build."""
+    """Raise UnsupportedError when this host cannot build images."""
     _program("mmdebstrap", "mmdebstrap")
     if os.geteuid() != 0 and (why := _not_mapped()):
         raise UnsupportedError(
@@ -160,7 +161,7 @@ def check_host() -> None:
 
 
 def _not_mapped() -> str | None:
-    """Why this user cannot be root over a range of uids; None: it can."""
+    """Return why this user cannot be root over a range of uids; None when it can."""
     why = run_as_root(["true"], _PROBE_S)
     return None if why is None else why[:200]
 
@@ -207,7 +208,7 @@ def _failed(said: list[str], suite: str) -> ImageError:
 
 
 def host_sources(suite: str) -> list[str]:
-    """Lines "deb …" of this host's apt for a release; none: mmdebstrap's own choice."""
+    """Return the "deb …" lines of this host's apt for a release; [] leaves the choice to mmdebstrap."""
     wanted = {suite, f"{suite}-updates", f"{suite}-security"}
     found: list[str] = []
     folder = "/etc/apt/sources.list.d"
@@ -254,7 +255,7 @@ def _stanzas(text: str, wanted: set[str]) -> list[str]:
 # ── pip and npm ───────────────────────────────────────────────────────────────────────────────────
 
 _DOWNLOAD_S = 1800.0
-# By which the caller says which index or registry, and how it is reached.
+# Variables by which the caller chooses an index or registry and how to reach it.
 _SETTINGS = (
     "PIP_*",
     "npm_config_*",
@@ -264,24 +265,26 @@ _SETTINGS = (
     "REQUESTS_CA_BUNDLE",
     "NODE_EXTRA_CA_CERTS",
 )
-_GLIBC = (17, 24, 27, 28, 31, 34, 35, 36)  # that wheels are made for; an image's own is asked for
-_TELL = "import os, platform, sys; print(*sys.version_info[:2], platform.libc_ver()[1] or '2.17', os.uname().machine)"
-# pip builds what is named by a path or an address, --only-binary or not, and a wheel may name such a thing as its need:
+_GLIBC = (17, 24, 27, 28, 31, 34, 35, 36)  # versions 2.x that wheels are made for
+_PLATFORM = (
+    "import os, platform, sys; print(*sys.version_info[:2], platform.libc_ver()[1] or '2.17', os.uname().machine)"
+)
+# pip builds a package named by a path or an address, --only-binary or not, and a wheel may depend on such a package:
 # its setup.py would run here. pip starts a program for every build, and none for a wheel.
 _PIP_ALONE = """
 import sys
 import runpy
 def refuse(event, args):
     if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"):
-        if not args or str(args[0]) not in ("rustc", "lsb_release"):  # asked to tell an index who asks; it does without
+        if not args or str(args[0]) not in ("rustc", "lsb_release"):  # only for the user agent; pip does without
             sys.stderr.write(f"ringfence: pip may not start {args[:1]}\\n")
         raise PermissionError("pip may not start a program")
 sys.addaudithook(refuse)
 sys.argv[0] = "pip"
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-# npm fetches what is named by a repository's address with git, which copies any repository of this host that a package
-# names (git+file://), and runs itself there again. It starts no program for what comes from a registry.
+# For a package named by a repository's address npm runs git, which copies any repository of this host that a package
+# names (git+file://), and runs itself again in the copy. npm starts no program for a package from a registry.
 _NPM_ALONE = """
 const programs = require("child_process");
 function refuse(file) {
@@ -294,7 +297,7 @@ for (const name of Object.keys(programs)) {
 }
 require("module").syncBuiltinESMExports();
 """
-_NPM_OWN = ("file", "directory")  # of this host: a recipe may name one, a package not; newer versions know it
+_NPM_OWN = ("file", "directory")  # files of this host: a recipe may name one, a package not; newer npm has the option
 _PACK = """
 import sys, tarfile
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as tar:
@@ -309,10 +312,10 @@ def add_pip(
     wheels = f"{scratch}/wheels"
     os.mkdir(wheels, 0o755)
     with open_box(wheels) as box:
-        told = box.exec([python, "-I", "-c", _TELL])
-        words = told.stdout.split()
-        if not told.ok or len(words) != 4:
-            raise ImageError(f"the image's Python does not run: {told.stderr[-200:]!r}", code="image-python")
+        result = box.exec([python, "-I", "-c", _PLATFORM])
+        words = result.stdout.split()
+        if not result.ok or len(words) != 4:
+            raise ImageError(f"the image's Python does not run: {result.stderr[-200:]!r}", code="image-python")
     say(f"pip download {' '.join(packages)}")
     _download(packages, wheels, words)
     pip = next((name for name in sorted(os.listdir(wheels)) if name.startswith("pip-")), None)
@@ -337,7 +340,7 @@ def add_pip(
 
 
 def _reader(events: object) -> Callable[[int], bytes]:
-    """The standard output of a process as a stream. Its pieces are small: an argument says how much, they are less."""
+    """Return a function that reads a process's standard output. Each call returns a piece, whatever the argument."""
     from ringfence.events import Gap, Stdout
 
     def pieces() -> Iterator[bytes]:
@@ -351,8 +354,8 @@ def _reader(events: object) -> Callable[[int], bytes]:
     return lambda _: next(source, b"")
 
 
-def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
-    major, minor, glibc, machine = told
+def _download(packages: tuple[str, ...], wheels: str, platform: list[str]) -> None:
+    major, minor, glibc, machine = platform
     newest = int(glibc.partition(".")[2].partition(".")[0] or 17)
     # -I: nothing from the folder of wheels, whose names an index chose, nor from one that a guest can write (L12).
     command = [_python_with_pip(), "-I", "-c", _PIP_ALONE, "download", "--dest", wheels]
@@ -385,7 +388,7 @@ def _download(packages: tuple[str, ...], wheels: str, told: list[str]) -> None:
 
 def _python_with_pip() -> str:
     for python in (sys.executable, programs.find("python3")):
-        # Imported, and not run: a pip that runs does first what its settings say, "python = …" among it (L18).
+        # pip is imported and not run: a pip that runs first obeys its settings, such as "python = …" (L18).
         if python and _run([python, "-I", "-c", "import pip"], "/").returncode == 0:
             return python
     raise UnsupportedError(
@@ -431,7 +434,7 @@ def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) 
 
 
 def _node(script: str) -> dict[str, str]:
-    """Variables with which every Node runs that script first. The caller's own options would come before it."""
+    """Return the variables with which every Node runs `script` first. They replace the caller's own options."""
     quoted = script.replace("\\", "\\\\").replace('"', '\\"')
     return {"NODE_OPTIONS": f'--require "{quoted}"'}
 
