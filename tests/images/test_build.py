@@ -159,7 +159,10 @@ def test_a_folder_goes_where_a_link_of_the_image_leads_and_a_pipe_or_a_missing_f
     os.mkfifo(pipe)
     info = images.build("tooled", Recipe(apt=("python3",), files=(RecipeFile(str(folder), "/bin"),)))
     assert Path(Store().root(info.digest), "usr/bin/tool").read_text() == "a tool"
-    for source, why in ((pipe, "is no regular file"), (tmp_path / "gone", "gone, which goes to /opt/it, does not exist")):
+    for source, why in (
+        (pipe, "is no regular file"),
+        (tmp_path / "gone", "gone, which goes to /opt/it, does not exist"),
+    ):
         with pytest.raises(ImageError, match=why) as caught:
             images.build("tooled2", Recipe(apt=("python3",), files=(RecipeFile(str(source), "/opt/it"),)))
         assert caught.value.code == "image-source"

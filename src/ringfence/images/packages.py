@@ -434,7 +434,10 @@ def add_npm(tree: Tree, packages: tuple[str, ...], scratch: str, say: Progress) 
 
 
 def _node(script: str) -> dict[str, str]:
-    """Return the variables with which every Node runs `script` first. They replace the caller's own options."""
+    """Return the variables with which every Node runs `script` first.
+
+    The caller's own options are left out, because they would run before.
+    """
     quoted = script.replace("\\", "\\\\").replace('"', '\\"')
     return {"NODE_OPTIONS": f'--require "{quoted}"'}
 
