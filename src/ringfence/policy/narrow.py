@@ -94,10 +94,10 @@ class _Reach:
     def permits(self, name: str) -> dict[int, _Permit]:
         """Return what permits the host `name`, by port. Deny wins; then the most exact rule; then `allow`."""
         found: dict[int, _Permit] = {}
-        for index, pattern in _about(self._rules, name):
+        for index, pattern in _matching(self._rules, name):
             for port in ports_of(pattern, self.network):
                 found.setdefault(port, _Permit(f"network.rules[{index}]", self.network.rules[index]))
-        for index, pattern in _about(self._allow, name):
+        for index, pattern in _matching(self._allow, name):
             for port in ports_of(pattern, self.network):
                 found.setdefault(port, _Permit(f"network.allow[{index}]"))
         if self.network.allow == "public" and not self.closed_to(name):
@@ -107,7 +107,7 @@ class _Reach:
 
     def denial(self, name: str, port: int) -> str | None:
         """Return the entry of `deny` that closes the host; None without such an entry."""
-        return next((str(one) for _, one in _about(self._deny, name) if one.port in (None, port)), None)
+        return next((str(one) for _, one in _matching(self._deny, name) if one.port in (None, port)), None)
 
     def closed_to(self, name: str) -> bool:
         """Return whether "public" leaves out the host `name`: an address would be a way around a denied name."""
@@ -122,7 +122,7 @@ def _index(entries: Iterable[str]) -> Index:
     return found
 
 
-def _about(index: Index, name: str) -> Iterator[tuple[int, HostPattern]]:
+def _matching(index: Index, name: str) -> Iterator[tuple[int, HostPattern]]:
     """Yield the patterns that mean `name`: the exact name, then the longest wildcard; first those with a port."""
     labels = name.split(".")
     for key in ((name, False), *((".".join(labels[start:]), True) for start in range(1, len(labels)))):

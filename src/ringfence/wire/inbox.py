@@ -131,9 +131,9 @@ class Switchboard:
         inbox = self._inboxes.get(number) if isinstance(number, int) else None
         if inbox is None:
             raise frames.WireError("an event of a job that does not run")
-        self._tell(inbox, event)
+        self._note(inbox, event)
 
-    def _tell(self, inbox: Inbox, event: dict[str, object]) -> None:
+    def _note(self, inbox: Inbox, event: dict[str, object]) -> None:
         if event["ev"] == "took":
             count = event["bytes"]
             assert isinstance(count, int)

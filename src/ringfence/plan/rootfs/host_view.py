@@ -130,7 +130,7 @@ def view(
     placed = place(tuple(policy.mounts), around)
     ops: list[Op] = [Folder(name) for name in _DIRECTORIES]
     ops += [op for op in base.ops if not _is_private(op)]
-    ops += _less(placed.template, (*etc, *_git_excludes(placed.protected)))
+    ops += _without_mounted(placed.template, (*etc, *_git_excludes(placed.protected)))
     ops += device_ops()
     ops += links
     return View(
@@ -192,7 +192,7 @@ def _in_any(path: str, directories: tuple[str, ...]) -> bool:
     return any(within(path, directory) for directory in directories)
 
 
-def _less(mounts: tuple[Op, ...], own: tuple[Op, ...]) -> list[Op]:
+def _without_mounted(mounts: tuple[Op, ...], own: tuple[Op, ...]) -> list[Op]:
     """Return our files and links, without those where the policy mounts something."""
     points = {op.target for op in mounts if isinstance(op, Folder | File)}
     return [op for op in own if isinstance(op, Bind) or op.target not in points]

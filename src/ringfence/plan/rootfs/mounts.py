@@ -119,7 +119,7 @@ def _outermost(names: set[str]) -> tuple[str, ...]:
 _MOST = 100
 PRIVATE = ("/tmp", "/workspace")  # file systems of one sandbox: what lies there is mounted after them
 _KERNEL = ("/proc", "/sys", "/dev")
-_MAKINGS = ("/.mask", "/.sources", "/.disk")  # our own folders in every root; guest/launch/mounts.py makes them
+_OWN_FOLDERS = ("/.mask", "/.sources", "/.disk")  # our own folders in every root; guest/launch/mounts.py makes them
 _FIXED = ("/", "/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/tmp", "/run", "/var")
 # Never writable, nor is a folder that holds one of these: policy/host_paths.py follows root's links in some of them.
 _SYSTEM = ("/usr", "/etc", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/var/spool")
@@ -370,7 +370,7 @@ def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
     for link, meaning in around.links:
         if within(target, link):
             target = meaning + target[len(link) :]
-    if spelled in _FIXED or target in _FIXED or any(within(target, path) for path in (*_KERNEL, *_MAKINGS)):
+    if spelled in _FIXED or target in _FIXED or any(within(target, path) for path in (*_KERNEL, *_OWN_FOLDERS)):
         raise PolicyError(
             f"nothing can be mounted at {spelled}: it is part of every sandbox",
             key=key,
@@ -614,11 +614,11 @@ def _lines(entry: Entry, held: list[Protected], without: tuple[str, ...]) -> lis
     owner = "" if entry.index is not None else ", for Python"
     place = entry.target if entry.target == entry.source else f"{entry.target} (the host's {entry.source})"
     lines = [f"{place}: {words[entry.mode]}{owner}"]
-    lines += [f"{path.target}: {_held(path)}" for path in held]
+    lines += [f"{path.target}: {_protection_in_words(path)}" for path in held]
     return lines + [f"{entry.target}/{name}: absent" for name in without]
 
 
-def _held(path: Protected) -> str:
+def _protection_in_words(path: Protected) -> str:
     if not path.hidden:
         return "read-only, protected"
     return f"hidden: an empty, read-only {'folder' if path.directory else 'file'} is in its place"

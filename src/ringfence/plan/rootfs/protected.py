@@ -501,7 +501,7 @@ def named_by(configs: Sequence[str], root: str) -> Iterator[tuple[str, str]]:
 
     The path need not exist. `root`: the working tree. Conditions of `includeIf` are taken to be true.
     """
-    queue = [*configs, *_own()]
+    queue = [*configs, *_own_configurations()]
     seen: set[str] = set()
     for config in queue:
         if config in seen or len(seen) >= _FILES:
@@ -517,7 +517,7 @@ def named_by(configs: Sequence[str], root: str) -> Iterator[tuple[str, str]]:
                 queue.append(path)
 
 
-def _own() -> list[str]:
+def _own_configurations() -> list[str]:
     """Return the user's and the machine's configuration files.
 
     A relative `core.hooksPath` in these files means a folder of every repository.
@@ -627,8 +627,8 @@ def _settings(home: str) -> Iterator[str]:
     for above in dict.fromkeys((f"{home}/.config", os.path.normpath(named) if os.path.isabs(named) else "")):
         if above:
             folder = f"{above}/{_FOLDER}"
-            yield from _both(folder)
-            yield from _both(f"{folder}/{_POLICIES}")
+            yield from _named_and_real(folder)
+            yield from _named_and_real(f"{folder}/{_POLICIES}")
             try:
                 names = sorted(os.listdir(f"{folder}/{_POLICIES}"))[:_MOST_POLICIES]
             except OSError:
@@ -638,7 +638,7 @@ def _settings(home: str) -> Iterator[str]:
                     yield os.path.realpath(f"{folder}/{_POLICIES}/{name}")
 
 
-def _both(path: str) -> Iterator[str]:
+def _named_and_real(path: str) -> Iterator[str]:
     yield path
     real = os.path.realpath(path)
     if real != path:

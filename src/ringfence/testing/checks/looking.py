@@ -104,8 +104,8 @@ def of_what_the_host_puts_there_only_the_arrival_is_told(box: Sandbox) -> None:
         box.files.write("w/#7", "3")
         box.files.unpack(packed, "w/made")
         box.exec(["sh", "-c", "echo 4 > '#8'"], cwd="w").check()
-        told = [next(watch) for _ in range(7)]
-    assert told == [
+        events = [next(watch) for _ in range(7)]
+    assert events == [
         FileEvent("create", "new"),
         FileEvent("create", "old"),
         FileEvent("create", "#7"),

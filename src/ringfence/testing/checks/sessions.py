@@ -217,7 +217,7 @@ def a_flood_of_small_messages_is_not_listened_to_for_ever(box: Sandbox) -> None:
     result = box.run(_FLOOD)
     assert (result.status, result.reason, result.state_kept) == ("lost", "guest-lost", False)
     assert len(result.outputs) <= 20_000
-    assert box.run("for i in range(30_000): display(i)").state_kept, "who only shows too much loses nothing"
+    assert box.run("for i in range(30_000): display(i)").state_kept, "a cell that only shows too much loses its state"
     assert box.run("1 + 1").value == "2"
 
 

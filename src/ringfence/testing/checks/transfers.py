@@ -110,16 +110,16 @@ def progress_is_told_up_to_the_whole(box: Sandbox) -> None:
             Path(folder, "in", name).write_bytes(b"x" * size)
         seen: list[tuple[int, int | None]] = []
 
-        def tell(done: int, total: int | None) -> None:
+        def keep(done: int, total: int | None) -> None:
             seen.append((done, total))
 
-        box.files.upload(f"{folder}/in", "t", on_progress=tell)
+        box.files.upload(f"{folder}/in", "t", on_progress=keep)
         up, seen = seen, []
-        box.files.download("t", f"{folder}/out", on_progress=tell)
-    for told in (up, seen):
-        assert told[-1] == (700_005, 700_005)
-        assert told == sorted(told)
-        assert {total for _, total in told} == {700_005}
+        box.files.download("t", f"{folder}/out", on_progress=keep)
+    for progress in (up, seen):
+        assert progress[-1] == (700_005, 700_005)
+        assert progress == sorted(progress)
+        assert {total for _, total in progress} == {700_005}
 
 
 def a_caller_who_stops_leaves_nothing_on_either_side(box: Sandbox) -> None:
