@@ -86,8 +86,7 @@ MEMBERS = {
     "guest.launch.listeners": "guest.guestd",
     **{f"images.{name}": "images.build" for name in ("builder", "packages")},
     **{
-        f"images.{name}": "images"
-        for name in ("debian", "exporter", "importer", "make", "outfit", "store", "tar_reader", "tree")
+        f"images.{name}": "images" for name in ("exporter", "importer", "make", "outfit", "store", "tar_reader", "tree")
     },
 }
 # What the package of one more backend may import: never another backend.

@@ -243,7 +243,7 @@ def told(user: OrdinaryUser, code: str) -> list[list[object]]:
 
 def test_a_folder_for_users_without_rights(ordinary_user: OrdinaryUser) -> None:
     code = read_program("behaviour/workspaces_as_user.py")
-    note = "each file is held to limits.disk by RLIMIT_FSIZE, their sum and their number by nothing"
+    note = "RLIMIT_FSIZE limits each file to limits.disk; the sum of all files and their number are not limited"
     assert told(ordinary_user, code) == [
         [True, note],
         [[["d", "directory"], ["d/f", "file"]], "1000 700\n1000 644\n"],

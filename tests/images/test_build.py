@@ -24,7 +24,7 @@ from images.packing import ROOT, E, tar
 from ringfence import images
 from ringfence.errors import ImageError
 from ringfence.host import programs
-from ringfence.images import debian as bootstrapping
+from ringfence.images import builder, packages
 from ringfence.images.builder import Recipe, RecipeFile, _key
 from ringfence.images.store import Store
 from ringfence.policy.image import Image
@@ -70,7 +70,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def cached(debian: str) -> str:
     """The first step of a recipe with python3 is in the cache already: the image that was built once."""
-    Store().set_step(_key("debian", bootstrapping.suite_of("debian"), ["python3"]), images.inspect(debian).digest)
+    Store().set_step(_key("debian", packages.suite_of("debian"), ["python3"]), images.inspect(debian).digest)
     return debian
 
 
@@ -85,7 +85,7 @@ def test_packages_files_env_and_a_user_come_into_the_image(cached: str, index: P
     )
     steps: list[str] = []
     info = images.build("mine", recipe, progress=steps.append)
-    suite = bootstrapping.suite_of("debian")
+    suite = packages.suite_of("debian")
     assert steps == [
         f"Debian {suite}: from the cache",
         "pip download greeter",
@@ -159,7 +159,10 @@ def test_a_folder_goes_where_a_link_of_the_image_leads_and_a_pipe_or_a_missing_f
     os.mkfifo(pipe)
     info = images.build("tooled", Recipe(apt=("python3",), files=(RecipeFile(str(folder), "/bin"),)))
     assert Path(Store().root(info.digest), "usr/bin/tool").read_text() == "a tool"
-    for source, why in ((pipe, "is no regular file"), (tmp_path / "gone", "is not there, which goes to /opt/it")):
+    for source, why in (
+        (pipe, "is no regular file"),
+        (tmp_path / "gone", "gone, which goes to /opt/it, does not exist"),
+    ):
         with pytest.raises(ImageError, match=why) as caught:
             images.build("tooled2", Recipe(apt=("python3",), files=(RecipeFile(str(source), "/opt/it"),)))
         assert caught.value.code == "image-source"
@@ -238,7 +241,7 @@ def test_an_image_without_python_takes_no_pip_packages(cached: str, index: Path,
     (bare / "bin").mkdir(parents=True)
     shutil.copy(root / "usr/bin/true", bare / "bin/true")
     digest = images.import_image("bare", bare).digest
-    Store().set_step(_key("debian", bootstrapping.suite_of("debian"), []), digest)
+    Store().set_step(_key("debian", packages.suite_of("debian"), []), digest)
     with pytest.raises(ImageError, match="need a Python in the image"):
         images.build("mine3", Recipe(pip=("greeter",)))
 
@@ -255,7 +258,8 @@ def test_a_root_that_is_refused_while_it_comes_is_refused_with_its_own_reason(
     (tmp_path / "mmdebstrap").chmod(0o755)
     (tmp_path / "mmdebstrap.tar").write_bytes(tar([*ROOT, E("../out", b"x" * 5000)])[:-1024])
     monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path), *programs.SYSTEM_FOLDERS))
-    monkeypatch.setattr(bootstrapping, "check_host", lambda: None)
+    for module in (packages, builder):
+        monkeypatch.setattr(module, "check_host", lambda: None)
     with pytest.raises(ImageError, match=r"leads out by '\.\.'") as caught:
         images.build("mine", Recipe())
     assert (caught.value.code, os.listdir(f"{store.directory}/work"), store.names()) == ("archive", [], [])

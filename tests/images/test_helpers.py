@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ringfence.images import debian
+from ringfence.images import packages
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without uids to map an ordinary user cannot build")
 def test_maintainers_scripts_see_none_of_the_callers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_TOKEN", "private")
     monkeypatch.setenv("https_proxy", "http://proxy.example.org")
-    running = debian._start(["env"], str(tmp_path))
+    running = packages._start(["env"], str(tmp_path))
     told = running.communicate(timeout=60)[0].decode().splitlines()
     assert "https_proxy=http://proxy.example.org" in told
     assert "DEBIAN_FRONTEND=noninteractive" in told

@@ -9,7 +9,7 @@ import pytest
 from ringfence import images
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
 from ringfence.host import programs
-from ringfence.images import builder, debian
+from ringfence.images import builder, packages
 from ringfence.images.builder import Recipe, RecipeFile, load, loads
 from ringfence.images.store import Store
 
@@ -116,8 +116,8 @@ def test_sources_of_the_release_are_taken_from_both_forms_of_the_hosts_apt() -> 
         "Signed-By: /k.gpg\n\nTypes: deb\nURIs: http://d\nSuites: rel\nEnabled: no\n"
     )
     wanted = {"rel", "rel-updates", "rel-security"}
-    assert debian._one_lines(one_line, wanted) == ["deb [arch=amd64 signed-by=/k.gpg] http://a/debian rel main"]
-    assert debian._stanzas(stanzas, wanted) == [
+    assert packages._one_lines(one_line, wanted) == ["deb [arch=amd64 signed-by=/k.gpg] http://a/debian rel main"]
+    assert packages._stanzas(stanzas, wanted) == [
         "deb [signed-by=/k.gpg] http://c/debian rel main",
         "deb [signed-by=/k.gpg] http://c/debian rel-updates main",
     ]

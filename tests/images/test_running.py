@@ -240,7 +240,7 @@ def test_what_an_image_cannot_do_is_refused_before_anything_starts(debian: str) 
         ringfence.run("1", image=debian, policy=Policy(commands=["ls"]))
     with pytest.raises(UnsupportedError, match="preload"):
         ringfence.run("1", image=Image(debian, preload=["json"]))
-    with pytest.raises(ImageError, match="is not built; running it never builds it"):
+    with pytest.raises(ImageError, match="is not built, and running a sandbox never builds an image"):
         ringfence.run("1", image=Image(debian, pip=["six"]))
     with pytest.raises(UnsupportedError, match="this machine itself"):
         ringfence.run("1", image=Image("host", pip=["six"]))

@@ -1,6 +1,6 @@
 """Applies a view's operations in namespaces of its own and runs a command there. A program: one JSON object on stdin.
 
-Written apart from guest/box.py, and as short as it can be: what the planner promises must hold for any applier.
+Written apart from guest/launch/mounts.py, and as short as it can be: what the planner promises must hold for any applier.
 As root the guest is an unmapped uid of its own; as another user, that user in a user namespace.
 """
 
@@ -12,7 +12,7 @@ import struct
 import sys
 
 from ringfence.host.placeholders import Placeholders
-from ringfence.plan.operations import rows
+from ringfence.plan.model import rows
 from ringfence.plan.rootfs.host_view import view
 from ringfence.plan.rootfs.interpreter import interpreter
 from ringfence.policy.model import Mount, Policy

@@ -51,24 +51,24 @@ def test_any_cut_of_the_stream_gives_the_same_records(cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("stream", "why"),
     [
-        (RECORD.pack(b"?", 0), "a record that is none, or too long"),
-        (RECORD.pack(ENTRY, (1 << 18) + 1), "a record that is none, or too long"),
-        (RECORD.pack(DATA, CHUNK + 1), "a record that is none, or too long"),
-        (record(END, b"x"), "a record that is none, or too long"),
+        (RECORD.pack(b"?", 0), "a record of unknown kind, or too long"),
+        (RECORD.pack(ENTRY, (1 << 18) + 1), "a record of unknown kind, or too long"),
+        (RECORD.pack(DATA, CHUNK + 1), "a record of unknown kind, or too long"),
+        (record(END, b"x"), "a record of unknown kind, or too long"),
         (record(DATA, b"x"), "content without a file, or a file without content"),
         (entry(FOLDER) + record(AGAIN), "content without a file, or a file without content"),
         (entry(FILE) + entry(FILE), "content without a file, or a file without content"),
         (entry(FILE) + record(DONE, b"{}"), "content without a file, or a file without content"),
         (entry(FILE) + record(END) + record(END), "content without a file, or a file without content"),
-        (record(DONE, b"{}") + record(DONE, b"{}"), "something after its end"),
-        (record(DONE, b"{}") + b"x", "no end of what was reported"),
-        (entry(FOLDER), "no end of what was reported"),
-        (entry("row"), "a row with other fields than it has"),
-        (entry(FOLDER, more=1), "a row with other fields than it has"),
-        (entry(FOLDER, stamp="5A" * STAMP.size), "a stamp that is none"),
-        (entry(FOLDER, stamp="5a"), "a stamp that is none"),
-        (entry(FOLDER, stamp=None), "a stamp that is none"),
-        (record(ENTRY, b"[]"), "an answer that is none"),
+        (record(DONE, b"{}") + record(DONE, b"{}"), "a record after the end"),
+        (record(DONE, b"{}") + b"x", "a report without an end"),
+        (entry(FOLDER), "a report without an end"),
+        (entry("row"), "a row with wrong fields"),
+        (entry(FOLDER, more=1), "a row with wrong fields"),
+        (entry(FOLDER, stamp="5A" * STAMP.size), "a malformed stamp"),
+        (entry(FOLDER, stamp="5a"), "a malformed stamp"),
+        (entry(FOLDER, stamp=None), "a malformed stamp"),
+        (record(ENTRY, b"[]"), "an answer that is no object"),
         (record(ENTRY, b"{"), "no JSON"),
     ],
 )
@@ -89,7 +89,7 @@ def test_any_bytes_are_records_or_a_wire_error(data: bytes) -> None:
 def test_names_and_stamps_are_of_their_types() -> None:
     assert records.names_gone(b'{"names": ["a", 5]}') == ["a", 5]
     assert records.stamp("") == UNKNOWN
-    with pytest.raises(WireError, match="an answer that is none"):
+    with pytest.raises(WireError, match="an answer without names"):
         records.names_gone(b'{"names": "a"}')
 
 

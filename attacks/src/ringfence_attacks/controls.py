@@ -10,8 +10,7 @@ from __future__ import annotations
 from ringfence.backends.engine import guestd_bundle
 from ringfence.plan.build import NEWIPC, NEWNET, NEWPID, NEWUTS
 from ringfence.plan.controls import Controls
-from ringfence.plan.model import TmpfsOptions
-from ringfence.plan.operations import Bind, Pin, Protect
+from ringfence.plan.model import Bind, Pin, Protect, TmpfsOptions
 from ringfence.plan.seccomp import compiler, table
 from ringfence.values import final, replace
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, TypeAlias
 
-    from ringfence.plan.model import LinuxPlan
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import LinuxPlan, Op
 
     Change: TypeAlias = Callable[[dict[str, Any]], None]  # of what an engine is asked for, in place
 

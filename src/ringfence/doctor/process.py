@@ -44,7 +44,7 @@ def _images(answers: dict[str, Answer]) -> Finding:
         # `unshare` would wait for its deadline where it is refused one.
         return Finding("image build", "weaker", "images can be imported, not built: that needs user namespaces")
     from ringfence.errors import UnsupportedError
-    from ringfence.images.debian import check_host
+    from ringfence.images.packages import check_host
 
     try:
         check_host()

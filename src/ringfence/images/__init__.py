@@ -1,4 +1,4 @@
-"""Images: root file systems by name, in a store of this user. Public.
+"""Images: root file systems by name, in a store of this user. A public module.
 
     from ringfence import images
 
@@ -6,7 +6,7 @@
     images.build("data", preset="data")                # or a recipe: images.build("mine", "mine.toml")
     ringfence.run("import numpy", image="data")
 
-Nothing is downloaded or built by running a sandbox: an image that is not there is an ImageError that says so.
+Running a sandbox never downloads or builds an image: a missing image is an ImageError that says so.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ __all__ = [
 
 @final
 class Collected(Struct):
-    """What `gc` removed."""
+    """The trees and bytes that `gc` removed."""
 
     trees: int
-    freed_bytes: int  # of the disk, by its own count
+    freed_bytes: int  # as the file system counts them
 
 
 def directory() -> str:
-    """Where the images of this user are. Made by the first import or build."""
+    """Return the directory of this user's images. The first import or build makes it."""
     return Store().directory
 
 
 def list_images() -> list[ImageInfo]:
-    """All images, by name. One whose record is damaged is left out; `inspect` says what is wrong with it."""
+    """Return all images, sorted by name. Leaves out an image with a damaged record; `inspect` names the damage."""
     store = Store()
     found = []
     for name in store.names():
@@ -66,16 +66,16 @@ def list_images() -> list[ImageInfo]:
 
 
 def inspect(name: str) -> ImageInfo:
-    """One image. Raises ImageError when there is none of that name, with the nearest names."""
+    """Return an image. Raises ImageError, with the nearest name, when no image has this name."""
     return Store().find(name)
 
 
 def import_image(name: str, source: HostPath, *, progress: Callable[[str], None] | None = None) -> ImageInfo:
     """Make an image of a folder, a tar, a `docker save` or OCI archive, or "docker:NAME" and "podman:NAME".
 
-    An image of that name is replaced; sandboxes that use the old one go on with it. Compressed archives are unpacked.
-    Raises ImageError, and nothing is kept then: an archive that is cut short, damaged or hostile, a digest that does
-    not fit, a full disk. FileNotFoundError for a source that is not there.
+    Replaces an image of the same name; sandboxes that use the old image go on with it. Compressed archives are
+    unpacked. Raises ImageError, and keeps nothing then, for an archive that is cut short, damaged or hostile, a digest
+    that does not fit, or a full disk; FileNotFoundError for a missing source.
     """
     from ringfence.images.importer import import_source
 
@@ -92,10 +92,10 @@ def build(
 ) -> ImageInfo:
     """Build a Debian root with mmdebstrap, from a recipe's file, a Recipe or a preset, under the name `image`.
 
-    An `Image` with packages builds what it adds to the image of its name, which must have been built from a recipe.
-    Takes half a minute or more, and asks the package registries that this host is configured for. Steps are cached.
-    Raises PolicyError for a mistake in the recipe, with its line, ImageError when a step fails, UnsupportedError when
-    this host cannot build; nothing half-made stays.
+    For an `Image` with packages, adds them to the image of the same name, which must have been built from a recipe.
+    Takes half a minute or more, and uses the package registries that this host is configured for. Steps are cached.
+    Raises PolicyError for a mistake in the recipe, with the line; ImageError when a step fails; UnsupportedError when
+    this host cannot build. No half-made image stays.
     """
     from ringfence.images.builder import build_image
 
@@ -103,9 +103,9 @@ def build(
 
 
 def export(name: str, path: HostPath) -> None:
-    """Write an image as an archive that `docker load` and `import_image` read. Checks the tree's digest on the way.
+    """Write an image as an archive that `docker load` and `import_image` read. Checks the tree's digest first.
 
-    Raises ImageError when the image is unknown or damaged; then no file is left.
+    Raises ImageError when the image is unknown or damaged, and leaves no file then.
     """
     from ringfence.images.exporter import export_image
 
@@ -113,15 +113,18 @@ def export(name: str, path: HostPath) -> None:
 
 
 def remove(*names: str) -> None:
-    """Remove images. Raises ImageError at the first that is unknown or used by a sandbox; those before it are gone."""
+    """Remove images in order.
+
+    Raises ImageError at the first that is unknown or used by a sandbox; the images before are removed.
+    """
     store = Store()
     for name in names:
-        _let_go(store, name)
+        _release(store, name)
         store.remove(name)
 
 
-def _let_go(store: Store, name: str) -> None:
-    """What this process itself keeps ready for the image is no use of it. A sandbox that is closing gets a moment."""
+def _release(store: Store, name: str) -> None:
+    """Close what this process keeps ready for an image. Waits up to 2 s for sandboxes that are closing."""
     import time
 
     from ringfence.backends.process.backend import release_image
@@ -138,17 +141,17 @@ def _let_go(store: Store, name: str) -> None:
 
 
 def gc() -> Collected:
-    """Remove what no image uses: trees of images that were replaced or removed, and steps of builds."""
+    """Remove what no image uses: trees of replaced or removed images, and steps of builds."""
     from ringfence.backends.process.backend import release_image
     from ringfence.images.store import held
 
-    for digest in held():  # what this process keeps ready is no use
+    for digest in held():  # what this process keeps ready does not use the image
         release_image(digest)
     return Collected(*Store().collect())
 
 
 def verify(name: str) -> None:
-    """Read all of an image and compare it with its digest. Raises ImageError when it is not what was stored."""
+    """Read all of an image and compare its digest. Raises ImageError when the files are not what was stored."""
     from ringfence.images.exporter import verify_image
 
     verify_image(Store(), name)

@@ -1,4 +1,4 @@
-"""Builds images: a base, then packages, then files. What each step came to is kept under the digest of its inputs."""
+"""Builds images: a base, then packages, then files. The tree of each step is kept under the digest of its inputs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import os
 import time
 
 from ringfence.errors import ImageError, PolicyError
-from ringfence.images import debian
 from ringfence.images.importer import apply_directory, apply_host_file, check_free_name
 from ringfence.images.make import Making, Wanted, find_python, real_path, silent
-from ringfence.images.packages import add_npm, add_pip
+from ringfence.images.packages import add_npm, add_pip, check_host, debootstrap, suite_of
 from ringfence.images.tar_reader import TarError, parts
 from ringfence.policy.checks import identifier, plain_path, shorten, suggestion, text
 from ringfence.policy.image import IMAGE_CHECKS, Image
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from ringfence.values import HostPath, Json, Strings
 
 
-# ── recipes: what an image is built from, as a value and as TOML ──────────────────────────────────
+# ── recipes: the sources of an image, as a value and as TOML ──────────────────────────────────────
 
 # base = "debian"                # or "debian:SUITE", or an image that was built from a recipe
 # apt = ["git", "curl"]
@@ -60,7 +59,7 @@ class RecipeFile(Struct):
 
 @final
 class Recipe(Struct):
-    """What an image is built from. Data only; checked when it is made."""
+    """The sources that an image is built from. Data only; checked when it is made."""
 
     base: str = "debian"
     apt: Strings = ()
@@ -78,7 +77,7 @@ class Recipe(Struct):
         put(self, "env", frozen_map(self.env))
 
     def to_dict(self) -> dict[str, Json]:
-        """For the image's record; the content of files is in the image."""
+        """Return the recipe as JSON for the image's record. The content of files is in the image."""
         plain: dict[str, Json] = {"base": self.base, "user": self.user, "env": dict(self.env)}
         for name in ("apt", "pip", "npm", "preload"):
             plain[name] = list(getattr(self, name))
@@ -86,7 +85,7 @@ class Recipe(Struct):
         return plain
 
     def plus(self, *, apt: Strings = (), pip: Strings = (), npm: Strings = ()) -> Recipe:
-        """This recipe with packages added, each once."""
+        """Return this recipe with packages added, each once."""
         more = {"apt": apt, "pip": pip, "npm": npm}
         lists = {name: tuple(dict.fromkeys((*getattr(self, name), *added))) for name, added in more.items()}
         return Recipe(base=self.base, files=self.files, env=self.env, preload=self.preload, user=self.user, **lists)
@@ -127,7 +126,7 @@ CHECKS: dict[str, Callable[[object, str], object]] = {
 
 
 def load(path: HostPath) -> Recipe:
-    """The recipe in a file. Raises PolicyError with the line of the first mistake, OSError when it cannot be read."""
+    """Return the recipe in a file. Raises PolicyError with the first mistake's line, OSError for an unreadable file."""
     place = os.path.abspath(plain_path(path, "recipe"))
     data = read_regular(place, _LARGEST)
     try:
@@ -138,7 +137,7 @@ def load(path: HostPath) -> Recipe:
 
 
 def loads(toml: str, folder: str) -> Recipe:
-    """The recipe in a text; sources of files start at `folder`."""
+    """Return the recipe in a text. Sources of files start at `folder`."""
     import tomllib
 
     toml = toml.replace("\r\n", "\n").removeprefix("\ufeff")
@@ -202,15 +201,15 @@ def _file(one: dict[str, object], index: int, folder: str, lines: dict[Path, int
 # ── presets: recipes for what agents usually need ─────────────────────────────────────────────────
 
 _TOOLS = ("ca-certificates", "curl", "git", "less", "procps", "ripgrep")
-_PYTHON = ("libstdc++6", "python3", "python3-pip", "python3-venv")  # the library: most wheels with C++ need it
+_PYTHON = ("libstdc++6", "python3", "python3-pip", "python3-venv")  # most wheels with C++ need libstdc++
 _DATA = ("matplotlib", "numpy", "pandas", "requests")
-_NPM = ("npm@10",)  # of the Node that Debian has
+_NPM = ("npm@10",)  # the version for Debian's Node
 
 NAMES = ("python", "data", "node", "polyglot")
 
 
 def recipe_of_preset(name: str) -> Recipe:
-    """Raises PolicyError for a name that is none."""
+    """Return the recipe of a preset. Raises PolicyError for an unknown name."""
     if name == "python":
         return Recipe(apt=(*_TOOLS, *_PYTHON), pip=("requests",))
     if name == "data":
@@ -223,7 +222,7 @@ def recipe_of_preset(name: str) -> Recipe:
     raise PolicyError(f"no preset named {name!r}", key="preset", fix=f"one of: {', '.join(NAMES)}")
 
 
-_FORM = 1  # of what steps make: another number makes old steps unknown
+_FORM = 1  # the format of a step's tree: another number makes old steps unknown
 
 
 def build_image(
@@ -238,7 +237,7 @@ def build_image(
     """See ringfence.images.build."""
     name, chosen = _chosen(store, image, recipe, preset)
     whole = _with_base(store, chosen, name)
-    debian.check_host()
+    check_host()
     build = _Build(store, name, whole, progress or silent, use_cache=use_cache)
     try:
         return build.run()
@@ -253,7 +252,7 @@ def _chosen(
         from ringfence.images.store import stored_name
 
         if recipe is not None or preset is not None:
-            raise PolicyError("an Image says itself what is added", key="recipe", fix="give its name, or no recipe")
+            raise PolicyError("an Image already names its packages", key="recipe", fix="give its name, or no recipe")
         found = store.find(image.name)
         if not found.recipe:
             raise ImageError(
@@ -276,7 +275,7 @@ def _chosen(
 
 
 def _recorded(info: ImageInfo) -> Recipe:
-    """The recipe that an image was built from, which is Debian and what is added."""
+    """Return the recipe that an image was built from, which is Debian and additions."""
     kept = dict(info.recipe)
     files = kept.pop("files", [])
     assert isinstance(files, list)
@@ -285,7 +284,7 @@ def _recorded(info: ImageInfo) -> Recipe:
 
 
 def _with_base(store: Store, recipe: Recipe, name: str) -> Recipe:
-    """With an image as its base: that image's recipe, and what this one adds."""
+    """Return a recipe based on Debian: where the base is an image, the image's recipe with this recipe's additions."""
     if recipe.base.partition(":")[0] == "debian":
         return recipe
     found = store.find(recipe.base)
@@ -312,7 +311,7 @@ class _Step(Struct):
 
 
 class _Build:
-    """One build. Holds the trees of its steps until it is closed."""
+    """A build of an image. Holds the trees of its steps until `close`."""
 
     def __init__(self, store: Store, name: str, recipe: Recipe, say: Callable[[str], None], *, use_cache: bool) -> None:
         self._store = store
@@ -324,7 +323,7 @@ class _Build:
 
     def run(self) -> ImageInfo:
         recipe = self._recipe
-        suite = debian.suite_of(recipe.base)
+        suite = suite_of(recipe.base)
         step = self._debian(suite)
         if recipe.pip:
             step = self._pip(step)
@@ -343,7 +342,7 @@ class _Build:
         return self._made_before(key, wanted) or self._make(step, key, wanted)
 
     def _made_before(self, key: str, wanted: Wanted) -> ImageInfo | None:
-        """The image under its name, when one was made of the same steps."""
+        """Return the image, named anew, when an image of the same steps exists; else None."""
         if not self._use_cache or not key:
             return None
         with self._store.exclusive():
@@ -376,7 +375,7 @@ class _Build:
             held.close()
 
     def _step(self, key: str, what: str, make: Callable[[Making], None], before: _Step | None = None) -> _Step:
-        """A tree from the cache, else what `make` makes, beginning with the tree of the step before."""
+        """Return the step's tree from the cache; else let `make` change a copy of the step before."""
         cached = self._cached(key)
         if cached is not None:
             self._say(f"{what}: from the cache")
@@ -403,7 +402,7 @@ class _Build:
         packages = tuple(sorted(self._recipe.apt))
 
         def make(making: Making) -> None:
-            debian.debootstrap(making.tree, suite=suite, packages=packages, scratch=making.scratch, progress=self._say)
+            debootstrap(making.tree, suite=suite, packages=packages, scratch=making.scratch, progress=self._say)
 
         return self._step(_key("debian", suite, list(packages)), f"Debian {suite}", make)
 
@@ -434,7 +433,10 @@ class _Build:
         return self._step(_key("npm", before.key, list(packages)), "npm packages", make, before)
 
     def _copy(self, making: Making, one: RecipeFile) -> None:
-        """A folder goes into the folder that its target is, or leads to; a file takes its target's place."""
+        """Copy a file or folder of the recipe.
+
+        A folder is merged into the folder at its target, or where a link there leads. A file replaces its target.
+        """
         self._say(f"copying {one.target}")
         wanted = parts(one.target.lstrip("/"), making.tree.caps)
         is_folder = os.path.isdir(one.source)
@@ -446,9 +448,9 @@ class _Build:
                 apply_directory(making.tree, one.source, below="/".join(place), whole=False)
             else:
                 apply_host_file(making.tree, one.source, "/".join((*place, wanted[-1])))
-        except FileNotFoundError as error:  # of a base's recipe, perhaps, which was whole when that was built
+        except FileNotFoundError as error:  # perhaps a file of the base's recipe, which existed when the base was built
             raise ImageError(
-                f"{error.filename} is not there, which goes to {one.target}; nothing was kept",
+                f"{error.filename}, which goes to {one.target}, does not exist; nothing was kept",
                 code="image-source",
                 fix="put it back, or take it out of the recipe; files of a base are read again too",
             ) from None
@@ -459,7 +461,7 @@ def _key(*inputs: Json) -> str:
 
 
 def _sandbox(name: str, root: str, python: str, wheels: str) -> Sandbox:
-    """A sandbox of a tree that has no name yet, with room to install packages in."""
+    """Return a sandbox of a tree without a name, with space to install packages."""
     from ringfence._sync.sandbox import Sandbox
     from ringfence.backends.auto import Launcher
     from ringfence.plan.model import FoundImage

@@ -1,4 +1,4 @@
-"""Writes an image as a docker archive of one layer, and checks a tree against its digest."""
+"""Writes an image as a docker archive of a single layer, and checks the digest of a tree."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _checked(root: str, info: ImageInfo) -> Node:
         if tree_digest(found) == info.digest:
             return found
     except (TarError, OSError):
-        pass  # what cannot be read is not what was stored
+        pass  # a tree that cannot be read is damaged
     raise ImageError(
-        f"image {info.name} is damaged: its files are not those that were stored",
+        f"image {info.name} is damaged: its files are not what was stored",
         code="image-damaged",
         fix="import or build it again",
     )
@@ -50,7 +50,7 @@ def export_image(store: Store, name: str, path: str) -> None:
     info = store.find(name)
     with store.hold(info.digest) as held:
         tree = _checked(held.root, info)
-        folder, last = host_paths.open_parent(path)  # held: no link that a guest could have made leads there (L15)
+        folder, last = host_paths.open_parent(path)  # no link that a guest could have made is on the way (L15)
         new = f"{last[:50]}.{os.urandom(4).hex()}.partial"
         try:
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
@@ -59,7 +59,7 @@ def export_image(store: Store, name: str, path: str) -> None:
             os.rename(new, last, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             _drop(new, folder)
-            raise OSError(error.errno, error.strerror, path) from None  # the caller's own name for it
+            raise OSError(error.errno, error.strerror, path) from None  # with the path that the caller named
         except BaseException:
             _drop(new, folder)
             raise
@@ -71,11 +71,11 @@ def _drop(name: str, folder: int) -> None:
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
-        pass  # it was not made yet
+        pass  # not made yet
 
 
 class _Layer(io.RawIOBase):
-    """Writes to a file and digests what is written."""
+    """A file that digests what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Layer(io.RawIOBase):
 
 
 def _write(file: BinaryIO, tree: Node, root: str, info: ImageInfo) -> None:
-    """The layer's header is written again when its size is known."""
+    """Write the archive. The layer's header is written again at the end, when the layer's size is known."""
     layer_name = f"{info.digest}/layer.tar"
     file.write(_header(layer_name, 0))
     layer = _Layer(file)
@@ -113,18 +113,21 @@ def _write(file: BinaryIO, tree: Node, root: str, info: ImageInfo) -> None:
 
 def _header(name: str, size: int) -> bytes:
     found = tarfile.TarInfo(name)
-    found.size, found.mode = size, 0o644
+    found.size = size
+    found.mode = 0o644
     return found.tobuf(tarfile.USTAR_FORMAT if size < 8 << 30 else tarfile.GNU_FORMAT)
 
 
 def _add(tar: tarfile.TarFile, path: str, node: Node, root: str) -> None:
     entry = tarfile.TarInfo(path or ".")
-    entry.mode, entry.mtime = node.mode, node.mtime
+    entry.mode = node.mode
+    entry.mtime = node.mtime
     if node.kind == "dir":
         entry.type = tarfile.DIRTYPE
         tar.addfile(entry)
     elif node.kind == "symlink":
-        entry.type, entry.linkname = tarfile.SYMTYPE, node.content
+        entry.type = tarfile.SYMTYPE
+        entry.linkname = node.content
         tar.addfile(entry)
     else:
         entry.size = node.size

@@ -1,4 +1,4 @@
-"""Imports: finds out what a source is, has it applied to a new tree, and keeps the image."""
+"""Imports images: finds out what a source is, applies the source to a new tree, and keeps the image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ringfence.values import Json
 
     Read: TypeAlias = Callable[[int], bytes]
-    Index: TypeAlias = dict[str, tuple[int, int]]  # name → where its bytes are and how many
+    Index: TypeAlias = dict[str, tuple[int, int]]  # by name: offset and count of the bytes
     Progress: TypeAlias = Callable[[str], None]
 
     class Decompressor(Protocol):
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     Codec: TypeAlias = tuple[Callable[[], Decompressor], tuple[type[Exception], ...]]
 
 
-# ── compressed streams, by what their bytes are and not by the file's name ────────────────────────
+# ── compressed streams, known by their first bytes and not by the file's name ─────────────────────
 
-# The reader bounds how much is unpacked.
+# The tar reader limits how much is unpacked.
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
 _PACKED_CHUNK = 1 << 18
 
 
 def compression(start: bytes) -> str | None:
-    """What the first bytes say; None: not compressed as far as we know."""
+    """Return the compression that a stream's first bytes show; None for no known compression."""
     return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
 
 
 class Unpacked:
-    """A stream that reads as if it were not compressed. Close it: zstd may be a program that runs."""
+    """A stream that reads as if it were not compressed. Must be closed: zstd may be a running program."""
 
     def __init__(self, read: Read) -> None:
         self._source = read
@@ -64,7 +64,7 @@ class Unpacked:
         self._read = self._reader()
 
     def read(self, count: int) -> bytes:
-        """At most `count` bytes; b"" at the end. ImageError for damaged data."""
+        """Return at most `count` bytes; b"" at the end. Raises ImageError for damaged data."""
         return self._read(count)
 
     def _raw(self, count: int) -> bytes:
@@ -81,7 +81,7 @@ class Unpacked:
         return _Stdlib(self._raw, self.kind, _codec(self.kind)).read
 
     def _zstd(self) -> Read:
-        """By Python's own module where there is one (3.14), else by the program."""
+        """Return a reader of zstd data: by Python's own module where it exists (3.14), else by the program."""
         try:
             from compression import zstd  # type: ignore[import-not-found]  # new in 3.14
         except ImportError:
@@ -128,19 +128,18 @@ class Unpacked:
                 while data := self._raw(_PACKED_CHUNK):
                     into.write(data)
         except (OSError, ValueError):
-            return  # the program ended first, or we were closed; its exit status tells
+            return  # the program ended first, or `close` killed it; `read` checks its exit status
 
     def close(self) -> None:
         if self._tool is not None:
             self._tool.kill()
             self._tool.wait()
-            for pipe in (self._tool.stdout,):
-                if pipe is not None:
-                    pipe.close()
+            if self._tool.stdout is not None:
+                self._tool.stdout.close()
 
 
 class _Stdlib:
-    """gzip, xz and bzip2, several streams one after the other. Never more output at once than was asked for (F22)."""
+    """A reader of gzip, xz and bzip2, of several streams in a row. Never unpacks more than was asked for (F22)."""
 
     def __init__(self, read: Read, kind: str, codec: Codec) -> None:
         self._source = read
@@ -155,8 +154,10 @@ class _Stdlib:
                 rest = self._current.unused_data.lstrip(b"\0") or self._source(_PACKED_CHUNK).lstrip(b"\0")
                 if not rest:
                     return b""
-                self._current, self._pending = self._make(), rest
-            hungry = getattr(self._current, "needs_input", True)  # zlib has none: it gives back what it did not take
+                self._current = self._make()
+                self._pending = rest
+            # zlib has no `needs_input`: its rest is in `unconsumed_tail`.
+            hungry = getattr(self._current, "needs_input", True)
             data = self._pending or (self._source(_PACKED_CHUNK) if hungry else b"")
             found = self._step(data, count)
             if found:
@@ -193,19 +194,19 @@ def _damaged(kind: str) -> ImageError:
     )
 
 
-# ── what people have: a folder, a tar, a `docker save` archive, an OCI layout archive ─────────────
+# ── sources: a folder, a tar, a `docker save` archive, an OCI layout archive ──────────────────────
 
-# Digests that an archive names are checked before its image gets a name (K07). What a configuration says (entrypoint,
-# working directory, user) is kept as data: no code here or later runs it or goes there (M10).
+# Digests that an archive names are checked before its image gets a name (K07). The words of a configuration
+# (entrypoint, working directory, user) are kept as data: no code here or later runs them or goes there (M10).
 
 _CHUNK = 1 << 20
 _MOST_JSON = 4 << 20
-_MOST_KEPT = 512 << 10  # bytes of a configuration: past a record's most, the image could not be looked up
-_MOST_LAYERS = 127  # as many as engines accept
+_MOST_KEPT = 512 << 10  # bytes of a configuration: an image with a larger record could not be looked up
+_MOST_LAYERS = 127  # engines accept no more
 _ARCHIVE_ENTRIES = 2_000
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _GZIP = b"\x1f\x8b"
-# Ours, or of one container, or pointless: what an image says of them does not reach a sandbox.
+# Variables that Ringfence sets, that belong to one container, or that make no sense: an image's values are left out.
 _NOT_FROM_IMAGES = frozenset(
     (
         *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
@@ -216,7 +217,7 @@ _NOT_FROM_IMAGES = frozenset(
 
 @final
 class Described(Struct):
-    """What a source says about itself."""
+    """The description that comes with a source."""
 
     source: str
     env: Mapping[str, str] = FrozenMap()
@@ -225,7 +226,10 @@ class Described(Struct):
 
 
 def apply_file(tree: Tree, path: str, *, scratch: str, progress: Progress) -> Described:
-    """A tar or an archive of layers. `scratch`: a directory for what must be unpacked to be read. Raises ImageError."""
+    """Apply a tar or an archive of layers, and return its description.
+
+    `scratch`: a directory for archives that must be unpacked to be read. Raises ImageError, TarError.
+    """
     with open(_opened(path), "rb") as file:
         unpacked = Unpacked(file.read)
         try:
@@ -235,7 +239,7 @@ def apply_file(tree: Tree, path: str, *, scratch: str, progress: Progress) -> De
                 progress(f"unpacking {unpacked.kind}")
                 stream = TarStream(unpacked.read, tree.caps)
                 tree.apply_tar(stream, whiteouts=False)
-                stream.drain()  # a checksum comes last
+                stream.drain()  # a compressed stream ends with a checksum
                 return Described("tar")
             progress(f"unpacking {unpacked.kind}")
             with open(f"{scratch}/archive.tar", "w+b") as whole:
@@ -246,7 +250,7 @@ def apply_file(tree: Tree, path: str, *, scratch: str, progress: Progress) -> De
 
 
 def apply_stream(tree: Tree, read: Callable[[int], bytes]) -> None:
-    """A tar that comes through a pipe, as one layer."""
+    """Apply a tar that comes through a pipe, as one layer."""
     tree.apply_tar(TarStream(read, tree.caps), whiteouts=False)
 
 
@@ -260,14 +264,14 @@ def _copy(read: Callable[[int], bytes], into: BinaryIO, most: int) -> None:
 
 
 def _opened(path: str) -> int:
-    """What an image holds, guests see: no link that one of them could have made is followed (L16)."""
+    """Open a source. No link that a guest could have made is followed, because guests see an image's files (L16)."""
     if host_paths.descriptor(path) is not None:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # anew, from its beginning
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # opened anew, from the beginning
     return host_paths.open_itself(path, os.O_RDONLY | os.O_NOCTTY)
 
 
 def _peek(path: str) -> str:
-    """The name of the first entry."""
+    """Return the name of an archive's first entry; "" for an empty archive."""
     with open(_opened(path), "rb") as file:
         unpacked = Unpacked(file.read)
         try:
@@ -278,7 +282,7 @@ def _peek(path: str) -> str:
 
 
 def _looks_layered(name: str) -> bool:
-    """Whether an entry could be one of an archive of layers; a root file system has other names."""
+    """Return whether a name belongs to an archive of layers; a root file system has other names."""
     top, _, rest = name.removeprefix("./").partition("/")
     if top in ("manifest.json", "repositories", "oci-layout", "index.json", "blobs"):
         return not rest or top == "blobs"
@@ -301,7 +305,7 @@ def _apply_plain(tree: Tree, file: BinaryIO, progress: Progress) -> Described:
 
 
 def _index(file: BinaryIO) -> Index | None:
-    """Where the parts of an archive of layers are; None when it is a root file system."""
+    """Return where the parts of an archive of layers are; None for a root file system."""
     file.seek(0)
     size = os.fstat(file.fileno()).st_size
 
@@ -320,7 +324,7 @@ def _index(file: BinaryIO) -> Index | None:
             if name in found:
                 raise TarError(f"{short(name)} is in the archive twice")
             found[name] = (stream.offset, entry.size)
-        elif entry.kind == "symlink":  # old `docker save`: a layer that an earlier image of the archive has too
+        elif entry.kind == "symlink":  # old `docker save`: a layer that is in an earlier image of the archive too
             links.append((name, os.path.normpath(f"{os.path.dirname(name)}/{entry.link}")))
         elif entry.kind != "dir":
             raise TarError(f"{short(name)} is a {entry.kind}, which an archive of layers does not hold")
@@ -355,7 +359,7 @@ class _Archive:
         return read
 
     def json(self, name: str, digest: str | None = None) -> object:
-        """A small part, parsed; checked against `digest` when one is named."""
+        """Return a small part, parsed as JSON. With `digest`, checks the bytes first."""
         import hashlib
         import json
 
@@ -383,7 +387,7 @@ def _wrong_digest(name: str) -> ImageError:
 
 
 class _Hashed:
-    """A reader that digests what passes. Close it."""
+    """A reader that digests all bytes read. Must be closed."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         import hashlib
@@ -442,7 +446,7 @@ def _oci(archive: _Archive, tree: Tree, progress: Progress) -> Described:
 
 
 def _manifest(archive: _Archive, index: object, depth: int) -> Mapping[str, object]:
-    """The manifest for this machine; an index may name another index, once."""
+    """Return the manifest for this machine. An index may name a further index, once."""
     listed = index.get("manifests") if isinstance(index, dict) else None
     if not isinstance(listed, list) or not listed:
         raise TarError("index.json names no image")
@@ -550,7 +554,7 @@ def _environment(listed: object) -> tuple[dict[str, str], list[str]]:
 
 
 def _plain(value: object) -> Json:
-    """A word or a list of words, as data."""
+    """Return a word or a list of words, cut; None for any other value."""
     if isinstance(value, str):
         return value[:4096]
     if isinstance(value, list):
@@ -562,9 +566,9 @@ def _plain(value: object) -> Json:
 
 
 def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = True) -> Described:
-    """A folder of the host, as it is now; other file systems mounted in it are left out. Links are not followed.
+    """Copy a folder of the host into the tree. Leaves out file systems mounted in the folder; follows no links.
 
-    `below`: where it goes in the tree. `whole`: it is the root file system.
+    `below`: the place in the tree. `whole`: the folder is the root file system.
     """
     tree.begin_layer()
     fd = host_paths.open_itself(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -577,7 +581,7 @@ def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = Tru
         raise ImageError(
             f"cannot read {short(str(error.filename))} below {path}: {error.strerror}",
             code="image-source",
-            fix="run it as a user who can, or make a tar of the folder as one",
+            fix="run the import as a user who can read it, or make a tar of the folder as that user",
         ) from None
     finally:
         os.close(fd)
@@ -585,9 +589,9 @@ def apply_directory(tree: Tree, path: str, *, below: str = "", whole: bool = Tru
 
 
 def apply_host_file(tree: Tree, path: str, target: str) -> None:
-    """One file of the host, at `target`."""
+    """Copy a file of the host to `target` in the tree."""
     tree.begin_layer()
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # of a pipe: at once
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # never waits for a pipe
     with open(host_paths.open_itself(path, flags), "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -659,19 +663,19 @@ def _entry_of(path: str, found: os.stat_result, kind: Kind, link: str = "") -> E
 
 ENGINES = ("docker", "podman")
 _SAVE_S = 1800.0
-# By which the caller says which engine, and how it is reached.
+# Variables by which the caller chooses an engine and how to reach it.
 _SETTINGS = ("DOCKER_*", "CONTAINER_*", "CONTAINERS_*", "XDG_*", "SSH_AUTH_SOCK", "STORAGE_DRIVER")
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/:@")
 
 
 def split(source: str) -> tuple[str, str] | None:
-    """("docker", "NAME") of "docker:NAME"; None for a path."""
+    """Return ("docker", "NAME") for "docker:NAME"; None for a path."""
     engine, colon, name = source.partition(":")
     return (engine, name) if colon and engine in ENGINES else None
 
 
 def save(engine: str, name: str, path: str, progress: Callable[[str], None]) -> None:
-    """Write the archive of `name` to `path`. Raises ImageError, with what the engine said."""
+    """Write the archive of the engine's image `name` to `path`. Raises ImageError with the engine's message."""
     import subprocess
 
     from ringfence.host import programs
@@ -710,7 +714,7 @@ def _failed(engine: str, name: str, said: str) -> ImageError:
         return ImageError(
             f"this user may not use {engine}: {text}",
             code="engine-permission",
-            fix="sudo usermod -aG docker $USER, then log in again; who is in that group can become root",
+            fix="sudo usermod -aG docker $USER, then log in again; members of that group can become root",
         )
     if "no such image" in low or "image not known" in low or "reference does not exist" in low:
         return ImageError(
@@ -743,7 +747,7 @@ def import_source(store: Store, name: str, source: str, progress: Callable[[str]
 
 
 def check_free_name(name: str) -> None:
-    """Raises PolicyError for what is no name, ImageError for the one that is not in the store."""
+    """Raise PolicyError for a text that is no name, ImageError for "host" and for a name with additions ("+")."""
     checked_name(name)
     if name == "host":
         raise ImageError('"host" is this machine itself, and always there', code="image-name", fix="take another name")
@@ -766,7 +770,7 @@ def _check_source(store: Store, source: str) -> None:
 
 
 def _check_content(making: Making, source: str) -> None:
-    """An empty archive, or a folder of documents, is no root file system; better said now than by the first run."""
+    """Refuse a source without programs, such as an empty archive, now rather than at the first run."""
     programs = [("bin",), ("usr", "bin"), ("sbin",), ("usr", "local", "bin"), ("busybox",)]
     if not any(making.tree.find(path) is not None for path in programs):
         raise ImageError(

@@ -1,4 +1,4 @@
-"""Makes an image out of a tree that somebody fills, all of it or nothing: the one way into the store."""
+"""Makes an image of a tree that an import or a build fills, whole or not at all: the only way into the store."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     Progress: TypeAlias = Callable[[str], None]
 
-_RESERVE = 256 << 20  # bytes of the disk that no import takes
+_RESERVE = 256 << 20  # bytes of the disk that an import leaves free
 
 
 def silent(message: str) -> None:
-    """The progress of a caller that wants none."""
+    """Report no progress."""
     del message
 
 
 @final
 class Wanted(Struct):
-    """What the image is to be besides its files."""
+    """The properties of an image to be made, besides its files."""
 
     name: str
     source: str
@@ -48,7 +48,7 @@ class Wanted(Struct):
 
 
 class Making:
-    """A workplace with an empty tree in it. Leaving `with` removes what was not kept, and puts failures in words."""
+    """A workplace with an empty tree. Leaving `with` removes what was not kept, and words failures as ImageError."""
 
     def __init__(self, store: Store, what: str, caps: Caps | None = None) -> None:
         self._store = store
@@ -85,7 +85,7 @@ class Making:
         )
 
     def keep(self, wanted: Wanted) -> ImageInfo:
-        """Outfit the tree, store it and give it its name, at once for whoever looks."""
+        """Outfit, store and name the tree. Other processes see the finished image or none."""
         notes = (*wanted.notes, *outfit(self.tree, user=wanted.user))
         python = find_python(self.tree, wanted.env)
         info = ImageInfo(
@@ -108,7 +108,7 @@ class Making:
         return info
 
     def keep_step(self, key: str) -> Held:
-        """Store the tree as what a step of a build came to, and hold it."""
+        """Store the tree as the result of a build's step, and return the tree held."""
         with self._store.exclusive():
             digest = self._store.keep(self.tree)
             self._store.set_step(key, digest)
@@ -116,7 +116,7 @@ class Making:
 
 
 def caps_for(store: Store) -> Caps:
-    """As large as the disk has room for, so that a bomb ends in a refusal and not in a full disk (F22)."""
+    """Return caps as large as the disk has room for: a bomb is then refused and does not fill the disk (F22)."""
     store.open()
     usual = Caps()
     room = free_space(store.directory) - _RESERVE
@@ -125,11 +125,12 @@ def caps_for(store: Store) -> Caps:
 
 # ── what every image has: fixed directories, our files in /etc, the user `user` ───────────────────
 
-# Done to the tree before it gets its digest: every backend finds the same in an image and changes nothing later.
+# All this is done to the tree before its digest is computed: every backend finds the same files in an image, and no
+# backend changes the image later.
 
 UID = 1000
 HOME = "/workspace"
-_EMPTY = ("dev", "proc", "sys", "tmp", "workspace")  # every sandbox mounts its own there
+_EMPTY = ("dev", "proc", "sys", "tmp", "workspace")  # every sandbox mounts its own file systems there
 _DIRECTORIES = (*_EMPTY, "run", "var", "etc", "root", "home", "mnt", "opt", "srv", "usr")
 _FILES = {
     "hosts": "127.0.0.1 localhost ringfence\n::1 localhost ip6-localhost ip6-loopback\n",
@@ -143,7 +144,7 @@ _MOST_LINKS = 40
 
 
 def outfit(tree: Tree, *, user: str = "user") -> list[str]:
-    """Add what every image has. Returns what was changed of the image's own, in words. Raises TarError."""
+    """Add what every image has. Returns the changes to the image's own files, in words. Raises TarError."""
     notes = [f"{count} {what} left out" for what, count in sorted(tree.dropped.items())]
     tree.begin_layer()
     for name in _DIRECTORIES:
@@ -188,7 +189,7 @@ def _symlink(tree: Tree, name: str, text: str) -> None:
 
 
 def _accounts(tree: Tree, user: str) -> list[str]:
-    """uid 1000 is `user`, whatever else the image calls it: the first line with a name or number counts."""
+    """Make `user` the name of uid 1000, whatever the image calls it: the first line with a name or number counts."""
     names = [user] if user == "user" else [user, "user"]
     notes = []
     for file, line, usual in (
@@ -196,9 +197,9 @@ def _accounts(tree: Tree, user: str) -> list[str]:
         ("group", f"{{}}:x:{UID}:\n", "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"),
     ):
         data = tree.read(("etc", file))
-        there = tree.find(("etc", file))
-        if there is not None and data is None:
-            notes.append(f"/etc/{file} was a {there.kind} that is not followed, and is one of ours now")
+        node = tree.find(("etc", file))
+        if node is not None and data is None:
+            notes.append(f"/etc/{file} was a {node.kind}, which is not followed, and was replaced by ours")
         old = (data or b"").decode("utf-8", "surrogateescape").splitlines(keepends=True) or [usual]
         kept = "".join(one for one in old if one.partition(":")[0] not in names)
         if kept and not kept.endswith("\n"):
@@ -212,7 +213,7 @@ def _shell(tree: Tree) -> str:
 
 
 def find_python(tree: Tree, env: Mapping[str, str]) -> str | None:
-    """The image's own Python 3, as a path inside, looked for as its PATH says and then where it usually is."""
+    """Return the path inside of the image's own Python 3, found by the image's PATH or in the usual folders."""
     places = [place.strip("/") for place in env.get("PATH", "").split(":") if place.startswith("/")]
     for place in dict.fromkeys([*places, *_PROGRAMS]):
         path = (*(part for part in place.split("/") if part), "python3")
@@ -223,13 +224,13 @@ def find_python(tree: Tree, env: Mapping[str, str]) -> str | None:
 
 
 def resolve(tree: Tree, path: Path) -> Node | None:
-    """What is at `path` inside the root, links followed there and never outside. None: nothing, or a loop."""
+    """Return the node at `path`; links are followed inside the root only. None: nothing is there, or a loop."""
     found = real_path(tree, path)
     return None if found is None else tree.find(found)
 
 
 def real_path(tree: Tree, path: Path) -> Path | None:
-    """`path` without links, as the root itself resolves them; what does not exist stays as it is. None: a loop."""
+    """Return `path` without links, resolved inside the root. Missing parts stay as they are. None: a loop."""
     left = list(path)
     at: list[str] = []
     links = 0

@@ -1,13 +1,13 @@
-"""Owns the store of images on disk: which names there are, the tree behind each, who uses it, what can go.
+"""Owns the store of images on disk: the names, the tree of each, the processes that use a tree, and removal.
 
-    names/NAME.json      what an image is; replaced by rename
-    trees/DIGEST/root    a root file system, read-only to all of us once it has its name; DIGEST is of all that is in it
+    names/NAME.json      the record of an image; replaced by rename
+    trees/DIGEST/root    a root file system, never written to once it is here; DIGEST is over all of the tree
     trees/DIGEST/lock    locked (shared) by every process that uses the tree
-    trees/DIGEST/files   what its files hold, so that the same file in two trees is stored once
-    steps/               which tree a step of a build came to
-    work/                what is being made; its lock dies with its maker, and the next start removes it
+    trees/DIGEST/files   digests of the tree's files, so that the same file in two trees is stored once
+    steps/               the tree that each step of a build made
+    work/                trees being made; a lock here dies with its process, and the next start removes the rest
 
-Looking an image up is on the way to a sandbox, so this module imports little.
+A sandbox waits for the lookup of its image, so this module imports little.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
 
 # ── locks, which die with their owner: on a tree in use, and on a place where a tree is made ──────
 
-# Of unshare, for an ordinary user: root of a user namespace, with the range of uids that /etc/subuid gives it.
+# Options of unshare for an ordinary user: root of a user namespace, with the range of uids in /etc/subuid.
 AS_ROOT = ("--user", "--map-root-user", "--map-auto")
 
 
 def lock(path: str, how: int) -> int | None:
-    """A descriptor that holds a lock on the file at `path`, made when missing. None: with LOCK_NB, another has it.
+    """Return a descriptor that holds a lock on the file at `path`, made when missing.
 
-    The file that is locked is the one that has the name then, not one that was removed meanwhile.
+    Return None, with LOCK_NB alone, where another process holds the lock. The locked file is at `path` when this
+    returns: a file that was removed meanwhile does not count.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -60,7 +61,7 @@ def lock(path: str, how: int) -> int | None:
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Whether the open file is the one that has the name now."""
+    """Return whether the open file is at `path` now."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
@@ -68,7 +69,7 @@ def is_at(fd: int, path: str) -> bool:
 
 
 class Held:
-    """A tree that nobody may remove while this is open."""
+    """A tree that no process can remove while this object is open."""
 
     def __init__(self, root: str, fd: int) -> None:
         self.root = root
@@ -89,7 +90,7 @@ class Held:
 
 
 class Workplace:
-    """A directory in which something is made. Leaving `with` removes what is still there; a crash, the next sweep."""
+    """A directory in which a tree is made. Leaving `with` removes it; after a crash the next sweep does."""
 
     def __init__(self, directory: str, lock_path: str, fd: int) -> None:
         self.directory = directory
@@ -108,7 +109,7 @@ class Workplace:
 
 
 def remove_tree(path: str) -> None:
-    """All of it; what is gone already is no error."""
+    """Remove a folder with all its files. A missing folder is no error."""
     import shutil
 
     try:
@@ -121,10 +122,10 @@ def remove_tree(path: str) -> None:
 
 
 def run_as_root(command: list[str], timeout_s: float | None = None) -> str | None:
-    """A program in a user namespace as `AS_ROOT` makes it. Returns what went wrong; None: nothing.
+    """Run a program in a user namespace that `AS_ROOT` makes. Returns what went wrong; None for success.
 
     Where the kernel refuses the namespace, unshare of util-linux 2.38 ends and leaves a helper that waits for ever and
-    holds every pipe: so it is waited for alone, and then all of its session is ended.
+    holds every pipe: therefore only unshare is waited for, and then its whole session is killed.
     """
     import subprocess
 
@@ -160,7 +161,7 @@ def run_as_root(command: list[str], timeout_s: float | None = None) -> str | Non
 
 
 def _remove_as_root(path: str) -> None:
-    """A build of an ordinary user that was killed leaves files of the uids that are mapped for it."""
+    """Remove the files of an ordinary user's build that was killed: they belong to uids mapped for this user."""
     if run_as_root(["rm", "-rf", "--", path]) is not None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
@@ -175,7 +176,7 @@ _HEX = frozenset("0123456789abcdef")
 
 @final
 class ImageInfo(Struct):
-    """One image of the store. What an archive said of itself (`config`) is kept as data and obeyed nowhere."""
+    """An image of the store. An archive's own configuration (`config`) is kept as data and never obeyed."""
 
     name: str
     digest: str  # SHA-256 of the tree: names, modes, times, contents
@@ -184,11 +185,11 @@ class ImageInfo(Struct):
     created_at: float  # seconds since 1970
     source: str  # "tar", "docker-archive", "oci-archive", "directory", "recipe"
     env: Mapping[str, str] = FrozenMap()  # set for every run
-    python: str | None = None  # its own Python, as a path inside
+    python: str | None = None  # the image's own Python, as a path inside
     preload: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was left out or changed
     config: Mapping[str, Json] = FrozenMap()  # entrypoint, cmd, workdir, user …
-    recipe: Mapping[str, Json] = FrozenMap()  # it was built from; empty: imported
+    recipe: Mapping[str, Json] = FrozenMap()  # the recipe of a build; empty for an import
 
     def __post_init__(self) -> None:
         for name in ("env", "config", "recipe"):
@@ -197,7 +198,7 @@ class ImageInfo(Struct):
             put(self, name, tuple(getattr(self, name)))
 
     def to_dict(self) -> dict[str, Json]:
-        """For `--json` and the store's own record."""
+        """Return the fields as JSON, for `--json` and the store's own record."""
         plain: dict[str, Json] = {}
         for name in type(self).__fields__:
             value = getattr(self, name)
@@ -206,7 +207,7 @@ class ImageInfo(Struct):
 
 
 def default_directory() -> str:
-    """Of this user's images: below XDG_DATA_HOME, ~/.local/share, or /var/lib as root."""
+    """Return the directory of this user's images: below XDG_DATA_HOME, ~/.local/share, or /var/lib as root."""
     data = os.environ.get("XDG_DATA_HOME", "")
     if os.path.isabs(data):
         return f"{os.path.normpath(data)}/{_NAME}/images"
@@ -216,7 +217,7 @@ def default_directory() -> str:
 
 
 class Store:
-    """The store below one directory. Safe from several processes and threads."""
+    """A store below a directory. Several processes and threads can use it at once."""
 
     def __init__(self, directory: str | None = None) -> None:
         self.directory = directory or default_directory()
@@ -224,7 +225,7 @@ class Store:
     # reading
 
     def names(self) -> list[str]:
-        """Of all images, sorted."""
+        """Return the names of all images, sorted."""
         try:
             listed = os.listdir(f"{self.directory}/names")
         except FileNotFoundError:
@@ -232,7 +233,7 @@ class Store:
         return sorted(name.removesuffix(".json") for name in listed if name.endswith(".json"))
 
     def find(self, name: str) -> ImageInfo:
-        """Raises ImageError for one that is not there, with the nearest names, or whose record is damaged."""
+        """Return an image. Raises ImageError for an unknown name, with the nearest name, or a damaged record."""
         try:
             with open(f"{self.directory}/names/{checked_name(name)}.json", "rb") as file:
                 data = file.read(_LARGEST)
@@ -241,11 +242,11 @@ class Store:
         return _parse(name, data)
 
     def root(self, digest: str) -> str:
-        """Where a tree is."""
+        """Return where a tree is."""
         return f"{self.directory}/trees/{digest}/root"
 
     def hold(self, digest: str) -> Held:
-        """Keep a tree from being removed. Raises ImageError when it is not there."""
+        """Keep a tree from being removed. Raises ImageError when the tree is missing."""
         root = self.root(digest)
         gone = ImageError(
             f"the files of image {digest[:12]} are not in {self.directory}",
@@ -261,7 +262,7 @@ class Store:
                 fcntl.flock(fd, fcntl.LOCK_SH)
                 if not os.path.isdir(root):
                     raise gone
-                if is_at(fd, f"{self.directory}/trees/{digest}/lock"):  # else the tree was removed, and stored again
+                if is_at(fd, f"{self.directory}/trees/{digest}/lock"):  # if not, the tree was removed and stored again
                     return Held(root, fd)
             except BaseException:
                 os.close(fd)
@@ -271,14 +272,14 @@ class Store:
     # making
 
     def open(self) -> None:
-        """Make the store's own directories. Raises ImageError when they are not ours alone (C09, L04)."""
+        """Make the store's own directories. Raises ImageError when another user can write to one (C09, L04)."""
         above = os.path.dirname(self.directory)
         os.makedirs(above, 0o755, exist_ok=True)
         for path in (self.directory, *(f"{self.directory}/{name}" for name in _FOLDERS)):
             try:
                 os.mkdir(path, 0o700)
             except FileExistsError:
-                pass  # whose it is, is looked at next
+                pass  # its owner is checked next
             found = os.stat(path, follow_symlinks=False)
             if found.st_uid != os.geteuid() or found.st_mode & 0o170022 != 0o040000:
                 raise ImageError(
@@ -288,7 +289,7 @@ class Store:
                 )
 
     def workplace(self) -> Workplace:
-        """An empty directory of ours; and what dead makers left is removed first."""
+        """Return an empty directory of our own. Removes first what dead processes left."""
         self.open()
         self.sweep()
         while True:
@@ -299,7 +300,7 @@ class Store:
                 return Workplace(path, f"{path}.lock", fd)
 
     def sweep(self) -> int:
-        """Remove what was being made by processes that are dead. Returns how many things that were."""
+        """Remove what dead processes were making. Returns how many workplaces were removed."""
         try:
             listed = os.listdir(f"{self.directory}/work")
         except FileNotFoundError:
@@ -317,7 +318,7 @@ class Store:
                 os.unlink(path)
                 swept += 1
             except OSError:
-                pass  # something that its maker started still writes there: for the next time
+                pass  # a process that the dead process started still writes there: the next sweep removes it
             finally:
                 os.close(fd)
         return swept
@@ -325,12 +326,14 @@ class Store:
     def keep(self, tree: Tree) -> str:
         """Move a whole tree from a workplace into the store and return its digest. The same tree is stored once.
 
-        Files that the store has already become links to those. A damaged tree is replaced, unless a sandbox uses it.
+        Files that the store already has become links to the stored files. A damaged tree is replaced, unless a sandbox
+        uses it.
         """
         from ringfence.images.tree import share
 
         digest = tree.digest()
-        place, made = f"{self.directory}/trees/{digest}", os.path.dirname(tree.directory)
+        place = f"{self.directory}/trees/{digest}"
+        made = os.path.dirname(tree.directory)
         if os.path.lexists(place):
             if self._is_whole(digest):
                 return digest
@@ -353,7 +356,7 @@ class Store:
             os.close(fd)
 
     def _is_whole(self, digest: str) -> bool:
-        """Whether a stored tree is what its name says. Reads all of it."""
+        """Return whether a stored tree has the digest that its name says. Reads all of the tree."""
         from ringfence.images.tar_reader import TarError
         from ringfence.images.tree import scan, tree_digest
 
@@ -363,17 +366,17 @@ class Store:
             return False
 
     def name(self, info: ImageInfo) -> None:
-        """Give a tree its name; an image that had it before loses it. The tree must be held or just kept."""
+        """Give a tree its name, and take the name from an earlier image. The tree must be held or just kept."""
         self.write(f"names/{checked_name(info.name)}.json", {"version": _VERSION, **info.to_dict()})
 
     def write(self, path: str, value: Mapping[str, Json]) -> None:
-        """A record of ours, whole or not at all."""
+        """Write a record of the store, whole or not at all."""
         import json
 
         self._write(path, json.dumps(value))
 
     def _write(self, path: str, text: str) -> None:
-        """Under a name and a lock by which the next sweep knows what a writer who was killed left."""
+        """Write a file by rename. By its name and lock the next sweep knows a new file that a killed writer left."""
         new = f"{self.directory}/work/{os.urandom(8).hex()}.lock"
         fd = lock(new, fcntl.LOCK_EX)
         assert fd is not None
@@ -383,7 +386,7 @@ class Store:
             os.rename(new, f"{self.directory}/{path}")
 
     def step(self, key: str) -> str | None:
-        """The tree that a step of a build came to, when it is still there."""
+        """Return the digest of the tree that a step of a build made; None when the tree is gone."""
         try:
             with open(f"{self.directory}/steps/{key}", encoding="ascii") as file:
                 digest = file.read(64)
@@ -396,7 +399,7 @@ class Store:
         self._write(f"steps/{key}", digest)
 
     def exclusive(self) -> Held:
-        """One process at a time names, removes and collects."""
+        """Lock the store: only one process at a time names, removes and collects."""
         self.open()
         fd = lock(f"{self.directory}/lock", fcntl.LOCK_EX)
         assert fd is not None
@@ -405,7 +408,7 @@ class Store:
     # removing
 
     def remove(self, name: str) -> None:
-        """Raises ImageError when there is none, or a sandbox uses it."""
+        """Remove an image. Raises ImageError when the name is unknown or a sandbox uses the image."""
         with self.exclusive():
             try:
                 digest = self.find(name).digest
@@ -423,16 +426,17 @@ class Store:
                 os.close(fd)
 
     def collect(self) -> tuple[int, int]:
-        """Remove trees that no image has, and all steps of builds. Returns how many trees, and bytes of the disk.
+        """Remove trees without an image, and all steps of builds. Returns how many trees, and bytes of the disk.
 
-        A tree that is in use stays for the next time.
+        A tree that is in use stays until a later call.
         """
         with self.exclusive():
             self.sweep()
             before = _free(self.directory)
             for step in os.listdir(f"{self.directory}/steps"):
                 os.unlink(f"{self.directory}/steps/{step}")
-            kept, count = self._referred(), 0
+            kept = self._referred()
+            count = 0
             for digest in os.listdir(f"{self.directory}/trees"):
                 if digest in kept:
                     continue
@@ -444,7 +448,7 @@ class Store:
             return count, max(0, _free(self.directory) - before)
 
     def _only_user(self, digest: str) -> int | None:
-        """A lock on a tree that nobody uses; None when somebody does, or it is not there."""
+        """Return a descriptor that locks a tree that no process uses; None for a tree in use or missing."""
         try:
             fd = os.open(f"{self.directory}/trees/{digest}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -466,12 +470,12 @@ class Store:
         return found | {digest for key in os.listdir(f"{self.directory}/steps") if (digest := self.step(key))}
 
     def _remove_tree_of(self, digest: str) -> None:
-        """Out of sight first, so that a crash leaves no half of it."""
+        """Remove a tree, after renaming it, so that a crash leaves no half of a tree."""
         with self.workplace() as place:
             os.rename(f"{self.directory}/trees/{digest}", f"{place.directory}/tree")
 
     def every_tree(self) -> Iterator[str]:
-        """Digests of all trees, named or not."""
+        """Yield the digests of all trees, named or not."""
         try:
             yield from sorted(os.listdir(f"{self.directory}/trees"))
         except FileNotFoundError:
@@ -479,7 +483,7 @@ class Store:
 
 
 def checked_name(name: str) -> str:
-    """The name of an image of the store; PolicyError for what is no name. "NAME+DIGEST" is one with additions."""
+    """Return an image's name. "NAME+DIGEST" is an image with additions. Raises PolicyError for no name."""
     from ringfence.policy.image import IMAGE_CHECKS
 
     base, plus, added = name.partition("+")
@@ -490,7 +494,7 @@ def checked_name(name: str) -> str:
 
 
 def unknown(name: str, known: list[str]) -> ImageError:
-    """The error for a name that is not in the store, with the nearest that are."""
+    """Return the error for a name that is not in the store, with the nearest known name."""
     from ringfence.text import nearest
 
     near = nearest(name, [*known, "host"])
@@ -535,12 +539,12 @@ def _free(path: str) -> int:
 
 
 def free_space(path: str) -> int:
-    """Bytes that this user may still write there."""
+    """Return how many bytes this user may still write to the file system of `path`."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
-# ── the images that sandboxes of this process use: no tree of theirs is removed meanwhile ─────────
+# ── the images that sandboxes of this process use: their trees are held ───────────────────────────
 
 
 @final
@@ -549,14 +553,17 @@ class Used(Struct):
 
     info: ImageInfo
     root: Root
-    held_by: int = 0  # this process: a fork holds nothing by itself
+    held_by: int = 0  # the pid of this process: a forked child holds nothing
 
 
-_held: dict[tuple[int, str], Held] = {}  # by process and tree; one lock is enough for all sandboxes of a process
+_held: dict[tuple[int, str], Held] = {}  # by process and tree; all sandboxes of a process share one lock
 
 
 def use(image: Image) -> Used:
-    """Find and hold it. Raises ImageError when it is not in the store, or was not built with what it adds."""
+    """Find an image and hold its tree.
+
+    Raises ImageError when the image is not in the store, or was not built with the packages that it adds.
+    """
     store = Store()
     name = stored_name(image)
     try:
@@ -566,7 +573,7 @@ def use(image: Image) -> Used:
             raise
         store.find(image.name)
         raise ImageError(
-            f"image {image.name} with these packages is not built; running it never builds it",
+            f"image {image.name} with these packages is not built, and running a sandbox never builds an image",
             code="image-not-built",
             fix="ringfence.images.build(image)",
         ) from None
@@ -577,19 +584,19 @@ def use(image: Image) -> Used:
 
 
 def release(digest: str) -> None:
-    """Let go of a tree: no sandbox of this process uses it any more."""
+    """Stop holding a tree, which no sandbox of this process uses any more."""
     held = _held.pop((os.getpid(), digest), None)
     if held is not None:
         held.close()
 
 
 def held() -> list[str]:
-    """Digests of the trees that this process holds."""
+    """Return the digests of the trees that this process holds."""
     return [digest for pid, digest in _held if pid == os.getpid()]
 
 
 def stored_name(image: Image) -> str:
-    """The name in the store: of an image with packages added, that of its own build."""
+    """Return an image's name in the store. An image with packages added has the name of its own build."""
     added = (image.pip, image.apt, image.npm)
     if not any(added):
         return image.name

@@ -1,9 +1,9 @@
-"""Reads a tar stream strictly: every header checked, every number capped, nothing opened, nothing written.
+"""Reads a tar stream of an image strictly: every header checked, every number capped, nothing opened or written.
 
-The reader of images, which asks for bytes, skips by seeking where it can, and knows devices and set-uid bits in order
-to count what is left out. What comes out of sandboxes arrives in frames, and guest/tarstream.py has a reader that is
-fed with those; what a header says is read there for both. This one yields what the archive says; where an entry may go
-is for whoever applies it, who asks `parts` for the only spelling of a name that is safe to use.
+This reader asks for bytes, skips by seeking where it can, and knows devices and set-uid bits in order to count what is
+left out. A tar that comes out of a sandbox arrives in frames instead: for it `shared/tar.py` has a reader that is fed
+with bytes, and reads headers for both. This reader yields what the archive says; the caller that applies an entry
+decides where the entry may go, and gets the only safe spelling of a name from `parts`.
 Knows ustar, the GNU forms of long names, and PAX. Sparse files, volumes and other rare types are refused (K01).
 """
 
@@ -38,20 +38,20 @@ _KINDS: dict[bytes, Kind] = {
     b"5": "dir",
     b"6": "fifo",
 }
-_LATEST = 1 << 33  # seconds: the year 2242; later ones are nonsense and overflow somewhere
+_LATEST = 1 << 33  # seconds: the year 2242; a later time is nonsense and overflows somewhere
 _LONGEST = 4095  # bytes of a path
 _ATTRIBUTES = (b"SCHILY.", b"LIBARCHIVE.", b"RHT.")
 _WHY = {
     "not-tar": "a header's checksum is wrong: no tar, or damaged",
     "number": "a header has a field that is no number: no tar, or damaged",
     "size": "a number in a header is too large",
-    "pax": "a PAX header has a record that is none",
+    "pax": "a PAX header has a malformed record",
     "sparse": "a sparse file, which is not supported",
 }
 
 
 class TarError(ValueError):
-    """The stream is no tar that we accept. The text says why, and at which entry; names in it are `repr`s."""
+    """The stream is no acceptable tar. The text says why, and at which entry, with the name as its `repr`."""
 
 
 class TooLargeError(TarError):
@@ -64,20 +64,20 @@ class CutShortError(TarError):
 
 @final
 class Caps(Struct):
-    """What is too much. Checked before anything is kept."""
+    """The limits of an archive. Checked before anything is kept."""
 
     entries: int = 400_000
     size: int = 32 << 30  # bytes of all files together
     reserve: int = 0  # bytes of the disk that stay free
-    name: int = 3072  # bytes: with the store's own path before it, still one that the kernel takes
+    name: int = 3072  # bytes: the kernel still takes the name with the store's own path before it
     link: int = 4095  # bytes of a link's text, as the kernel's PATH_MAX without its NUL
-    text: int = 128 << 20  # characters of all names and links together, which are held in memory several times
+    text: int = 128 << 20  # characters of all names and links together, which are in memory several times
     depth: int = 100
     extension: int = 1 << 20  # bytes of one PAX or GNU header
 
 
 class Entry:
-    """What one header says, with its extensions applied. `name` and `link` are as written, bytes kept as surrogates."""
+    """The content of a header with extensions applied. `name` and `link` are as written, odd bytes as surrogates."""
 
     __slots__ = ("extended", "kind", "link", "mode", "mtime", "name", "size")
 
@@ -88,16 +88,16 @@ class Entry:
         self.size = size  # 0 but for files
         self.mtime = mtime
         self.link = link  # of symlink and hardlink
-        self.extended = extended  # had extended attributes or capabilities; they are not read
+        self.extended = extended  # the entry had extended attributes or capabilities, which are not read
 
     def __repr__(self) -> str:
         return f"Entry({self.name!r}, {self.kind!r}, mode={self.mode:o}, size={self.size}, link={self.link!r})"
 
 
 def parts(name: str, caps: Caps) -> tuple[str, ...]:
-    """The components of a relative name, without "." and empty ones; () is the root itself. Raises TarError.
+    """Return the components of a relative name, without "." and empty components; () is the root itself.
 
-    Refused: absolute names, "..", and names longer or deeper than a kernel takes.
+    Raises TarError for an absolute name, for "..", and for a name longer or deeper than a kernel takes.
     """
     if name.startswith("/"):
         raise TarError(f"the name {short(name)} is absolute")
@@ -119,14 +119,15 @@ def parts(name: str, caps: Caps) -> tuple[str, ...]:
 
 
 def short(name: str) -> str:
-    """A name for a message: its `repr`, cut."""
+    """Return a name for a message: its `repr`, cut."""
     return repr(name if len(name) <= 120 else f"{name[:80]}…{name[-30:]}")
 
 
 class TarStream:
-    """One pass over a tar. Iterate entries; `data` yields the bytes of the file just met, what is not read is skipped.
+    """One pass over a tar. Iteration yields entries; `data` yields the bytes of the current file.
 
-    `skip` moves the source forward without reading, where it can. Raises TarError, and what `read` raises.
+    Bytes that are not read are skipped; `skip` moves the source forward without reading, where the source can.
+    Raises TarError, and what `read` raises.
     """
 
     def __init__(self, read: Read, caps: Caps | None = None, *, skip: Callable[[int], None] | None = None) -> None:
@@ -136,10 +137,10 @@ class TarStream:
         self._skip_source = skip
         self._buffer = b""
         self._at = 0
-        self._left = 0  # of the current file's data
+        self._left = 0  # bytes of the current file that were not read yet
         self._padding = 0
         self._entries = 0
-        self.size = 0  # bytes of the files met so far
+        self.size = 0  # bytes of all files so far
         self._defaults: dict[bytes, bytes] = {}  # of a global PAX header
 
     def __iter__(self) -> Iterator[Entry]:
@@ -147,7 +148,7 @@ class TarStream:
             yield entry
 
     def data(self) -> Iterator[bytes | memoryview]:
-        """The current file's bytes, in pieces. TarError when the stream ends before them."""
+        """Yield the current file's bytes, in pieces. Raises CutShortError when the stream ends too early."""
         while self._left:
             if self._at == len(self._buffer):
                 self._fill()
@@ -158,9 +159,9 @@ class TarStream:
             yield piece
 
     def drain(self) -> None:
-        """Read to the end of the source, so that a digest over all of it can be made.
+        """Read to the end of the source, so that the caller can digest all of it.
 
-        TarError when much comes after the archive's end: packed, 70 GiB of zeros have 60 kB.
+        Raises TarError when much comes after the archive's end: 70 GiB of zeros are 60 kB when packed.
         """
         after = len(self._buffer) - self._at
         self._buffer, self._at = b"", 0
@@ -288,7 +289,7 @@ class TarStream:
 
 
 def _total(block: bytes) -> int:
-    """The sum of a header's bytes, as `sum` gives it and five times as fast.
+    """Return the sum of a header's bytes, five times as fast as `sum`.
 
     The lower half of an Adler-32 is 1 + the sum, modulo 65521, which 256 bytes do not reach.
     """

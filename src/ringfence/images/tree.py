@@ -1,8 +1,8 @@
-"""Applies layers of a root file system to a directory of ours. The only writer of image trees.
+"""Applies layers of a root file system to a directory. The only writer of image trees.
 
-What is in the tree is known here, entry by entry, because nobody else writes to it: a name is created only below
+`Tree` knows every entry of its directory, because no other process writes there: a name is created only below
 directories that this object made, never through a link, and an existing file is replaced, never opened (K01, M10).
-Ownership is not kept: all files belong to whoever imports. Set-uid and set-gid bits, devices, pipes and extended
+Ownership is not kept: all files belong to the user that imports. Set-uid and set-gid bits, devices, pipes and extended
 attributes are left out, and counted.
 """
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
         def update(self, data: bytes | memoryview, /) -> None: ...
 
 
-# ── room on the disk, of which an archive of a stranger must leave some ───────────────────────────
+# ── free space on the disk, which an untrusted archive must not use up ────────────────────────────
 
-_STEP = 16 << 20  # bytes between two looks at the disk
-_EACH = 4096  # what an entry takes besides: 400 000 files of one byte are 1.6 GB
+_STEP = 16 << 20  # bytes between two checks of the disk
+_EACH = 4096  # bytes that an entry takes besides its content: 400 000 files of one byte are 1.6 GB
 
 
 class Room:
-    """Of the file system that `fd` is on; others write to it too."""
+    """The free space of the file system that `fd` is on. Other programs write there too."""
 
     def __init__(self, fd: int, reserve: int) -> None:
         self._fd = fd
@@ -44,7 +44,7 @@ class Room:
         self._unseen = 0
 
     def take(self, size: int) -> None:
-        """Before an entry of `size` bytes is written. Raises OSError (ENOSPC), as a disk that is full does."""
+        """Check the space for an entry of `size` bytes. Raises OSError (ENOSPC), as a full disk does."""
         self._unseen += size + _EACH
         if self._unseen < _STEP:
             return
@@ -62,11 +62,11 @@ _LARGE = 256 << 10  # bytes of a piece that is worth a second thread
 _EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
-_NO_CHILDREN: dict[str, Node] = {}  # of all that is no directory; nobody adds to it
+_NO_CHILDREN: dict[str, Node] = {}  # shared by all nodes that are no directory; never changed
 
 
 class Node:
-    """One thing in the tree. Files that are hard links of each other are nodes with the same content."""
+    """A file, directory or link of the tree. Hard links of a file are nodes with the same content."""
 
     __slots__ = ("children", "content", "kind", "layer", "mode", "mtime", "size")
 
@@ -81,16 +81,16 @@ class Node:
 
 
 class Tree:
-    """A root being made in `directory`, which must be empty and writable by nobody else. Raises TarError, OSError.
+    """A root that is made in `directory`, which must be empty and writable by no other user. Raises TarError, OSError.
 
-    Close it: it holds descriptors, and a directory's mode and time are set at the end.
+    Must be closed, because it holds descriptors. `finish` sets the modes and times of directories.
     """
 
     def __init__(self, directory: str, caps: Caps | None = None) -> None:
         self.caps = caps or Caps()
         self.directory = directory
         self.root = Node("dir", mode=0o755, mtime=0, layer=0)
-        self.dropped: dict[str, int] = {}  # what was left out, and how often
+        self.dropped: dict[str, int] = {}  # counts of what was left out
         self.count = 0
         self.size = 0
         self._layer = 0
@@ -98,25 +98,25 @@ class Tree:
         self._root_fd = os.open(directory, _DIRECTORY)
         self._room = Room(self._root_fd, self.caps.reserve)
         self._beside: Beside | None = None  # a thread for digests of large pieces
-        self._open: list[int] = []  # the directories on the way to the one that was used last
-        self._open_path: Path = ()  # their names
-        self._near: tuple[str, Path] = ("", ())  # the directory of the last name, as it was spelt and as it is
-        self._home: tuple[Path, Node] = ((), self.root)  # the directory that was added to last
+        self._open: list[int] = []  # descriptors of the last directory used and those above it
+        self._open_path: Path = ()  # the names of these directories
+        self._near: tuple[str, Path] = ("", ())  # the directory of the last name, as spelled and as a path
+        self._home: tuple[Path, Node] = ((), self.root)  # the directory of the last entry added
 
     # layers
 
     def begin_layer(self) -> None:
-        """What comes now stands above what is there: only of that do whiteouts remove."""
+        """Begin a layer above the existing entries. Whiteouts remove entries of lower layers only."""
         self._layer += 1
 
     def apply_tar(self, stream: TarStream, *, whiteouts: bool) -> None:
-        """One layer. With `whiteouts` names that begin with ".wh." remove what lower layers had."""
+        """Apply a tar as a layer. With `whiteouts`, names that begin with ".wh." remove entries of lower layers."""
         self.begin_layer()
         for entry in stream:
             self.add(entry, stream.data, whiteouts=whiteouts)
 
     def add(self, entry: Entry, data: Callable[[], Iterable[bytes | memoryview]], *, whiteouts: bool = False) -> None:
-        """One entry. `data` is called for a file, once."""
+        """Add an entry. `data` is called once, for a file."""
         path = self._path(entry.name)
         self._room.take(entry.size)
         self._text += len(entry.name) + len(entry.link)
@@ -125,7 +125,8 @@ class Tree:
         if not path:
             if entry.kind != "dir":
                 raise TarError(f"the root itself is a {entry.kind}")
-            self.root.mode, self.root.mtime = _directory_mode(entry.mode), entry.mtime
+            self.root.mode = _directory_mode(entry.mode)
+            self.root.mtime = entry.mtime
             return
         if whiteouts and path[-1].startswith(_WHITEOUT):
             self._whiteout(path)
@@ -149,7 +150,7 @@ class Tree:
     # places
 
     def _path(self, name: str) -> Path:
-        """As `parts`, and quicker for a name in the directory of the one before."""
+        """Return `parts` of a name, faster for a name in the directory of the name before."""
         above, slash, last = name.rpartition("/")
         if slash and above == self._near[0] and _is_plain(last) and len(name) <= 255:
             return (*self._near[1], last)
@@ -159,14 +160,14 @@ class Tree:
         return path
 
     def find(self, path: Path) -> Node | None:
-        """What is at `path`, links not followed."""
+        """Return the node at `path`, or None. Follows no links."""
         node: Node | None = self.root
         for part in path:
             node = node.children.get(part) if node is not None and node.kind == "dir" else None
         return node
 
     def _home_of(self, path: Path) -> Node:
-        """The directory that `path` goes into, made when missing. TarError when a link or a file is in the way."""
+        """Return the directory that holds `path`, made when missing. Raises TarError for a link or file on the way."""
         above = path[:-1]
         if above == self._home[0]:
             return self._home[1]
@@ -183,36 +184,36 @@ class Tree:
         return node
 
     def _parent_fd(self, path: Path) -> int:
-        """A descriptor of the directory that holds `path`; the kernel sees to it that no part of the way is a link."""
+        """Return a descriptor of the directory that holds `path`. The kernel refuses a link on the way."""
         above = path[:-1]
         if above != self._open_path:
             same = 0
             while same < min(len(above), len(self._open_path)) and above[same] == self._open_path[same]:
                 same += 1
-            self._let_go(same)
+            self._close_directories(same)
             for part in above[same:]:
                 self._open.append(os.open(part, _DIRECTORY, dir_fd=self._open[-1] if self._open else self._root_fd))
                 self._open_path = (*self._open_path, part)
         return self._open[-1] if self._open else self._root_fd
 
-    def _let_go(self, kept: int) -> None:
-        """Close directories on the way; below the first `kept` nothing is remembered."""
+    def _close_directories(self, kept: int) -> None:
+        """Close the open directories on the way, but for the first `kept`."""
         while len(self._open) > kept:
             os.close(self._open.pop())
         self._open_path = self._open_path[:kept]
 
     def _clear(self, home: Node, path: Path, *, keep_directory: bool = False) -> Node | None:
-        """Make room at `path`. Returns the directory that was kept."""
-        there = home.children.get(path[-1])
-        if there is None:
+        """Remove what is at `path`. Returns the directory there, which `keep_directory` keeps."""
+        old = home.children.get(path[-1])
+        if old is None:
             return None
-        if keep_directory and there.kind == "dir":
-            return there
+        if keep_directory and old.kind == "dir":
+            return old
         self._remove(home, path, lower_only=False)
         return None
 
     def _remove(self, home: Node, path: Path, *, lower_only: bool) -> None:
-        """Remove what is at `path`; with `lower_only` all but what this layer brought."""
+        """Remove what is at `path`; with `lower_only` only entries of lower layers."""
         node = home.children[path[-1]]
         if node.kind == "dir":
             for name in list(node.children):
@@ -244,14 +245,16 @@ class Tree:
 
     def _add_directory(self, path: Path, entry: Entry) -> None:
         home = self._home_of(path)
-        there = self._clear(home, path, keep_directory=True)
+        old = self._clear(home, path, keep_directory=True)
         mode = _directory_mode(entry.mode)
         if entry.mode & 0o6000:
             self._drop("set-uid and set-gid bits")
-        if there is None:
+        if old is None:
             self._make_directory(home, path, mode=mode, mtime=entry.mtime)
         else:
-            there.mode, there.mtime, there.layer = mode, entry.mtime, self._layer
+            old.mode = mode
+            old.mtime = entry.mtime
+            old.layer = self._layer
 
     def _add_file(self, path: Path, entry: Entry, data: Iterable[bytes | memoryview]) -> None:
         home = self._home_of(path)
@@ -275,7 +278,7 @@ class Tree:
         self._put(home, path, Node("file", mode=mode, mtime=entry.mtime, layer=self._layer, content=content, size=size))
 
     def _write(self, fd: int, data: Iterable[bytes | memoryview]) -> tuple[str, int]:
-        """All of `data`; its SHA-256 and size. Large pieces are digested while they are written."""
+        """Write all of `data`; return SHA-256 and size. Digests large pieces in a second thread."""
         import hashlib
 
         digest = hashlib.sha256()
@@ -297,7 +300,7 @@ class Tree:
         self._beside.update(digest, piece)
 
     def _add_symlink(self, path: Path, entry: Entry) -> None:
-        """Any text: inside the sandbox a link leads to the sandbox's own root, and here nobody follows it."""
+        """Add a link with any text: inside, the link leads into the sandbox's own root; here it is never followed."""
         home = self._home_of(path)
         self._clear(home, path)
         os.symlink(entry.link, path[-1], dir_fd=self._parent_fd(path))
@@ -321,11 +324,12 @@ class Tree:
             self._link(source, path)
             self.size += target.size
         node = Node(target.kind, mode=target.mode, mtime=target.mtime, layer=self._layer)
-        node.content, node.size = target.content, target.size
+        node.content = target.content
+        node.size = target.size
         self._put(home, path, node)
 
     def _link(self, source: Path, path: Path) -> None:
-        """A file system has a limit for links to one file; an archive that finds it is refused."""
+        """Make a hard link. Refuses an archive that reaches the file system's limit of links to a file."""
         above = os.dup(self._parent_fd(source))
         try:
             os.link(source[-1], path[-1], src_dir_fd=above, dst_dir_fd=self._parent_fd(path), follow_symlinks=False)
@@ -345,16 +349,16 @@ class Tree:
             return
         name = path[-1][len(_WHITEOUT) :]
         if name.startswith(_WHITEOUT):
-            return  # aufs' own bookkeeping
+            return  # a file that aufs keeps for itself
         if name in ("", ".", ".."):
             raise TarError(f"a whiteout of {name!r}, {short('/'.join(path))}")
         if home is not None and home.kind == "dir" and name in home.children:
             self._remove(home, (*path[:-1], name), lower_only=True)
 
-    # trees that are there already
+    # stored trees
 
     def adopt(self, directory: str) -> None:
-        """Begin with all of a stored tree. Its files are linked, not copied: nobody ever writes to one."""
+        """Begin with all of a stored tree. The files are linked, not copied: no process ever writes to one."""
         root = scan(directory, self.caps)
         self.root = root
         self._home = ((), root)
@@ -386,10 +390,10 @@ class Tree:
             os.fchmod(fd, node.mode)
             os.utime(fd, (node.mtime, node.mtime))
 
-    # what we add ourselves
+    # our own changes
 
     def read(self, path: Path, limit: int = 1 << 20) -> bytes | None:
-        """The content of a small file of the tree; None when it is none, or a link."""
+        """Return the content of a small file of the tree; None for a link, a directory and a large file."""
         node = self.find(path)
         if node is None or node.kind != "file" or node.size > limit:
             return None
@@ -398,7 +402,7 @@ class Tree:
             return file.read(limit)
 
     def remove(self, path: Path) -> None:
-        """With all below it, when it is there."""
+        """Remove what is at `path`, with all below, if it exists."""
         home = self.find(path[:-1])
         if home is not None and home.kind == "dir" and path[-1] in home.children:
             self._remove(home, path, lower_only=False)
@@ -406,8 +410,8 @@ class Tree:
     # the end
 
     def finish(self) -> None:
-        """Set modes and times of directories. Nothing is added after it."""
-        self._let_go(0)
+        """Set modes and times of directories. No entry may be added afterwards."""
+        self._close_directories(0)
         for name, node in walk(self.root):
             if node.kind != "dir":
                 continue
@@ -423,7 +427,7 @@ class Tree:
         return tree_digest(self.root)
 
     def close(self) -> None:
-        self._let_go(0)
+        self._close_directories(0)
         if self._beside is not None:
             self._beside.close()
             self._beside = None
@@ -439,7 +443,7 @@ class Tree:
 
 
 def walk(root: Node) -> Iterator[tuple[str, Node]]:
-    """Every node with its name from the root, which is "" itself; parents first, names sorted."""
+    """Yield every node with its name from the root, which has the name ""; parents first, names sorted."""
     waiting = [("", root)]
     while waiting:
         name, node = waiting.pop()
@@ -450,7 +454,7 @@ def walk(root: Node) -> Iterator[tuple[str, Node]]:
 
 
 def tree_digest(root: Node) -> str:
-    """SHA-256 over all names, kinds, modes, times, contents and links. Two trees with one digest are the same."""
+    """Return SHA-256 over all names, kinds, modes, times, contents and links. Trees with the same digest are equal."""
     import hashlib
 
     lines = [
@@ -461,7 +465,7 @@ def tree_digest(root: Node) -> str:
 
 
 def scan(directory: str, caps: Caps | None = None) -> Node:
-    """The tree that is on disk, contents read and digested. Raises TarError for what no tree of ours holds, OSError."""
+    """Return the tree on disk, with contents digested. Raises OSError, TarError for a device, pipe or socket."""
     caps = caps or Caps()
     root_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -499,7 +503,7 @@ def _scanned(name: str, found: os.stat_result, fd: int) -> Node:
 
 
 def file_digest(name: str, fd: int | None = None) -> str:
-    """SHA-256 of a file, from the directory `fd` on. No link is followed."""
+    """Return SHA-256 of the file `name` in the directory `fd`. Follows no link."""
     import hashlib
 
     with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd), "rb") as file:
@@ -513,12 +517,12 @@ def _write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def _is_plain(part: str) -> bool:
-    """Whether a part of a name needs no closer look."""
+    """Return whether a part of a name needs no further check."""
     return part.isascii() and part not in ("", ".", "..") and "\0" not in part
 
 
 def _directory_mode(mode: int) -> int:
-    """Its owner can always list and remove it."""
+    """Return a directory's mode with the owner's rights added: the owner can always list and remove it."""
     return mode & 0o1777 | 0o700
 
 
@@ -528,11 +532,11 @@ def _is_below(path: Path, above: Path) -> bool:
 
 # ── digests in a thread of their own: `hashlib` lets other threads run during a large piece ───────
 
-_MOST_WAITING = 8  # pieces, which stay in memory that long
+_MOST_WAITING = 8  # pieces, which stay in memory meanwhile
 
 
 class Beside:
-    """Updates digests in the order asked for. For one thread; close it."""
+    """A thread that updates digests in order. Used by a single thread; must be closed."""
 
     def __init__(self) -> None:
         from queue import SimpleQueue
@@ -545,7 +549,7 @@ class Beside:
         self._thread.start()
 
     def update(self, digest: Digest, piece: bytes | memoryview) -> None:
-        """Soon. The piece must not change."""
+        """Update a digest later, in the other thread. The piece must not change."""
         self._todo.put((digest, piece))
         self._waiting += 1
         if self._waiting > _MOST_WAITING:
@@ -571,14 +575,14 @@ def _work(todo: SimpleQueue[tuple[Digest, bytes | memoryview] | None], done: Sim
         done.put(None)
 
 
-# ── files that other trees of the store have too: they are stored once ────────────────────────────
+# ── files that several trees of the store have: they are stored once ──────────────────────────────
 
-# Beside each tree lies a list of its files, a line each: SHA-256, mode, time and name. Such a list is a hint and is not
-# believed: the file that it names is read before it is linked, and a damaged one does not get into another image.
+# Beside each tree is a list of its files, a line each: SHA-256, mode, time and name. The list is a hint and is not
+# trusted: a named file is read before it is linked, and a damaged file does not get into another image.
 
 
 def share(tree: Tree, trees: str, listing: str) -> None:
-    """Link what the trees below `trees` have already, and write the list of this one to `listing`."""
+    """Link the files that trees below `trees` already have, and write the list of this tree's files to `listing`."""
     wanted: dict[str, list[str]] = {}
     for name, node in walk(tree.root):
         if node.kind == "file" and node.size and "\n" not in name:
@@ -595,7 +599,7 @@ def _key(node: Node) -> str:
 
 
 def _share_with(tree: Tree, other: str, wanted: dict[str, list[str]]) -> None:
-    """Takes out of `wanted` what was found there."""
+    """Link the files `wanted` that the tree `other` has, and remove them from `wanted`."""
     try:
         file = open(f"{other}/files", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115  # closed below
     except FileNotFoundError:
@@ -608,23 +612,23 @@ def _share_with(tree: Tree, other: str, wanted: dict[str, list[str]]) -> None:
 
 
 def _link(tree: Tree, key: str, names: list[str], stored: str) -> bool:
-    """Whether the files `names` of the tree are links to `stored` now."""
+    """Make the files `names` of the tree links to `stored`. Return whether they are."""
     try:
         good = os.lstat(stored)
-        there = [os.lstat(f"{tree.directory}/{name}") for name in names]
-        if all(os.path.samestat(good, own) for own in there):
+        owned = [os.lstat(f"{tree.directory}/{name}") for name in names]
+        if all(os.path.samestat(good, own) for own in owned):
             return True
         content, mode, mtime = key.split(".")
         kept = (stat.S_IFREG | int(mode, 8), int(mtime, 16))
         if (good.st_mode, int(good.st_mtime)) != kept or file_digest(stored) != content:
             return False
         spare = f"{os.path.dirname(tree.directory)}/spare"
-        for name, own in zip(names, there, strict=True):
+        for name, own in zip(names, owned, strict=True):
             if not os.path.samestat(good, own):  # to rename one link of a file to another does nothing
                 os.link(stored, spare, follow_symlinks=False)
                 os.rename(spare, f"{tree.directory}/{name}")
     except OSError as error:
         if error.errno not in (errno.EMLINK, errno.ENOENT, errno.ENAMETOOLONG):
             raise
-        return False  # a tree of somebody else's making keeps no other out
+        return False  # a damaged tree does not keep a new tree out of the store
     return True

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from ringfence.errors import UnsupportedError
-from ringfence.plan.model import Fence, LinuxPlan, Outlets, TmpfsOptions
-from ringfence.plan.operations import Bind, Overlay
+from ringfence.plan.model import Bind, Fence, LinuxPlan, Outlets, Overlay, TmpfsOptions
 from ringfence.plan.seccomp import compiled
 from ringfence.results import Control, Enforcement
 from ringfence.values import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.model import FoundImage, HostFacts
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import FoundImage, HostFacts, Op
     from ringfence.plan.rootfs.host_view import View
     from ringfence.policy.model import Limits, Policy
 
@@ -20,8 +18,9 @@ if TYPE_CHECKING:
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _SHM_BYTES = 64 << 20
 _PAGE = 4096
-# Counted by the kernel for each user of a user namespace, so small numbers do not disturb other sandboxes (F33).
-# A core of one byte is none, and 1 alone keeps the kernel from handing it to a program of the host, which runs as root.
+# The kernel counts these for each user of a user namespace, so small numbers do not disturb other sandboxes (F33).
+# CORE: a core of one byte is no core, and no other number keeps the kernel from handing the core to a program of the
+# host, which runs as root.
 _FIXED_RLIMITS = {"CORE": 1, "SIGPENDING": 1024, "MSGQUEUE": 819_200, "MEMLOCK": 8 << 20, "RTPRIO": 0, "NICE": 0}
 HOME = "/workspace"
 
@@ -71,15 +70,19 @@ def _check_machine(facts: HostFacts) -> None:
 
 
 def _namespaces(facts: HostFacts) -> int:
-    """As root the user namespace comes later, made by PID 1: what is made before it belongs to the initial one."""
+    """Return the flags of clone.
+
+    As root, PID 1 makes the user namespace later: namespaces made before belong to the initial user namespace.
+    """
     own = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
     return own if facts.as_root else own | NEWUSER
 
 
 def through_sources(view: View) -> View:
-    """The monitor makes box operations when the host's tree is gone: the template keeps their sources for it.
+    """Return `view` with its template keeping the sources of the box operations.
 
-    Done once for a view: plans that share it share its template, by identity.
+    The monitor makes box operations when the host's tree is gone. Done once for a view: all plans of a view share its
+    template, by identity.
     """
     sources: list[Op] = []
     changed: list[Op] = []
@@ -99,13 +102,13 @@ def _whole_pages(size: int) -> int:
 
 
 def _made_in_tmp(ops: tuple[Op, ...]) -> int:
-    """Inodes that mount points below /tmp take: a caller whose Python lies there."""
+    """Return how many inodes the mount points below /tmp take, as for a caller whose Python is in /tmp."""
     targets = [op.target for op in ops if isinstance(op, Bind | Overlay)]
     return sum(target.count("/") + 1 for target in targets if target.startswith("tmp/"))
 
 
 def _sizes(limits: Limits, shm: int, made_in_tmp: int) -> TmpfsOptions:
-    """Return tmpfs options. The root of a tmpfs is an inode of its own, hence the one more."""
+    """Return tmpfs options. Each counts one inode more than asked for: the root of the tmpfs."""
     size = f"size={_whole_pages(limits.disk)}"
     return TmpfsOptions(
         disk=f"{size},nr_inodes={limits.disk_files + 1}",
@@ -123,12 +126,15 @@ def _fence(policy: Policy, facts: HostFacts) -> Fence:
 
 
 def _environment(view: View) -> dict[str, str]:
-    """All of a guest's variables besides the image's and the policy's. None comes from the host's environment (H01)."""
+    """Return all variables of a guest besides the image's and the policy's.
+
+    None comes from the host's environment (H01).
+    """
     return {"PATH": view.path, "HOME": HOME, "TMPDIR": "/tmp", "USER": "user", "LANG": "C.UTF-8"}  # inside
 
 
 def has_network(policy: Policy) -> bool:
-    """Whether anything can be reached at all. An empty list allows nothing."""
+    """Return whether anything can be reached at all. An empty list allows nothing."""
     return bool(policy.network.allow or policy.network.rules)
 
 
@@ -142,7 +148,10 @@ def _outlets(policy: Policy) -> Outlets | None:
 
 
 def _proxies(policy: Policy) -> dict[str, str]:
-    """For programs that know proxies. An HTTP proxy for all of them: SOCKS would need a library of its own."""
+    """Return the variables by which programs find the proxy.
+
+    All name the HTTP proxy: SOCKS would need a library in the guest.
+    """
     if not has_network(policy):
         return {}
     from ringfence.policy.reach import proxy_port
@@ -181,10 +190,11 @@ def _network(policy: Policy) -> Control:
 
 
 def _cpu(facts: HostFacts) -> Control:
-    """Two promises in one: the share, `cpus`, and the time, `cpu_time_s`."""
+    """Return what enforces the share `cpus` and the time `cpu_time_s`, which are two promises."""
     if facts.cpu_by is not None and facts.cpu_time_by is not None:
         return _full(f"{facts.cpu_by} + CPU affinity")
-    by, notes = ["CPU affinity", facts.cpu_time_by or "RLIMIT_CPU"], []
+    by = ["CPU affinity", facts.cpu_time_by or "RLIMIT_CPU"]
+    notes = []
     if facts.cpu_by is not None:
         by.insert(0, facts.cpu_by)
     else:
@@ -214,13 +224,13 @@ def explain_lines(plan: LinuxPlan) -> tuple[str, ...]:
 # ── a workspace on disk in place of the one in memory ─────────────────────────────────────────────
 
 _SOURCE = ".sources/workspace"
-_NOTE = "each file is held to limits.disk by RLIMIT_FSIZE, their sum and their number by nothing"
+_NOTE = "RLIMIT_FSIZE limits each file to limits.disk; the sum of all files and their number are not limited"
 
 
 def _on_disk(plan: LinuxPlan) -> LinuxPlan:
-    """Return the plan with its workspace on disk: as root an image of exactly that size, else a folder without a quota.
+    """Return the plan with its workspace on disk: as root in an image of exact size, else in a folder without a quota.
 
-    `limits.memory` is then not shared with the workspace, whose pages are the host's cache.
+    The workspace then takes no part of `limits.memory`: its pages are the host's cache.
     """
     limits = plan.policy.limits
     size = _whole_pages(limits.disk)
@@ -242,9 +252,9 @@ def _on_disk(plan: LinuxPlan) -> LinuxPlan:
 
 
 def with_folder(plan: LinuxPlan, path: str) -> LinuxPlan:
-    """Return the plan of one sandbox whose workspace is the host's folder `path`.
+    """Return the plan of a sandbox with the host's folder `path` as workspace.
 
-    Mounts below /workspace come after it.
+    The workspace is mounted before what the policy mounts below it.
     """
     template = (*plan.template, Bind(path, _SOURCE, writable=True))
     ops = (Bind(f"/{_SOURCE}", "workspace", writable=True), *plan.ops)

@@ -1,17 +1,17 @@
-"""Carries every control of a sandbox that is launched to the places that apply them. Production makes them all stand.
+"""Carries every control of a launch to the stages that apply the controls. In production every control is on.
 
-A control is one thing that holds a sandbox: a namespace, a filter, a limit, a flag of a mount, a check of what an
-engine made. An attack proves nothing until it has succeeded where its one control is missing: each stage of a launch
-therefore passes what it is about to apply through `Controls`. The stages:
+A control is one thing that confines a sandbox: a namespace, a filter, a limit, a flag of a mount, a check of what an
+engine made. An attack proves nothing until it has succeeded without the control that should stop it: each stage of a
+launch therefore passes what it is about to apply through `Controls`. The stages:
 
 * `plan`: namespaces, filters, Landlock, capabilities, limits and mounts of the plan, on every backend;
 * `container`: what a container engine is asked for;
 * `bundle`: the OCI configuration that runsc gets;
-* the fields: checks of what an engine made of it.
+* the fields: checks of what an engine made of that configuration.
 
-`Controls` itself returns each of them unchanged and turns every check on; no policy key, argument of the public API,
-variable or command option leads to another one. Subclasses that leave something out belong to the distribution
-`ringfence-attacks` and to tests, which hand the object to a launcher in Python.
+`Controls` itself returns what each stage passes unchanged and turns every check on; no policy key, argument of the
+public API, variable or command option leads to another object. Subclasses that leave something out belong to the
+distribution `ringfence-attacks` and to tests, which hand the object to a launcher in Python.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class Controls(Struct):
-    """The controls of one launch. Every field on, every method the identity: nothing is left out."""
+    """The controls of a launch. Every field is True and every method returns its argument: nothing is left out."""
 
-    engine_settings: bool = True  # a container is compared with what was asked for, before it starts
-    mount_flags: bool = True  # what an engine mounted is compared by its flags too, and nothing else may be mounted
-    guestd_user: bool = True  # who opens a container's channel is guestd by its uid, not by its key alone
+    engine_settings: bool = True  # compare a container with what was asked for, before it starts
+    mount_flags: bool = True  # compare the flags of an engine's mounts too, and refuse further mounts
+    guestd_user: bool = True  # know guestd, when it opens a container's channel, by its uid and not by its key alone
 
     def plan(self, plan: LinuxPlan) -> LinuxPlan:
         """Return the plan that is launched."""
         return plan
 
     def container(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return what a container is created with: arguments of the Engine SDK's `create_container`."""
+        """Return the settings of a container: arguments of the Engine SDK's `create_container`."""
         return settings
 
     def bundle(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Checks of single policy values: each takes a value and its key, and returns the one canonical form.
+"""Checks of single policy values: each takes a value and its key, and returns the canonical form.
 
-All raise PolicyError and nothing else, whatever they are given. Constructors and the TOML loader share them.
+Whatever its arguments, a check raises PolicyError and nothing else. Constructors and the TOML loader share the checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIX = 'write bytes, or a whole number with K, M or G, such as "512M"'
 
 
 def parse_size(value: object, key: str = "size") -> int:
-    """Bytes of `536870912` or `"512M"`. Raises PolicyError that names `key`."""
+    """Return the bytes that a size such as `536870912` or `"512M"` means. Raises PolicyError that names `key`."""
     if isinstance(value, str):
         size = _from_text(value, key)
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -41,7 +41,7 @@ def parse_size(value: object, key: str = "size") -> int:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact spelling: 536870912 is "512M"."""
+    """Return the shortest exact spelling of a size: 536870912 is "512M"."""
     for unit in ("G", "M", "K"):
         if size and size % UNITS[unit] == 0:
             return f"{size // UNITS[unit]}{unit}"
@@ -49,7 +49,7 @@ def format_size(size: int) -> str:
 
 
 def shorten(value: object) -> str:
-    """`value` in a message: quoted, escaped and cut, because it may be long or hostile."""
+    """Return `value` for a message: quoted, escaped and cut, because it may be long or hostile."""
     if isinstance(value, int) and not -(1 << 64) < value < 1 << 64:
         return "a number of more than 64 bits"
     shown = ascii(value[:60]) if isinstance(value, (str, bytes)) else ascii(value)
@@ -57,7 +57,11 @@ def shorten(value: object) -> str:
 
 
 def _from_text(text: str, key: str) -> int:
-    digits, factor = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
+    digits = text
+    factor = 1
+    if text[-1:] in UNITS:
+        digits = text[:-1]
+        factor = UNITS[text[-1]]
     if not digits or len(digits) > 20 or not _DIGITS.issuperset(digits):
         raise PolicyError(f"{key} is {shorten(text)}, which is not a size", key=key, fix=_FIX)
     return int(digits) * factor
@@ -71,7 +75,7 @@ _NAME_REST = _NAME_START | frozenset("0123456789")
 
 
 def text(value: object, key: str) -> str:
-    """A str without NUL and lone surrogates, not longer than the kernel takes."""
+    """Return a str without NUL and lone surrogates, not longer than the kernel takes."""
     if not isinstance(value, str):
         raise PolicyError(f"{key} must be a string, not {type(value).__name__}", key=key)
     if "\0" in value:
@@ -87,7 +91,7 @@ def text(value: object, key: str) -> str:
 
 
 def items(value: object, key: str) -> tuple[object, ...]:
-    """A list or tuple; a bare str is the mistake this exists for."""
+    """Return the entries of a list or tuple. A bare str, the usual mistake, is refused."""
     if isinstance(value, (str, bytes)):
         fix = f"write a list: [{shorten(value)}]"
         raise PolicyError(f"{key} must be a list, not a bare {type(value).__name__}", key=key, fix=fix)
@@ -99,7 +103,7 @@ def items(value: object, key: str) -> tuple[object, ...]:
 
 
 def each(value: object, key: str, check: Check) -> tuple[Any, ...]:
-    """A list whose every entry passes `check`, none twice."""
+    """Return the entries of a list, each checked by `check` and none repeated."""
     found: dict[Any, int] = {}
     for index, item in enumerate(items(value, key)):
         place = f"{key}[{index}]"
@@ -112,12 +116,12 @@ def each(value: object, key: str, check: Check) -> tuple[Any, ...]:
 
 
 def listed(check: Check) -> Check:
-    """The check of a list from the check of its entries."""
+    """Return the check of a list from the check of its entries."""
     return lambda value, key: each(value, key, check)
 
 
 def choice(*allowed: str) -> Check:
-    """One of a closed set of words."""
+    """Return the check that accepts only the words `allowed`."""
 
     def check(value: object, key: str) -> str:
         if isinstance(value, str) and value in allowed:
@@ -131,14 +135,14 @@ def choice(*allowed: str) -> Check:
 
 
 def flag(value: object, key: str) -> bool:
-    """True or False, and no number that would pass for one."""
+    """Return True or False. A number that would pass for a bool is refused."""
     if isinstance(value, bool):
         return value
     raise PolicyError(f"{key} must be true or false, not {shorten(value)}", key=key)
 
 
 def integer(largest: int, smallest: int = 1) -> Check:
-    """A whole number in a range. A bool is not a number."""
+    """Return the check of a whole number in a range. A bool is not a number."""
 
     def check(value: object, key: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -151,7 +155,7 @@ def integer(largest: int, smallest: int = 1) -> Check:
 
 
 def number(smallest: float, largest: float, unit: str = "") -> Check:
-    """A finite number in a range, as a float. NaN fails every comparison, so it is refused with the rest."""
+    """Return the check of a finite number in a range, as a float. NaN is refused: it fails every comparison."""
 
     def check(value: object, key: str) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -168,7 +172,7 @@ seconds = number(0.001, _TEN_YEARS_S, " of seconds")
 
 
 def variable(value: object, key: str) -> str:
-    """The name of an environment variable: not empty, without "=" and NUL."""
+    """Return the name of an environment variable: not empty, printable, without "="."""
     name = text(value, key)
     if not name or "=" in name or not name.isprintable():
         fix = "use letters, digits and underscores"
@@ -177,7 +181,7 @@ def variable(value: object, key: str) -> str:
 
 
 def identifier(value: object, key: str) -> str:
-    """A name of ASCII letters, digits and underscores that a shell could use too."""
+    """Return a name of ASCII letters, digits and underscores, which a shell could use too."""
     name = text(value, key)
     if not name or len(name) > 255 or name[0] not in _NAME_START or not _NAME_REST.issuperset(name):
         fix = "use letters, digits and underscores, a digit not first"
@@ -186,7 +190,7 @@ def identifier(value: object, key: str) -> str:
 
 
 def environment(value: Any, key: str) -> Mapping[str, str]:
-    """Variables and their values, frozen."""
+    """Return environment variables by name, frozen."""
     if not isinstance(value, dict) and not _is_mapping(value):
         fix = 'give names with their values: {"NAME": "value"}, in a policy file [env] and below it NAME = "value"'
         raise PolicyError(f"{key} must be a mapping of strings, not {type(value).__name__}", key=key, fix=fix)
@@ -206,7 +210,7 @@ def _is_mapping(value: object) -> bool:
 
 
 def program(value: object, key: str) -> str:
-    """The name of a program, not a path: what it is found as inside is not the caller's to choose."""
+    """Return the name of a program. A path is refused: the caller does not choose where the guest finds the program."""
     name = text(value, key)
     if "/" in name:
         fix = f"write its name only: {shorten(name.rsplit('/', 1)[1])}"
@@ -217,7 +221,7 @@ def program(value: object, key: str) -> str:
 
 
 def suggestion(value: object, allowed: tuple[str, ...] | list[str]) -> str | None:
-    """Return which of `allowed` was probably meant, as the fix of an error; None when none is near."""
+    """Return the word of `allowed` that was probably meant, as the fix of an error; None when no word is near."""
     if not isinstance(value, str):
         return None
     from ringfence.text import nearest
@@ -229,12 +233,12 @@ def suggestion(value: object, allowed: tuple[str, ...] | list[str]) -> str | Non
 # ── paths, as text: absolute, without "..", one spelling each; no file system is touched ──────────
 
 _LONGEST = 4095  # PATH_MAX without its NUL
-# What the sandbox makes itself and containment stands on; a mount over it would replace that.
+# File systems that the sandbox makes itself and needs for isolation; a mount over these would replace them.
 _RESERVED = ("/proc", "/sys", "/dev")
 
 
 def host_path(value: object, key: str) -> str:
-    """An absolute host path. A relative one starts at the working directory of this moment, not of a later one."""
+    """Return an absolute host path. A relative path is resolved now, from the current working directory."""
     path = plain_path(value, key)
     if path.startswith("~"):
         fix = "pass os.path.expanduser(…), or write ./~ for a folder of that name"
@@ -249,9 +253,9 @@ def host_path(value: object, key: str) -> str:
 
 
 def plain_path(value: object, key: str) -> str:
-    """A path of any form as a non-empty str."""
+    """Return a path of any type as a non-empty str."""
     try:
-        path = os.fspath(value)  # type: ignore[call-overload]  # it refuses what is no path, which is the point
+        path = os.fspath(value)  # type: ignore[call-overload]  # refuses what is no path, which is the point
     except TypeError:
         raise PolicyError(f"{key} must be a path, not {type(value).__name__}", key=key) from None
     path = text(path, key)
@@ -261,7 +265,7 @@ def plain_path(value: object, key: str) -> str:
 
 
 def guest_target(value: object, key: str) -> str:
-    """Where a mount appears inside: absolute, not "/", not over what the sandbox makes itself."""
+    """Return where a mount appears inside: absolute, not "/", not over a file system that the sandbox makes itself."""
     path = plain_path(value, key)
     parts = path.split("/")
     if not path.startswith("/"):
@@ -280,7 +284,7 @@ def guest_target(value: object, key: str) -> str:
 
 
 def below(value: object, key: str) -> str:
-    """A path below a mount's source: relative, without ".."."""
+    """Return a path below a mount's source: relative, without ".."."""
     path = plain_path(value, key)
     if path.startswith("/"):
         raise PolicyError(f"{key}: {shorten(path)} is not relative to the source", key=key, fix="remove the first /")

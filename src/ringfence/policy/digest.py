@@ -1,4 +1,4 @@
-"""The digest of a policy: SHA-256 over canonical JSON. On the launch path, so neither json nor hashlib is imported."""
+"""Makes the digest of a policy: SHA-256 over canonical JSON. On the launch path: imports neither json nor hashlib."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PLAIN = frozenset(map(chr, range(32, 127))) - frozenset('"\\')
 
 
 def digest(policy: Policy) -> str:
-    """Hex digits that are the same for equal policies, on every machine and Python."""
+    """Return hex digits that are the same for equal policies, on every machine and Python."""
     return _sha256(canonical(policy).encode("ascii"))
 
 
 def canonical(value: object) -> str:
-    """JSON in one form: ASCII, no spaces, fields in the order of their class, other keys sorted."""
+    """Return a value as canonical JSON: ASCII, no spaces, fields in the order of their class, other keys sorted."""
     if isinstance(value, Struct):
         names = type(value).__fields__
         return "{" + ",".join(f"{_quote(name)}:{canonical(_content(value, name))}" for name in names) + "}"
@@ -37,7 +37,7 @@ def canonical(value: object) -> str:
 
 
 def _content(value: Struct, name: str) -> object:
-    """Return a field, `isolation` in the words that snapshots on disk were bound with."""
+    """Return a field's value; for `isolation` the older word "kernel", which the digests of snapshots on disk have."""
     content = getattr(value, name)
     return "kernel" if name == "isolation" and content == "shared-kernel" else content
 
@@ -51,8 +51,8 @@ def _quote(text: str) -> str:
 
 
 def _sha256(data: bytes) -> str:
-    # hashlib loads OpenSSL, some 3 ms; these are the interpreter's own, under the name each version gives it. The name
-    # is chosen by the version: a module that is not there is looked for in every directory, each time.
+    # hashlib loads OpenSSL, about 3 ms; these modules are the interpreter's own. The name is chosen by the version,
+    # because Python searches every directory for a module that does not exist, each time.
     try:
         if sys.version_info >= (3, 12):
             from _sha2 import sha256  # type: ignore[import-not-found]  # typeshed leaves it out

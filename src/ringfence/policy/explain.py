@@ -1,4 +1,4 @@
-"""A policy in sentences, one a line, what is closed said as plainly as what is open."""
+"""Explains a policy in sentences, one a line; what is closed is named as plainly as what is open."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MODES = {
     "rw": "can be read and written",
     "copy": "can be read and written, on a copy; the host's files stay as they are",
 }
-_WALLS = {
-    "runtime": "A language runtime alone is accepted as the wall.",
-    "shared-kernel": "The host's kernel is the weakest wall accepted.",
-    "own-kernel": "Only a kernel of its own (gVisor or a virtual machine) is accepted as the wall.",
+_ISOLATION = {
+    "runtime": "A language runtime alone is accepted as isolation.",
+    "shared-kernel": "Isolation by the host's kernel is accepted; a language runtime alone is not.",
+    "own-kernel": "Only isolation by a separate kernel (gVisor or a virtual machine) is accepted.",
 }
 
 
 def explain(policy: Policy) -> str:
-    """What a guest under `policy` can do and use up. Names and hosts are quoted as the policy has them."""
+    """Return what a guest under `policy` can do and use up. Names and hosts are quoted as written in the policy."""
     lines = [
         *network_lines(policy.network),
         *_mounts(policy.mounts),
@@ -33,14 +33,14 @@ def explain(policy: Policy) -> str:
         _env(policy),
         *(_secret(secret) for secret in policy.secrets),
         *_limits(policy.limits),
-        _WALLS[policy.isolation],
+        _ISOLATION[policy.isolation],
         _strict(policy.strict),
     ]
     return "\n".join(lines)
 
 
 def network_lines(network: Network) -> list[str]:
-    """What can be reached, in sentences."""
+    """Return what can be reached, in sentences."""
     if not network.allow and not network.rules:
         return ["No network: nothing can be reached."]
     lines = []
@@ -62,7 +62,7 @@ def network_lines(network: Network) -> list[str]:
 
 def _rule(rule: Rule) -> str:
     if rule.protocol == "tcp":
-        return f"{rule.host} can be reached over TCP; what is sent is not looked at."
+        return f"{rule.host} can be reached over TCP; the data is not inspected."
     what = f"{_any(rule.methods)} requests" if rule.methods else "any request"
     where = f" to paths that start with {_any(rule.paths)}" if rule.paths else ""
     how = "its TLS is intercepted to see them" if rule.protocol == "tls" else "over plain HTTP"
@@ -71,7 +71,7 @@ def _rule(rule: Rule) -> str:
 
 def _mounts(mounts: tuple[Mount, ...]) -> list[str]:
     if not mounts:
-        return ["No host files are shown but the programs of the image."]
+        return ["No host files are shown except the programs of the image."]
     return [_mount(mount) for mount in mounts]
 
 
@@ -80,7 +80,7 @@ def _mount(mount: Mount) -> str:
     at = "" if path == mount.source else f" is shown as {bare_or_in_quotes(path)} and"
     parts = [f"{bare_or_in_quotes(str(mount.source))}{at} {_MODES[mount.mode]}"]
     if mount.hide:
-        emptied = f"with {_all(mount.hide)} shown as empty and read-only"  # an overlay would not write through
+        emptied = f"with {_all(mount.hide)} shown as empty and read-only"  # no overlay, which would not write through
         parts.append(emptied if mount.mode == "rw" else f"without {_all(mount.hide)}")
     if mount.mode == "rw" and mount.protect:
         parts.append(f"with {_all(mount.protect)} read-only")
@@ -119,8 +119,8 @@ def _limits(limits: Limits) -> list[str]:
 
 def _strict(strict: bool) -> str:
     if strict:
-        return "Strict: a limit that only a weaker mechanism could hold is refused."
-    return "Not strict: a limit may be held by a weaker mechanism, and the result says so."
+        return "Strict: a limit that only a weaker mechanism could enforce is refused."
+    return "Not strict: a weaker mechanism may enforce a limit, and the result says so."
 
 
 def _time(seconds: float) -> str:

@@ -1,8 +1,8 @@
 """Opens host paths that a caller names, part by part: a link that a guest could have made is refused, never followed.
 
-What a guest wrote in a shared folder is still there when the next command names a path in it (L15, L16, L17). So each
-folder on the way is held open, and of links only those are followed that nobody but root could have made: see
-`_Way._is_roots`. What was opened is what is used; no path is looked up a second time.
+What a guest wrote in a shared folder is still there when the next command names a path in the folder (L15, L16, L17).
+Each folder on the way is therefore held open, and a link is followed only where no user but root could have made the
+link: see `_Way._is_roots`. The opened descriptor is what is used; no path is looked up a second time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC if hasattr(os, "O_PATH") else os.O_RDONLY | os.O_CLOEXEC
-_LINKS = 40  # as the kernel
+_LINKS = 40  # links followed at most, as in the kernel
 _OTHERS_WRITE = 0o022
-# A guest of root's writes files that look like root's own. So root's links are followed only where no mount can ever be
-# writable (plan/mounts.py): in these folders, and in and below those.
-_ROOTS_OWN = frozenset(("/", "/dev", "/proc", "/var"))
-_ROOTS_TREES = ("/usr", "/etc")
+# A guest that root started writes files that look like root's own. As root, links are therefore followed only where no
+# mount can ever be writable (plan/rootfs/mounts.py).
+_ROOTS_OWN = frozenset(("/", "/dev", "/proc", "/var"))  # in these folders themselves
+_ROOTS_TREES = ("/usr", "/etc")  # in these folders and below
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
 
 
 def within(path: str, folder: str) -> bool:
-    """Return whether `path` is `folder` or lies below it. Both are absolute and normal; links are not looked at."""
+    """Return whether `path` is `folder` or lies below. Both are absolute and normal; links are not followed."""
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 class LinkError(OSError):
-    """A link that a guest could have made lies on the way, or is what was named."""
+    """A named path is a link that a guest could have made, or goes through such a link."""
 
     def __init__(self, path: str, link: str, target: str) -> None:
         shown = f"{printable(link)} is a link to {printable(target)}, and a guest could have made it"
@@ -47,18 +47,18 @@ class LinkError(OSError):
 
 
 def open_parent(path: str) -> tuple[int, str]:
-    """The folder that holds what is at `path`, open, and its name there: no link at this moment, and there or not.
+    """Return a descriptor of the folder that holds `path`, and the last name of `path` without links.
 
-    Raises LinkError, or another OSError.
+    The name is no link at this moment, and need not exist. Raises LinkError, or another OSError.
     """
     with _Way(path) as way:
         return os.dup(way.folder), way.name
 
 
 def open_itself(path: str, flags: int, mode: int = 0o666) -> int:
-    """What is at `path`, opened. Raises LinkError, or another OSError.
+    """Return a descriptor of the file at `path`. Raises LinkError, or another OSError.
 
-    A descriptor of ours by its path, such as /dev/stdout or the /dev/fd/63 of a shell, is that very one, duplicated.
+    For the path of a descriptor of this process, such as /dev/stdout or the /dev/fd/63 of a shell, return a duplicate.
     """
     number = descriptor(path)
     if number is not None:
@@ -68,7 +68,7 @@ def open_itself(path: str, flags: int, mode: int = 0o666) -> int:
 
 
 def resolve(path: str) -> tuple[str, os.stat_result]:
-    """The path of what is at `path` without any link in it, and what it is. Raises LinkError, or another OSError."""
+    """Return `path` without any link, and the status of the file there. Raises LinkError, or another OSError."""
     with _Way(path) as way:
         if not hasattr(os, "O_PATH"):
             return way.where, os.stat(way.name, dir_fd=way.folder, follow_symlinks=False)
@@ -80,13 +80,13 @@ def resolve(path: str) -> tuple[str, os.stat_result]:
 
 
 def without_links(path: str) -> str:
-    """The same, of what need not be there, but for the folder that would hold it. Raises LinkError, or OSError."""
+    """Return `path` without any link. Only its folder must exist. Raises LinkError, or another OSError."""
     with _Way(path) as way:
         return way.where
 
 
 def descriptor(path: str) -> int | None:
-    """The number of a descriptor of this process that `path` names."""
+    """Return the number of the descriptor of this process that `path` names; None for any other path."""
     if path in _STREAMS:
         return _STREAMS[path]
     for folder in _DESCRIPTORS:
@@ -109,17 +109,18 @@ def _duplicate(number: int, flags: int, path: str) -> int:
 
 
 class _Way:
-    """The way from the root, or from where we are, to what a path names. The folder that was reached is held open.
+    """The way from the root, or from the working directory, to the file that a path names. Holds its folder open.
 
-    For `..` the way is gone again from where it began: what lies above a folder by now may be something else.
+    For `..` the way is walked again from its start: another folder may be above the current folder by now.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._begin_fd = self.folder = -1  # `folder`: what holds it
-        self._top = ""  # path of where it begins
-        self._names: list[str] = []  # of the folders since
-        self._only_root = False  # whether in this folder, and all above it, none but root could have made a link
+        self._begin_fd = -1
+        self.folder = -1  # holds the named file
+        self._top = ""  # path of the folder where the way begins
+        self._names: list[str] = []  # the folders entered since
+        self._only_root = False  # whether only root could have made a link in this folder and all folders above
         self.name = "."
         try:
             self._go(path)
@@ -141,7 +142,7 @@ class _Way:
 
     @property
     def where(self) -> str:
-        """Its path from the root, without a link."""
+        """The path from the root, without a link."""
         names = (*self._names, self.name) if self.name != "." else self._names
         return "/".join((self._top, *names)) or "/"
 
@@ -149,10 +150,10 @@ class _Way:
         try:
             fd = os.open(self.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.folder)
         except OSError as error:
-            if error.errno == errno.ELOOP:  # made since it was looked at
+            if error.errno == errno.ELOOP:  # the link was made after the check
                 raise self._refusal(self.name, self._link(self.name) or "") from None
             raise OSError(error.errno, os.strerror(error.errno or 0), self._path) from None
-        target = _says(fd) if flags & getattr(os, "O_PATH", 0) else None  # such a descriptor may be a link's own
+        target = _link_of(fd) if flags & getattr(os, "O_PATH", 0) else None  # O_PATH may open a link itself
         if target is not None:
             os.close(fd)
             raise self._refusal(self.name, target)
@@ -191,7 +192,7 @@ class _Way:
                 self.name = part
 
     def _begin(self, where: str) -> None:
-        """A relative path starts in the folder that the kernel holds for us."""
+        """Start the way at the root, or for a relative path at the working directory as the kernel holds it."""
         self.close()
         self._top = "" if where == "/" else os.getcwd().rstrip("/")
         self._begin_fd = os.open(where, _WAY)
@@ -217,7 +218,7 @@ class _Way:
     def _back(self) -> None:
         if self._names:
             self._restart(self._names[:-1])
-        elif self._top:  # above where we are
+        elif self._top:  # above the working directory
             above = os.open("..", _WAY, dir_fd=self._begin_fd)
             os.close(self._begin_fd)
             self._begin_fd = above
@@ -225,14 +226,14 @@ class _Way:
             self._restart(())
 
     def _link(self, name: str) -> str | None:
-        """What a link says; None: it is none."""
+        """Return what the link `name` says; None when `name` is no link."""
         try:
             return os.readlink(name, dir_fd=self.folder)
         except OSError:
             return None
 
     def _is_roots(self) -> bool:
-        """Whether links in the folder that was just opened can be nobody's but root's."""
+        """Return whether only root can have made links in the folder that was just opened."""
         info = os.fstat(self.folder)
         if info.st_uid != 0 or info.st_mode & _OTHERS_WRITE:
             return False
@@ -247,8 +248,9 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
-def _says(fd: int) -> str | None:
+def _link_of(fd: int) -> str | None:
+    """Return what the link behind a descriptor says; None for a descriptor of any other file."""
     try:
         return os.readlink("", dir_fd=fd)
     except OSError:
-        return None  # no link
+        return None

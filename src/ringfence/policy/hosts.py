@@ -1,7 +1,7 @@
-"""The grammar of host names and host patterns: one spelling for each host, everything else refused (G04, G14).
+"""Defines the grammar of host names and host patterns: each host has a single spelling (G04, G14).
 
-The gateway reads names from guests with the same functions, so that a policy and a request cannot
-mean two things by one text. Raises ValueError with the reason; nothing here resolves or connects.
+Any other spelling is refused. The gateway reads names from guests with the same functions, so that a policy and a
+request cannot mean two things by the same text. Raises ValueError with the reason; nothing here resolves or connects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LONGEST = 253
 
 @final
 class HostPattern(Struct):
-    """A host, or with `wildcard` every host below it but not itself; `port` None means the network's ports."""
+    """A host, or with `wildcard` every host below, without the host; `port` None means the network's ports."""
 
     name: str
     wildcard: bool = False
@@ -26,29 +26,29 @@ class HostPattern(Struct):
         return ("*." if self.wildcard else "") + self.name + ("" if self.port is None else f":{self.port}")
 
     def matches(self, name: str) -> bool:
-        """Whether the canonical `name` is meant, ports aside."""
+        """Return whether the pattern means the canonical `name`, ports aside."""
         return name.endswith("." + self.name) if self.wildcard else name == self.name
 
     def covers(self, other: HostPattern) -> bool:
-        """Whether every host that `other` means is meant by this one too, ports aside."""
+        """Return whether this pattern means every host that `other` means, ports aside."""
         if other.wildcard:
             return self.wildcard and (other.name == self.name or other.name.endswith("." + self.name))
         return self.matches(other.name)
 
     def overlaps(self, other: HostPattern) -> bool:
-        """Whether some host is meant by both, ports aside."""
+        """Return whether both patterns mean a common host, ports aside."""
         return self.covers(other) or other.covers(self)
 
 
 def parse_pattern(text: str) -> HostPattern:
-    """`a.com`, `a.com:8443`, `*.a.com`, `192.0.2.1`, `[2001:db8::1]:443`."""
+    """Return the pattern of a text: `a.com`, `a.com:8443`, `*.a.com`, `192.0.2.1`, `[2001:db8::1]:443`."""
     _refuse_url(text)
     name, port = split_port(text)
     wildcard = name.startswith("*.")
     if wildcard:
         name = name[2:]
     if "*" in name:
-        raise ValueError('"*" may only stand for whole labels at the start, as in "*.a.com"; for every host: "public"')
+        raise ValueError('"*" can only replace whole labels at the start, as in "*.a.com"; for every host: "public"')
     host = canonical_host(name)
     if wildcard and is_address(host):
         raise ValueError("an address has no hosts below it")
@@ -56,7 +56,7 @@ def parse_pattern(text: str) -> HostPattern:
 
 
 def split_port(text: str) -> tuple[str, int | None]:
-    """The host and the port of `host` or `host:port`; an IPv6 address stands in brackets."""
+    """Return the host and the port of `host` or `host:port`. An IPv6 address is in brackets."""
     if text.startswith("["):
         address, bracket, rest = text.partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -69,14 +69,14 @@ def split_port(text: str) -> tuple[str, int | None]:
 
 
 def parse_port(text: str) -> int:
-    """1 to 65535, plain digits."""
+    """Return the port of a text: 1 to 65535, in plain digits."""
     if not text or len(text) > 5 or not _DIGITS.issuperset(text) or text[0] == "0" or int(text) > 65535:
         raise ValueError("the port is not a number from 1 to 65535")
     return int(text)
 
 
 def canonical_host(text: str) -> str:
-    """The one spelling of a name or address: lower case, no trailing dot, IDNA as xn--."""
+    """Return the canonical spelling of a name or address: lower case, no trailing dot, IDNA as xn--."""
     if text.startswith("["):
         return _canonical_ipv6(text)
     name = text.removesuffix(".")
@@ -94,7 +94,7 @@ def canonical_host(text: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether a canonical host is an IP address: no name ends in a label of digits."""
+    """Return whether a canonical host is an IP address: no name ends in a label of digits."""
     return host.startswith("[") or _DIGITS.issuperset(host.rpartition(".")[2])
 
 
@@ -137,7 +137,7 @@ def _check_punycode(label: str) -> None:
 
 
 def _to_ascii(name: str) -> str:
-    """IDNA, but only where the two standards agree: a name that would be changed to another is refused."""
+    """Return the IDNA form of a name where both standards agree. A name that IDNA maps to another name is refused."""
     fault = ValueError("the name has no single IDNA form; write it as xn--")
     try:
         encoded = name.encode("idna").decode("ascii")
@@ -150,7 +150,7 @@ def _to_ascii(name: str) -> str:
 
 
 def _is_number(label: str) -> bool:
-    """Whether a last label makes some resolver read the whole as an IPv4 address: 1, 0x7f, 017."""
+    """Return whether some resolver reads a name with this last label as an IPv4 address: 1, 0x7f, 017."""
     if _DIGITS.issuperset(label):
         return label != ""
     return label.startswith("0x") and _HEX.issuperset(label[2:])

@@ -1,4 +1,4 @@
-"""HTTP methods, path prefixes and address ranges in a policy: canonical or refused (G23)."""
+"""Checks HTTP methods, path prefixes and address ranges of a policy: canonical or refused (G23)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PATH = _UNRESERVED | frozenset("/!$&'()*+,;=:@%")
 _HEX = frozenset("0123456789ABCDEF")
 # CONNECT would open a tunnel past the rule; TRACE sends the request back, an injected secret included (G24).
 _REFUSED_METHODS = ("CONNECT", "TRACE")
-# Where clouds hand out credentials. No policy reaches them; link-local is among them as a whole.
+# Addresses where clouds hand out credentials, and all link-local addresses. No policy can open these.
 METADATA = (
-    "169.254.0.0/16",  # link-local, the metadata address of most clouds among it
+    "169.254.0.0/16",  # link-local, with the metadata address of most clouds
     "100.100.100.200/32",
-    "168.63.129.16/32",  # the wire server of one cloud: public by number, the host's by nature
+    "168.63.129.16/32",  # the wire server of one cloud: a public address, but the host's in fact
     "192.0.0.192/32",
-    "fd00:ec2::/32",  # of one cloud, for services of its own: at ::23 an agent hands out the rights of a pod
+    "fd00:ec2::/32",  # one cloud's own services: at ::23 an agent hands out the rights of a pod
     "fd20:ce::254/128",
     "fd00:c1::a9fe:a9fe/128",
     "fd00:42::42/128",
@@ -26,13 +26,13 @@ METADATA = (
     "fd00:100::100:200/128",
     "fe80::/10",
 )
-# Never a peer of a connection, or another spelling of an address that is. No policy reaches these either.
+# Addresses that are never the peer of a connection, or another spelling of an address. No policy can open these either.
 NEVER = (
     "0.0.0.0/8",
     "192.88.99.0/24",  # 6to4 relays
     "224.0.0.0/4",
     "240.0.0.0/4",  # with broadcast
-    "::/3",  # mapped, compatible and translated IPv4, NAT64, and, as ::1, loopback: a policy opens 127.0.0.0/8 alone
+    "::/3",  # mapped, compatible and translated IPv4, NAT64, and loopback as ::1: a policy can open 127.0.0.0/8 alone
     "2001::/23",  # Teredo and other protocol assignments
     "2002::/16",  # 6to4
     "fec0::/10",
@@ -41,12 +41,12 @@ NEVER = (
 
 
 def host(value: object, key: str) -> str:
-    """A host pattern in its canonical spelling."""
+    """Return a host pattern in canonical spelling."""
     return str(pattern(value, key))
 
 
 def reachable_host(value: object, key: str) -> str:
-    """A host pattern that may be permitted: localhost inside is the sandbox itself."""
+    """Return a host pattern that can be permitted. localhost is refused: inside, localhost is the sandbox."""
     found = pattern(value, key)
     if found.name == "localhost" or found.name.endswith(".localhost"):
         fix = "remove it; inside, localhost is the sandbox's own and always works"
@@ -55,7 +55,7 @@ def reachable_host(value: object, key: str) -> str:
 
 
 def pattern(value: object, key: str) -> HostPattern:
-    """A host pattern, or PolicyError with the reason."""
+    """Return a host pattern. Raises PolicyError with the reason."""
     found = text(value, key)
     try:
         return parse_pattern(found)
@@ -65,7 +65,7 @@ def pattern(value: object, key: str) -> HostPattern:
 
 
 def method(value: object, key: str) -> str:
-    """An HTTP method in upper case, as on the wire, where case counts."""
+    """Return an HTTP method in upper case, as on the wire, where case counts."""
     found = text(value, key)
     if found in _REFUSED_METHODS:
         raise PolicyError(f"{key}: {found} cannot be permitted", key=key, fix="remove it")
@@ -76,7 +76,7 @@ def method(value: object, key: str) -> str:
 
 
 def path_prefix(value: object, key: str) -> str:
-    """A prefix of canonical request paths; one that no canonical path could have is refused."""
+    """Return a prefix of canonical request paths. A prefix that no canonical path can have is refused."""
     found = text(value, key)
     reason = _path_fault(found)
     if reason:
@@ -105,7 +105,7 @@ def _path_fault(path: str) -> str | None:
 
 
 def cidr(value: object, key: str) -> str:
-    """An address range such as 10.0.0.0/8, in its one spelling."""
+    """Return an address range such as 10.0.0.0/8, in canonical spelling."""
     from ipaddress import ip_network
 
     found = text(value, key)
@@ -128,7 +128,7 @@ def cidr(value: object, key: str) -> str:
 
 
 def cidr_within(inner: str, outer: str) -> bool:
-    """Whether every address of one canonical range is in the other."""
+    """Return whether every address of the canonical range `inner` is in `outer`."""
     from ipaddress import IPv4Network, IPv6Network, ip_network
 
     one, other = ip_network(inner), ip_network(outer)

@@ -1,4 +1,4 @@
-"""A root file system by name, as data. What builds and finds it is elsewhere."""
+"""Defines `Image`, a root file system by name, as data. `ringfence.images` builds and finds images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _image_name(value: object, key: str) -> str:
 
 
 def _package(value: object, key: str) -> str:
-    """A requirement that an installer cannot take for an option."""
+    """Return a package requirement that an installer cannot take for an option."""
     found = text(value, key)
     if not found or found[0] == "-" or not found.isprintable() or found != found.strip():
         fix = 'write it as "numpy==2.1"'
@@ -52,7 +52,7 @@ IMAGE_CHECKS: dict[str, Check] = {
 
 @final
 class Image(Struct):
-    """A root file system by name, and what is added. Data only: `ringfence.images.build()` builds it."""
+    """A root file system by name, and the packages added. Data only: `ringfence.images.build()` builds the image."""
 
     name: str = "host"
     pip: Strings = ()

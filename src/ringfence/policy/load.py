@@ -1,4 +1,4 @@
-"""Policies from TOML: every mistake with its key, its line and what to do. Reads only the file that was named."""
+"""Reads policies from TOML, with every mistake by key, line and fix, and writes them. Reads only the named file."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     Path: TypeAlias = tuple[str | int, ...]
 
 
-# ── where each key of a TOML text stands ──────────────────────────────────────────────────────────
+# ── the line of each key of a TOML text ───────────────────────────────────────────────────────────
 
-# Finds lines only: tomllib decides what the text means. This runs before tomllib and bounds nesting and dotted
-# keys, because tomllib's time grows with their square. On text that is not TOML it stops, and tomllib then refuses
-# the text at or before that place.
+# The scanner finds lines only: tomllib decides what the text means. The scanner runs before tomllib and limits nesting
+# and dotted keys, because tomllib's time grows with their square. On text that is not TOML the scanner stops, and
+# tomllib then refuses the text at or before that place.
 
 _DEEPEST = 16
 _SPACE = " \t"
@@ -61,7 +61,7 @@ _HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
 
 
 class TooDeepError(ValueError):
-    """A key or value is nested deeper than any policy is; `line` says where."""
+    """A key or value is nested deeper than any policy; `line` says where."""
 
     def __init__(self, line: int) -> None:
         super().__init__(f"nested deeper than {_DEEPEST}")
@@ -69,16 +69,16 @@ class TooDeepError(ValueError):
 
 
 class _StopError(Exception):
-    """Not TOML from here on."""
+    """The text is not TOML from here on."""
 
 
 def find_lines(text: str) -> dict[Path, int]:
-    """The line of each key, table and list entry of `text`, whose line breaks are "\\n". Raises TooDeepError."""
+    """Return the line of each key, table and list entry of `text`, whose line breaks are "\\n". Raises TooDeepError."""
     scanner = _Scanner(text)
     try:
         scanner.document()
     except _StopError:
-        pass  # what is wrong there, the parser tells; the lines before it are right
+        pass  # the parser reports the mistake; the lines before are right
     return scanner.lines
 
 
@@ -113,7 +113,7 @@ class _Scanner:
         self.at += len(char)
 
     def skip(self, blanks: str) -> bool:
-        """Past blanks and comments; False at the end of the text."""
+        """Move past blanks and comments. Return False at the end of the text."""
         text, end = self.text, len(self.text)
         while self.at < end:
             if text[self.at] == "#":
@@ -150,7 +150,7 @@ class _Scanner:
         return path
 
     def inside(self, path: Path) -> Path:
-        """The last table of an array of tables, where `path` is one."""
+        """Return the path of the last table where `path` is an array of tables; else `path`."""
         return (*path, self.tables[path] - 1) if path in self.tables else path
 
     def pair(self, table: Path, depth: int) -> None:
@@ -167,7 +167,7 @@ class _Scanner:
         self.value(path, depth)
 
     def key(self) -> list[str]:
-        """Dotted parts, and the blanks around them."""
+        """Return the parts of a dotted key; move past the blanks around them."""
         parts = []
         while True:
             self.blank()
@@ -253,7 +253,7 @@ class _Scanner:
                 self.at = escape + 2
                 continue
             self.at = end + 3
-            for _ in range(2):  # up to two quotes may stand before the closing three
+            for _ in range(2):  # up to two quotes may come before the closing three
                 self.at += self.peek() == quote
             return
 
@@ -290,13 +290,13 @@ _TOP = ("version", "extends", "limits", "network", "mounts", "secrets", *POLICY_
 
 
 def load(path: HostPath) -> Policy:
-    """The policy in a file. Raises PolicyError with the first mistake and how many follow."""
+    """Return the policy in a file. Raises PolicyError with the first mistake and how many follow."""
     found, folder = read(path)
     return loads(found, folder)
 
 
 def loads(toml: str, folder: str | None = None) -> Policy:
-    """The policy in a text. Relative paths start at `folder`; without one they are mistakes."""
+    """Return the policy in a text. Relative paths start at `folder`; without a folder they are mistakes."""
     policy, errors = _read(toml, folder)
     if policy is not None and not errors:
         return policy
@@ -308,12 +308,15 @@ def loads(toml: str, folder: str | None = None) -> Policy:
 
 
 def check(toml: str, folder: str | None = None) -> list[PolicyError]:
-    """Every mistake of a text, in the order of its lines; empty when it is a policy."""
+    """Return every mistake of a text, in the order of lines; [] for a policy."""
     return _read(toml, folder)[1]
 
 
 def read(path: HostPath) -> tuple[str, str]:
-    """The text of a policy file and its folder. PolicyError when it is no readable UTF-8 file of at most 1 MiB."""
+    """Return the text of a policy file and the file's folder.
+
+    Raises PolicyError for anything but a readable UTF-8 file of at most 1 MiB.
+    """
     place = host_path(path, "policy")
     fix = "name a TOML file; `ringfence policy show` prints one"
     try:
@@ -359,7 +362,10 @@ def _parse(toml: object) -> tuple[dict[str, Any], dict[Path, int]]:
 
 
 def _located(message: str, toml: str) -> tuple[str, int | None]:
-    """tomllib says "… (at line 3, column 5)" or "… (at end of document)"."""
+    """Return the reason and the line of a message of tomllib.
+
+    tomllib says "… (at line 3, column 5)" or "… (at end of document)".
+    """
     reason, found, place = message.rpartition(" (at ")
     if not found:
         return shorten(message), None
@@ -400,7 +406,7 @@ class _Reader:
     # one mistake
 
     def fail(self, error: PolicyError, path: Path) -> None:
-        """Keep `error` under its full key and the nearest line known for it."""
+        """Keep `error` with its full key and the nearest known line."""
         error.key = error.key if not path else _spell(path) + _index(error.key)
         found = _split(error.key or "") if not path else (*path, *_split(_index(error.key)))
         while found and found not in self.lines:
@@ -409,7 +415,7 @@ class _Reader:
         self.errors.append(error)
 
     def attempt(self, path: Path, build: Callable[[], object]) -> object:
-        """What `build` returns, or None and a mistake."""
+        """Return what `build` returns; None where it raises PolicyError, which is kept as a mistake."""
         try:
             return build()
         except PolicyError as error:
@@ -423,7 +429,7 @@ class _Reader:
                 self.fail(PolicyError(f"{_spell((*path, key))} is not a key of a policy", fix=fix), (*path, key))
 
     def checked(self, data: dict[str, Any], checks: dict[str, Check], path: Path) -> dict[str, Any]:
-        """The values that pass their checks."""
+        """Return the values that pass their checks; keep the errors of all other values."""
         found: dict[str, Any] = {}
         for name, one in checks.items():
             if name in data:
@@ -442,7 +448,7 @@ class _Reader:
         return {}
 
     def tables(self, value: object, path: Path, build: Callable[[dict[str, Any], Path], object]) -> list[object]:
-        """What `build` makes of each table of an array of tables."""
+        """Return what `build` makes of each table of an array of tables."""
         if not isinstance(value, list):
             fix = f"write each as [[{_spell(path)}]]"
             self.fail(PolicyError(f"{_spell(path)} must be a list of tables, not {_kind(value)}", fix=fix), path)
@@ -467,7 +473,7 @@ class _Reader:
             self.fail(PolicyError(message, fix=f"write version = {VERSION}"), ("version",))
 
     def each_variable(self, data: object) -> None:
-        """Name every wrong variable, not only the first."""
+        """Keep an error for every wrong variable, not only for the first."""
         if not isinstance(data, dict):
             return
         self.errors = [error for error in self.errors if not (error.key or "").startswith("env")]
@@ -525,7 +531,7 @@ class _Reader:
     def part(
         self, data: dict[str, Any], checks: dict[str, Check], path: Path, required: tuple[str, ...]
     ) -> dict[str, Any] | None:
-        """The checked values of one table of a list; None when there were mistakes."""
+        """Return the checked values of one table of a list; None when there were mistakes."""
         before = len(self.errors)
         self.refuse_unknown(data, tuple(checks), path)
         for name in required:
@@ -535,7 +541,7 @@ class _Reader:
         return found if len(self.errors) == before else None
 
     def absolute(self, value: object, key: str) -> str:
-        """A host path as a policy file writes it: "~" is the home folder, a relative one starts at the file's."""
+        """Return a path of a policy file as absolute: "~" is the home, a relative path starts at the file's folder."""
         path = plain_path(text(value, key), key)
         if path.startswith("~"):
             path = os.path.expanduser(path)
@@ -552,7 +558,7 @@ def _kind(value: object) -> str:
 
 
 def _spell(path: Path) -> str:
-    """("mounts", 0, "target") is mounts[0].target; a key that is not plain is shown escaped and cut."""
+    """Return a path as text: ("mounts", 0, "target") is mounts[0].target. An unusual key is escaped and cut."""
     spelled = ""
     for part in path:
         if isinstance(part, int):
@@ -564,7 +570,7 @@ def _spell(path: Path) -> str:
 
 
 def _index(key: str | None) -> str:
-    """The list index that a check added to its key: "[2]" of "network.allow[2]"."""
+    """Return the list index that a check added to a key: "[2]" of "network.allow[2]"."""
     if not key or not key.endswith("]"):
         return ""
     index = key[key.rfind("[") :]
@@ -572,7 +578,7 @@ def _index(key: str | None) -> str:
 
 
 def _split(key: str) -> Path:
-    """The path of a spelled key."""
+    """Return the path of a key that `_spell` wrote."""
     path: list[str | int] = []
     for part in key.replace("[", ".[").split("."):
         if part.startswith("[") and part[1:-1].isdecimal() and len(part) < 10:
@@ -582,13 +588,16 @@ def _split(key: str) -> Path:
     return tuple(path)
 
 
-# ── the way back: a policy as TOML, every key written out; `loads(to_toml(policy)) == policy` ─────
+# ── writing: a policy as TOML, every key written out; `loads(to_toml(policy)) == policy` ──────────
 
 _SIZES = ("memory", "disk", "output", "upload", "download")
 
 
 def to_toml(policy: Policy) -> str:
-    """Raises PolicyError for a secret that has no `from_env` or `from_file`: a policy file holds no values."""
+    """Return a policy as TOML.
+
+    Raises PolicyError for a secret without `from_env` or `from_file`: a policy file holds no values.
+    """
     lines = ["version = 1"]
     lines += [_pair(name, getattr(policy, name)) for name in ("isolation", "strict", "commands")]
     lines += ["", "[limits]", *_fields(policy.limits)]
@@ -640,7 +649,7 @@ def _value(value: object) -> str:
 
 
 def _quote(text: str) -> str:
-    """A basic string: quotes, backslashes and everything that is not printable escaped."""
+    """Return a basic string of TOML: quotes, backslashes and all that is not printable are escaped."""
     return '"' + "".join(map(_escape, text)) + '"'
 
 

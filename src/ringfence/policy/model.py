@@ -1,4 +1,4 @@
-"""What is allowed, as frozen values: Limits, Rule, Network, Mount, Policy.
+"""Defines policies as frozen values: Limits, Rule, Network, Mount, Policy; and Quota.
 
 A value that exists is valid and in canonical form. Nothing here looks at this host.
 """
@@ -57,12 +57,12 @@ def _typed(value: object, key: str, kind: type[Struct]) -> tuple[object, ...]:
 
 
 def allow_patterns(network: Network) -> tuple[HostPattern, ...]:
-    """`network.allow` parsed; empty when it is "public"."""
+    """Return the patterns of `network.allow`; () for "public"."""
     return () if network.allow == "public" else tuple([parse_pattern(entry) for entry in network.allow])
 
 
 def mount_path(mount: Mount) -> str:
-    """Where a mount appears inside."""
+    """Return where a mount appears inside."""
     return str(mount.source if mount.target is None else mount.target)
 
 
@@ -112,7 +112,7 @@ LIMIT_CHECKS: dict[str, Check] = {
 
 @final
 class Limits(Struct):
-    """Numbers for one sandbox. `timeout_s` is for each run or exec; `lifetime_s` for the sandbox."""
+    """Limits of one sandbox. `timeout_s` is for each run or exec; `lifetime_s` for the sandbox."""
 
     timeout_s: float
     cpu_time_s: float
@@ -139,7 +139,7 @@ class Limits(Struct):
         disk: Size = "100M",  # /workspace and every `copy` mount together
         disk_files: int = 10_000,
         output: Size = "1M",  # kept in a Result: first and last half; streams are not cut
-        lifetime_s: float = 3600,  # stands still while paused
+        lifetime_s: float = 3600,  # not counted while paused
         idle_s: float = 3600,  # without a call and without a running process
         on_idle: Literal["close", "pause"] = "close",
     ) -> None:
@@ -157,7 +157,7 @@ RULE_CHECKS: dict[str, Check] = {
 
 @final
 class Rule(Struct):
-    """A host permitted only for some requests. Seeing them needs TLS interception for that host."""
+    """A host that is permitted for some requests only. Checking them needs TLS interception for the host."""
 
     host: str
     methods: Strings = ()  # empty: any
@@ -185,7 +185,7 @@ def _listed_host(value: object, key: str) -> str:
     host = reachable_host(value, key)
     if host == "public":
         fix = 'for every public host, without a list: allow = "public"'
-        raise PolicyError(f"{key}: {value!r} in a list would be one host of that name", key=key, fix=fix)
+        raise PolicyError(f"{key}: {value!r} in a list would be a host of that name", key=key, fix=fix)
     return host
 
 
@@ -208,7 +208,7 @@ NETWORK_CHECKS: dict[str, Check] = {
 
 @final
 class Network(Struct):
-    """Where the guest may connect, by name. Empty means nowhere. `deny` wins."""
+    """The hosts that the guest may connect to, by name. Empty means none. `deny` wins."""
 
     allow: tuple[str, ...] | Literal["public"]
     rules: tuple[Rule, ...]
@@ -239,7 +239,7 @@ class Network(Struct):
 
     @classmethod
     def open(cls) -> Self:
-        """`Network(allow="public")`: any public address, still no private, loopback or metadata one."""
+        """Return `Network(allow="public")`: any public address, but no private, loopback or metadata address."""
         return cls(allow="public")
 
 
@@ -255,9 +255,9 @@ MOUNT_CHECKS: dict[str, Check] = {
 
 @final
 class Mount(Struct):
-    """A host path shown inside. Without `target`, at its own path, so that tools keep working.
+    """A host path shown inside. Without `target` the path inside is the same, so that tools keep working.
 
-    A relative `source` is made absolute here and now; "~" is not expanded.
+    A relative `source` is made absolute now, from the working directory; "~" is not expanded.
     """
 
     source: HostPath
@@ -272,7 +272,7 @@ class Mount(Struct):
             if name != "target" or self.target is not None:
                 put(self, name, check(getattr(self, name), f"mounts.{name}"))
         if self.target is None:
-            guest_target(self.source, "mounts.source")  # shown at its own path, which must be a possible one
+            guest_target(self.source, "mounts.source")  # shown at the same path, which must be a possible target
 
 
 def _commands(value: object, key: str) -> tuple[str, ...] | str:
@@ -302,7 +302,7 @@ POLICY_CHECKS: dict[str, Check] = {
 
 @final
 class Policy(Struct):
-    """What is allowed in one sandbox. The default is closed: no network, no host files, no variables."""
+    """The rights and limits of one sandbox. The default is closed: no network, no host files, no variables."""
 
     limits: Limits
     network: Network
@@ -324,7 +324,7 @@ class Policy(Struct):
         env: Mapping[str, str] = FrozenMap(),
         secrets: list[Secret] | tuple[Secret, ...] = (),
         isolation: Isolation = "shared-kernel",
-        strict: bool = False,  # True: a limit only a weaker mechanism can hold is refused
+        strict: bool = False,  # True: refuse a limit that only a weaker mechanism can enforce
     ) -> None:
         given = locals()
         checked = {name: check(given[name], name) for name, check in POLICY_CHECKS.items()}
@@ -342,8 +342,7 @@ class Policy(Struct):
 
     @classmethod
     def preset(cls, name: PresetName) -> Self:
-        """`offline` is `Policy()`; `dev` has room to build; `hostile` needs own-kernel and strict."""
-
+        """Return a preset: `offline` is `Policy()`; `dev` has room to build; `hostile` needs own-kernel and strict."""
         return preset(name)
 
     @classmethod
@@ -361,13 +360,13 @@ class Policy(Struct):
         return loads(text)
 
     def to_toml(self) -> str:
-        """Raises PolicyError for a secret that has no `from_env` or `from_file`."""
+        """Return the policy as TOML. Raises PolicyError for a secret without `from_env` or `from_file`."""
         from ringfence.policy.load import to_toml
 
         return to_toml(self)
 
     def explain(self) -> str:
-        """The policy in sentences."""
+        """Return the policy in sentences."""
         from ringfence.policy.explain import explain
 
         return explain(self)
@@ -384,7 +383,7 @@ class Policy(Struct):
         isolation: Isolation = _KEEP,
         strict: bool = _KEEP,
     ) -> Self:
-        """A copy with some parts changed, checked as a whole."""
+        """Return a copy with some parts changed, checked as a whole."""
         given = locals()
         return replace(self, **{name: given[name] for name in Policy.__fields__ if given[name] is not _KEEP})
 
@@ -404,7 +403,7 @@ class Policy(Struct):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the policy's canonical JSON, in hex; secret values are not in it. Made once."""
+        """SHA-256 over the policy's canonical JSON without secret values, in hex. Computed once."""
         if self._digest is None:
             from ringfence.policy.digest import digest
 
@@ -418,7 +417,7 @@ NAMES = ("offline", "dev", "hostile")
 
 
 def preset(name: object) -> Policy:
-    """The policy of that name. PolicyError with the near one when there is none."""
+    """Return the preset of a name. Raises PolicyError, with the nearest name, for an unknown name."""
     match choice(*NAMES)(name, "preset"):
         case "dev":
             return Policy(limits=_DEV)
@@ -428,7 +427,7 @@ def preset(name: object) -> Policy:
             return Policy()
 
 
-# Room for a build: an hour of wall clock on four CPUs, all of it usable.
+# Room for a build: an hour of wall clock on four CPUs, with CPU time to use all four.
 _DEV = Limits(
     timeout_s=3600,
     cpu_time_s=4 * 3600,
@@ -457,7 +456,7 @@ QUOTA_CHECKS: dict[str, Check] = {
 
 @final
 class Quota(Struct):
-    """Sums over all sandboxes of one agent (or one tenant of a server)."""
+    """Limits on the sums over all sandboxes of an agent, or of a tenant of a server."""
 
     sandboxes: int = 8
     cpus: float = 4

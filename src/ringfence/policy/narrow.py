@@ -1,7 +1,7 @@
-"""Whether one policy fits inside another. Every part that does not is named; nothing is cut to fit.
+"""Decides whether a policy, the request, fits inside another, the ceiling; names every part that does not fit.
 
-Paths are compared as text. That a source is not a link out of the ceiling's is for those who open it.
-Variables (`env`) are the caller's words to its own guest and widen nothing.
+Nothing is cut to fit. Paths are compared as text: whether a source is a link out of the ceiling's source is checked
+where the source is opened. Variables (`env`) go from the caller to its own guest and widen nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 # ── networks ──────────────────────────────────────────────────────────────────────────────────────
 
-# Whether one network permits nothing that another does not. The answer is exact, though only one host of every kind is
-# looked at: two hosts are of one kind when no pattern of either network tells them apart. Thus it is enough to compare
-# what both networks say about each name they mention, one unknown name below each, one unknown name and one unknown
-# address.
+# Whether one network permits nothing that another does not. The answer is exact, though only one host of each kind is
+# checked: two hosts are of the same kind when no pattern of either network tells them apart. It is therefore enough to
+# compare what both networks permit for each name in either network, one unknown name below each, one unknown name and
+# one unknown address.
 
 _ANY_NAME = "*"
 _ANY_ADDRESS = "[*]"
@@ -39,14 +39,14 @@ _ANY_ADDRESS = "[*]"
 
 @final
 class _Permit(Struct):
-    """The entry by which a host is permitted on a port. `rule` None: TLS and HTTP, any request."""
+    """The entry that permits a host on a port. `rule` None: TLS and HTTP, any request."""
 
     key: str
     rule: Rule | None = None
 
 
 def widened(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
-    """The key of each entry of `request` that permits more than `ceiling`, and how."""
+    """Yield the key of each entry of `request` that permits more than `ceiling`, and the reason."""
     extra = _extra_ports(ceiling, request)
     if extra:
         yield "network.ports", f"{', '.join(map(str, sorted(extra)))} not permitted"
@@ -63,7 +63,7 @@ def widened(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
 
 
 def _extra_ports(ceiling: Network, request: Network) -> frozenset[int]:
-    """Ports of `request.ports` that the ceiling has nowhere, where something is reachable on them."""
+    """Return the ports of `request.ports` that the ceiling does not have, where a host is reachable on them."""
     used = request.allow == "public" or any(target.port is None for target in _targets(request))
     return frozenset(request.ports).difference(ceiling.ports, listening_ports(ceiling)) if used else frozenset()
 
@@ -73,7 +73,7 @@ def _targets(network: Network) -> list[HostPattern]:
 
 
 def _kinds(*networks: Network) -> Iterable[str]:
-    """One host of each kind. Of `*.a.com` that is the text itself: a name below a.com that nothing else mentions."""
+    """Return a host of each kind. The text `*.a.com` itself is the host below a.com that no other pattern mentions."""
     patterns = [
         pattern for one in networks for pattern in (*_targets(one), *(parse_pattern(entry) for entry in one.deny))
     ]
@@ -83,7 +83,7 @@ def _kinds(*networks: Network) -> Iterable[str]:
 
 
 class _Reach:
-    """What the gateway does with a host under a network (network/rules.py); a property test compares the two."""
+    """The gateway's decisions under a network, the same as in gateway/rules.py; a property test compares both."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -92,12 +92,12 @@ class _Reach:
         self._allow = _index(() if network.allow == "public" else network.allow)
 
     def permits(self, name: str) -> dict[int, _Permit]:
-        """By port. Deny wins; then a rule, the most telling first; then `allow`."""
+        """Return what permits the host `name`, by port. Deny wins; then the most exact rule; then `allow`."""
         found: dict[int, _Permit] = {}
-        for index, pattern in _about(self._rules, name):
+        for index, pattern in _matching(self._rules, name):
             for port in ports_of(pattern, self.network):
                 found.setdefault(port, _Permit(f"network.rules[{index}]", self.network.rules[index]))
-        for index, pattern in _about(self._allow, name):
+        for index, pattern in _matching(self._allow, name):
             for port in ports_of(pattern, self.network):
                 found.setdefault(port, _Permit(f"network.allow[{index}]"))
         if self.network.allow == "public" and not self.closed_to(name):
@@ -106,11 +106,11 @@ class _Reach:
         return {port: permit for port, permit in found.items() if self.denial(name, port) is None}
 
     def denial(self, name: str, port: int) -> str | None:
-        """The entry of `deny` that takes the host back."""
-        return next((str(one) for _, one in _about(self._deny, name) if one.port in (None, port)), None)
+        """Return the entry of `deny` that closes the host; None without such an entry."""
+        return next((str(one) for _, one in _matching(self._deny, name) if one.port in (None, port)), None)
 
     def closed_to(self, name: str) -> bool:
-        """Whether "public" leaves it out: an address would be a way around a name that is denied."""
+        """Return whether "public" leaves out the host `name`: an address would be a way around a denied name."""
         return is_address(name) and bool(self.network.deny)
 
 
@@ -122,8 +122,8 @@ def _index(entries: Iterable[str]) -> Index:
     return found
 
 
-def _about(index: Index, name: str) -> Iterator[tuple[int, HostPattern]]:
-    """The patterns that mean `name`: an exact one first, then the longest wildcard, of the same those with a port."""
+def _matching(index: Index, name: str) -> Iterator[tuple[int, HostPattern]]:
+    """Yield the patterns that mean `name`: the exact name, then the longest wildcard; first those with a port."""
     labels = name.split(".")
     for key in ((name, False), *((".".join(labels[start:]), True) for start in range(1, len(labels)))):
         yield from sorted(index.get(key, ()), key=lambda pair: pair[1].port is None)
@@ -139,14 +139,14 @@ def _fits(wanted: _Permit, held: _Permit | None) -> bool:
 
 
 def _rule_within(rule: Rule, other: Rule) -> bool:
-    """Whether every request that `rule` permits is permitted by `other`, hosts aside. Empty lists mean any."""
+    """Return whether `other` permits every request that `rule` permits, hosts aside. Empty lists mean any."""
     methods = not other.methods or (rule.methods and set(rule.methods) <= set(other.methods))
     paths = not other.paths or (rule.paths and all(path.startswith(tuple(other.paths)) for path in rule.paths))
     return bool(rule.protocol == other.protocol and methods and paths)
 
 
 def _fault(most: _Reach, name: str, port: int, wanted: _Permit, held: _Permit | None) -> tuple[str, str]:
-    """The key that names the part, and the reason."""
+    """Return the key of the entry that permits too much, and the reason."""
     if held is not None and held.rule is not None:
         return wanted.key, f"{name}:{port} is permitted by the rule for {held.rule.host} only"
     denied = most.denial(name, port)
@@ -154,7 +154,7 @@ def _fault(most: _Reach, name: str, port: int, wanted: _Permit, held: _Permit | 
         return "network.deny", f"{denied} must stay denied"
     public = wanted.key == "network.allow"
     if most.network.allow == "public" and most.closed_to(name):
-        # Under "public" it is the missing `deny` that opens addresses.
+        # Under "public" the missing `deny` opens addresses.
         return ("network.deny", "addresses must stay closed") if public else (wanted.key, f"{name} is an address")
     if public and most.network.allow != "public":
         return wanted.key, '"public" is more than the listed hosts'
@@ -169,7 +169,7 @@ _SIZES = ("memory", "disk", "output", "upload", "download")
 
 
 def must_allow(ceiling: Policy, request: Policy) -> Policy:
-    """`request` itself when all of it fits; else PolicyError whose message names each part that does not."""
+    """Return `request` itself when every part fits. Raises PolicyError that names each part that does not fit."""
     if type(request) is not type(ceiling):
         raise PolicyError(f"must_allow takes a Policy, not {type(request).__name__}", key="policy")
     found = list(widenings(ceiling, request))
@@ -181,7 +181,7 @@ def must_allow(ceiling: Policy, request: Policy) -> Policy:
 
 
 def widenings(ceiling: Policy, request: Policy) -> Iterator[tuple[str, str]]:
-    """The key of each part of `request` that goes beyond `ceiling`, and how."""
+    """Yield the key of each part of `request` that goes beyond `ceiling`, and the reason."""
     yield from _limits(ceiling.limits, request.limits)
     yield from _network(ceiling.network, request.network)
     for index, mount in enumerate(request.mounts):
@@ -233,7 +233,7 @@ def _private(ceiling: Network, request: Network) -> Iterator[tuple[str, str]]:
 
 
 def _mount(ceiling: tuple[Mount, ...], wanted: Mount, key: str) -> Iterator[tuple[str, str]]:
-    """Nothing when one mount of the ceiling permits all of it; else what the nearest one does not."""
+    """Yield what the nearest mount of the ceiling does not permit; nothing when a mount permits all of `wanted`."""
     source = str(wanted.source)
     holders = [mount for mount in ceiling if within(source, str(mount.source))]
     if not holders:
@@ -263,7 +263,7 @@ def _mount_faults(ceiling: Mount, wanted: Mount, key: str) -> Iterator[tuple[str
 
 
 def _inside(ceiling: Mount, paths: list[str] | tuple[str, ...], source: str) -> list[str]:
-    """Those of the ceiling's `paths` that the wanted source shows, or lies in."""
+    """Return the `paths` of a ceiling's mount that `source` contains or lies in."""
     whole = [f"{ceiling.source}/{path}" for path in paths]
     return [path for path in whole if within(path, source) or within(source, path)]
 
@@ -288,13 +288,13 @@ def _secret(ceiling: tuple[Secret, ...], wanted: Secret, key: str) -> Iterator[t
         yield f"{key}.name", f"{wanted.name} is not a secret of the policy"
         return
     if origin(wanted) != origin(held):
-        # Else a request could name another variable or file of the host and have it sent out.
+        # A request could otherwise name another variable or file of the host and have the content sent out.
         yield key, f"{wanted.name} is not read from where the policy reads it"
     permitted = [parse_pattern(host) for host in held.hosts]
     for index, host in enumerate(wanted.hosts):
         pattern = parse_pattern(host)
         if not any(entry.covers(pattern) and entry.port in (None, pattern.port) for entry in permitted):
-            yield f"{key}.hosts[{index}]", f"{host} does not get it"
+            yield f"{key}.hosts[{index}]", f"{host} does not get the secret"
     for index, place in enumerate(wanted.inject):
         if place not in held.inject:
             yield f"{key}.inject[{index}]", f"{place} is not permitted"

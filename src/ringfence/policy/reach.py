@@ -1,4 +1,4 @@
-"""What a network lets the guest reach, for questions about two policies or a policy and its secrets."""
+"""Computes what a network lets the guest reach, to compare two policies, or a policy with its secrets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def ports_of(pattern: HostPattern, network: Network) -> frozenset[int]:
-    """The ports a pattern stands for in its network."""
+    """Return the ports that a pattern means in its network."""
     return frozenset(network.ports if pattern.port is None else (pattern.port,))
 
 
 def permitted_and_denied(network: Network) -> tuple[str, ...]:
-    """Entries of `allow` and hosts of rules that `deny` takes back as a whole. Deny wins; people should know."""
+    """Return the entries of `allow` and hosts of rules that `deny` closes completely. Deny wins; people should know."""
     named = [*allow_patterns(network), *(parse_pattern(rule.host) for rule in network.rules)]
     denied = [parse_pattern(text) for text in network.deny]
     return tuple(str(one) for one in named if any(no.covers(one) and no.port in (None, one.port) for no in denied))
@@ -25,33 +25,36 @@ def permitted_and_denied(network: Network) -> tuple[str, ...]:
 
 PROXY_PORT = 3128
 RESOLVER_PORT = 53
-MOST_PORTS = 200  # each is a listener in every sandbox
+MOST_PORTS = 200  # each port is a listener in every sandbox
 
 
 def listening_ports(network: Network) -> tuple[int, ...]:
-    """Every port on which some host may be reachable, sorted."""
+    """Return every port on which some host may be reachable, sorted."""
     patterns = [*allow_patterns(network), *(parse_pattern(rule.host) for rule in network.rules)]
     found = set(network.ports) if network.allow == "public" else set()
     return tuple(sorted(found.union(*(ports_of(pattern, network) for pattern in patterns))))
 
 
 def proxy_port(network: Network) -> int:
-    """Where the proxy listens inside: no port that stands for hosts."""
+    """Return the port on which the proxy listens inside, which is no port of any host."""
     taken = listening_ports(network)
     return next(port for port in range(PROXY_PORT, 65536) if port not in taken)
 
 
-_MOST_STREAMS = 1024  # each may hold a window of bytes on both sides
-_SPARE_STREAMS = 32  # for the resolver, and for those that are refused with a reason
+_MOST_STREAMS = 1024  # each stream may hold a window of bytes on both sides
+_SPARE_STREAMS = 32  # for the resolver, and for connections that are refused with a reason
 
 
 def relayed_streams(network: Network) -> int:
-    """Connections at once where guestd relays them; more wait inside."""
+    """Return how many connections guestd relays at once; further connections wait inside."""
     return min(network.connections + _SPARE_STREAMS, _MOST_STREAMS)
 
 
 def check_secrets(policy: Policy) -> None:
-    """Each secret is named once, is not also a plain variable, and goes only where TLS carries it."""
+    """Check that each secret is named once, is no variable of `env` too, and goes only to hosts reached by TLS.
+
+    Raises PolicyError.
+    """
     seen = set()
     for index, secret in enumerate(policy.secrets):
         key = f"secrets[{index}].name"

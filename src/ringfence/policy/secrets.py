@@ -1,4 +1,4 @@
-"""Secrets: values the guest never holds. The value lives in one private slot and leaves it only by `reveal`."""
+"""Defines secrets, whose values the guest never gets. A value is in a private slot that only `reveal` reads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SECRET_CHECKS: dict[str, Check] = {"name": identifier, "hosts": _hosts, "inject"
 
 @final
 class Secret(Struct):
-    """A value the guest never holds: it sees a placeholder, the gateway swaps it for `hosts`.
+    """A value that the guest never gets. The guest sees a placeholder, which the gateway replaces towards `hosts`.
 
     repr, equality, digest and pickling leave the value out.
     """
@@ -65,7 +65,10 @@ class Secret(Struct):
 
     @classmethod
     def from_env(cls, name: str, *, hosts: Strings, variable: str | None = None) -> Self:
-        """The host's variable of the same name, or `variable`, read now. PolicyError when it is not set."""
+        """Return a secret from the host's variable `variable`, or else `name`, read now.
+
+        Raises PolicyError when the variable is not set.
+        """
         source = name if variable is None else variable
         secret = deferred(name, hosts=hosts, from_env=source)
         reveal(secret)
@@ -73,7 +76,10 @@ class Secret(Struct):
 
     @classmethod
     def from_file(cls, name: str, path: HostPath, *, hosts: Strings) -> Self:
-        """The content of a host file, read now, without its last line break. PolicyError when it cannot be read."""
+        """Return a secret from a host file, read now, without its last line break.
+
+        Raises PolicyError when the file cannot be read.
+        """
         secret = deferred(name, hosts=hosts, from_file=path)
         reveal(secret)
         return secret
@@ -90,7 +96,7 @@ def deferred(
     from_env: str | None = None,
     from_file: HostPath | None = None,
 ) -> Secret:
-    """A secret whose value is read by the first `reveal`: policy files are checked where it is not set."""
+    """Return a secret whose value the first `reveal` reads: a policy file may be checked where no value is set."""
     secret = Secret(name, "-", hosts=hosts, inject=inject)
     put(secret, "_value", None)
     if from_env is not None:
@@ -101,7 +107,7 @@ def deferred(
 
 
 def origin(secret: Secret) -> tuple[str, str] | None:
-    """`("from_env", variable)` or `("from_file", path)`; None when the value was given itself."""
+    """Return `("from_env", variable)` or `("from_file", path)`; None when the caller gave the value itself."""
     variable_name, path = _slots(secret, "_from_env", "_from_file")
     if variable_name is not None:
         return "from_env", variable_name
@@ -109,7 +115,7 @@ def origin(secret: Secret) -> tuple[str, str] | None:
 
 
 def reveal(secret: Secret) -> str:
-    """The value, for the gateway alone. PolicyError when its variable or file is not there."""
+    """Return the value, for the gateway alone. Raises PolicyError when the variable or file is missing."""
     (value,) = _slots(secret, "_value")
     if value is None:
         value = _read(secret)
@@ -118,7 +124,7 @@ def reveal(secret: Secret) -> str:
 
 
 def _slots(secret: Secret, *names: str) -> list[str | None]:
-    """Private slots, which are this module's own."""
+    """Return the values of private slots, which belong to this module."""
     return [getattr(secret, name) for name in names]
 
 
@@ -133,14 +139,14 @@ def _rebuild(
 
 
 def _checked_value(value: object, name: str) -> str:
-    """Never shows the value, whatever is wrong with it (I03)."""
+    """Return a checked value. An error never shows the value, whatever is wrong (I03)."""
     key = "secrets.value"
     if not isinstance(value, str):
         raise PolicyError(f"the value of secret {name} must be a string, not {type(value).__name__}", key=key)
     if not value or len(value) > _LARGEST:
         raise PolicyError(f"the value of secret {name} must have 1 to {_LARGEST} characters", key=key)
     if not value.isprintable() or not value.isascii():
-        # A line break would let the value add headers of its own to a request.
+        # A line break would let the value add headers to a request.
         fix = "store it without line breaks and control characters"
         raise PolicyError(f"the value of secret {name} has characters no header can carry", key=key, fix=fix)
     return value
@@ -150,7 +156,7 @@ def _read(secret: Secret) -> str:
     source = origin(secret)
     if source is None:
         fix = "make the secret anew where it is used: pickling leaves the value out"
-        raise PolicyError(f"secret {secret.name} came without its value", key="secrets.value", fix=fix)
+        raise PolicyError(f"secret {secret.name} has no value after pickling", key="secrets.value", fix=fix)
     kind, place = source
     if kind == "from_env":
         found = os.environ.get(place)
@@ -174,11 +180,14 @@ def _read_file(name: str, path: str) -> str:
         raise PolicyError(f"secret {name}: {shorten(path)} is not UTF-8 text", key=key) from None
 
 
-# ── files that a person named, or where a guest may have put something: regular, read once, capped
+# ── files that a person named, and that a guest may have replaced: only regular ones, read once, capped
 
 
 def read_regular(path: str, largest: int) -> bytes:
-    """The bytes of a regular file of at most `largest`. OSError otherwise; a FIFO or device never blocks (A24)."""
+    """Return the bytes of a regular file of at most `largest` bytes. Raises OSError for any other file.
+
+    A FIFO or device never blocks (A24).
+    """
     descriptor = _open(path)
     try:
         data = _read_at_most(descriptor, largest + 1)
@@ -190,7 +199,7 @@ def read_regular(path: str, largest: int) -> bytes:
 
 
 def read_head(path: str, most: int) -> bytes:
-    """The first `most` bytes of a regular file, whatever its size; OSError as `read_regular`."""
+    """Return the first `most` bytes of a regular file, whatever its size. Raises OSError as `read_regular` does."""
     descriptor = _open(path)
     try:
         return _read_at_most(descriptor, most)
@@ -199,7 +208,7 @@ def read_head(path: str, most: int) -> bytes:
 
 
 def _open(path: str) -> int:
-    _check(os.stat(path), path)  # before it is opened: a device may act on that alone
+    _check(os.stat(path), path)  # before opening: a device may act on being opened
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _check(os.fstat(descriptor), path)
@@ -217,7 +226,7 @@ def _check(found: os.stat_result, path: str) -> None:
 
 
 def _read_at_most(descriptor: int, most: int) -> bytes:
-    # Counted while reading: the size that stat gives may be 0 for a file without end (A25).
+    # The bytes are counted while reading: stat may give the size 0 for a file without end (A25).
     data = b""
     while len(data) < most:
         part = os.read(descriptor, most - len(data))

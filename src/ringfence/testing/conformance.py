@@ -1,9 +1,9 @@
-"""What any backend must do, as a table of checks. A backend, ours or anyone's, runs them with its own factory.
+"""The table of checks that any backend must pass, ours or another project's, and the function that runs the checks.
 
     report = check(lambda **kwargs: Sandbox(backend=Mine(), **kwargs))
     print(report.explain())
 
-`python -m ringfence.testing.conformance --backend process` does it for a backend by name.
+`python -m ringfence.testing.conformance --backend process` runs the checks on a backend by name.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CHECKS: tuple[Check, ...] = (
 
 @final
 class Outcome(Struct):
-    """How one check went. `reason` is empty when it passed."""
+    """The outcome of a check. `reason` is empty for a check that passed."""
 
     check: str
     status: Literal["passed", "failed", "not-applicable"]
@@ -72,20 +72,20 @@ class Outcome(Struct):
 
 @final
 class Report(Struct):
-    """Every check that was asked for, in order, with its outcome."""
+    """The outcomes of all chosen checks, in order."""
 
     outcomes: tuple[Outcome, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed and something passed."""
+        """Whether no check failed and at least one passed."""
         return not self.of("failed") and bool(self.of("passed"))
 
     def of(self, status: Literal["passed", "failed", "not-applicable"]) -> tuple[Outcome, ...]:
         return tuple(outcome for outcome in self.outcomes if outcome.status == status)
 
     def explain(self) -> str:
-        """What failed and what was not applicable, each with its reason, and the three numbers."""
+        """Return a line for each check that failed or was not applicable, with the reason, and the three numbers."""
         rows = [o for o in self.outcomes if o.status != "passed"]
         lines = [f"{o.status}: {o.check}: {o.reason}" for o in rows]
         numbers = [f"{len(self.of(s))} {s}" for s in ("passed", "failed", "not-applicable")]
@@ -93,11 +93,11 @@ class Report(Struct):
 
 
 def check(make_sandbox: MakeSandbox, *, without: Mapping[str, str] | None = None, only: Strings = ()) -> Report:
-    """Run the checks one after the other. Takes about a minute for all.
+    """Run the checks in order. All checks take about a minute.
 
-    `make_sandbox` takes the keywords of Sandbox but `backend` and returns a sandbox that is not started.
-    `without` names capabilities that this backend declares not applicable, each with the reason; they are counted.
-    `only` keeps the checks whose name starts with one of these ("files.").
+    `make_sandbox` takes the keywords of Sandbox except `backend` and returns a sandbox that is not started.
+    `without` names the capabilities that do not apply to this backend, each with the reason; their checks are counted.
+    `only` keeps the checks whose names start with one of the given texts ("files.").
     """
     return Report(tuple(outcomes(make_sandbox, without=without, only=only)))
 
@@ -105,7 +105,7 @@ def check(make_sandbox: MakeSandbox, *, without: Mapping[str, str] | None = None
 def outcomes(
     make_sandbox: MakeSandbox, *, without: Mapping[str, str] | None = None, only: Strings = ()
 ) -> Iterator[Outcome]:
-    """The same, one outcome at a time."""
+    """Do the same as `check`, but yield each outcome when its check ends."""
     if not __debug__:
         raise RuntimeError("checks are assertions, and python -O leaves them out: run without -O")
     missing = dict(without or {})
@@ -125,13 +125,13 @@ def _outcome(one: Check, make: MakeSandbox, missing: Mapping[str, str]) -> Outco
     started = time.monotonic()
     try:
         one.act(make)
-    except Exception as error:  # noqa: BLE001  # whatever a backend raises is its failure, told with its place
-        return Outcome(one.name, "failed", _told(error), time.monotonic() - started)
+    except Exception as error:  # noqa: BLE001  # any error of a backend fails the check
+        return Outcome(one.name, "failed", _described(error), time.monotonic() - started)
     return Outcome(one.name, "passed", "", time.monotonic() - started)
 
 
-def _told(error: Exception) -> str:
-    """The line of the check that failed, and what it said."""
+def _described(error: Exception) -> str:
+    """Return an error's type and text, and the line of the check that failed."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/testing/checks/" in f.filename]
     place = f" at `{frames[-1].line}` (line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
@@ -142,10 +142,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     from ringfence import Sandbox
 
-    parser = argparse.ArgumentParser(description="What any backend must do, tried on one.")
+    parser = argparse.ArgumentParser(description="Run the checks that any backend must pass.")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--without", action="append", default=[], metavar="CAPABILITY=REASON")
-    parser.add_argument("only", nargs="*", metavar="CHECK", help="checks whose name starts so")
+    parser.add_argument("only", nargs="*", metavar="CHECK", help="run only checks whose names start with this")
     given = parser.parse_args(arguments)
     without = dict(item.partition("=")[::2] for item in given.without)
     report = check(lambda **kwargs: Sandbox(backend=given.backend, **kwargs), without=without, only=given.only)

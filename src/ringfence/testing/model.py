@@ -1,4 +1,4 @@
-"""What a check is, what it may need, and the few words checks are written with. No test framework."""
+"""Defines checks, the capabilities that a check needs, and helpers to write checks. Needs no test framework."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=BaseException)
 
-# Called with keywords of Sandbox (checks use policy, snapshot and tools); returns one that is not started.
+# Takes keywords of Sandbox (checks use policy, snapshot and tools); returns a sandbox that is not started.
 MakeSandbox: TypeAlias = Callable[..., Sandbox]
 
 Capability: TypeAlias = Literal[
@@ -38,21 +38,21 @@ CAPABILITIES: Mapping[Capability, str] = {
     "cpu-share": "limits.cpus is a share of CPU time",
     "cpu-time": "limits.cpu_time_s is counted over the whole tree",
     "disk-quota": "limits.disk and limits.disk_files are exact",
-    "memory-limit": "limits.memory holds for the whole tree, and its end is told as oom",
+    "memory-limit": "limits.memory holds for the whole tree, and exceeding it is reported as oom",
     "node": "the image has node",
     "open-files": "limits.open_files holds",
     "pause": "a paused sandbox uses no CPU time",
     "process-limit": "limits.processes is exact, threads counted",
     "terminal-signals": "Ctrl-C on a terminal is a signal",
     "usage": "CPU time and memory are measured from outside",
-    "watch-overflow": "a watch that nobody reads says that it lost something, instead of growing",
+    "watch-overflow": "a watch that is not read reports lost events instead of growing",
 }
 assert set(CAPABILITIES) == set(get_args(Capability))
 
 
 @final
 class Check(Struct):
-    """One thing that must hold. `act` raises when it does not; it starts and ends its own sandboxes."""
+    """A check of one behaviour. `act` raises when the behaviour is wrong; it starts and ends its own sandboxes."""
 
     name: str  # "commands.arguments_arrive_as_they_are"
     act: Callable[[MakeSandbox], None]
@@ -63,7 +63,7 @@ class Check(Struct):
 
 
 def in_box(act: Callable[[Sandbox], None], *needs: Capability) -> Check:
-    """A check of a running sandbox with the default policy."""
+    """Return a check of a running sandbox with the default policy."""
 
     def whole(make: MakeSandbox) -> None:
         with make() as box:
@@ -73,7 +73,7 @@ def in_box(act: Callable[[Sandbox], None], *needs: Capability) -> Check:
 
 
 def with_maker(act: Callable[[MakeSandbox], None], *needs: Capability) -> Check:
-    """A check that makes its own sandboxes."""
+    """Return a check that makes its own sandboxes."""
     return Check(_name(act), act, needs)
 
 
@@ -82,13 +82,13 @@ def _name(act: Callable[..., None]) -> str:
 
 
 def python(make: MakeSandbox, code: str, *, policy: Policy = Policy(), timeout_s: float | None = None) -> Result:  # noqa: B008  # frozen
-    """How a program ends in a sandbox of its own."""
+    """Run a Python program in a new sandbox, and return its result."""
     with make(policy=policy) as box:
         return box.exec(["python3", "-c", code], timeout_s=timeout_s)
 
 
 class Raises(Generic[E]):
-    """`with raises(KeyError) as caught: …`; then `caught.value`."""
+    """The context of `with raises(KeyError) as caught: …`; afterwards `caught.value` is the error."""
 
     def __init__(self, kinds: tuple[type[E], ...], match: str | None) -> None:
         self._kinds = kinds
@@ -118,5 +118,5 @@ class Raises(Generic[E]):
 
 
 def raises(*kinds: type[E], match: str | None = None) -> Raises[E]:
-    """A block that must raise one of `kinds`, whose text holds `match`, a regular expression."""
+    """Return a context whose block must raise an error of `kinds`, with text that the expression `match` finds."""
     return Raises(kinds, match)

@@ -1,1 +1,1 @@
-"""Frames between host and guestd. The only parser of bytes that come from a sandbox."""
+"""Frames between host and guestd, and the parsers of what guestd and file workers send."""

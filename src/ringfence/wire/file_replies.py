@@ -1,4 +1,4 @@
-"""Reads what file workers say. It is guest-made: every field is checked, and none chooses more than a sentence."""
+"""Parses the replies of file workers. A guest can forge these: each field is checked and chooses a sentence at most."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_LINE = 1 << 18
 _SHOWN = 200
 _EVENTS = ("create", "write", "remove", "rename", "chmod", "overflow")
 
-# What each word of `guest.tarstream.Refused` means. A word that is not here is not shown.
+# The meaning of each word of `shared.tar.Refused`. A word that is not in this table is not shown.
 _WHY = {
     "absolute": "its name is an absolute path",
     "dot-dot": "its name holds '..'",
@@ -29,7 +29,7 @@ _WHY = {
     "link-leaves": "it is a link that leads out of the folder",
     "hard-link": "it is a hard link",
     "through": "another entry of that name is no folder",
-    "twice": "its name is there twice",
+    "twice": "two entries have its name",
     "changed": "it changed while it was read",
     "bytes": "there are more bytes than limits.disk allows for",
     "files": "there are more entries than limits.disk_files allows for",
@@ -42,7 +42,7 @@ _WHY = {
     "sparse": "it is a sparse entry",
     "type": "it is of an unknown type",
     "size": "its size is impossible",
-    "number": "one of its numbers is none",
+    "number": "a number in its header is malformed",
     "header": "its header is too long",
     "pax": "its extended header is malformed",
     "two-names": "it has two names",
@@ -57,7 +57,7 @@ _WHOLE = ("not-tar", "not-zip", "cut-short", "after-the-end")
 
 
 def refusal(why: str, name: str, path: str) -> OSError:
-    """An archive or tree that was not taken. `why` is a word of ours."""
+    """Return the error for an archive or tree that was refused. An unknown `why` is never shown."""
     reason = _WHY.get(why, "it was refused")
     if why in ("bytes", "files"):
         return OSError(errno.EFBIG, f"too much to transfer: {reason}", path)
@@ -71,7 +71,7 @@ def refused(found: Mapping[str, object], path: str) -> OSError:
 
 
 def explained(number: int, found: Mapping[str, object], path: str, *, call: str) -> str:
-    """The kernel's own words and, where an inner path failed, which."""
+    """Return the kernel's own words, with the inner path that failed, if any."""
     inner = found.get("path")
     if number == errno.EFBIG:
         if call == "read":
@@ -96,55 +96,63 @@ class Lines:
     def feed(self, chunk: bytes) -> Iterator[dict[str, object]]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > _MAX_LINE:
-            raise SandboxError("the file worker broke its format: a line without an end")
+            raise _forged("broke its format: a line without an end")
         for line in lines:
             if line:
                 yield _object(line)
+
+
+def _forged(what: str) -> SandboxError:
+    """Return the error for a reply that no worker of ours gives."""
+    return SandboxError(
+        f"the file worker {what}",
+        fix="try once more; if it happens again, close the sandbox: its guest ended or imitated the worker",
+    )
 
 
 def _object(line: bytes) -> dict[str, object]:
     try:
         data = frames.strict_json(line)
     except frames.WireError as error:
-        raise SandboxError(f"the file worker broke its format: {error}") from None
+        raise _forged(f"broke its format: {error}") from None
     if not isinstance(data, dict):
-        raise SandboxError("the file worker broke its format: not an object")
+        raise _forged("broke its format: not an object")
     return data
 
 
 def info(data: object, path: str) -> FileInfo:
-    """One entry as the worker told it."""
+    """Return an entry as the worker reported it. Raises SandboxError for anything else."""
     from datetime import UTC, datetime
 
     if not isinstance(data, dict):
-        raise SandboxError("the file worker gave no answer")
-    told, kind, size, mode = data.get("path"), data.get("kind"), data.get("size"), data.get("mode")
+        raise _forged("gave no answer")
+    reported, kind, size, mode = data.get("path"), data.get("kind"), data.get("size"), data.get("mode")
     modified, target = data.get("modified"), data.get("target")
-    if not isinstance(told, str) or kind not in ("file", "directory", "symlink", "other"):
-        raise SandboxError("the file worker answered with something else than a file")
+    if not isinstance(reported, str) or kind not in ("file", "directory", "symlink", "other"):
+        raise _forged("answered with something else than a file")
     if type(size) is not int or type(mode) is not int or not isinstance(modified, int | float):
-        raise SandboxError("the file worker answered with something else than numbers")
+        raise _forged("answered with something else than numbers")
     stamp = datetime.fromtimestamp(min(max(modified, 0), 253402300799), UTC)
     link = target if isinstance(target, str) else None
-    return FileInfo(path or told, kind, size, mode, stamp, link)
+    return FileInfo(path or reported, kind, size, mode, stamp, link)
 
 
 def match(data: Mapping[str, object]) -> Match:
     path, line, text = data.get("path"), data.get("line"), data.get("text")
     if not isinstance(path, str) or type(line) is not int or not isinstance(text, str):
-        raise SandboxError("the file worker answered with something else than a match")
+        raise _forged("answered with something else than a match")
     return Match(path, line, text)
 
 
 def event(data: Mapping[str, object]) -> FileEvent:
     kind, path, source = data.get("kind"), data.get("path"), data.get("source")
     if kind not in _EVENTS or not isinstance(path, str) or not isinstance(source, str | None):
-        raise SandboxError("the file worker answered with something else than an event")
+        raise _forged("answered with something else than an event")
     return FileEvent(kind, path, source)  # type: ignore[arg-type]  # one of the words above
 
 
 def numbers(data: Mapping[str, object], *names: str) -> list[int]:
     found = [data.get(name) for name in names]
     if not all(type(number) is int and number >= 0 for number in found):
-        raise SandboxError("the file worker gave no answer")
+        raise _forged("gave no answer")
     return found  # type: ignore[return-value]  # checked above

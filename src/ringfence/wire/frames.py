@@ -1,7 +1,7 @@
-"""Parses what comes from a sandbox, strictly: every byte is taken as hostile (J07, J08, F20).
+"""Parses the frames that come from a sandbox, strictly: every byte is taken as hostile (J07, J08, F20).
 
-A frame is a length, a type, a stream and a payload. Control payloads are one JSON object of known events, data payloads
-are raw. Anything else is a WireError, after which the channel is not read again.
+A frame is a length, a type, a stream and a payload. A control payload is a JSON object of a known event, a data payload
+is raw. Anything else is a WireError, after which the channel is not read again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Frame(Struct):
     payload: bytes
 
     def __init__(self, kind: int, stream: int, payload: bytes) -> None:
-        """Written out, because every message is one."""
+        """Set the fields without the loop of `Struct`, for speed: every message is a frame."""
         put(self, "kind", kind)
         put(self, "stream", stream)
         put(self, "payload", payload)
@@ -43,13 +43,13 @@ def message(**data: object) -> bytes:
 
 
 class Reader:
-    """Cuts a byte stream into frames. Holds at most one frame that is not complete."""
+    """A reader that cuts a byte stream into frames. Keeps at most one incomplete frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Every frame that is complete now. Raises WireError for a header that no peer of ours sends."""
+        """Return every frame that is complete now. Raises WireError for a header that our guestd never sends."""
         held = self._buffer
         held += data
         frames = []
@@ -76,7 +76,7 @@ def _check_header(length: int, kind: int, stream: int) -> None:
         raise WireError("an empty frame, or a control message on a stream")
 
 
-# event → its fields and their types; a field may be None only where NoneType stands beside the type
+# By event: the fields and their types. A field may be None only where NoneType is among the types.
 _NONE = type(None)
 _EVENTS: dict[str, dict[str, tuple[type, ...]]] = {
     "ready": {"init": (int,)},
@@ -117,7 +117,7 @@ _ENDS = ("lifetime", "idle", "init-lost", "tree-stuck")
 
 
 def event(payload: bytes) -> dict[str, object]:
-    """One control message, with exactly the fields its event has, each of its type. Raises WireError otherwise."""
+    """Return a control message with exactly the fields of its event. Raises WireError for any other message."""
     data = strict_json(payload)
     if not isinstance(data, dict) or not isinstance(data.get("ev"), str):
         raise WireError("a control message that is no event")
@@ -125,10 +125,10 @@ def event(payload: bytes) -> dict[str, object]:
     if fields is None:
         raise WireError("an unknown event")
     if set(data) != {"ev", *fields}:
-        raise WireError(f"a {data['ev']} event with other fields than it has")
+        raise WireError(f"a {data['ev']} event with wrong fields")
     for name, types in fields.items():
         if type(data[name]) not in types:
-            raise WireError(f"a {data['ev']} event whose {name} has another type")
+            raise WireError(f"a {data['ev']} event whose {name} has a wrong type")
         if name in _MOST and data[name] is not None and not 0 <= data[name] <= _MOST[name]:
             raise WireError(f"a {data['ev']} event whose {name} no kernel gives")
     if data["ev"] == "end" and data["why"] not in _ENDS:
@@ -142,21 +142,25 @@ _DEPTH = 400
 
 
 def strict_json(payload: bytes) -> object:
-    """Parsed JSON: UTF-8, no repeated keys, no NaN, no number beyond 64 bits, no endless depth.
+    """Return parsed JSON. Refuses text that is not UTF-8, repeated keys, NaN, numbers beyond 64 bits and great depth.
 
-    Strings may hold lone surrogates: file names do. Who makes text for people of them replaces those.
+    Strings may hold lone surrogates, as file names do: a caller that shows them to people replaces the surrogates.
+    Raises WireError.
     """
     try:
         data = _parse(payload.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {error}") from None
     if payload.count(b"[") + payload.count(b"{") > _DEPTH and _is_too_deep(data):
-        raise WireError(f"more than {_DEPTH} lists and objects in one another")
+        raise WireError(f"more than {_DEPTH} nested lists and objects")
     return data
 
 
 def _is_too_deep(data: object) -> bool:
-    """Until 3.13 the parser's own limit came soon after ours; since then it is as deep as the stack of its thread."""
+    """Return whether lists and objects are nested deeper than `_DEPTH`.
+
+    The parser's own limit was close to ours until Python 3.13; since then the thread's stack is the limit.
+    """
     level = [data] if isinstance(data, (dict, list)) else []
     for _ in range(_DEPTH):
         values = (value for one in level for value in (one.values() if isinstance(one, dict) else one))

@@ -1,4 +1,4 @@
-"""Sorts a sandbox's frames into one inbox for each thing that runs. Does no I/O: the two links do."""
+"""Sorts a sandbox's frames into an inbox for each job. Does no I/O: the async and the sync link do."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 else:
     from _collections import deque  # the same without its module: 2 ms of a command's start
 
-WINDOW = 1 << 20  # output bytes a guest may be ahead of its reader, and what an inbox holds at most
-PIECE = 64  # what each piece of output is charged beyond its bytes: a byte in a frame of its own is not free (F16)
+WINDOW = 1 << 20  # output bytes that a guest may be ahead of its reader, and the most that an inbox holds
+PIECE = 64  # bytes charged for each piece of output besides its own: a frame of one byte is not free (F16)
 STDIN_WINDOW = 1 << 20
 _GIVE_BACK = 1 << 17
-_WORDS = 200  # of what a monitor says last
+_WORDS = 200  # characters kept of a monitor's last message
 
 
 class Inbox:
-    """What has arrived for one job. Items are (kind, bytes) of output; the end is an event."""
+    """The output and events that have arrived for a job. Items are (kind, bytes) of output; the end is an event."""
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -30,38 +30,41 @@ class Inbox:
         self.stdin_in_flight = 0
         self.stdin_closed = False
         self.pid = 0  # of a session's interpreter, on this host
-        self.interrupted: str | None = None  # why guestd interrupted the cell that runs
+        self.interrupted: str | None = None  # why guestd interrupted the running cell
         self._taken = 0
-        # Two counters, each written by one side only: another thread may sort while this inbox is emptied.
+        # Two counters, each written by one side only: a thread may sort while another thread empties this inbox.
         self._arrived = 0
         self._granted = WINDOW + PIECE
 
     def put(self, kind: int, data: bytes) -> None:
-        """Raises WireError when the sandbox sends more than it was granted (J07)."""
+        """Add output. Raises WireError when the sandbox sends more than was granted (J07)."""
         self._arrived += len(data) + PIECE
         if self._arrived > self._granted:
             raise frames.WireError("more output than was granted")
         self.items.append((kind, data))
 
     def take(self) -> tuple[int, bytes] | None:
-        """The oldest output, or None when there is none now."""
+        """Return the oldest output; None when no output waits."""
         try:
             item = self.items.popleft()
-        except IndexError:  # not asked before: another thread may take it meanwhile
+        except IndexError:  # no check before: another thread may take the item meanwhile
             return None
         self._taken += len(item[1]) + PIECE
         return item
 
     def credit(self) -> int:
-        """Bytes that may be granted to the guest again; 0 while it is not worth a message."""
+        """Return how many bytes may be granted to the guest again; 0 while too few for a message."""
         if self._taken < _GIVE_BACK:
             return 0
-        taken, self._taken = self._taken, 0
+        taken = self._taken
+        self._taken = 0
         self._granted += taken
         return taken
 
 
 class Switchboard:
+    """The inboxes of a sandbox's jobs, by id."""
+
     def __init__(self) -> None:
         self._reader = frames.Reader()
         self._inboxes: dict[int, Inbox] = {}
@@ -75,7 +78,7 @@ class Switchboard:
         return self._paused_at is not None
 
     def stood_still(self) -> float:
-        """Seconds in which its clocks stood still, so far."""
+        """Return for how many seconds the sandbox's clocks have stood still so far."""
         return self._stood_s + (0.0 if self._paused_at is None else time.monotonic() - self._paused_at)
 
     def open(self) -> Inbox:
@@ -84,11 +87,11 @@ class Switchboard:
         if self.over is None:
             self._inboxes[inbox.id] = inbox
         else:
-            inbox.end = {"ev": "over", "why": self.over}  # it ended between two looks of the caller: nobody would tell
+            inbox.end = {"ev": "over", "why": self.over}  # the sandbox has ended, and no event will come any more
         return inbox
 
     def feed(self, data: bytes) -> None:
-        """Sort what arrived. A broken format, like an end of file, ends everything: `over` says why."""
+        """Sort arrived bytes. A broken format, like an end of file, ends all jobs: `over` says why."""
         if self.over is not None:
             return
         if not data:
@@ -110,7 +113,7 @@ class Switchboard:
         if frame.kind != frames.JSON:
             inbox = self._inboxes.get(frame.stream)
             if inbox is None:
-                raise frames.WireError("output of something that does not run")
+                raise frames.WireError("output of a job that does not run")
             inbox.put(frame.kind, frame.payload)
             return
         event = frames.event(frame.payload)
@@ -127,10 +130,10 @@ class Switchboard:
         number = event.get("id")
         inbox = self._inboxes.get(number) if isinstance(number, int) else None
         if inbox is None:
-            raise frames.WireError("an event of something that does not run")
-        self._tell(inbox, event)
+            raise frames.WireError("an event of a job that does not run")
+        self._note(inbox, event)
 
-    def _tell(self, inbox: Inbox, event: dict[str, object]) -> None:
+    def _note(self, inbox: Inbox, event: dict[str, object]) -> None:
         if event["ev"] == "took":
             count = event["bytes"]
             assert isinstance(count, int)

@@ -1,7 +1,7 @@
-"""Parses what an interpreter that runs guest code says on its line: guest-made from the first byte to the last (J02).
+"""Parses the messages of an interpreter that runs guest code. A guest can forge every byte (J02).
 
-A message is a length of JSON, a length of bytes, the JSON, the bytes. Every field is checked against the shape of its
-message, and sizes are capped before anything is kept.
+A message is a length of JSON, a length of bytes, the JSON, the bytes. Every field is checked against the message's
+shape, and sizes are capped before anything is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 
 @final
 class Said(Struct):
-    """One message of the guest's."""
+    """A message of the guest."""
 
     kind: str
     fields: Mapping[str, object]
@@ -47,13 +47,13 @@ def pack(message: Mapping[str, object], data: bytes = b"") -> bytes:
 
 
 class Reader:
-    """Cuts a line into messages. Holds at most one that is not complete."""
+    """A reader that cuts the bytes of a line into messages. Keeps at most one incomplete message."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Said]:
-        """Every message that is complete now. Raises WireError for anything that our own code would not send."""
+        """Return every message that is complete now. Raises WireError for anything that our own code never sends."""
         buffer = self._buffer
         buffer += data
         found = []
@@ -77,10 +77,10 @@ def _checked(text: bytes, data: bytes) -> Said:
     kind = message.get("m") if isinstance(message, dict) else None
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None or not isinstance(message, dict) or set(message) != {"m", *fields}:
-        raise WireError("a message that is none of ours")
+        raise WireError("a message that our code never sends")
     for name, types in fields.items():
         if type(message[name]) not in types:
-            raise WireError(f"a {kind} message whose {name} has another type")
+            raise WireError(f"a {kind} message whose {name} has a wrong type")
     if kind == "failed" and not 0 < message["errno"] <= _MOST_ERRNO:
         raise WireError("a failed message with a number that no kernel gives")
     if kind == "display":
@@ -105,7 +105,7 @@ def _check_mimes(mimes: list[object], size: int) -> None:
 
 
 def representations(said: Said) -> dict[str, bytes]:
-    """Of a display message, by MIME type."""
+    """Return the representations of a display message, by MIME type."""
     found: dict[str, bytes] = {}
     start = 0
     mimes = said.fields["mimes"]

@@ -1,6 +1,6 @@
-"""Parses the frames by which connections inside a box reach the gateway, strictly, and parts them from all others.
+"""Parses the frames by which connections inside a sandbox reach the gateway, strictly; separates all other frames.
 
-Which connections there are, and what they may reach, is `network`'s. Anything but what guestd sends is a WireError.
+`gateway/relay` keeps the connections and decides what they may reach. Anything that guestd never sends is a WireError.
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ OPEN, DATA, CREDIT, END, PACKET = 16, 17, 18, 19, 20
 OTHER = -1
 MOST_DATA = 1 << 21
 LONGEST_QUERY = 4096
-ENDED, BROKEN, GONE = (
-    b"\0",
-    b"\1",
-    b"\2",
-)  # no more bytes; broken off; no more bytes, and nobody reads (never from inside)
+ENDED = b"\0"  # no more bytes
+BROKEN = b"\1"  # broken off
+GONE = b"\2"  # no more bytes, and no process reads; never sent from inside
 _PLACE = struct.Struct(">4sH")
 _CREDIT = struct.Struct("<I")
 _SIZES: Final = {OPEN: (6, 6), DATA: (1, MOST_DATA), CREDIT: (4, 4), END: (1, 1), PACKET: (1, LONGEST_QUERY)}
 
 
 class Sorter:
-    """Cuts a byte stream. Holds at most one frame that is not complete, and of DATA none."""
+    """A reader that cuts a byte stream into frames. Keeps at most one incomplete frame, and no payload of DATA."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._rest = 0  # of a DATA frame
-        self._stream = 0  # its
+        self._rest = 0  # bytes of a DATA frame that have not arrived
+        self._stream = 0  # the stream of this DATA frame
 
     def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
-        """Kind, stream and payload of each of the relay's frames; kind OTHER: any other frame, whole, as it came.
+        """Yield kind, stream and payload of each relay frame; yield any other frame whole, with the kind OTHER.
 
-        DATA comes in pieces as it arrives, uncopied. Raises WireError. Of the others only the length is checked here:
-        whoever reads them does the rest.
+        DATA is yielded in pieces as it arrives, uncopied. Only the length of other frames is checked here; their reader
+        checks the rest. Raises WireError.
         """
         fresh = memoryview(data)
         while fresh:
@@ -76,13 +74,13 @@ class Sorter:
 
 
 class Cutter:
-    """Of what the library sends: whole frames, so that others can go between them."""
+    """A reader that cuts the library's own bytes into whole frames, so that relay frames can go between."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Every frame that is complete now."""
+        """Return every frame that is complete now."""
         held = self._buffer
         held += data
         start = 0
@@ -109,13 +107,13 @@ def _check_header(length: int, kind: int, stream: int) -> None:
 
 
 def place(payload: bytes) -> tuple[str, int]:
-    """Of an OPEN: address and port that were connected to."""
+    """Return the address and port of an OPEN, to which the guest connected."""
     address, port = _PLACE.unpack(payload)
     return ".".join(map(str, address)), port
 
 
 def credit(payload: bytes) -> int:
-    """Raises WireError for more than there can be."""
+    """Return the count of a CREDIT. Raises WireError for an impossible count."""
     (count,) = _CREDIT.unpack(payload)
     if not 0 < count <= MOST:
         raise WireError(f"credit for {count} bytes")
@@ -127,7 +125,7 @@ def pack_credit(count: int) -> bytes:
 
 
 def is_end(payload: bytes) -> bool:
-    """Of an END: whether it is one, and not a break. Raises WireError for what is neither."""
+    """Return True for an END that ended and False for one broken off. Raises WireError for any other payload."""
     if payload not in (ENDED, BROKEN):
         raise WireError("an end of no known kind")
     return payload == ENDED

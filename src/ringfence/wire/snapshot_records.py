@@ -1,8 +1,8 @@
-"""Parse the records in which a worker inside reports a sandbox's files, and pack those that order it to change them.
+"""Parses the records in which a worker inside reports a sandbox's files, and packs the orders that change files.
 
 The bytes come from inside and are hostile: a record's kind, length and place in the stream are checked before its
-content is looked at, JSON holds exactly the fields that it must, and everything else is a WireError. What a row says
-of a file is checked by `ringfence.snapshots.manifest`; `ringfence.snapshots.take` decides which content may be named.
+content is read, JSON must hold exactly the expected fields, and everything else is a WireError.
+`ringfence.snapshots.manifest` checks the rows of files; `ringfence.snapshots.take` decides which content may be named.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEX = frozenset("0123456789abcdef")
 
 
 class Reader:
-    """Cuts a stream into records. Content follows an entry that announces it, and stands nowhere else."""
+    """A reader that cuts a stream into records. Content must follow an entry that announces it."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -50,7 +50,7 @@ class Reader:
         while len(buffer) - start >= RECORD.size:
             kind, size = RECORD.unpack_from(buffer, start)
             if size > _MOST.get(kind, -1):
-                raise WireError("a record that is none, or too long")
+                raise WireError("a record of unknown kind, or too long")
             end = start + RECORD.size + size
             if len(buffer) < end:
                 break
@@ -61,7 +61,7 @@ class Reader:
 
     def _check_place(self, kind: bytes) -> None:
         if self._is_done:
-            raise WireError("something after its end")
+            raise WireError("a record after the end")
         if (kind in (DATA, END, AGAIN)) != self._in_content:
             raise WireError("content without a file, or a file without content")
         if kind in (END, AGAIN):
@@ -69,40 +69,40 @@ class Reader:
         self._is_done = kind == DONE
 
     def scanned(self, payload: bytes) -> tuple[list[object], bytes, bool]:
-        """Return an ENTRY's row, whose fields nobody has checked, its stamp, and whether content follows it.
+        """Return an ENTRY's row with unchecked fields, its stamp, and whether content follows.
 
-        It does where the row is a file's and names no digest. Raises WireError.
+        Content follows the row of a file without a digest. Raises WireError.
         """
         said = _object(payload)
         row = said.get("row")
         if not isinstance(row, list) or len(said) != 2:
-            raise WireError("a row with other fields than it has")
+            raise WireError("a row with wrong fields")
         self._in_content = row[1:2] == ["f"] and row[-1:] == [""]
         return row, stamp(said.get("stamp")), self._in_content
 
     def finish(self) -> None:
         """Raise WireError where the stream ends before its last record."""
         if not self._is_done or self._buffer:
-            raise WireError("no end of what was reported")
+            raise WireError("a report without an end")
 
 
 def names_gone(payload: bytes) -> list[object]:
-    """Return the names of a GONE. Raises WireError when it is no list; the names themselves are not checked."""
+    """Return the names of a GONE, which are not checked. Raises WireError when they are no list."""
     names = _object(payload).get("names")
     if not isinstance(names, list):
-        raise WireError("an answer that is none")
+        raise WireError("an answer without names")
     return names
 
 
 def report(payload: bytes) -> dict[str, object]:
-    """Return the fields of a DONE. Raises WireError when it is no JSON object."""
+    """Return the fields of a DONE. Raises WireError for anything but a JSON object."""
     return _object(payload)
 
 
 def stamp(said: object) -> bytes:
-    """Return the stamp that hexadecimal digits spell; UNKNOWN, which never holds, for none. Raises WireError."""
+    """Return the stamp that hexadecimal digits spell; UNKNOWN, which matches no file, for "". Raises WireError."""
     if not isinstance(said, str) or len(said) not in (0, 2 * STAMP.size) or not _HEX.issuperset(said):
-        raise WireError("a stamp that is none")
+        raise WireError("a malformed stamp")
     return bytes.fromhex(said) or UNKNOWN
 
 
@@ -112,7 +112,7 @@ def _object(payload: bytes) -> dict[str, object]:
     except WireError as error:
         raise WireError(f"no JSON: {error}") from None
     if not isinstance(data, dict):
-        raise WireError("an answer that is none")
+        raise WireError("an answer that is no object")
     return data
 
 
@@ -120,7 +120,7 @@ def _object(payload: bytes) -> dict[str, object]:
 
 
 def order(text: bytes) -> bytes:
-    """Pack one order, a JSON object."""
+    """Pack an order, which is a JSON object."""
     return RECORD.pack(ORDER, len(text)) + text
 
 

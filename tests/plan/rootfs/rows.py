@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ringfence.plan import operations
+from ringfence.plan import model
 from ringfence.plan.rootfs.host_view import View
 from ringfence.plan.rootfs.protected import Protected
 
@@ -20,5 +20,5 @@ class Rows(NamedTuple):
 
 
 def rows(view: View) -> Rows:
-    template, box = operations.rows(view.template), operations.rows(view.box)
+    template, box = model.rows(view.template), model.rows(view.box)
     return Rows(template, box, view.shown, view.path, view.protected)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plan.rootfs.rows import Rows, rows
 from ringfence.errors import PolicyError
 from ringfence.plan.build import through_sources
-from ringfence.plan.operations import Bind, Op, Overlay
+from ringfence.plan.model import Bind, Op, Overlay
 from ringfence.plan.rootfs import mounts, protected
 from ringfence.plan.rootfs.host_view import view
 from ringfence.plan.rootfs.interpreter import Interpreter

@@ -6,7 +6,7 @@ import os
 import stat
 
 from ringfence import Mount
-from ringfence.plan.operations import Device
+from ringfence.plan.model import Device
 from ringfence.values import replace
 from ringfence_attacks.arena import POLICY
 from ringfence_attacks.case import (

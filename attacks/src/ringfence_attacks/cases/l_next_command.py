@@ -10,8 +10,7 @@ import subprocess
 import sys
 
 from ringfence import Mount, RingfenceError, Sandbox, SandboxLostError, UnsupportedError
-from ringfence.plan.model import LinuxPlan
-from ringfence.plan.operations import Bind
+from ringfence.plan.model import Bind, LinuxPlan
 from ringfence.values import replace
 from ringfence_attacks.arena import POLICY
 from ringfence_attacks.case import ESCAPE, HOST_CODE, PERSIST, READ, WRITE, NotApplicable, Seen, attack, cases
@@ -22,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
     from ringfence.values import MountMode
     from ringfence_attacks.arena import Arm
 

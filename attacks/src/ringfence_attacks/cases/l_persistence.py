@@ -447,14 +447,14 @@ from ringfence.backends.gvisor import runsc
 from ringfence.host import loop_disk as disk
 from ringfence.errors import RingfenceError
 from ringfence.images import store as imagelocks
-from ringfence.images import debian, packages, importer as unpacking
+from ringfence.images import packages, importer as unpacking
 
 def unpack():
     pieces = [bytes.fromhex("28b52ffd") + bytes(64)]
     unpacked = unpacking.Unpacked(lambda _: pieces.pop() if pieces else b"")
     unpacked.close()
 
-roads = (runsc.find, lambda: engine.find("podman"), debian.check_host, packages._python_with_pip, disk._formatter,
+roads = (runsc.find, lambda: engine.find("podman"), packages.check_host, packages._python_with_pip, disk._formatter,
     unpack, lambda: imagelocks.run_as_root(["rm", "--version"], 5),
     lambda: images.import_image("one", "docker:ringfence-attack-none"),
     lambda: images.import_image("one", "podman:ringfence-attack-none"))

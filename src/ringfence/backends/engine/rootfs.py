@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ringfence.errors import UnsupportedError
-from ringfence.plan.operations import Bind, File, Folder, Hide, Link, Overlay, Pin, Protect
+from ringfence.plan.model import Bind, File, Folder, Hide, Link, Overlay, Pin, Protect
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeGuard
 
-    from ringfence.plan.model import LinuxPlan
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import LinuxPlan, Op
 
 RESERVED = (".ringfence", ".ringfence-door")  # at the top of every box
 _OWN = ("proc", "dev", "tmp", "workspace", "sys")  # every box has its own

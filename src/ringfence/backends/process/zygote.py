@@ -9,7 +9,7 @@ import sys
 
 from ringfence.errors import Missing, SandboxError, SandboxLostError, StartTimeoutError, UnsupportedError
 from ringfence.host import state, zygote_start
-from ringfence.plan.operations import rows
+from ringfence.plan.model import rows
 from ringfence.shared import fast_stdlib
 
 TYPE_CHECKING = False

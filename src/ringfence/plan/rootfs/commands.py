@@ -1,7 +1,7 @@
-"""Works out what the programs of `policy.commands` need, so that a view can hold these and no others.
+"""Finds what the programs of `policy.commands` need, so that a view shows only these programs.
 
-What is not in the view cannot be run. That does not stop code the guest brings itself, nor a program that another one
-carries inside (A19): `--explain` prints each closure so that one sees what a name brings.
+A program that is not in the view cannot be run. That does not stop code that the guest brings itself, nor a program
+inside another program (A19): `--explain` prints the closure of each name, so that a person sees what the name brings.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # ── what a native program needs to load: its ELF interpreter and its libraries ────────────────────
 
-# Libraries are found as the dynamic linker finds them, for 64-bit little-endian files. For anything else, and for a
-# malformed file, nothing can be told, and nothing is added.
+# Libraries are found as the dynamic linker finds them, for 64-bit little-endian files. Nothing is known about, and
+# nothing is added for, any other file and a malformed file.
 
 _DEFAULT_DIRECTORIES = (
     *("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"),
@@ -37,7 +37,7 @@ _X86_64_LIBC6 = 0x0303
 
 @final
 class Needs(Struct):
-    """What one ELF file names."""
+    """The ELF interpreter, libraries and search path that one ELF file names."""
 
     interpreter: str | None
     libraries: tuple[str, ...]
@@ -48,7 +48,7 @@ NOTHING = Needs(interpreter=None, libraries=(), search=())
 
 
 def needs(path: str) -> Needs:
-    """Of the real file `path`. Reads headers only."""
+    """Return what the real file `path` needs; NOTHING for a file that cannot be read. Reads headers only."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -62,13 +62,13 @@ def needs(path: str) -> Needs:
 
 
 def linker_cache() -> dict[str, str]:
-    """Library name → path, as ldconfig left them; empty where there is no cache of the current format."""
+    """Return the path of each library by name, from ldconfig's cache; {} without a cache of the current format."""
     try:
         with open("/etc/ld.so.cache", "rb") as file:
             data = file.read(64 << 20)
     except OSError:
         return {}
-    start = data.find(_CACHE_MAGIC)  # an old-format cache may stand before it
+    start = data.find(_CACHE_MAGIC)  # a cache of the old format may come before
     if start < 0:
         return {}
     data = data[start:]
@@ -85,7 +85,7 @@ def linker_cache() -> dict[str, str]:
 
 
 def find_library(name: str, search: tuple[str, ...], cache: dict[str, str]) -> str | None:
-    """Where the dynamic linker would find `name`; None when it would not."""
+    """Return where the dynamic linker would find the library `name`; None when the linker would not find it."""
     if "/" in name:
         return name if os.path.exists(name) else None
     for directory in search:
@@ -151,7 +151,8 @@ _PYTHONS = ("python", "python3")
 _SHEBANG = 512
 _DEPTH = 8  # a script whose interpreter is a script, and so on
 
-# What a program starts or reads that neither its header nor its first line tells. Missing ones are left out.
+# What a program starts or reads beyond what its header or its first line names. Missing programs and folders are left
+# out.
 _BRINGS: dict[str, tuple[str, ...]] = {
     "git": ("/usr/lib/git-core", "/usr/libexec/git-core", "sh", "sed", "basename", "uname", "tr", "cat", "less"),
     "npm": ("node", "sh"),
@@ -173,7 +174,7 @@ _BRINGS: dict[str, tuple[str, ...]] = {
     "postgres": ("/usr/lib/postgresql",),
 }
 _ALIASES = {"cc": "gcc", "c++": "gcc", "g++": "gcc", "rview": "vim", "vi": "vim"}
-# A program below one of these brings the folder next below: a JDK, an npm package.
+# A program below one of these folders brings the next folder on its path: a JDK, an npm package.
 _BUNDLES = (
     "/usr/lib/jvm",
     "/usr/lib/node_modules",
@@ -185,20 +186,20 @@ _BUNDLES = (
 
 @final
 class Program(Struct):
-    """One named program and all that it brings. Paths are the host's; the guest has them under the same names."""
+    """A named program and all that it brings. Paths are the host's; the guest sees the same paths."""
 
     name: str
     path: str
     files: tuple[str, ...]  # real files: programs, libraries, the ELF interpreter
     links: tuple[tuple[str, str], ...]  # link, and its text
-    directories: tuple[str, ...]  # brought as a whole
-    programs: tuple[str, ...]  # others that it starts
+    directories: tuple[str, ...]  # shown as a whole
+    programs: tuple[str, ...]  # other programs that it starts
     missing: tuple[str, ...]  # libraries that the linker would not find either
 
 
 @final
 class Closure(Struct):
-    """What the named programs come to, together."""
+    """All named programs with what they bring."""
 
     programs: tuple[Program, ...]
     python: bool  # the interpreter itself is among them
@@ -216,7 +217,7 @@ class Closure(Struct):
         return tuple(dict.fromkeys(path for program in self.programs for path in program.directories))
 
     def explain_lines(self) -> tuple[str, ...]:
-        """For --explain: one line for each program, and one for each kind of thing it brings."""
+        """Return the lines of --explain: a line for each program and for each kind of thing that it brings."""
         lines: list[str] = []
         for program in self.programs:
             lines.append(f"{program.name}: {program.path}")
@@ -232,7 +233,7 @@ class Closure(Struct):
 
 
 def closure(names: tuple[str, ...], interpreter: Interpreter) -> Closure:
-    """What `names` need. Raises PolicyError for a name that this host has no program for.
+    """Return what the programs `names` need. Raises PolicyError for a name that this host has no program for.
 
     Costs a few milliseconds for each program that is not a plain binary; meant to be done once for a policy.
     """
@@ -245,7 +246,7 @@ def closure(names: tuple[str, ...], interpreter: Interpreter) -> Closure:
 
 
 def library_directories() -> tuple[str, ...]:
-    """Folders of libraries and data, which are shown as a whole: what is loaded by name at run time lies there."""
+    """Return the folders of libraries and data. They are shown as a whole: programs load files there by name."""
     libraries = [f"/usr/lib/{name}" for name in _listed("/usr/lib") if "-linux-" in name]
     data = [f"/usr/lib/{name}" for name in ("locale", "ssl", "terminfo", "os-release", "mime", "sasl2")]
     if os.path.exists("/usr/lib/libc.so.6"):  # distributions that keep all libraries in one folder
@@ -255,9 +256,9 @@ def library_directories() -> tuple[str, ...]:
 
 
 def roots_without_programs(interpreter: Interpreter, named: Closure) -> tuple[str, ...]:
-    """What of the interpreter's roots is shown when programs are listed: all but the folders that hold programs.
+    """Return the parts of the interpreter's roots that are shown when programs are listed: all but program folders.
 
-    Raises PolicyError for an interpreter in a store where programs and libraries cannot be told apart.
+    Raises PolicyError for an interpreter in a store where programs and libraries are not in separate folders.
     """
     kept: list[str] = []
     for root in interpreter.roots:
@@ -293,7 +294,7 @@ def _unknown(name: str, index: int, finder: _Finder) -> PolicyError:
 
 
 class _Finder:
-    """Collects programs by name; each is looked at once."""
+    """Collects programs by name, each once."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
@@ -303,7 +304,7 @@ class _Finder:
         self._cache: dict[str, str] | None = None
 
     def find(self, name: str) -> str | None:
-        """The program's path. `python3` is the caller's interpreter, whatever else is installed."""
+        """Return the program's path. `python3` is the caller's interpreter, whatever else is installed."""
         if name in _PYTHONS:
             return self.interpreter.command
         for directory in self.path:
@@ -343,7 +344,7 @@ class _Finder:
             self.add(other, depth + 1)
 
     def _load(self, real: str, parts: _Parts) -> None:
-        """The ELF interpreter and every library, and theirs."""
+        """Add the ELF interpreter and every library of a program, and the libraries of these in turn."""
         if self._cache is None:
             self._cache = linker_cache()
         queue: list[tuple[str, tuple[str, ...]]] = [(real, ())]
@@ -356,14 +357,14 @@ class _Finder:
                 if not library.startswith("/") or not os.path.exists(library):
                     parts.missing.append(library)
                     continue
-                there = parts.follow(library)
-                if there not in seen:
-                    seen.add(there)
-                    parts.files.append(there)
-                    queue.append((there, search))
+                target = parts.follow(library)
+                if target not in seen:
+                    seen.add(target)
+                    parts.files.append(target)
+                    queue.append((target, search))
 
     def _scripted(self, real: str, parts: _Parts, started: list[str]) -> None:
-        """The interpreter that a script's first line names; behind `env`, the program it looks up."""
+        """Add the interpreter that a script's first line names, and behind `env` the program that `env` looks up."""
         words = _shebang(real)
         if not words:
             return
@@ -373,9 +374,9 @@ class _Finder:
         elif os.path.dirname(runner) in self.path:
             started.append(os.path.basename(runner))
         elif os.path.exists(runner):
-            there = parts.follow(runner)
-            parts.files.append(there)
-            self._load(there, parts)
+            target = parts.follow(runner)
+            parts.files.append(target)
+            self._load(target, parts)
         if os.path.basename(runner) == "env":
             started += [word for word in words[1:] if not word.startswith("-") and "=" not in word][:1]
 
@@ -397,7 +398,7 @@ class _Finder:
                     parts.directories.append(item)
 
     def _pythonic(self, name: str, real: str, parts: _Parts) -> None:
-        """Python brings its library; the caller's brings the names it goes by as well."""
+        """Add the library that a Python brings, and all names of the caller's Python."""
         if name in _PYTHONS or real == self.interpreter.executable:
             self.python = True
             here = os.path.dirname(self.interpreter.command)
@@ -415,7 +416,7 @@ class _Finder:
 
 
 class _Parts:
-    """What one program needs, while it is collected."""
+    """The files, links and folders that a program needs, while they are collected."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
@@ -424,7 +425,7 @@ class _Parts:
         self.missing: list[str] = []
 
     def follow(self, path: str) -> str:
-        """The real file behind `path`; every link on the way is kept, those of folders too."""
+        """Return the real file behind `path`. Keeps every link on the way, links to folders too."""
         todo = path.strip("/").split("/")
         real = ""
         for _ in range(256):
@@ -457,6 +458,6 @@ def _shebang(path: str) -> list[str]:
 
 
 def _without_version(name: str) -> str:
-    """`python3.11` and `x86_64-linux-gnu-gcc-12` by the name they are known by."""
+    """Return the common name of a program: `python` for `python3.11`, `gcc` for `x86_64-linux-gnu-gcc-12`."""
     base = name.rsplit("-linux-gnu-", 1)[-1]
     return base.rstrip("0123456789.").rstrip("-") or base

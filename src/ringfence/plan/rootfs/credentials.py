@@ -1,6 +1,6 @@
 """Knows which host paths hold credentials, sockets of services or other accounts' files, so that no mount shows them.
 
-By well-known name and place, not by reading trees: a project's own `.env` is not found here (`hide` is for that).
+Paths are known by name and place, trees are not read: a project's own `.env` is not found here (`hide` is for that).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import stat
 from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
-# Below a home directory. What a person would not paste into a chat.
+# Paths below a home directory that hold what a person would not paste into a chat.
 _IN_HOME = (
     (".ssh", "SSH keys"),
     (".gnupg", "GnuPG keys"),
@@ -78,7 +78,7 @@ _ON_HOST = (
     ("/var/lib/containers", "containers of the host"),
     ("/var/lib/kubelet", "secrets of pods"),
 )
-_SOCKET_PLACES = ("/run", "/tmp", "/var/tmp")  # of every service and user; a folder of one's own below /tmp is fine
+_SOCKET_PLACES = ("/run", "/tmp", "/var/tmp")  # of every service and user; a user's own folder below /tmp is fine
 _SOCKET_FREE = "/run/media"  # where desktops mount removable disks
 _KEY_FILES = ("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk")
 _KEY_ENDINGS = (".pem", ".key", ".p8", ".ppk")  # only when the text says so: most .pem files are certificates
@@ -88,14 +88,17 @@ _SCANNED = 256
 
 @final
 class Holding(Struct):
-    """One thing at `path` that no guest should get, and what it is."""
+    """A path that no guest should get, and what is there."""
 
     path: str
     what: str
 
 
 def holds_credentials(path: str, home: str) -> str | None:
-    """Why `path` (real and absolute) must not be shown, in words that follow its name; None when nothing is known."""
+    """Return why `path` must not be shown, in words that follow its name; None where no credentials are known.
+
+    `path` is real and absolute.
+    """
     found = holdings(path, home)
     if not found:
         return None
@@ -107,7 +110,10 @@ def holds_credentials(path: str, home: str) -> str | None:
 
 
 def holdings(path: str, home: str) -> tuple[Holding, ...]:
-    """What is known to be at, above or below `path`. Existing things only; stats about 50 paths for each home below."""
+    """Return the credentials and sockets that exist at, above or below `path`.
+
+    Calls stat for about 50 paths for each home below.
+    """
     places = [Holding(place, what) for place, what in _ON_HOST]
     for directory in homes(home):
         if within(path, directory) or within(directory, path):
@@ -117,7 +123,7 @@ def holdings(path: str, home: str) -> tuple[Holding, ...]:
 
 
 def homes(home: str) -> tuple[str, ...]:
-    """Every home directory that can be named: the caller's, root's, and those below /home."""
+    """Return every home directory that can be named: the caller's, root's, and all below /home."""
     try:
         others = [f"/home/{name}" for name in sorted(os.listdir("/home"))[:_SCANNED]]
     except OSError:
@@ -127,12 +133,15 @@ def homes(home: str) -> tuple[str, ...]:
 
 
 def contains_home(path: str, home: str) -> str | None:
-    """The home directory that `path` is or lies around; None when there is none."""
+    """Return the home directory that `path` is or contains; None when there is none."""
     return next((one for one in homes(home) if within(one, path) and os.path.isdir(one)), None)
 
 
 def _touches(path: str, place: str) -> bool:
-    """Inside the place by name, or around it and it exists. A place that is a link is taken where it leads, too."""
+    """Return whether `path` is in `place` by name, or contains `place`, which exists.
+
+    A place that is a link also counts where the link leads.
+    """
     if within(path, place):
         return True
     if within(place, path):
@@ -170,8 +179,10 @@ def _sockets(path: str) -> tuple[Holding, ...]:
 
 
 def _first_entries(path: str) -> list[Holding]:
-    """Sockets and named pipes among what a folder lists first. A mount that is read-only holds neither: who may open
-    them connects and writes all the same."""
+    """Return the sockets and named pipes among the first entries of a folder.
+
+    A read-only mount does not help against either: a guest that may open one connects and writes all the same.
+    """
     found: list[Holding] = []
     try:
         with os.scandir(path) as entries:
@@ -179,7 +190,7 @@ def _first_entries(path: str) -> list[Holding]:
                 if count >= _SCANNED:
                     break
                 if entry.is_symlink() or entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
-                    continue  # known from the listing: no stat for these
+                    continue  # known from the listing, without stat
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
                     found.append(Holding(entry.path, "a socket" if stat.S_ISSOCK(mode) else "a named pipe"))
@@ -189,9 +200,9 @@ def _first_entries(path: str) -> list[Holding]:
 
 
 def _bound_below(path: str) -> list[Holding]:
-    """Sockets that somebody has bound at any depth below `path`, by the kernel's list of them; no folder is read.
+    """Return the sockets that are bound at any depth below `path`, from the kernel's list; no folder is read.
 
-    Those bound by a relative name, or in another network namespace, are not in it.
+    The list lacks sockets bound by a relative name or in another network namespace.
     """
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
@@ -199,8 +210,8 @@ def _bound_below(path: str) -> list[Holding]:
     except OSError:
         return []
     split = [os.path.split(name) for name in names if name.startswith("/")]
-    lies_in = {folder: os.path.realpath(folder) for folder, _ in split}  # many share one
-    real = (os.path.join(lies_in[folder], name) for folder, name in split)
+    real_folder = {folder: os.path.realpath(folder) for folder, _ in split}  # once for all sockets of a folder
+    real = (os.path.join(real_folder[folder], name) for folder, name in split)
     return [Holding(name, "a socket") for name in real if within(name, path) and _is_socket(name)]
 
 

@@ -1,21 +1,21 @@
-"""What a guest of the host image sees: the root's layout, a curated /etc, /dev, the interpreter, the policy's mounts.
+"""Plans what a guest of the host image sees: the root's layout, a curated /etc, /dev, the interpreter, the mounts.
 
 Pure but for stat, readlink and listdir of host paths. Makes operations (docs/design/process-backend.md); applies none.
-/proc, /tmp, /workspace, /dev/shm, /dev/pts and the masks are made by guest/box.py.
+`guest/launch/mounts.py` makes /proc, /tmp, /workspace, /dev/shm, /dev/pts and the masks.
 """
 
 from __future__ import annotations
 
 import os
 
-from ringfence.plan.operations import Bind, Device, File, Folder, Hide, Link
+from ringfence.plan.model import Bind, Device, File, Folder, Hide, Link
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.plan.rootfs.protected import Protected
     from ringfence.policy.model import Policy
@@ -36,13 +36,13 @@ _DEVICE_LINKS = (
     ("/proc/self/fd/2", "dev/stderr"),
     ("pts/ptmx", "dev/ptmx"),
 )
-_LINKS = (  # but where the interpreter itself lies below one: that is a directory then
+_LINKS = (  # where the interpreter itself lies below such a path, the path is a directory instead
     ("/proc/self/mounts", "etc/mtab"),
     ("/tmp", "var/tmp"),  # the guest's own
     ("/run", "var/run"),
 )
 
-# Written by us: no user, host or network name of the host is among them (B13).
+# Written by us: they hold no user, host or network name of the host (B13).
 _FILES = (
     (
         "etc/passwd",
@@ -61,9 +61,9 @@ _FILES = (
     ("etc/shells", "/bin/sh\n/bin/bash\n"),
 )
 
-# Of the host's /etc, what programs under /usr need to work and what names nobody. Keys, accounts, tokens
-# (npmrc, pip.conf, gitconfig) and host names are left out; private key folders lie beside these, never below.
-# Each is a mount that every sandbox's mount namespace copies, so the list is short.
+# The parts of the host's /etc that programs under /usr need to work and that name no person. Keys, accounts, tokens
+# (npmrc, pip.conf, gitconfig) and host names are left out; folders of private keys are beside these paths, never below.
+# Each path is a mount that every sandbox's mount namespace copies, so the list is short.
 _ETC = (
     "alternatives",
     "crypto-policies",
@@ -88,14 +88,13 @@ _TOKENS = ("/usr/etc", "/usr/local/etc")  # npm's and pip's global configuration
 
 @final
 class View(Struct):
-    """Operations and what they come to. `template` ones are shared by sandboxes, `box` ones need one sandbox's uid,
-    disk or private file systems, and come after those are mounted."""
+    """The operations that make a guest's root, and what the root shows."""
 
-    template: tuple[Op, ...]
-    box: tuple[Op, ...]
+    template: tuple[Op, ...]  # shared by sandboxes
+    box: tuple[Op, ...]  # need one sandbox's uid, disk or private file systems; applied after these are mounted
     shown: tuple[str, ...]  # for --explain
     path: str  # the guest's PATH
-    protected: tuple[Protected, ...] = ()  # for backends/process/protect.py, before the operations are applied
+    protected: tuple[Protected, ...] = ()  # for host/mount_guard.py, before the operations are applied
 
 
 def view(
@@ -107,11 +106,12 @@ def view(
     state: tuple[str, ...] = (),
     stored: tuple[str, ...] = (),
 ) -> View:
-    """The guest's view under `policy`. `uid` and `home` are the caller's; uid 0 means that real root makes the mounts.
+    """Return the guest's view under `policy`.
 
-    `state`: directories of ours, never shown; `stored`: nor are these, but what holds them may be.
-    Raises PolicyError for a mount or command that cannot be shown.
-    Reads host metadata, changes nothing. About 1 ms.
+    `uid` and `home` are the caller's; uid 0 means that real root makes the mounts. `state`: our directories, which are
+    never shown, nor is a folder that holds one; `stored`: directories that are never shown, though a folder that holds
+    one may be. Raises PolicyError for a mount or command that cannot be shown. Reads host metadata, changes nothing.
+    Takes about 1 ms.
     """
     base = _whole_system() if policy.commands == "any" else _listed_programs(policy.commands, interpreter)
     etc = _etc()
@@ -130,7 +130,7 @@ def view(
     placed = place(tuple(policy.mounts), around)
     ops: list[Op] = [Folder(name) for name in _DIRECTORIES]
     ops += [op for op in base.ops if not _is_private(op)]
-    ops += _less(placed.template, (*etc, *_git_excludes(placed.protected)))
+    ops += _without_mounted(placed.template, (*etc, *_git_excludes(placed.protected)))
     ops += device_ops()
     ops += links
     return View(
@@ -144,15 +144,15 @@ def view(
 
 @final
 class _Base(Struct):
-    """The system below the mounts: all of it, or what the named commands need."""
+    """The system below the mounts: the whole system, or what the named commands need."""
 
     ops: tuple[Op, ...]
     lines: tuple[str, ...]
-    roots: tuple[str, ...] = ()  # of the interpreter, when not all of them
+    roots: tuple[str, ...] = ()  # of the interpreter, when not all are shown
 
 
 def _whole_system() -> _Base:
-    """/usr, and the names beside it as this host has them: links into /usr, or directories of their own."""
+    """Return /usr, and the names beside /usr as this host has them: links into /usr, or directories."""
     ops: list[Op] = [Bind("/usr", "usr")]
     ops += [Hide(path[1:]) for path in _TOKENS if _listed(path)]
     ops += _beside_usr()
@@ -161,7 +161,10 @@ def _whole_system() -> _Base:
 
 
 def _listed_programs(names: tuple[str, ...], interpreter: Interpreter) -> _Base:
-    """Folders of programs hold only the named ones and what these start; folders of libraries are whole."""
+    """Return a system in which folders of programs hold only the programs `names` and what they start.
+
+    Folders of libraries are shown as a whole.
+    """
     from ringfence.plan.rootfs.commands import PROGRAM_DIRECTORIES, closure, library_directories, roots_without_programs
 
     named = closure(names, interpreter)
@@ -189,24 +192,24 @@ def _in_any(path: str, directories: tuple[str, ...]) -> bool:
     return any(within(path, directory) for directory in directories)
 
 
-def _less(mounts: tuple[Op, ...], own: tuple[Op, ...]) -> list[Op]:
-    """Files and links of ours, without those in whose place the policy mounts something."""
+def _without_mounted(mounts: tuple[Op, ...], own: tuple[Op, ...]) -> list[Op]:
+    """Return our files and links, without those where the policy mounts something."""
     points = {op.target for op in mounts if isinstance(op, Folder | File)}
     return [op for op in own if isinstance(op, Bind) or op.target not in points]
 
 
 def _is_private(op: Op) -> bool:
-    """Whether an operation's place is in a file system of one sandbox, which is mounted over the template's."""
+    """Return whether an operation's place is in a file system of one sandbox, mounted over the template's."""
     return _in_any(f"/{op.target}", PRIVATE)
 
 
 def _guest_links(system: tuple[Op, ...]) -> tuple[tuple[str, str], ...]:
-    """Links in the guest's root that a mount's target may go through, with what they stand for."""
+    """Return the links in the guest's root that a mount's target may go through, and where each leads."""
     return tuple((f"/{op.target}", rooted(op.text)) for op in system if isinstance(op, Link))
 
 
 def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
-    """Placeholders are ours, not the guest's work: its `git status` and `git add --all` leave them out."""
+    """Return the git configuration by which the guest's `git status` and `git add --all` leave out our placeholders."""
     names = sorted({os.path.basename(one.path) for one in protected if one.missing or _like_a_placeholder(one)})
     if not names:
         return []
@@ -216,7 +219,10 @@ def _git_excludes(protected: tuple[Protected, ...]) -> list[Op]:
 
 
 def _like_a_placeholder(one: Protected) -> bool:
-    """Perhaps another sandbox's on the same folder. Excludes concern untracked files only, so a guess is enough."""
+    """Return whether a file may be the placeholder of another sandbox on the same folder.
+
+    A guess is enough: excludes concern untracked files only.
+    """
     try:
         return not one.directory and one.content is not None and os.stat(one.path).st_size == len(one.content)
     except OSError:
@@ -224,7 +230,7 @@ def _like_a_placeholder(one: Protected) -> bool:
 
 
 def device_ops() -> list[Op]:
-    """/dev, as every sandbox has it."""
+    """Return the operations that make the /dev of every sandbox."""
     folders = [Folder("dev/shm"), Folder("dev/pts")]
     devices = [Device(name) for name in _DEVICES]
     return [*folders, *devices, *(Link(text, target) for text, target in _DEVICE_LINKS)]

@@ -1,8 +1,8 @@
-"""What a guest of a stored image sees: the image's root, read-only, with the policy's mounts placed into it.
+"""Plans what a guest of a stored image sees: the image's root, read-only, with the policy's mounts placed into it.
 
-Pure but for stat, readlink and listdir. The tree is somebody else's: no operation's path goes through a link of it, or
-it would be followed before the sandbox has its own root (M10). Where a mount lies deeper inside, the directories on the
-way are made anew and their other entries bound one by one.
+Pure but for stat, readlink and listdir. The tree is not trusted: no operation's path goes through a link of the tree,
+because the link would be followed before the sandbox has its own root (M10). Where a mount's target is deeper inside,
+the directories on the way are made anew and their other entries bound one by one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import stat
 
 from ringfence.errors import ImageError, PolicyError, UnsupportedError
-from ringfence.plan.operations import Bind, Folder, Link
+from ringfence.plan.model import Bind, Folder, Link
 from ringfence.plan.rootfs.host_view import SYSTEM_PATH, View, device_ops
 from ringfence.plan.rootfs.mounts import PRIVATE, Surroundings, place, rooted
 from ringfence.policy.host_paths import within
@@ -19,7 +19,7 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.policy.model import Mount, Policy
 
@@ -32,8 +32,8 @@ class Root(Struct):
     """The tree of a stored image, as planners need it."""
 
     name: str
-    tree: str  # its path on the host
-    python: str | None  # inside
+    tree: str  # path on the host
+    python: str | None  # path of the image's Python, inside
 
 
 def image_view(
@@ -46,9 +46,10 @@ def image_view(
     state: tuple[str, ...] = (),
     stored: tuple[str, ...] = (),
 ) -> View:
-    """Like `plan.view.view`, for an image that is not the host's. `interpreter` is the caller's: protected, not shown.
+    """Return the guest's view of a stored image under `policy`; arguments are as for `host_view.view`.
 
-    Raises PolicyError for a mount that cannot be placed, UnsupportedError for a list of commands.
+    `interpreter` is the caller's: it is protected, not shown. Raises PolicyError for a mount that cannot be placed,
+    UnsupportedError for a list of commands.
     """
     if policy.commands != "any":
         raise UnsupportedError(
@@ -85,7 +86,7 @@ def _private(target: str) -> bool:
 
 
 def _top_links(root: Root) -> tuple[tuple[str, str], ...]:
-    """Links at the top of the tree that a mount's target may be spelled with: bin → usr/bin."""
+    """Return the links at the top of the tree that a mount's target may be spelled with: bin → usr/bin."""
     found = []
     for name in _listed(root, ""):
         path = f"{root.tree}/{name}"
@@ -95,7 +96,7 @@ def _top_links(root: Root) -> tuple[tuple[str, str], ...]:
 
 
 def _target(mount: Mount, links: tuple[tuple[str, str], ...]) -> str:
-    """As `place` will spell it, which also refuses what is no target."""
+    """Return a mount's target as `place` will spell it. `place` also refuses what is no target."""
     text = os.path.abspath(os.fspath(mount.source)) if mount.target is None else str(mount.target)
     target = rooted(text)
     for link, meaning in links:
@@ -123,7 +124,7 @@ def _listed(root: Root, path: str) -> list[str]:
 
 
 class _Exposed:
-    """Operations that show the tree, with a way to each mount's target."""
+    """The operations that show the tree, with a way to each mount's target."""
 
     def __init__(self, root: Root, targets: list[str]) -> None:
         self._root = root

@@ -12,7 +12,7 @@ from ringfence.errors import Missing, UnsupportedError
 from ringfence.policy.host_paths import within
 from ringfence.values import Struct, final
 
-# Packages that work for us, and what they need. Where one lies among installed packages its place says so too.
+# The packages that Ringfence uses, and their dependencies, wherever they are installed.
 HELPERS = frozenset(
     (
         *("_cffi_backend", "certifi", "cffi", "charset_normalizer", "cryptography", "docker", "h11", "h2", "hpack"),
@@ -24,7 +24,7 @@ SHARED_STORES = ("/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")  # in
 
 @final
 class Interpreter(Struct):
-    """The caller's Python. Paths are as the guest names them; they exist on the host under the same name."""
+    """The caller's Python. All paths are the same for the guest and on the host."""
 
     executable: str  # the real file, no shim and no link
     command: str  # what the guest runs as `python3`: the virtual environment's link where there is one
@@ -35,12 +35,14 @@ class Interpreter(Struct):
     site_packages: tuple[str, ...]
     sys_path: tuple[str, ...]  # for the guest: no working directory, no PYTHONPATH, nothing a .pth file added
     roots: tuple[str, ...]  # what must be shown besides /usr, and no more than that
-    programs: tuple[str, ...]  # directories of `roots` for the guest's PATH, first one first
+    programs: tuple[str, ...]  # directories of `roots` for the guest's PATH, in this order
 
 
 def interpreter() -> Interpreter:
-    """The interpreter that runs this, for a guest. Costs a few dozen stat calls. Raises UnsupportedError when it is not
-    known."""
+    """Return the running interpreter, as a guest gets it. Costs a few dozen stat calls.
+
+    Raises UnsupportedError when `sys` does not name the interpreter's file.
+    """
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = os.path.normpath(sys.base_prefix)
     prefix = os.path.normpath(sys.prefix)
@@ -74,7 +76,7 @@ def interpreter() -> Interpreter:
 
 
 def home_directory() -> str:
-    """The caller's home, without the pwd module when the variable is set. Normal and absolute, or "/nonexistent"."""
+    """Return the caller's home as a normal absolute path, or "/nonexistent". Imports pwd only where HOME is not set."""
     home = os.environ.get("HOME") or os.path.expanduser("~")
     return os.path.normpath(home) if os.path.isabs(home) else "/nonexistent"
 
@@ -98,7 +100,7 @@ def _site_packages(prefix: str, base: str, name: str) -> tuple[str, ...]:
 
 
 def _user_packages(name: str) -> list[str]:
-    """`pip install --user` packages, when this interpreter itself uses them: that one directory, not the home."""
+    """Return the folder of `pip install --user`, not the home, where this interpreter itself uses that folder."""
     user = f"{home_directory()}/.local/lib/{name}/site-packages"
     return [user] if user in sys.path else []
 
@@ -124,7 +126,10 @@ def _venv_python(prefix: str) -> str | None:
 
 
 def _base_roots(base: str, name: str, executable: str, stdlib: tuple[str, ...]) -> tuple[str, ...]:
-    """The base installation under the name it is called by, and under its real one: links inside lead to either."""
+    """Return the base installation under the name in `sys` and under its real name.
+
+    Links inside the installation lead to either name.
+    """
     for store in SHARED_STORES:
         if within(executable, store):
             return (store,)
@@ -137,7 +142,7 @@ def _base_roots(base: str, name: str, executable: str, stdlib: tuple[str, ...]) 
 
 
 def _holds_more_than_python(prefix: str) -> bool:
-    """A prefix that is a home, lies around one, or is a top directory is not shown as a whole."""
+    """Return whether a prefix is a home, contains a home, or is a top directory, and so is not shown as a whole."""
     home = home_directory()
     return within(home, prefix) or prefix == f"{home}/.local" or prefix.count("/") < 2
 
@@ -151,7 +156,7 @@ def _libpythons(directory: str, name: str) -> tuple[str, ...]:
 
 
 def _venv_roots(prefix: str, site: tuple[str, ...]) -> tuple[str, ...]:
-    """Of a virtual environment only its own files: the project around it is not shown."""
+    """Return the files of a virtual environment. The project around the environment is not shown."""
     packages = tuple(directory for directory in site if within(directory, prefix))
     return (f"{prefix}/pyvenv.cfg", f"{prefix}/bin", *packages)
 

@@ -1,7 +1,7 @@
-"""Places a policy's mounts and the interpreter's directories in the guest's root; refuses what would break the fence.
+"""Places a policy's mounts and the interpreter's directories in the guest's root; refuses what would break isolation.
 
-Sources are resolved once, here, and no link that a guest could have made is followed (A11, L16); who binds one compares
-its inode with what was seen here. Only host metadata is read.
+Each source is resolved once, here, and no link that a guest could have made is followed (A11, L16); the process that
+binds the source compares its inode with the inode seen here. Only host metadata is read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import stat
 
 from ringfence.errors import PolicyError
-from ringfence.plan.operations import Bind, File, Folder, Hide, Overlay
+from ringfence.plan.model import Bind, File, Folder, Hide, Overlay
 from ringfence.plan.rootfs.interpreter import HELPERS
 from ringfence.plan.rootfs.protected import (
     Protected,
@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
     from ringfence.plan.rootfs.interpreter import Interpreter
     from ringfence.policy.model import Mount
     from ringfence.values import MountMode
@@ -38,20 +38,23 @@ if TYPE_CHECKING:
 
 # ── what `hide` takes away below the source of one mount ──────────────────────────────────────────
 
-# In read-only mounts and copies a layer has whiteouts for the names. In a writable mount the guest would write
-# through a layer: there the file itself is covered, and nothing on its way may be something that the guest can move
-# or replace, or the next sandbox would show the file (L01).
+# In read-only mounts and copies a layer has whiteouts for the names. A writable mount has no layer, because a layer
+# would not write through: there the file itself is covered, and the guest must not be able to move or replace anything
+# on the way to the file, or the next sandbox would show the file (L01).
 
 
 def absent(source: str, names: tuple[str, ...], *, key: str) -> tuple[str, ...]:
-    """Relative paths that a layer has whiteouts for."""
+    """Return the relative paths that a layer has whiteouts for."""
     found = {way for name in names for way in _ways(source, beneath(name, key=key))}
     return _outermost(found)
 
 
 def covered(source: str, target: str, names: tuple[str, ...], *, writable: bool, key: str) -> tuple[Protected, ...]:
-    """What is there and has to be covered in a mount at `target`. Raises PolicyError for a link that the guest could
-    replace: the next sandbox would hide what that leads to, and show what it hid before."""
+    """Return the existing paths that have to be covered in a mount at `target`.
+
+    Raises PolicyError for a link that the guest could replace: the next sandbox would hide what the new link leads to,
+    and show what the old link hid.
+    """
     found = set()
     for name in names:
         relative = beneath(name, key=key)
@@ -80,7 +83,10 @@ def covered(source: str, target: str, names: tuple[str, ...], *, writable: bool,
 
 
 def _ways(source: str, relative: str) -> Iterator[str]:
-    """The name itself, which may be a link, and what it leads to. Not what lies outside: that does not show."""
+    """Yield the path of `relative` itself, which may be a link, and the path that the link leads to.
+
+    Paths outside of the source are left out: the mount does not show them.
+    """
     folder, base = os.path.split(f"{source}/{relative}")
     for path in (f"{os.path.realpath(folder)}/{base}", os.path.realpath(f"{folder}/{base}")):
         if path != source and within(path, source):
@@ -90,8 +96,11 @@ def _ways(source: str, relative: str) -> Iterator[str]:
 
 
 def _first_missing(source: str, relative: str) -> str | None:
-    """Up to the first part that is not there, because somebody may make it: a layer cannot lack what lies in a folder
-    that it would have to make. None: a file is in the way."""
+    """Return `relative` up to the first part that does not exist; all of `relative` where every part exists.
+
+    A missing part is hidden too, because another process may make it: a layer cannot hide a name in a folder that does
+    not exist. Return None where a file is in the way.
+    """
     way = ""
     parts = relative.split("/")
     for number, part in enumerate(parts, 1):
@@ -110,9 +119,9 @@ def _outermost(names: set[str]) -> tuple[str, ...]:
 _MOST = 100
 PRIVATE = ("/tmp", "/workspace")  # file systems of one sandbox: what lies there is mounted after them
 _KERNEL = ("/proc", "/sys", "/dev")
-_MAKINGS = ("/.mask", "/.sources", "/.disk")  # of ours, in every root; named in guest/box.py
+_OWN_FOLDERS = ("/.mask", "/.sources", "/.disk")  # our own folders in every root; guest/launch/mounts.py makes them
 _FIXED = ("/", "/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/tmp", "/run", "/var")
-# Never writable, nor is a folder that holds one: policy/hostpaths.py follows root's links in some of them.
+# Never writable, nor is a folder that holds one of these: policy/host_paths.py follows root's links in some of them.
 _SYSTEM = ("/usr", "/etc", "/boot", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/var/spool")
 _KERNEL_TYPES = frozenset(
     ("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf", "configfs")
@@ -121,7 +130,7 @@ _KERNEL_TYPES = frozenset(
 
 @final
 class Entry(Struct):
-    """One thing to be shown. `index` is its place in the policy; None: it belongs to the interpreter."""
+    """A host path to be shown. `index` is the mount's place in the policy; None for a path of the interpreter."""
 
     source: str
     target: str
@@ -131,12 +140,12 @@ class Entry(Struct):
     index: int | None
     hide: tuple[str, ...] = ()
     protect: tuple[str, ...] = ()
-    inode: tuple[int, int] | None = None  # device and number: whatever is at `source` later, this is what was checked
+    inode: tuple[int, int] | None = None  # device and number of what was checked, whatever is at `source` later
 
 
 @final
 class Placed(Struct):
-    """Operations for all entries, in the order in which they hold."""
+    """The operations for all entries, in the order in which they are applied."""
 
     template: tuple[Op, ...]
     box: tuple[Op, ...]
@@ -146,21 +155,24 @@ class Placed(Struct):
 
 @final
 class Surroundings(Struct):
-    """What the mounts are placed into."""
+    """The root that the mounts are placed into, and the caller's paths that the mounts must respect."""
 
     interpreter: Interpreter
-    system: tuple[tuple[str, str], ...]  # target and source of what is bound already
-    links: tuple[tuple[str, str], ...]  # link and what it stands for: bin → usr/bin
+    system: tuple[tuple[str, str], ...]  # target and source of each bind that the root has already
+    links: tuple[tuple[str, str], ...]  # link and where it leads: bin → usr/bin
     uid: int
     home: str
-    state: tuple[str, ...]  # directories of ours that no guest may see
-    stored: tuple[str, ...] = ()  # more, which may lie in a home that is shown: held there, and never shown themselves
-    shows_python: bool = True  # False: the guest's Python is its image's; the caller's is protected all the same
-    folders: tuple[str, ...] = PRIVATE  # that every sandbox has: no file can be mounted there
+    state: tuple[str, ...]  # our directories, which no guest may see
+    stored: tuple[str, ...] = ()  # never shown either, but a folder around one may be: there they are held read-only
+    shows_python: bool = True  # False: the guest's Python is the image's; the caller's Python is protected all the same
+    folders: tuple[str, ...] = PRIVATE  # folders of every sandbox, where no file can be mounted
 
 
 def place(mounts: tuple[Mount, ...], around: Surroundings) -> Placed:
-    """Where everything goes. Raises PolicyError, with the key and a fix, for a mount that cannot or must not be."""
+    """Return the operations that place all mounts.
+
+    Raises PolicyError, with the key and a fix, for a mount that is impossible or forbidden.
+    """
     if len(mounts) > _MOST:
         raise PolicyError(
             f"the policy has {len(mounts)} mounts; the most is {_MOST}",
@@ -218,7 +230,7 @@ def _entry(index: int, mount: Mount, around: Surroundings) -> Entry:
 
 
 def _source(named: str, index: int) -> tuple[str, os.stat_result]:
-    """Its path without links, and what is there."""
+    """Return the path of a mount's source without links, and the status of the file there."""
     try:
         return resolve(named)
     except LinkError as error:
@@ -244,7 +256,7 @@ def _check_type(mode: int, named: str, index: int, mount: Mount) -> None:
         )
     if stat.S_ISSOCK(mode) and not mount.credentials:
         raise PolicyError(
-            f"mount source {named} is a socket: who can connect to it acts as the program behind it",
+            f"mount source {named} is a socket: a guest that connects to it acts as the program behind it",
             key=f"mounts[{index}].source",
             fix=f"leave it out, or accept it with credentials = true on mounts[{index}]",
         )
@@ -277,7 +289,8 @@ def _check_writable(index: int, source: str, python: Interpreter) -> None:
     key = f"mounts[{index}].mode"
     if any(within(source, path) or within(path, source) for path in _SYSTEM):
         raise PolicyError(f"{source} is part of the host's system and is never writable", key=key, fix='mode = "copy"')
-    # In a larger mount they are held. Of such a one nothing would be left to hold, and we import from it (L12).
+    # In a larger mount these folders are made read-only. A mount of such a folder itself would leave nothing writable,
+    # and we import from there (L12).
     library = () if any(within(source, os.path.realpath(path)) for path in python.site_packages) else python.stdlib
     if any(within(source, os.path.realpath(path)) for path in (_own_package(), *library)):
         raise PolicyError(
@@ -302,8 +315,11 @@ def _check_writable(index: int, source: str, python: Interpreter) -> None:
 
 
 def _is_run_at_next_start(source: str, python: Interpreter) -> bool:
-    """A folder of this Python's programs, `ringfence` among them; its packages as a whole, where it runs `.pth` files;
-    and those packages that work for us (L18). Any other installed package may be worked on."""
+    """Return whether this Python takes programs or modules from `source` at its next start (L18).
+
+    It does from a folder of its programs, `ringfence` among them; from its packages as a whole, where it runs `.pth`
+    files; and from the packages that Ringfence imports. Any other installed package may be mounted writable.
+    """
     if any(within(source, os.path.realpath(path)) for path in python.programs):
         return True
     for path in map(os.path.realpath, python.site_packages):
@@ -354,7 +370,7 @@ def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
     for link, meaning in around.links:
         if within(target, link):
             target = meaning + target[len(link) :]
-    if spelled in _FIXED or target in _FIXED or any(within(target, path) for path in (*_KERNEL, *_MAKINGS)):
+    if spelled in _FIXED or target in _FIXED or any(within(target, path) for path in (*_KERNEL, *_OWN_FOLDERS)):
         raise PolicyError(
             f"nothing can be mounted at {spelled}: it is part of every sandbox",
             key=key,
@@ -366,12 +382,12 @@ def _target(index: int, mount: Mount, named: str, around: Surroundings) -> str:
 
 
 def rooted(path: str) -> str:
-    """`path` as the guest's root means it: absolute and normal. normpath alone keeps two slashes at the start."""
+    """Return `path` as an absolute, normal path in the guest's root. normpath alone keeps two slashes at the start."""
     return "/" + os.path.normpath(f"/{path}").lstrip("/")
 
 
 def closed_to_others(path: str, *, entries: int = 64) -> bool:
-    """Whether an unrelated uid could not read `path` or one of the first `entries` things below it (kernel fact 4)."""
+    """Return whether an unrelated uid cannot read `path` or one of the first `entries` files below (kernel fact 4)."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
@@ -400,7 +416,7 @@ def closed_to_others(path: str, *, entries: int = 64) -> bool:
 
 
 def _mode(name: str, folder: int) -> int:
-    """0: it is gone."""
+    """Return the mode of a file, or 0 for a file that is gone."""
     try:
         return os.lstat(name, dir_fd=folder).st_mode
     except OSError:
@@ -413,7 +429,7 @@ def _is_closed(mode: int) -> bool:
 
 
 def _kernel_mount_below(source: str) -> str | None:
-    """A bind is recursive: a /proc or /sys that somebody mounted below the source would come along."""
+    """Return a kernel file system that is mounted below `source`: a bind is recursive and would show it too."""
     return next((where for where, kind in mounts_of_host() if kind in _KERNEL_TYPES and within(where, source)), None)
 
 
@@ -422,7 +438,7 @@ def _mounts_below(source: str) -> list[str]:
 
 
 def mounts_of_host() -> list[tuple[str, str]]:
-    """Return where something is mounted on this host, and its type; nothing where /proc does not say."""
+    """Return target and type of every mount of this host; [] where /proc cannot be read."""
     try:
         return [(mount.target, mount.kind) for mount in proc.mounts()]
     except OSError:
@@ -433,8 +449,11 @@ def mounts_of_host() -> list[tuple[str, str]]:
 
 
 def _with_interpreter(entries: list[Entry], around: Surroundings) -> list[Entry]:
-    """The interpreter's directories beside the policy's. Inside a writable mount they are held read-only: what a guest
-    writes there, the caller's own Python would run."""
+    """Return `entries` with the interpreter's directories added.
+
+    Inside a writable mount these directories are made read-only: the caller's own Python would run what a guest writes
+    there.
+    """
     held: dict[int, list[str]] = {}
     added: list[Entry] = []
     for root in around.interpreter.roots if around.shows_python else ():
@@ -474,7 +493,7 @@ def _cover(path: str, entries: list[Entry]) -> Entry | None:
 
 
 def _behind(entry: Entry, path: str) -> str:
-    """The host path that `path` inside shows through `entry`."""
+    """Return the host path that `entry` shows at `path` inside."""
     return entry.source + path[len(entry.target) :]
 
 
@@ -537,9 +556,9 @@ def _inside(entry: Entry, *, covers: bool) -> tuple[list[Op], list[Protected]]:
 
 
 def _absent(entry: Entry) -> tuple[str, ...] | None:
-    """Names below the source that a layer over it takes away. None: `hide` has to cover what is there instead.
+    """Return the names below the source that a layer takes away; None where `hide` has to cover the files instead.
 
-    A layer would not write through, and would not show what is mounted below the source, but what that covers.
+    A layer would not write through. Of a mount below the source, a layer would show the folder that the mount covers.
     """
     below = _mounts_below(entry.source) if entry.mode == "copy" or entry.hide else []
     if entry.mode == "rw" or (entry.mode == "ro" and below):
@@ -560,7 +579,7 @@ def _key(entry: Entry, field: str) -> str:
 
 
 def _bound_already(target: str, around: Surroundings) -> str | None:
-    """The host path behind `target` when it lies in something that every sandbox has bound."""
+    """Return the host path behind a `target` that lies in a bind of the root; None for any other target."""
     for shown, source in around.system:
         if within(target, shown):
             return source + target[len(shown) :]
@@ -568,7 +587,10 @@ def _bound_already(target: str, around: Surroundings) -> str | None:
 
 
 def _check_mount_point(entry: Entry, above: Entry | None, around: Surroundings) -> None:
-    """A target inside another mount must exist there as itself: to make it changes the host, a link leads elsewhere."""
+    """Refuse a target inside another mount unless a file or folder of the same kind exists there, and no link.
+
+    To make the target would change the host, and a link leads elsewhere.
+    """
     behind = _behind(above, entry.target) if above is not None else _bound_already(entry.target, around)
     if behind is None:
         return
@@ -592,11 +614,11 @@ def _lines(entry: Entry, held: list[Protected], without: tuple[str, ...]) -> lis
     owner = "" if entry.index is not None else ", for Python"
     place = entry.target if entry.target == entry.source else f"{entry.target} (the host's {entry.source})"
     lines = [f"{place}: {words[entry.mode]}{owner}"]
-    lines += [f"{path.target}: {_held(path)}" for path in held]
+    lines += [f"{path.target}: {_protection_in_words(path)}" for path in held]
     return lines + [f"{entry.target}/{name}: absent" for name in without]
 
 
-def _held(path: Protected) -> str:
+def _protection_in_words(path: Protected) -> str:
     if not path.hidden:
         return "read-only, protected"
     return f"hidden: an empty, read-only {'folder' if path.directory else 'file'} is in its place"

@@ -1,8 +1,9 @@
-"""Names what stays read-only inside a writable mount: files that a program on the host later runs or believes (L01).
+"""Names what stays read-only inside a writable mount: files that a program on the host later runs or trusts (L01).
 
-Decides which paths are held and by which operations; makes nothing. backends/process/protect.py makes the placeholders
-and watches. Below the mount's first level only `.git` is looked into; the end scan finds these names at any depth.
-Repositories that the mount is inside of are found by looking upward: one `stat` for each folder on the way.
+Decides which paths are held, that is, kept read-only, and by which operations; makes nothing. `host/mount_guard.py`
+makes the placeholders and watches. Below the mount's first level only `.git` is searched; the scan at the end of a
+sandbox (`host/mount_scan.py`) finds these names at any depth. Repositories around the mount are found by looking
+upward: one `stat` for each folder on the way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import stat
 import sys
 
 from ringfence.errors import PolicyError
-from ringfence.plan.operations import Pin, Protect
+from ringfence.plan.model import Pin, Protect
 from ringfence.policy.host_paths import within
 from ringfence.policy.secrets import read_head
 from ringfence.values import Struct, final
@@ -21,10 +22,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ringfence.plan.operations import Op
+    from ringfence.plan.model import Op
 
 
-# Held whether they exist or not: a placeholder is made on the host for what does not (A13, CVE-2026-25725).
+# Held whether they exist or not: where a path does not exist, a placeholder is made on the host (A13, CVE-2026-25725).
 HELD_FILES = (
     ".mcp.json",
     ".envrc",
@@ -40,12 +41,12 @@ HELD_FILES = (
 )
 HELD_DIRECTORIES = (".vscode", ".idea", ".claude", ".cursor", ".devcontainer")
 
-# Every Python runs these at its start, from any folder of its path: `pip install -e .` makes one of a project's. The
-# next `ringfence` would, too. No placeholder: a folder of the same name would go before it.
+# Every Python runs these files at its start, from any folder of its path: `pip install -e .` puts a project's folder on
+# the path. The next `ringfence` would run them too. No placeholder: a folder of the same name would take precedence.
 _STARTUP_ENDINGS = ("", ".py", ".pyc", ".so", ".abi3.so", f".{sys.implementation.cache_tag}-x86_64-linux-gnu.so")
 STARTUP = tuple(f"{name}{ending}" for name in ("sitecustomize", "usercustomize") for ending in _STARTUP_ENDINGS)
 
-# Held when they exist; one that appears is reported at the end. A placeholder would get in the way of common tools.
+# Held when they exist; a new file is reported at the end. A placeholder would get in the way of common tools.
 HELD_IF_PRESENT = (
     ".gitconfig",
     ".npmrc",
@@ -67,37 +68,38 @@ HELD_IF_PRESENT = (
     *STARTUP,
 )
 
-# Inside a git directory. `commondir` is the one nobody lists: a file of that name makes git take hooks and
-# configuration from wherever it points. "." in it means what its absence means; an empty one stops git.
+# Inside a git directory. Lists of dangerous files often lack `commondir`: a file of that name makes git take hooks and
+# configuration from wherever the file points. A file that says "." changes nothing; an empty file stops git.
 _GIT_FILES = ("config", "commondir")
 _GIT_DIRECTORIES = ("hooks",)
 _GIT_IF_PRESENT = ("config.worktree", "worktrees")
-GIT_MARKS = ("objects", "refs")  # by which a git directory is known; a guest may take its HEAD away, but not these
-_MODULES = 64  # submodules looked into; with more, all of .git/modules is read-only
+GIT_MARKS = ("objects", "refs")  # what marks a git directory; a guest may remove HEAD, but not these folders
+_MODULES = 64  # submodules searched; with more, all of .git/modules is read-only
 
-_LISTED, _SEARCHED = 1000, 400_000  # entries of a protected folder, and of a mount, that are looked at for hard links
+_LISTED = 1000  # entries of a protected folder that are checked for hard links
+_SEARCHED = 400_000  # entries of a mount that are searched for other names of these files
 
-CONTENT = {"commondir": ".\n", ".mcp.json": '{"mcpServers": {}}\n'}  # of placeholders that may not be empty
+CONTENT = {"commondir": ".\n", ".mcp.json": '{"mcpServers": {}}\n'}  # of placeholders that must not be empty
 
 NAMES = frozenset((*HELD_FILES, *HELD_DIRECTORIES, *HELD_IF_PRESENT))
 
 
 @final
 class Protected(Struct):
-    """One path that must stay what it was when the sandbox started: same inode under the same name."""
+    """A path that must keep its name and inode from the start of the sandbox to the end."""
 
     root: str  # the mount's source on the host
     path: str  # on the host, below root
     target: str  # inside
     directory: bool
-    content: str | None = None  # of a placeholder, should the path be missing at the start; None: then nothing is held
+    content: str | None = None  # of a placeholder, where the path is missing at the start; None: no placeholder
     missing: bool = False  # when the plan was made
     hidden: bool = False  # covered, not read-only
 
 
 @final
 class Protection(Struct):
-    """What is done inside one writable mount."""
+    """The operations that protect paths inside one writable mount, and the paths."""
 
     ops: tuple[Op, ...]
     paths: tuple[Protected, ...]
@@ -106,12 +108,12 @@ class Protection(Struct):
 def protection(
     source: str, target: str, extra: tuple[str, ...], hidden: tuple[Protected, ...] = (), *, key: str
 ) -> Protection:
-    """Operations for a writable directory `source` shown at `target`. `extra`: relative paths besides the built-in.
+    """Return the operations that protect a writable directory `source`, shown at `target`.
 
-    Every ancestor below the mount is made a mount point of its own, or `mv .git .git2` would take the protection along
-    (A12, kernel fact 10); so are those of `hidden` paths, and what a git directory is known by: the next sandbox looks
-    for it.
-    Raises PolicyError for a path that leaves the mount, is a link or has a second name there: none can be held.
+    `extra`: relative paths to protect besides the built-in list. Every ancestor of a protected path below the mount is
+    made a mount point of its own, or `mv .git .git2` would take the protection along (A12, kernel fact 10). The same is
+    done for the ancestors of `hidden` paths, and for the marks of a git directory, by which the next sandbox finds it.
+    Raises PolicyError for a path that leaves the mount, is a link or has a second name in the mount: it cannot be held.
     """
     wanted = _builtin(source)
     for relative in extra:
@@ -120,7 +122,7 @@ def protection(
     paths: list[Protected] = []
     for relative in sorted(wanted, key=lambda name: (name.count("/"), name)):
         if any(relative.startswith(f"{one}/") for one in wanted):
-            continue  # below one that is read-only as a whole
+            continue  # below a folder that is read-only as a whole
         _refuse_links(source, relative, key=key)
         if not _can_be_held(f"{source}/{relative}", key=key):
             continue
@@ -138,9 +140,12 @@ def protection(
 
 
 def startup_files() -> list[str]:
-    """What the Python that runs this would run at its next start, in folders that are not its own: those are held."""
+    """Return the files that this Python runs at its next start, but for files in its own folders.
+
+    Its own folders are held anyway.
+    """
     own = (f"{sys.prefix}/", f"{sys.base_prefix}/")
-    # A command has left out of `sys.path` what the next one starts with all the same (L12).
+    # The `ringfence` command removes folders from its `sys.path`, but the next command starts with them again (L12).
     named = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     added = [folder for folder in (*sys.path, *named) if os.path.isabs(folder) and not folder.startswith(own)]
     places = [f"{folder}/{name}" for folder in added for name in STARTUP]
@@ -148,7 +153,7 @@ def startup_files() -> list[str]:
 
 
 def _marks(source: str, relative: str) -> dict[str, None]:
-    """What tells that the folder of `relative` is a git directory, where that holds hooks."""
+    """Return the marks of the git directory that holds `relative`, where `relative` is its hooks."""
     folder, name = os.path.split(relative)
     if name not in _GIT_DIRECTORIES:
         return {}
@@ -164,7 +169,7 @@ def _ancestors(relative: str) -> dict[str, None]:
 
 
 def is_protected_source(source: str) -> str | None:
-    """The protected name that `source` itself is or lies in, if any: showing it writable would undo the list."""
+    """Return the protected name that `source` is or lies in, or None: to show `source` writable would undo the list."""
     parts = source.strip("/").split("/")
     for index, part in enumerate(parts):
         if part in HELD_DIRECTORIES or part in HELD_FILES:
@@ -179,12 +184,12 @@ def is_protected_source(source: str) -> str | None:
         if source == path or source.startswith(f"{path}/"):
             return setting
     if _is_among_modules(source) and _git_directories_below(source) is None:
-        return ".git/modules"  # which is read-only as a whole then
+        return ".git/modules"  # with so many submodules it is read-only as a whole
     return None
 
 
 def _builtin(source: str) -> dict[str, bool]:
-    """Relative path → whether it is a directory where it does not exist yet."""
+    """Return the relative paths to protect, and whether the placeholder of a missing path is a directory."""
     wanted: dict[str, bool] = dict.fromkeys(HELD_FILES, False) | dict.fromkeys(HELD_DIRECTORIES, True)
     wanted |= {name: False for name in HELD_IF_PRESENT if os.path.lexists(f"{source}/{name}")}
     if os.path.basename(source) == ".git" or _is_git_directory(source):
@@ -194,16 +199,18 @@ def _builtin(source: str) -> dict[str, bool]:
 
 
 def _of_repositories_around(source: str) -> dict[str, bool]:
-    """What lies in the mount of repositories that it is in, or is: git directories, and what configuration names."""
+    """Return the paths in the mount that belong to repositories around the mount, or to the mount as a repository.
 
+    They are git directories and the files that git's configuration names.
+    """
     wanted: dict[str, bool] = {}
     for path, setting in _named_by_git(source).items():
         if path.startswith(f"{source}/"):
-            held = first_missing(path)  # of several missing folders the first: no placeholder lies in another
+            held = first_missing(path)  # of several missing folders only the first: a placeholder holds no other
             wanted[os.path.relpath(held, source)] = held != path or setting == HOOKS
     directories = [directory for root in _upward(source) for directory in _git_directories_of(root)]
     if _is_among_modules(source):
-        directories += _git_directories_below(source) or []  # too many: such a source is refused
+        directories += _git_directories_below(source) or []  # a source with too many is refused
     for directory in directories:
         if directory.startswith(f"{source}/"):
             wanted |= _git_paths(source, os.path.relpath(directory, source))
@@ -211,7 +218,7 @@ def _of_repositories_around(source: str) -> dict[str, bool]:
 
 
 def _upward(path: str) -> Iterator[str]:
-    """It, and every folder it is in."""
+    """Yield `path` and every folder around it."""
     while path != "/":
         yield path
         path = os.path.dirname(path)
@@ -219,14 +226,17 @@ def _upward(path: str) -> Iterator[str]:
 
 
 def _is_among_modules(source: str) -> bool:
-    """Whether it is, or is in, the folder where a repository has the git directories of its submodules."""
+    """Return whether `source` is in, or is, a folder with the git directories of a repository's submodules."""
     above = (os.path.split(path) for path in _upward(source))
     return any(name == "modules" and _may_be_git_directory(folder) for folder, name in above)
 
 
 def _dot_git(source: str) -> dict[str, bool]:
-    """A `.git` in the mount's top that is no folder. None there: none is made, because an empty one would break `git`
-    for the whole folder; the end scan reports one that appears."""
+    """Return the `.git` at the mount's top where it is a file or link, to be held.
+
+    No placeholder is made for a missing `.git`, because an empty file would break `git` for the whole folder; the end
+    scan reports a new `.git`.
+    """
     dot_git = f"{source}/.git"
     return (
         {".git": False} if os.path.lexists(dot_git) and (os.path.islink(dot_git) or not os.path.isdir(dot_git)) else {}
@@ -255,10 +265,11 @@ def _git_paths(source: str, relative: str) -> dict[str, bool]:
 
 
 def _common_directory(directory: str) -> str | None:
-    """Where a linked worktree has its hooks and configuration: what `commondir` in its git directory names.
+    """Return the folder of a linked worktree's hooks and configuration, which `commondir` in `directory` names.
 
-    None where that is the directory itself: no such file, or the placeholder of another sandbox that runs on the same
-    folder, which says ".". To take that one for a worktree's would leave hooks and configuration open (A13).
+    Return None where that is the directory itself: `commondir` is missing, or is the placeholder of another sandbox on
+    the same folder, which says ".". To take the placeholder for a worktree's file would leave hooks and configuration
+    open (A13).
     """
     try:
         text = _git_text(f"{directory}/commondir").strip()
@@ -269,10 +280,10 @@ def _common_directory(directory: str) -> str | None:
 
 
 def _git_directories_below(directory: str) -> list[str] | None:
-    """Git directories of submodules; None: too many, or too many folders to look into.
+    """Return the git directories of submodules; None for too many, or too many folders to search.
 
-    Every folder is looked into: a name may have slashes, and a guest can make the folder above a submodule look like a
-    git directory.
+    Every folder is searched: a submodule's name may have slashes, and a guest can make the folder above a submodule
+    look like a git directory.
     """
     found: list[str] = []
     queue = [directory]
@@ -303,12 +314,15 @@ def _may_be_git_directory(path: str) -> bool:
 
 
 def _git_directories_of(root: str) -> list[str]:
-    """Where the repository whose working tree is `root` has its own and the common git directory; [] if it is none."""
+    """Return the git directory and the common git directory of the repository with the working tree `root`.
+
+    Return [] where `root` is no working tree.
+    """
     dot_git = f"{root.rstrip('/')}/.git"
     try:
         mode = os.stat(dot_git).st_mode
     except OSError:
-        return [root] if _is_git_directory(root) else []  # a bare one is its own
+        return [root] if _is_git_directory(root) else []  # a bare repository is its own git directory
     directory = os.path.realpath(dot_git) if stat.S_ISDIR(mode) else _gitfile_target(dot_git)
     if directory is None:
         return []
@@ -317,11 +331,10 @@ def _git_directories_of(root: str) -> list[str]:
 
 
 def _named_by_git(source: str) -> dict[str, str]:
-    """Paths that git's configuration of the repositories that `source` is in, or is, names as hooks or as more of it.
+    """Return the paths that git's configuration names as hooks or further configuration, each with its setting.
 
-    Each with the setting that names it; it need not exist.
+    The configuration is that of all repositories around `source`, or of `source` itself. The paths need not exist.
     """
-
     found: dict[str, str] = {}
     for root in _upward(source):
         directories = _git_directories_of(root)
@@ -333,14 +346,14 @@ def _named_by_git(source: str) -> dict[str, str]:
 
 
 def first_missing(path: str) -> str:
-    """It, or the first part of the way that is no folder."""
+    """Return `path`, or the first part of the way to `path` that is no folder."""
     while not os.path.isdir(os.path.dirname(path)):
         path = os.path.dirname(path)
     return path
 
 
 def _git_text(path: str) -> str:
-    """A small file of git's up to the first NUL, where git stops too. A FIFO that a guest left is not waited for."""
+    """Return a small file of git up to the first NUL, where git stops too. Never waits for a FIFO that a guest left."""
     return os.fsdecode(read_head(path, 4096).partition(b"\0")[0])
 
 
@@ -366,7 +379,7 @@ def _add(wanted: dict[str, bool], source: str, relative: str, *, key: str) -> No
 
 
 def beneath(relative: str, *, key: str) -> str:
-    """A relative path in normal form; PolicyError when it is absolute, leaves its root, or is a pattern's root."""
+    """Return a relative path in normal form. Raises PolicyError for a path that is absolute, "." or leaves its root."""
     name = os.path.normpath(relative) if relative else ""
     if not name or name.startswith(("/", "../")) or name in (".", "..") or "\0" in name:
         raise PolicyError(
@@ -388,7 +401,7 @@ def _refuse_links(source: str, relative: str, *, key: str) -> None:
 
 
 def first_link(source: str, relative: str) -> str | None:
-    """The first part of the way that is a symbolic link."""
+    """Return the first part of the way from `source` to `relative` that is a symbolic link; None without a link."""
     path = source
     for part in relative.split("/"):
         path = f"{path}/{part}"
@@ -398,9 +411,12 @@ def first_link(source: str, relative: str) -> str | None:
 
 
 def _refuse_second_names(source: str, paths: list[Protected], *, key: str) -> None:
-    """A hard link that a guest made when nobody held the file, say: read-only by one name, writable by the other."""
-    there = (one.path for one in paths if not one.missing and not _is_environment(one.path))
-    files = {inode: path for top in there for path, inode in _of_several_names(top)}
+    """Refuse a protected file with a second name, which would be read-only by one name and writable by the other.
+
+    A guest may have made the hard link when the file was not yet protected.
+    """
+    existing = (one.path for one in paths if not one.missing and not _is_environment(one.path))
+    files = {inode: path for top in existing for path, inode in _of_several_names(top)}
     if not files:
         return
     held = tuple(f"{one.path}/" for one in paths)
@@ -414,12 +430,15 @@ def _refuse_second_names(source: str, paths: list[Protected], *, key: str) -> No
 
 
 def _is_environment(path: str) -> bool:
-    """Whether it is one of Python, where package managers link every file to their cache."""
+    """Return whether `path` is an environment of Python, where package managers link every file to their cache."""
     return os.path.basename(path) not in (*NAMES, *_GIT_DIRECTORIES) and os.path.exists(f"{path}/pyvenv.cfg")
 
 
 def _of_several_names(path: str, *, most: int = _LISTED) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Files at or below `path` with hard links, and their inodes. Looks at `most` entries; the end scan at all."""
+    """Yield the files at or below `path` with hard links, and their inodes.
+
+    Checks at most `most` entries; the end scan checks all.
+    """
     queue = [path]
     for current in queue:
         try:
@@ -429,13 +448,13 @@ def _of_several_names(path: str, *, most: int = _LISTED) -> Iterator[tuple[str, 
             if stat.S_ISDIR(info.st_mode) and len(queue) < most:
                 queue += [f"{current}/{name}" for name in sorted(os.listdir(current))]
         except OSError:
-            continue  # it went away, or is not ours to look into
+            continue  # removed meanwhile, or not readable for us
         if len(queue) > most:
             del queue[most:]
 
 
 def _can_be_held(path: str, *, key: str) -> bool:
-    """False when it is missing where neither we nor a guest with our rights can make it: there is nothing to hold."""
+    """Return False for a missing path that neither we nor a guest with our rights can make: nothing needs holding."""
     folder = os.path.dirname(path)
     if os.path.lexists(path) or os.access(folder, os.W_OK | os.X_OK):
         return True
@@ -465,24 +484,24 @@ def _protected(source: str, target: str, relative: str, as_directory: bool) -> P
     )
 
 
-# ── other files that git's configuration names, and git runs or believes ──────────────────────────
+# ── other files that git's configuration names, and git runs or trusts ────────────────────────────
 
-# Ringfence reads the configuration itself: git would run what a repository tells it to (`core.fsmonitor`), although no
-# person vouched for that repository.
+# Ringfence reads the configuration itself: git would run programs that a repository names (`core.fsmonitor`), although
+# no person vouched for that repository.
 
 HOOKS = "core.hooksPath"
 INCLUDED = "include.path"
 _READ = 1 << 20  # bytes of one file
-_FILES = 100  # looked into; git itself stops at ten levels
+_FILES = 100  # files read; git itself stops at ten levels
 _ESCAPES = {"n": "\n", "t": "\t", "b": "\b"}
 
 
 def named_by(configs: Sequence[str], root: str) -> Iterator[tuple[str, str]]:
-    """Each path that `configs` and the user's own configuration name, existing or not, with the setting's name.
+    """Yield each path that `configs` and the user's own configuration name, with the setting's name.
 
-    `root`: the working tree. Conditions of `includeIf` are taken to hold.
+    The path need not exist. `root`: the working tree. Conditions of `includeIf` are taken to be true.
     """
-    queue = [*configs, *_own()]
+    queue = [*configs, *_own_configurations()]
     seen: set[str] = set()
     for config in queue:
         if config in seen or len(seen) >= _FILES:
@@ -498,8 +517,11 @@ def named_by(configs: Sequence[str], root: str) -> Iterator[tuple[str, str]]:
                 queue.append(path)
 
 
-def _own() -> list[str]:
-    """The user's and the machine's: a relative `core.hooksPath` in them means a folder of every repository."""
+def _own_configurations() -> list[str]:
+    """Return the user's and the machine's configuration files.
+
+    A relative `core.hooksPath` in these files means a folder of every repository.
+    """
     own = os.environ.get("GIT_CONFIG_GLOBAL")
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     users = [own] if own else ["~/.gitconfig", f"{folder}/git/config"]
@@ -507,15 +529,18 @@ def _own() -> list[str]:
 
 
 def _text(path: str) -> str:
-    """Nothing for what cannot be read: git would not read it either."""
+    """Return the text of a configuration file, or "" for a file that cannot be read, as git takes such a file."""
     try:
         return read_head(path, _READ).decode("utf-8-sig", "surrogateescape")
     except OSError:
-        return ""  # as git takes it
+        return ""
 
 
 def settings(text: str) -> Iterator[tuple[str, str, str]]:
-    """Section, key, both in lower case and without a subsection, and value; those without a value are left out."""
+    """Yield section, key and value of each setting. Leaves out settings without a value.
+
+    Section and key are in lower case and without a subsection.
+    """
     section = ""
     lines = iter(text.replace("\r\n", "\n").split("\n"))
     for line in lines:
@@ -535,7 +560,7 @@ def _goes_on(line: str) -> bool:
 
 
 def _subsection(rest: str) -> tuple[str, str, str]:
-    """As `partition("]")`, where the name in quotes may have a bracket in it."""
+    """Do the same as `partition("]")`, but skip a bracket in a quoted name."""
     name, _, quoted = rest.partition('"')
     index = 0
     while index < len(quoted) and quoted[index] != '"':
@@ -544,8 +569,10 @@ def _subsection(rest: str) -> tuple[str, str, str]:
 
 
 def _value(text: str) -> str:
-    """Without quotes, escapes and a comment. "" for what is no path."""
-    value, quoted, signs = "", False, iter(text.strip())
+    """Return a value without quotes, escapes and a comment; "" for a value that is no path."""
+    value = ""
+    quoted = False
+    signs = iter(text.strip())
     kept = 0  # blanks at the end count only in quotes
     for sign in signs:
         if sign == "\\":
@@ -563,18 +590,18 @@ def _value(text: str) -> str:
     return "" if "\0" in value else value[:kept]
 
 
-# ── Ringfence's own settings of a person: no guest may write there ────────────────────────────────
+# ── a person's own settings for Ringfence, which no guest may write ───────────────────────────────
 
-# A guest that could write there would choose what the next sandbox is or may do (L19). The same holds for a folder
-# that does not exist yet: a policy by name could be made in it.
+# A guest that could write to these folders would choose what the next sandbox is or may do (L19). A folder that does
+# not exist yet is held too: a guest could make the folder and a named policy in it.
 
 _FOLDER = "ringfence"
-_POLICIES = "policies"  # as cli/policies.py finds them
-_MOST_POLICIES = 1000  # policies that are looked at for where they lead
+_POLICIES = "policies"  # as cli/settings.py finds them
+_MOST_POLICIES = 1000  # policies that are checked for links
 
 
 def check_settings(source: str, home: str, *, key: str) -> None:
-    """Raises PolicyError where a writable `source` is one of these, or lies in one."""
+    """Raise PolicyError for a writable `source` that is a folder of Ringfence's settings, or lies in one."""
     for path in _settings(home):
         if within(source, path):
             raise PolicyError(
@@ -585,22 +612,23 @@ def check_settings(source: str, home: str, *, key: str) -> None:
 
 
 def settings_within(source: str, home: str, stored: tuple[str, ...]) -> tuple[str, ...]:
-    """What is to be held read-only of a writable folder that has them in it, as paths relative to it.
+    """Return the settings inside a writable folder `source`, as relative paths to be held read-only.
 
-    Of what is not there the first folder that is missing, with a slash at its end. `stored`: more such folders.
+    For a path that does not exist, return its first missing folder, with a slash at the end. `stored`: more folders to
+    hold.
     """
     found = dict.fromkeys(first_missing(path) for path in (*_settings(home), *stored) if within(path, source))
     return tuple(os.path.relpath(path, source) + ("" if os.path.lexists(path) else "/") for path in found)
 
 
 def _settings(home: str) -> Iterator[str]:
-    """By their own names and by where links lead: a folder of settings is often kept in another place."""
+    """Yield the paths of the settings, and the paths that links lead to: settings are often kept in another place."""
     named = os.environ.get("XDG_CONFIG_HOME", "")
     for above in dict.fromkeys((f"{home}/.config", os.path.normpath(named) if os.path.isabs(named) else "")):
         if above:
             folder = f"{above}/{_FOLDER}"
-            yield from _both(folder)
-            yield from _both(f"{folder}/{_POLICIES}")
+            yield from _named_and_real(folder)
+            yield from _named_and_real(f"{folder}/{_POLICIES}")
             try:
                 names = sorted(os.listdir(f"{folder}/{_POLICIES}"))[:_MOST_POLICIES]
             except OSError:
@@ -610,7 +638,7 @@ def _settings(home: str) -> Iterator[str]:
                     yield os.path.realpath(f"{folder}/{_POLICIES}/{name}")
 
 
-def _both(path: str) -> Iterator[str]:
+def _named_and_real(path: str) -> Iterator[str]:
     yield path
     real = os.path.realpath(path)
     if real != path:

@@ -1,4 +1,4 @@
-"""The filters of plan/seccomp/table.py, compiled for x86-64, as hex digits: compiling them costs more than using them.
+"""The filters of plan/seccomp/table.py, compiled for x86-64, as hex digits: compiled here because compiling is slow.
 
 Made by scripts/seccomp-programs: do not edit.
 """

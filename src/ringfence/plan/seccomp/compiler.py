@@ -1,4 +1,4 @@
-"""Owns the seccomp filters of the process backend: the table of `seccomp_table.py` compiled to classic BPF.
+"""Owns the seccomp filters of the process backend: the table of `table.py` compiled to classic BPF.
 
 On the launch path: imports `struct` alone. Nothing here runs a system call; the guest side installs the bytes.
 """
@@ -27,13 +27,13 @@ _compiled: dict[str, bytes] = {}  # by layer: every sandbox has the same two
 def guest_filter() -> bytes:
     """Return the allow-list that the spawner puts on itself before any guest exists: an array of struct sock_filter.
 
-    Raises UnsupportedError("machine") off x86_64. The first call compiles (about a millisecond), later ones look it up.
+    Raises UnsupportedError("machine") off x86_64. The first call compiles (about a millisecond), later calls do not.
     """
     return _filter("guest")
 
 
 def last_layer() -> bytes:
-    """Return what each guest process adds before guest code.
+    """Return the filter that each guest process adds before guest code runs.
 
     openat2 is ENOSYS; clone with CLONE_PARENT and leases are EPERM. Raises as `guest_filter` does.
     """
@@ -48,7 +48,7 @@ def rules_of(layer: str) -> tuple[dict[str, table.Rule], table.Rule]:
 
 
 def compile_rules(rules: Mapping[str, table.Rule], rest: table.Rule, *, check_abi: bool) -> bytes:
-    """Return the program of `rules`; `rest` is for calls that have none.
+    """Return the program of `rules`; `rest` is the rule for all other calls.
 
     `check_abi`: calls of the 32-bit and x32 ABIs, whose numbers mean other calls, kill the process.
     Raises UnsupportedError("machine") off x86_64.
@@ -61,7 +61,7 @@ def compile_rules(rules: Mapping[str, table.Rule], rest: table.Rule, *, check_ab
 
 
 def describe() -> list[str]:
-    """The filters for people, a line for each control, in the order of CONTROLS."""
+    """Return the filters for people, a line for each control, in the order of CONTROLS."""
     rules = table.guest_rules()
     plain = sum(rule == (((), table.ALLOW),) for rule in rules.values())
     conditional = sum(len(rule) > 1 for rule in rules.values())
@@ -113,7 +113,7 @@ def _check_machine() -> None:
 
 
 def _segments(rules: dict[int, table.Rule], rest: table.Rule) -> list[tuple[int, table.Rule]]:
-    """(first number, rule) of each run of numbers with one rule, from 0 to the end of 32 bits."""
+    """Return (first number, rule) of each run of numbers with one rule, from 0 to the end of 32 bits."""
     found: list[tuple[int, table.Rule]] = []
     for number in range(max(rules) + 2):
         rule = rules.get(number, rest)
@@ -123,7 +123,7 @@ def _segments(rules: dict[int, table.Rule], rest: table.Rule) -> list[tuple[int,
 
 
 class _Program:
-    """A filter written from its end to its start, so that every jump knows how far it goes.
+    """A filter that is written from end to start, so that the length of every jump is known.
 
     A label is the count of instructions from the label to the end, its own included.
     """
@@ -134,7 +134,7 @@ class _Program:
         self._rules: dict[table.Rule, int] = {}
 
     def finish(self, entry: int, *, check_abi: bool) -> bytes:
-        """Puts the checks of the ABI before `entry` and gives the whole program."""
+        """Put the checks of the ABI before `entry` and return the whole program."""
         if check_abi:
             entry = self._branch(_JSET, _X32_BIT, self._return(table.KILL_PROCESS), entry)
         entry = self._load(_OFFSET_NR, entry)
@@ -144,7 +144,7 @@ class _Program:
         return b"".join(reversed(self._code))
 
     def tree(self, segments: list[tuple[int, table.Rule]]) -> int:
-        """A binary search for the rule of the number in the accumulator."""
+        """Write a binary search for the rule of the number in the accumulator; return its label."""
         if len(segments) == 1:
             return self._rule(segments[0][1])
         middle = len(segments) // 2

@@ -1,7 +1,7 @@
-"""Says which system calls a guest of the process backend may make, as data; `compiler.py` compiles it.
+"""Lists, as data, which system calls a guest of the process backend may make; `compiler.py` compiles the table.
 
-Numbers are x86_64's. A rule is a tuple of clauses, tried in order; the first whose checks all hold decides.
-Every refusal names its control: an attack is tried with a table that lacks exactly one.
+Numbers are x86_64's. A rule is a tuple of clauses, tried in order; the first clause whose checks all hold decides.
+Every refusal names its control: an attack is tried with a table that lacks exactly one control.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ _NUMBERS = """
 466 removexattrat open_tree_attr file_getattr file_setattr listns rseq_slice_yield
 """
 
-# Passed whatever the arguments. Left out, and so ENOSYS: what no kernel has any more, and mseal, cachestat, statmount,
-# listmount, listns, lsm_*, *xattrat, file_setattr, remap_file_pages, rseq_slice_yield, which nothing needs (E13, E22).
+# Passed whatever the arguments. Left out, and therefore ENOSYS: calls that no kernel has any more, and mseal,
+# cachestat, statmount, listmount, listns, lsm_*, *xattrat, file_setattr, remap_file_pages, rseq_slice_yield, which no
+# program needs (E13, E22).
 _ALLOWED = """
 read write close stat fstat lstat poll lseek mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
 pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise shmat shmctl dup dup2
@@ -139,7 +140,7 @@ _REFUSED: tuple[tuple[str, int, str], ...] = (
         EPERM,
         "acct quotactl quotactl_fd sethostname setdomainname vhangup iopl ioperm fanotify_init fanotify_mark",
     ),
-    # Its policy is in memory; D13.
+    # The scheduling policy of this call is in memory; D13.
     ("realtime", EPERM, "sched_setattr"),
 )
 
@@ -179,7 +180,7 @@ CONTROLS: tuple[str, ...] = (
     "unknown",
 )
 
-# What the calls with conditions refuse, for people: (control, words).
+# What calls with conditions refuse, for people: (control, words).
 CONDITIONS: tuple[tuple[str, str], ...] = (
     ("bpf", "setsockopt that attaches a program to a socket"),
     ("memory", "mmap, memfd_create and shmget of huge pages"),
@@ -220,20 +221,20 @@ _FORMAT, _CHARACTER, _BLOCK = 0o170000, 0o020000, 0o060000
 _SOCKET_TYPE = FULL & ~0o2004000  # without SOCK_CLOEXEC, SOCK_NONBLOCK
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
-# Default, TCP, UDP, ICMP echo, ICMPv6 echo, each where it belongs. Not SCTP, SMC, MPTCP: each is a module a guest could
-# make the kernel load. For what it does not know, a datagram by TCP too, the kernel starts modprobe as root, outside of
-# all limits.
+# Default, TCP, UDP, ICMP echo, ICMPv6 echo, each with its type of socket. Not SCTP, SMC, MPTCP: a guest could make the
+# kernel load their modules. For a protocol that the kernel does not know, a datagram by TCP too, the kernel starts
+# modprobe as root, outside of all limits.
 _STREAM_PROTOCOLS, _DGRAM_PROTOCOLS, _DGRAM6_PROTOCOLS = (0, 6), (0, 1, 17), (0, 17, 58)
 # SIOCGIFBR, SIOCSIFBR, SIOCADDDLCI, SIOCDELDLCI, SIOCGIFVLAN, SIOCSIFVLAN, and SIOCBRADDBR to SIOCBRDELIF: the kernel
 # loads the modules bridge, dlci and 8021q before it asks for rights.
 _LOADING = (0x8940, 0x8941, *range(0x8980, 0x8984), *range(0x89A0, 0x89A4))
 # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF. The machine code that the kernel makes of these programs has
-# one limit for all users of the host (net.core.bpf_jit_limit), which some 3000 sockets of one guest would fill: nobody
-# but root could install a filter then, for seccomp neither (F15).
+# one limit for all users of the host (net.core.bpf_jit_limit), which some 3000 sockets of one guest would fill: no user
+# but root could install a filter then, not even for seccomp (F15).
 _SOL_SOCKET, _ATTACH = 1, (26, 50, 51, 52)
-_SOL_TCP, _TCP_ULP = 6, 31  # TLS in the kernel, and whatever else there is as a layer over TCP
+_SOL_TCP, _TCP_ULP = 6, 31  # TLS in the kernel, and every other layer over TCP
 _TERMINAL = (0x5412, 0x541C, 0x541D, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD
-# By the type byte: block devices 0x12, what a file system's id and disk are 0x15, console 'K', loop 'L', virtual
+# By the type byte: block devices 0x12, queries of a file system's id and disk 0x15, console 'K', loop 'L', virtual
 # terminals 'V', 'X' and 'f' of file systems (FIFREEZE, FS_IOC_SETFLAGS, encryption keys), btrfs 0x94, KVM 0xAE; E21.
 _IOCTL_TYPES = (0x1200, 0x1500, 0x4B00, 0x4C00, 0x5600, 0x5800, 0x6600, 0x9400, 0xAE00)
 # FS_IOC_GETFLAGS, FS_IOC_FIEMAP, FS_IOC_FSGETXATTR, FICLONE, FICLONERANGE
@@ -241,16 +242,17 @@ _IOCTL_HARMLESS = (0x80086601, 0xC020660B, 0x801C581F, 0x40049409, 0x4020940D)
 _PR_SET_MM, _PR_SET_SPECULATION, _PR_SET_PTRACER = 35, 53, 0x59616D61
 _SPEC_SAFER = (4, 8, 16)  # DISABLE, FORCE_DISABLE, DISABLE_NOEXEC
 # PDEATHSIG, DUMPABLE, KEEPCAPS, NAME, SECCOMP, CAPBSET, TSC, SECUREBITS, TIMERSLACK, MCE_KILL_GET, CHILD_SUBREAPER,
-# NO_NEW_PRIVS, GET_TID_ADDRESS, THP_DISABLE, CAP_AMBIENT, GET_SPECULATION, MDWE, SET_VMA. The rest answers EINVAL, as a
-# kernel without the option does.
+# NO_NEW_PRIVS, GET_TID_ADDRESS, THP_DISABLE, CAP_AMBIENT, GET_SPECULATION, MDWE, SET_VMA. All other options are EINVAL,
+# as on a kernel without the option.
 _PRCTL = (*range(1, 5), 7, 8, 15, 16, *range(21, 31), 34, *range(36, 43), 47, 52, 65, 66, 0x53564D41)
 _SCHED_POLICY = FULL & ~0x40000000  # without SCHED_RESET_ON_FORK
 _SCHED_FAIR = (0, 3, 5)  # OTHER, BATCH, IDLE
 _NEW_LISTENER = 8
 _RLIMIT_CORE = 4
-# Huge pages are the host's own pool, which no limit of memory counts (F01).
+# Huge pages come from the host's own pool, which no limit of memory counts (F01).
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 4, 0o4000
-# Who opens a file that a guest has a lease on waits for that guest, up to 45 s: the host too, and by a read-only mount.
+# A process that opens a file on which a guest has a lease waits for the guest, up to 45 s: also a process of the host,
+# and also where the guest has the file by a read-only mount.
 _LEASES = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
 _RENAME_WHITEOUT = 4
 
@@ -272,7 +274,7 @@ def _has(argument: int, bits: int) -> Check:
 
 
 def _high(argument: int) -> Check:
-    """Anything in the upper half of the register."""
+    """Check for any bit in the upper half of the register."""
     return ("any-bit", _low(argument) + 4, FULL, ())
 
 
@@ -285,7 +287,10 @@ def _allow(*checks: Check) -> Clause:
 
 
 def _no_setid(mode: int, *when: Check) -> Rule:
-    """A31: set-uid files made in a writable host mount are live on the host. The kernel reads 16 bits of the mode."""
+    """Return the rule that refuses a set-uid or set-gid bit in the argument `mode`, where `when` holds.
+
+    A31: set-uid files made in a writable host mount are live on the host. The kernel reads 16 bits of the mode.
+    """
     return (_refuse(EPERM, "setid-bits", *when, _has(mode, _SETID)), _allow())
 
 
@@ -301,7 +306,7 @@ def _socket() -> Rule:
         _allow(_is(0, _INET, _INET6), stream, _is(2, *_STREAM_PROTOCOLS)),
         _allow(_is(0, _INET), dgram, _is(2, *_DGRAM_PROTOCOLS)),
         _allow(_is(0, _INET6), dgram, _is(2, *_DGRAM6_PROTOCOLS)),
-        # SEQPACKET is left out for INET: with protocol 0 it is SCTP where that is loaded (E18).
+        # SEQPACKET is left out for INET: with protocol 0 it is SCTP where the module is loaded (E18).
         _refuse(EPROTONOSUPPORT, "socket-families", _is(0, _INET, _INET6), stream),
         _refuse(EPROTONOSUPPORT, "socket-families", _is(0, _INET, _INET6), dgram),
         _allow(_is(0, _NETLINK), _is(1, _RAW, _DGRAM, mask=_SOCKET_TYPE), _is(2, 0)),
@@ -353,7 +358,7 @@ def _conditional() -> dict[str, Rule]:
         "mmap": (_refuse(ENOMEM, "memory", _has(3, _MAP_HUGETLB)), _allow()),
         "memfd_create": (_refuse(ENOMEM, "memory", _has(1, _MFD_HUGETLB)), _allow()),
         "shmget": (_refuse(ENOMEM, "memory", _has(2, _SHM_HUGETLB)), _allow()),
-        # What it leaves in the old name's place is a character device (A15).
+        # RENAME_WHITEOUT leaves a character device under the old name (A15).
         "renameat2": (_refuse(EPERM, "devices", _has(4, _RENAME_WHITEOUT)), _allow()),
         "seccomp": (_refuse(EPERM, "listener", _is(0, 1), _has(1, _NEW_LISTENER)), _allow()),
         "personality": (_allow(_is(0, 0, FULL)), _refuse(EPERM, "personality")),
@@ -378,7 +383,7 @@ def _conditional() -> dict[str, Rule]:
 
 
 def numbers() -> dict[str, int]:
-    """Every x86_64 call this table knows, by name."""
+    """Return the number of every x86_64 call that this table knows, by name."""
     found: dict[str, int] = {}
     for line in _NUMBERS.split("\n"):
         first, *names = line.split() or ("0",)
@@ -387,7 +392,7 @@ def numbers() -> dict[str, int]:
 
 
 def guest_rules() -> dict[str, Rule]:
-    """The rule of each call that has one, by name; all others are `UNKNOWN`."""
+    """Return the rule of each call that has a rule, by name; every other call is `UNKNOWN`."""
     rules: dict[str, Rule] = dict.fromkeys(_ALLOWED.split(), (_allow(),))
     for control, errno, names in _REFUSED:
         rules.update(dict.fromkeys(names.split(), (_refuse(errno, control),)))
@@ -396,15 +401,16 @@ def guest_rules() -> dict[str, Rule]:
 
 
 def last_rules() -> dict[str, Rule]:
-    """What guest code loses beyond `guest_rules`; all other calls pass here.
+    """Return the rules that guest code has besides `guest_rules`; all other calls pass here.
 
-    The spawner needs them until guest code starts: openat2 and leases for its file workers, CLONE_PARENT so that the
-    monitor is the parent of what it starts. openat2 carries its mode in memory, where no filter can look (A31).
+    The spawner needs the refused calls until guest code starts: openat2 and leases for its file workers, CLONE_PARENT
+    so that the monitor is the parent of each process that the spawner starts. openat2 carries its mode in memory, where
+    no filter can look (A31).
     """
     return {
         "openat2": (_refuse(ENOSYS, "openat2"),),
         "fcntl": (_refuse(EPERM, "leases", _is(1, *_LEASES)), _allow()),
-        # D14: a limit of 0 lets the kernel start a program of the host for a core. Many a program asks for it.
+        # D14: a limit of 0 lets the kernel start a program of the host for a core. Many programs ask for that limit.
         "setrlimit": (_refuse(0, "core", _is(0, _RLIMIT_CORE)), _allow()),
         "prlimit64": (
             _refuse(0, "core", _is(1, _RLIMIT_CORE), _has(2, FULL)),

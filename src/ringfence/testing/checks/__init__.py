@@ -1,1 +1,1 @@
-"""The checks, a module for each part of the surface. Each ends with `CHECKS`, the table of its own."""
+"""The checks, a module for each part of the surface. Each module ends with `CHECKS`, the table of its checks."""

@@ -1,4 +1,4 @@
-"""run(): what a piece of code writes, returns and raises is what the Result says. True of sessions and without them."""
+"""Checks of run(): a Result has what the code wrote, returned and raised, with sessions and without."""
 
 from __future__ import annotations
 

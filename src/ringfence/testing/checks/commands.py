@@ -1,4 +1,4 @@
-"""exec(): a command without a shell. Its failure is a Result; where it cannot even start, the reason says so."""
+"""Checks of exec(), a command without a shell: a failure is a Result, whose reason says when no program started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def arguments_arrive_as_they_are(box: Sandbox) -> None:
 
 
 def an_argument_may_be_a_name_that_is_not_text(box: Sandbox) -> None:
-    """As Python gives the names of files."""
+    """Python gives such names of files as text with surrogates."""
     assert box.exec(["printf", "%s", "caf\udce9"]).check().stdout_bytes == b"caf\xe9"
 
 

@@ -1,4 +1,4 @@
-"""Snapshots, rollback and forks: the files of one moment, elsewhere or again, and nothing shared."""
+"""Checks of snapshots, rollback and forks: the files are those of one moment, and nothing is shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workspace has a real quota: exact in bytes and in files, whatever way a guest fills it."""
+"""Checks of the workspace's quota: exact in bytes and in files, by whatever way a guest fills the workspace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = 4096
 POLICY = Policy(limits=Limits(disk="1M", disk_files=50))
 FULL = f"({1 << 20}, 'No space left on device')\n"
 
-# Each adds to `n` what fits and leaves the reason of the end in `reason`.
+# Each program adds to `n` what fits and leaves the reason of the end in `reason`.
 WAYS = (
     """
 fd = os.open("f", os.O_WRONLY | os.O_CREAT)
@@ -62,7 +62,7 @@ def exactly_so_many_bytes_fit_and_one_more_page_is_no_space(make: MakeSandbox) -
         assert result.stdout == FULL, result.render() + way
 
 
-# F12, F13: ways around a counter that looks at files by name, or at writes alone. `n` counts what each got.
+# F12, F13: ways around a counter that counts files by name, or only writes. `n` counts the bytes that each way got.
 OTHER_WAYS = {
     "append": """
 fd = os.open("f", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -126,7 +126,7 @@ def no_other_way_to_write_leads_past_the_quota(make: MakeSandbox) -> None:
 
 
 def a_mapping_past_the_quota_is_a_bus_error_at_the_same_page(make: MakeSandbox) -> None:
-    """As on a full disk: a store has no return value. The sandbox lives."""
+    """A write to mapped memory has no return value, so a full disk is a signal. The sandbox goes on."""
     code = """
 import mmap, os
 fd = os.open("f", os.O_RDWR | os.O_CREAT)

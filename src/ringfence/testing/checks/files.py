@@ -1,4 +1,4 @@
-"""files: the guest's files, with Python's own errors."""
+"""Checks of `files`: the guest's files, with Python's own errors."""
 
 from __future__ import annotations
 

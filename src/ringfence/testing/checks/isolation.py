@@ -1,4 +1,4 @@
-"""The least that containment means. `ringfence attack` goes further."""
+"""Checks of the least that containment means. `ringfence attack` goes further."""
 
 from __future__ import annotations
 

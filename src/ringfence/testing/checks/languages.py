@@ -1,4 +1,4 @@
-"""Languages besides Python: sessions that keep their state, programs that are compiled and run once."""
+"""Checks of languages besides Python: sessions keep their state, programs are compiled and run once."""
 
 from __future__ import annotations
 

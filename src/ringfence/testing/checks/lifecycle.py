@@ -1,4 +1,4 @@
-"""A sandbox starts once, ends once, and says what it is at any moment."""
+"""Checks of a sandbox's life: it starts once, ends once, and reports its state at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each limit holds at its number, and the result says which one it was."""
+"""Checks of limits: each is exact, and the result names the limit that was reached."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def cpu_time_is_counted_over_children_and_ends_as_a_limit(make: MakeSandbox) -> 
 
 
 def cpu_time_of_processes_that_each_use_little_is_counted(make: MakeSandbox) -> None:
-    """A limit of the kernel's own is for each process: none of these comes near it."""
+    """The kernel's own limit is for each process, and no process here comes near that limit."""
     work = "[sys.executable, '-Ic', 'for _ in range(3000000): pass']"
     code = f"import subprocess, sys\nfor _ in range(200): subprocess.run({work})"
     result = python(make, code, policy=limited(cpu_time_s=1.5, timeout_s=60))
@@ -96,7 +96,7 @@ def cpu_time_is_for_each_call(make: MakeSandbox) -> None:
 
 
 def cpu_time_is_for_each_cell(make: MakeSandbox) -> None:
-    """Whole seconds: a limit of the kernel's own, over the life of the session's process, would end one of them."""
+    """The cells use whole seconds: the kernel's own limit, over the life of the session's process, would end a cell."""
     burn = "import time\nend = time.process_time() + 0.7\nwhile time.process_time() < end: pass"
     with make(policy=limited(cpu_time_s=2)) as box:
         assert [box.run(burn).status for _ in range(6)] == ["ok"] * 6

@@ -1,4 +1,4 @@
-"""files.search and files.watch: what is in files, and what happens to them."""
+"""Checks of files.search and files.watch: the content of files, and changes to files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def more_matches_than_the_limit_end_there(box: Sandbox) -> None:
 
 
 def an_expression_that_runs_away_is_ended_and_the_sandbox_works_on(make: MakeSandbox) -> None:
-    """F23: the expression is the caller's, the text the guest's; together they may take for ever."""
+    """F23: the expression is the caller's, the text the guest's; together they can take for ever."""
     with make(policy=Policy(limits=Limits(timeout_s=1))) as box:
         box.files.write("f", "a" * 40)
         started = time.monotonic()
@@ -68,7 +68,7 @@ def an_expression_that_runs_away_is_ended_and_the_sandbox_works_on(make: MakeSan
 
 
 def _events(box: Sandbox, script: str, count: int, *, recursive: bool) -> list[FileEvent]:
-    """What a watch of the folder `w` tells while a script runs there."""
+    """Return the events of a watch of the folder `w` while a script runs in the folder."""
     with box.files.watch("w", recursive=recursive) as watch:
         box.exec(["sh", "-c", script], cwd="w").check()
         return [next(watch) for _ in range(count)]
@@ -95,7 +95,7 @@ def every_kind_of_change_is_told(box: Sandbox) -> None:
 
 
 def of_what_the_host_puts_there_only_the_arrival_is_told(box: Sandbox) -> None:
-    """Not the name, or the lack of one, that it has until it is whole. A guest's own name of that kind is told."""
+    """The temporary name of a file that is not yet whole is not reported. A guest's own name of that form is."""
     box.files.write("w/old", "x")
     packed = b"".join(box.files.pack("w"))
     with box.files.watch("w", recursive=True) as watch:
@@ -104,8 +104,8 @@ def of_what_the_host_puts_there_only_the_arrival_is_told(box: Sandbox) -> None:
         box.files.write("w/#7", "3")
         box.files.unpack(packed, "w/made")
         box.exec(["sh", "-c", "echo 4 > '#8'"], cwd="w").check()
-        told = [next(watch) for _ in range(7)]
-    assert told == [
+        events = [next(watch) for _ in range(7)]
+    assert events == [
         FileEvent("create", "new"),
         FileEvent("create", "old"),
         FileEvent("create", "#7"),
@@ -123,7 +123,7 @@ def without_recursive_only_the_folder_itself_is_watched(box: Sandbox) -> None:
 
 
 def new_folders_are_watched_and_what_was_in_them_before_is_told(box: Sandbox) -> None:
-    """A thousand files made at once in new folders: none is lost, none is told twice."""
+    """A thousand files made at once in new folders: none is lost, none is reported twice."""
     box.files.mkdir("w/there/already")
     many = "    os.makedirs(f'n{i}/d')\n    for j in range(20): open(f'n{i}/d/{j}', 'w').close()\n"
     code = f"import os\nfor i in range(50):\n{many}"
@@ -196,7 +196,7 @@ def sixteen_watches_are_too_many_and_that_is_said(box: Sandbox) -> None:
     held = []
     with raises(OSError):
         for _ in range(200):
-            held.append(box.files.watch())  # noqa: PERF401  # those before the last one are to be closed
+            held.append(box.files.watch())  # noqa: PERF401  # the watches before the last must be closed
     for watch in held:
         watch.close()
     with box.files.watch():

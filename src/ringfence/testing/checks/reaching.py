@@ -1,4 +1,4 @@
-"""Terminals, ports and pauses: the ways a caller reaches into a sandbox that runs."""
+"""Checks of terminals, ports and pauses: the ways a caller reaches into a running sandbox."""
 
 from __future__ import annotations
 

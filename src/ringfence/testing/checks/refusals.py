@@ -1,4 +1,4 @@
-"""Wrong arguments in a running sandbox: refused before anything is done, and the sandbox goes on."""
+"""Checks of wrong arguments: they are refused before anything is done, and the sandbox goes on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def each_wrong_argument_is_refused_and_the_sandbox_goes_on(box: Sandbox) -> None
 
 
 def an_argument_that_the_kernel_refuses_is_a_result(box: Sandbox) -> None:
-    """One word may have 128 KiB; the kernel says no to more, after the fork."""
+    """The kernel takes words of up to 128 KiB, and refuses a longer word after the fork."""
     result = box.exec(["echo", "x" * 200_000])
     assert (result.status, result.reason, result.exit_code) == ("error", "not-executable", 126)
     assert box.exec(["echo", "on"]).ok

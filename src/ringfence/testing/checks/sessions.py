@@ -1,4 +1,4 @@
-"""Sessions: state between cells, how a cell ends, and what its end does to the state."""
+"""Checks of sessions: state between cells, how a cell ends, and what the end does to the state."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def an_interpreter_that_the_time_limit_ends_has_timed_out(box: Sandbox) -> None:
 
 
 def _interrupted(session: Session, code: str, after_s: float) -> tuple[str, str, bool]:
-    """How `code` ended, which says something first: its status, the reason, and whether the state is kept."""
+    """Interrupt `code` after its first output; return status, reason, and whether the state is kept."""
     with session.spawn(code) as cell:
         assert isinstance(next(iter(cell)), Stdout)
         time.sleep(after_s)
@@ -184,7 +184,7 @@ def a_kill_that_comes_after_the_cells_end_is_not_the_next_ones(box: Sandbox) -> 
     session.run("kept = 1").check()
     for _ in range(5):
         cell = session.spawn("1")
-        time.sleep(0.2)  # it has ended, and nobody has looked
+        time.sleep(0.2)  # the cell has ended, and its end was not read yet
         assert not cell.kill().state_kept
         assert session.run("import time; time.sleep(0.1); 2").value == "2"
 
@@ -217,7 +217,7 @@ def a_flood_of_small_messages_is_not_listened_to_for_ever(box: Sandbox) -> None:
     result = box.run(_FLOOD)
     assert (result.status, result.reason, result.state_kept) == ("lost", "guest-lost", False)
     assert len(result.outputs) <= 20_000
-    assert box.run("for i in range(30_000): display(i)").state_kept, "who only shows too much loses nothing"
+    assert box.run("for i in range(30_000): display(i)").state_kept, "a cell that only shows too much loses its state"
     assert box.run("1 + 1").value == "2"
 
 
@@ -253,7 +253,7 @@ def a_spawned_cell_asks_its_caller(box: Sandbox) -> None:
 
 
 def answered(session: Session, code: str) -> list[object]:
-    """What a cell that asks for a name did, in order."""
+    """Return what a cell that asks for a name did, in order."""
     seen: list[object] = []
     with session.spawn(code) as cell:
         for event in cell:

@@ -1,4 +1,4 @@
-"""spawn(): events in order, input while it runs, signals, and an end that takes the whole tree along."""
+"""Checks of spawn(): events in order, input to a running process, signals, and an end of the whole process tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def lives(box: Sandbox, marker: str) -> bool:
-    """Whether a process with this argument runs inside."""
+    """Return whether a process with this argument runs inside."""
     code = f"""
 import os
 found = []
@@ -74,7 +74,7 @@ def a_dialogue_over_stdin_and_stdout(box: Sandbox) -> None:
 
 
 def writing_and_reading_far_more_than_buffers_hold_does_not_lock_up(box: Sandbox) -> None:
-    """F17: the program floods output while its input is still being written, and nobody reads between."""
+    """F17: the program floods output while its input is still being written, and no thread reads meanwhile."""
     data = b"x" * (6 << 20)
     with box.spawn(["cat"]) as process:
         process.write(data)

@@ -1,4 +1,4 @@
-"""Host functions that guest code may call: by name, with JSON, and nothing else of the host."""
+"""Checks of host functions that guest code may call: by name, with JSON, and nothing else of the host."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def a_tool_gets_text_and_no_lone_surrogates(make: MakeSandbox) -> None:
 
 
 def a_flood_of_calls_hides_no_attempt(make: MakeSandbox) -> None:
-    """A name that was tried once, among thousands of others; equal ones are one with a count (O23)."""
+    """A name that was tried once is listed among thousands of others; equal attempts are one with a count (O23)."""
     with make(tools={"lookup": lookup}) as box:
         result = box.run(FLOOD)
     assert result.status == "ok", result.render()
@@ -161,7 +161,7 @@ def a_flood_of_calls_hides_no_attempt(make: MakeSandbox) -> None:
 
 
 def what_a_cell_tries_last_is_told(make: MakeSandbox) -> None:
-    """It ends before anybody could answer."""
+    """The cell ends before the host can answer."""
     with make(tools={"slow": lambda: time.sleep(0.5)}) as box:
         result = box.run(TRIES_LAST)
     assert [(denial.target, denial.count) for denial in result.denials] == [("drop_table", 1)], result.render()

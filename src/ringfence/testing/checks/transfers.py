@@ -1,4 +1,4 @@
-"""Whole files and trees across the boundary: upload, download, archives. What is refused leaves nothing."""
+"""Checks of upload, download and archives of whole files and trees. A refused transfer leaves nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TREE = "mkdir -p t/a/b t/empty; echo one > t/f; echo two > t/a/b/g; ln -s a/b/g 
 
 
 def shown(folder: str) -> list[tuple[str, int, str]]:
-    """Every entry below a host folder: its path, mode, and content or target."""
+    """Return every entry below a host folder: path, mode, and content or target."""
     found = []
     for path in sorted(Path(folder).rglob("*")):
         mode = path.lstat().st_mode & 0o7777
@@ -110,16 +110,16 @@ def progress_is_told_up_to_the_whole(box: Sandbox) -> None:
             Path(folder, "in", name).write_bytes(b"x" * size)
         seen: list[tuple[int, int | None]] = []
 
-        def tell(done: int, total: int | None) -> None:
+        def keep(done: int, total: int | None) -> None:
             seen.append((done, total))
 
-        box.files.upload(f"{folder}/in", "t", on_progress=tell)
+        box.files.upload(f"{folder}/in", "t", on_progress=keep)
         up, seen = seen, []
-        box.files.download("t", f"{folder}/out", on_progress=tell)
-    for told in (up, seen):
-        assert told[-1] == (700_005, 700_005)
-        assert told == sorted(told)
-        assert {total for _, total in told} == {700_005}
+        box.files.download("t", f"{folder}/out", on_progress=keep)
+    for progress in (up, seen):
+        assert progress[-1] == (700_005, 700_005)
+        assert progress == sorted(progress)
+        assert {total for _, total in progress} == {700_005}
 
 
 def a_caller_who_stops_leaves_nothing_on_either_side(box: Sandbox) -> None:
@@ -170,7 +170,7 @@ def names_of_any_bytes_cross_both_ways(box: Sandbox) -> None:
 
 
 def a_sparse_file_stays_one_and_a_huge_one_is_refused_before_a_byte(box: Sandbox) -> None:
-    """A26: by its size, not by reading it."""
+    """A26: the file is refused by its size, without reading."""
     box.exec(["sh", "-c", "mkdir t; truncate -s 30M t/holes; echo end >> t/holes; truncate -s 1T huge"]).check()
     with tempfile.TemporaryDirectory() as folder:
         box.files.download("t", folder)
@@ -289,7 +289,7 @@ def tars_of_every_dialect_are_unpacked(box: Sandbox) -> None:
 
 
 def _tar(*members: tuple[str, bytes, str]) -> bytes:
-    """Name, type, link target; files hold one byte."""
+    """Return a tar of entries given as name, type and link target. Files hold one byte."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, kind, link in members:
@@ -322,7 +322,7 @@ HOSTILE = {
 
 
 def a_hostile_tar_is_refused_whole(box: Sandbox) -> None:
-    """K01. The sandbox works on, and nothing is written, beside the target either."""
+    """K01: nothing is written, nor beside the target, and the sandbox goes on."""
     box.files.write("kept", "kept")
     for name, members in HOSTILE.items():
         with raises(OSError, match="refused, nothing was written") as caught:
@@ -374,7 +374,7 @@ def a_hostile_zip_is_refused_whole(box: Sandbox) -> None:
 
 
 def _lie(archive: bytes, field: int, value: int) -> bytes:
-    """The same zip with another number in its directory, and in the entry's own header where that says it too."""
+    """Return the zip with another number in its directory, and in the entry's own header if the number is there too."""
     at = archive.index(b"PK\x01\x02") + field
     local = archive.index(b"PK\x03\x04") + field - 2
     number = value.to_bytes(4, "little")
@@ -382,7 +382,7 @@ def _lie(archive: bytes, field: int, value: int) -> bytes:
 
 
 def bombs_end_at_the_quota_or_before(make: MakeSandbox) -> None:
-    """F21: 50 MB in 50 kB, and an archive with more entries than there may be files."""
+    """F21: 50 MB in 50 kB, and an archive with more entries than the limit of files."""
     with make(policy=Policy(limits=Limits(disk="2M", disk_files=100))) as box:
         with raises(OSError) as caught:
             box.files.unpack(_zip(("same", 0o100644, b"x" * (50 << 20))), "t", format="zip")
