@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def catalogue(backend: str) -> tuple[Attack, ...]:
     """Return every attack on a backend, by id."""
     from ringfence_attacks.cases import all_cases
-    from ringfence_attacks.engine_cases import container, files, gvisor, images, limits
+    from ringfence_attacks.engine_cases import container, every_engine, gvisor, images
 
     own_to_it = (*container.CASES, *images.CASES) if backend == "container" else gvisor.CASES
-    own = (*files.CASES, *limits.CASES, *own_to_it)
+    own = (*every_engine.CASES, *own_to_it)
     left_out = selection.NOT_OWN[backend]
     borrowed = [each for each in all_cases() if each.id in selection.REUSED[backend]]
     return tuple(sorted((*(each for each in own if each.id not in left_out), *borrowed), key=lambda each: each.id))

@@ -11,7 +11,7 @@ def all_cases() -> tuple[Attack, ...]:
     """Import all cases and return them."""
     from ringfence_attacks.cases import (
         a_files,
-        a_hostside,
+        a_host_reads,
         a_mounts,
         b_proc,
         c_races,
@@ -25,21 +25,19 @@ def all_cases() -> tuple[Attack, ...]:
         h_leaks,
         i_secrets,
         j_spoofing,
-        k_archives,
+        k_files,
         k_images,
         k_snapshots,
         k_transfers,
         l_imports,
         l_next_command,
         l_persistence,
-        o_host_side,
-        o_results,
-        o_starts,
+        o_library,
     )
 
     modules = (
         a_files,
-        a_hostside,
+        a_host_reads,
         a_mounts,
         b_proc,
         c_races,
@@ -53,15 +51,13 @@ def all_cases() -> tuple[Attack, ...]:
         h_leaks,
         i_secrets,
         j_spoofing,
-        k_archives,
+        k_files,
         k_images,
         k_snapshots,
         k_transfers,
         l_imports,
         l_next_command,
         l_persistence,
-        o_host_side,
-        o_results,
-        o_starts,
+        o_library,
     )
     return tuple(case for module in modules for case in module.CASES)

@@ -1,4 +1,4 @@
-"""Attacks on what an engine shows inside: root, guestd's files, mounts, and the file systems in memory."""
+"""Attacks on every engine: on the root, guestd's files, mounts and memory file systems inside, and on limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 
 from ringfence import Limits, Mount, Policy
 from ringfence.backends.engine import guestd_bundle
-from ringfence_attacks.case import DOS, ESCAPE, READ, WRITE, NotApplicable, Seen, attack, cases
+from ringfence_attacks.case import DOS, ESCAPE, HOST_CODE, READ, WRITE, NotApplicable, Seen, attack, cases
 from ringfence_attacks.engine_arena import engine_arm, wall_of
 
 TYPE_CHECKING = False
@@ -167,6 +167,23 @@ def _names_at(box: Any, *, contained: bool) -> int:
         return len(os.listdir(f"/proc/{wall.pid}/root/workspace"))
     outer = f"/proc/{wall._process.pid}/root{wall._folder}"  # noqa: SLF001  # no public name leads there
     return max(len(os.listdir(f"{outer}/{name}")) for name in os.listdir(outer) if name.startswith("memory"))
+
+
+@attack("F10-tree", "CPU time of many short processes ends at limits.cpu_time_s", DOS, off=HOST_CODE)
+def burn_in_children(arm: Arm) -> Seen:
+    """The processes together pass the limit that none reaches alone. Without a limit the script ends by itself."""
+    cpu_s = 20 if arm.off else 0.5
+    code = """
+    def burn(seconds):
+        while time.process_time() < seconds:
+            pass
+    for i in range(8):
+        if os.fork() == 0:
+            burn(0.3); os._exit(0)
+        os.wait()
+    """
+    told = arm.python(code, box=arm.sandbox(Policy(limits=Limits(timeout_s=30, cpu_time_s=cpu_s))), timeout_s=25)
+    return Seen(told.status == "ok", f"{told.status}, limit {cpu_s} s")
 
 
 CASES = cases(globals())
