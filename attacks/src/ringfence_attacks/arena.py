@@ -45,7 +45,7 @@ _BARE_S = 20.0
 
 
 @final
-class Told(Struct):
+class GuestReport(Struct):
     """The end of a guest script and the lines that the script wrote. `stdout` and `stderr` are guest-made."""
 
     status: str
@@ -165,13 +165,13 @@ class Arm:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 8,
         **values: object,
-    ) -> Told:
+    ) -> GuestReport:
         """Run a guest script in a new sandbox, or in `box`; bare, as a plain process. `values`: its globals."""
         script = self.script(code, **values)
         if self.bare:
             return self._plain([sys.executable, "-I", "-c", script], env, timeout_s)
         place = box or self.sandbox(policy)
-        return told(self.run(place, script, env=env, timeout_s=timeout_s))
+        return guest_report(self.run(place, script, env=env, timeout_s=timeout_s))
 
     def run(
         self, box: Sandbox, code: str, *, env: Mapping[str, str] | None = None, timeout_s: float | None = None
@@ -200,12 +200,12 @@ class Arm:
 
     def exec(
         self, argv: Argv, *, policy: Policy = POLICY, box: Sandbox | None = None, timeout_s: float = 8, stdin: str = ""
-    ) -> Told:
+    ) -> GuestReport:
         """Run a command in a new sandbox, or in `box`; bare, as a plain process."""
         if self.bare:
             return self._plain(list(argv), None, timeout_s)
         place = box or self.sandbox(policy)
-        return told(place.exec(list(argv), timeout_s=timeout_s, stdin=stdin))
+        return guest_report(place.exec(list(argv), timeout_s=timeout_s, stdin=stdin))
 
     def spawn(self, code: str, *, box: Sandbox, **values: object) -> Process:
         """Start a guest script that goes on while the host does something. The arm's end kills the script."""
@@ -221,7 +221,7 @@ class Arm:
         inner, said = pid_told(self.spawn(script, box=box, **values))
         return host_pid(box, inner), said_words(said)
 
-    def _plain(self, argv: list[str], env: Mapping[str, str] | None, timeout_s: float) -> Told:
+    def _plain(self, argv: list[str], env: Mapping[str, str] | None, timeout_s: float) -> GuestReport:
         base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
         done = subprocess.run(
             argv,
@@ -236,7 +236,7 @@ class Arm:
         code = done.returncode
         status = "ok" if code == 0 else "error"
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-        return Told(status, code if code >= 0 else None, -code if code < 0 else None, out, err, None)
+        return GuestReport(status, code if code >= 0 else None, -code if code < 0 else None, out, err, None)
 
     # canaries and witnesses
 
@@ -293,9 +293,9 @@ class Arm:
         except OSError as error:
             raise NotApplicable(f"the host has no session keyring to put a key into: {error.strerror}") from None
 
-    def stolen(self, told: Told) -> Seen:
+    def stolen(self, report: GuestReport) -> Seen:
         """Judge: the attack succeeded when the canary is in the guest's loot or output."""
-        return Seen(self.canary in told.looted or self.canary in told.stdout, told.words())
+        return Seen(self.canary in report.looted or self.canary in report.stdout, report.words())
 
     def shared(self, mode: MountMode = "rw") -> Policy:
         """Return a policy that shows this arm's directory, under the path that it has on the host."""
@@ -313,10 +313,10 @@ class Arm:
 
 def said_words(said: str) -> str:
     """Return what a running guest says its attempts met, for `Seen.what`."""
-    met = Told("ok", None, None, said, "", None).met
+    met = GuestReport("ok", None, None, said, "", None).met
     return "; ".join(f"{name}: {word}" for name, word in met.items())
 
 
-def told(result: Result) -> Told:
+def guest_report(result: Result) -> GuestReport:
     """Return a guest script's Result in the form that cases judge."""
-    return Told(result.status, result.exit_code, result.signal, result.stdout, result.stderr, result)
+    return GuestReport(result.status, result.exit_code, result.signal, result.stdout, result.stderr, result)

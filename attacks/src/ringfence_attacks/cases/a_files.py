@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 @attack("A01", "a host file is not read by its absolute path", READ, off="view")
 def absolute_path(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         for place in (path, "/mnt" + path, "/root/.ssh/id_rsa", "/home", "/etc/shadow"):
             steal(place)
         """,
         path=arm.host_file(),
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack("A02", "a host file is not read through the root links of /proc", READ, off="view")
 def root_links(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         pids = ["self", "thread-self", str(os.getppid())] + [name for name in os.listdir("/proc") if name.isdigit()]
         for pid in pids:
@@ -55,12 +55,12 @@ def root_links(arm: Arm) -> Seen:
         """,
         path=arm.host_file(),
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack("A03", "a host file is not read by climbing from a directory that is open", READ, off="view")
 def climbing(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         up = "../" * 40
         for name, start in (("cwd", "/proc/self/cwd"), ("root", "/"), ("tmp", "/tmp")):
@@ -74,7 +74,7 @@ def climbing(arm: Arm) -> Seen:
         """,
         path=arm.host_file(),
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 _CHROOT = """
@@ -88,8 +88,8 @@ attempt("pivot_root", call, 155, b".", b".")
 def _chroot(arm: Arm) -> Seen:
     """Seen by the host: the guest's `/` was the jail, because what it wrote to `/` lies there."""
     box = arm.sandbox()
-    told = arm.python(_CHROOT, box=box, canary=arm.canary)
-    return Seen(box.files.exists("jail/proof"), told.words())
+    report = arm.python(_CHROOT, box=box, canary=arm.canary)
+    return Seen(box.files.exists("jail/proof"), report.words())
 
 
 A04 = attack(
@@ -126,14 +126,14 @@ def by_handle(arm: Arm) -> Seen:
     top = f"{arm.directory}/shown"
     os.mkdir(top)
     policy = POLICY.replace(mounts=[Mount(top)])
-    told = arm.python(_SHOWN_HANDLE, policy=policy, top=top, handle=handle_of(secret).hex())
-    return arm.stolen(told)
+    report = arm.python(_SHOWN_HANDLE, policy=policy, top=top, handle=handle_of(secret).hex())
+    return arm.stolen(report)
 
 
 @attack("A06", "a read-only mount is not made writable again", WRITE, off="read-only")
 def remount(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
-    told = arm.python(
+    report = arm.python(
         """
         top = os.path.dirname(path).encode()
         attempt("remount", call, 165, None, top, None, 32 | 4096, None)
@@ -143,7 +143,7 @@ def remount(arm: Arm) -> Seen:
         path=path,
         policy=arm.shared("ro"),
     )
-    return Seen(text_of(path) != arm.canary, told.words())
+    return Seen(text_of(path) != arm.canary, report.words())
 
 
 _MOUNT_FENCES = ("seccomp:mounts", "seccomp:namespaces", "capabilities", "landlock-files")
@@ -161,10 +161,10 @@ tell(done=True)
 def _mount(arm: Arm) -> Seen:
     """Seen by the host: what the guest wrote below /workspace/m is not there, so something was mounted over it."""
     box = arm.sandbox()
-    told = arm.python(_MOUNT, box=box, canary=arm.canary)
-    if told.said("done") is not True:
-        raise AssertionError(f"the script did not end: {told.words()} {told.stderr[-300:]}")
-    return Seen(not box.files.exists("m/proof"), told.words())
+    report = arm.python(_MOUNT, box=box, canary=arm.canary)
+    if report.said("done") is not True:
+        raise AssertionError(f"the script did not end: {report.words()} {report.stderr[-300:]}")
+    return Seen(not box.files.exists("m/proof"), report.words())
 
 
 def _others(control: str) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ MOUNTS = [
 def uncover(arm: Arm) -> Seen:
     """As root the mounts belong to the initial user namespace, and nothing lies below /proc."""
     victim = arm.victim()
-    told = arm.python(
+    report = arm.python(
         """
         for _ in range(40):
             if attempt("umount2", call, 166, b"/proc", 2) is None:
@@ -203,7 +203,7 @@ def uncover(arm: Arm) -> Seen:
         """,
         pid=victim.pid,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 _NEW_MOUNT = """
@@ -230,11 +230,11 @@ if os.fork() == 0:  # holds the mount namespace for the host to look at
 )
 def new_mount_calls(arm: Arm) -> Seen:
     """Seen by the host: a mount of that name in /proc/<pid>/mountinfo."""
-    told = arm.python(_NEW_MOUNT, box=arm.sandbox(), canary=arm.canary)
+    report = arm.python(_NEW_MOUNT, box=arm.sandbox(), canary=arm.canary)
     pid = waiting_process(arm.canary)
     if pid is None:
-        raise AssertionError(f"nobody waits to be looked at: {told.words()} {told.stderr[-300:]}")
-    return Seen(arm.canary in text_of(f"/proc/{pid}/mountinfo"), told.words())
+        raise AssertionError(f"nobody waits to be looked at: {report.words()} {report.stderr[-300:]}")
+    return Seen(arm.canary in text_of(f"/proc/{pid}/mountinfo"), report.words())
 
 
 @attack("A11", "a link that lay in a mount before the start is followed inside only", READ, off="view")
@@ -244,7 +244,7 @@ def planted_link(arm: Arm) -> Seen:
     os.symlink("/", f"{arm.directory}/project/out")
     os.symlink(f"{arm.directory}/secret", f"{arm.directory}/project/secret")
     policy = POLICY.replace(mounts=[Mount(f"{arm.directory}/project")])
-    told = arm.python(
+    report = arm.python(
         """
         for place in (f"{project}/out{secret}", f"{project}/out/mnt{secret}", f"{project}/secret/canary"):
             steal(place)
@@ -253,7 +253,7 @@ def planted_link(arm: Arm) -> Seen:
         project=f"{arm.directory}/project",
         secret=secret,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack("A14", "a host file that may only be read is not linked into a folder that may be written", WRITE, off=BARE)
@@ -263,7 +263,7 @@ def hard_link(arm: Arm) -> Seen:
     os.mkdir(out)
     os.chmod(out, 0o777)
     policy = POLICY.replace(mounts=[Mount(f"{arm.directory}/shown"), Mount(out, mode="rw")])
-    told = arm.python(
+    report = arm.python(
         """
         attempt("link", os.link, path, out + "/mine")
         fd = os.open(path, os.O_PATH)
@@ -274,14 +274,14 @@ def hard_link(arm: Arm) -> Seen:
         path=path,
         out=out,
     )
-    return Seen(os.stat(path).st_nlink > 1 or text_of(path) != arm.canary, told.words())
+    return Seen(os.stat(path).st_nlink > 1 or text_of(path) != arm.canary, report.words())
 
 
 @attack("A15", "no device node is made", ESCAPE, off="seccomp:devices")
 def device_node(arm: Arm) -> Seen:
     """The kernel lets every user make the character device 0:0: what refuses that one is the filter."""
     box = arm.sandbox()
-    told = arm.python(
+    report = arm.python(
         """
         attempt("c 0 0", os.mknod, "/workspace/whiteout", 0o20644, os.makedev(0, 0))
         attempt("kmem", os.mknod, "/workspace/mem", 0o20666, os.makedev(1, 1))
@@ -292,7 +292,7 @@ def device_node(arm: Arm) -> Seen:
         box=box,
     )
     kinds = {info.path: info.kind for info in box.files.list(".")}
-    return Seen("other" in kinds.values(), told.words())
+    return Seen("other" in kinds.values(), report.words())
 
 
 _GAIN = """
@@ -410,10 +410,10 @@ def _programs(arm: Arm, names: tuple[str, ...]) -> Seen:
     """The program would leave a file that the host finds in the workspace."""
     policy = POLICY if arm.off else POLICY.replace(commands=["python3"])
     box = arm.sandbox(policy)
-    told = arm.python(_PROGRAMS, box=box, names=names, canary=arm.canary)
-    if told.said("done") is not True:
-        raise AssertionError(f"the script did not end: {told.words()} {told.stderr[-300:]}")
-    return Seen(box.files.exists("ran"), told.words())
+    report = arm.python(_PROGRAMS, box=box, names=names, canary=arm.canary)
+    if report.said("done") is not True:
+        raise AssertionError(f"the script did not end: {report.words()} {report.stderr[-300:]}")
+    return Seen(box.files.exists("ran"), report.words())
 
 
 @attack("A20", "a program that is not listed does not run by execveat either", ESCAPE, off=HOST_CODE, label="commands")
@@ -432,7 +432,7 @@ def copy_layer(arm: Arm) -> Seen:
     path = arm.host_file("project/file", mode=0o666)
     os.chmod(f"{arm.directory}/project", 0o777)
     policy = POLICY.replace(mounts=[Mount(f"{arm.directory}/project", mode="rw" if arm.off else "copy")])
-    told = arm.python(
+    report = arm.python(
         """
         attempt("write", spill, path, "spoiled", os.O_TRUNC)
         for place in ("/.disk", "/.disk/lower1", "/.disk/copy1/upper", "/.disk/copy1/work"):
@@ -447,7 +447,7 @@ def copy_layer(arm: Arm) -> Seen:
         path=path,
     )
     whole = os.path.exists(path) and text_of(path) == arm.canary
-    return Seen(not whole, told.words())
+    return Seen(not whole, report.words())
 
 
 _SEARCH = """
@@ -469,10 +469,10 @@ def hidden(arm: Arm) -> Seen:
     seen = []
     for mount in mounts:
         shown = replace(mount, hide=()) if arm.off else mount
-        told = arm.python(_SEARCH, policy=POLICY.replace(mounts=[shown]))
-        if told.said("done") is not True:
-            raise AssertionError(f"the search did not end: {told.words()} {told.stderr[-300:]}")
-        seen.append(arm.stolen(told))
+        report = arm.python(_SEARCH, policy=POLICY.replace(mounts=[shown]))
+        if report.said("done") is not True:
+            raise AssertionError(f"the search did not end: {report.words()} {report.stderr[-300:]}")
+        seen.append(arm.stolen(report))
     got = [one.succeeded for one in seen]
     return Seen(all(got) if arm.off else any(got), " ".join(one.what for one in seen if one.what))
 
@@ -480,7 +480,7 @@ def hidden(arm: Arm) -> Seen:
 @attack("A23", "attributes of a file that may only be read are not set", WRITE, off="read-only")
 def attributes(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
-    told = arm.python(
+    report = arm.python(
         """
         attempt("user xattr", os.setxattr, path, "user.note", canary.encode())
         attempt("acl", os.setxattr, path, "system.posix_acl_access", b"\\2\\0\\0\\0\\1\\0\\7\\0\\xff\\xff\\xff\\xff")
@@ -490,7 +490,7 @@ def attributes(arm: Arm) -> Seen:
         path=path,
         canary=arm.canary,
     )
-    return Seen("user.note" in os.listxattr(path), told.words())
+    return Seen("user.note" in os.listxattr(path), report.words())
 
 
 CASES = cases(globals())

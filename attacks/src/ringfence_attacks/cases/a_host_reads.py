@@ -17,8 +17,8 @@ def fifo(arm: Arm) -> Seen:
     arm.python('os.mkfifo("result.json")', box=box)
     started = time.monotonic()
     if arm.off:
-        told = arm.exec(["cat", "result.json"], box=box, timeout_s=0.5)
-        return Seen(told.status == "timeout", "an open without O_NONBLOCK waits for a writer")
+        report = arm.exec(["cat", "result.json"], box=box, timeout_s=0.5)
+        return Seen(report.status == "timeout", "an open without O_NONBLOCK waits for a writer")
     try:
         data = box.files.read("result.json")
     except OSError as error:
@@ -31,8 +31,8 @@ def endless(arm: Arm) -> Seen:
     box = arm.sandbox()
     arm.python('os.symlink("/dev/zero", "result.bin")', box=box)
     if arm.off:
-        told = arm.exec(["head", "-c", "20000000", "result.bin"], box=box)
-        produced = told.result.usage.output_bytes if told.result else 0
+        report = arm.exec(["head", "-c", "20000000", "result.bin"], box=box)
+        produced = report.result.usage.output_bytes if report.result else 0
         return Seen(produced == 20_000_000, f"{produced} bytes came")
     try:
         data = box.files.read("result.bin", size=20_000_000)
@@ -49,8 +49,8 @@ def sparse(arm: Arm) -> Seen:
     box = arm.sandbox()
     arm.python('os.truncate(os.open("big", os.O_CREAT | os.O_WRONLY), 1 << 40)', box=box)
     if arm.off:
-        told = arm.exec(["wc", "-c", "big"], box=box, timeout_s=3)
-        return Seen("1099511627776" in told.stdout, f"its size reads {told.stdout.strip()}")
+        report = arm.exec(["wc", "-c", "big"], box=box, timeout_s=3)
+        return Seen("1099511627776" in report.stdout, f"its size reads {report.stdout.strip()}")
     before = _peak_kib()
     try:
         box.files.read("big")
@@ -72,8 +72,8 @@ def deep_tree(arm: Arm) -> Seen:
         box=box,
     )
     if arm.off:
-        told = arm.python('import shutil; attempt("rmtree", shutil.rmtree, "/workspace/d")', box=box)
-        return Seen(told.met.get("rmtree") not in (None, "ok"), told.words())
+        report = arm.python('import shutil; attempt("rmtree", shutil.rmtree, "/workspace/d")', box=box)
+        return Seen(report.met.get("rmtree") not in (None, "ok"), report.words())
     box.files.remove("d", recursive=True)
     left = [info.path for info in box.files.list(".")]
     return Seen(bool(left), f"left: {left[:3]}")
@@ -83,7 +83,7 @@ def deep_tree(arm: Arm) -> Seen:
 def strange_names(arm: Arm) -> Seen:
     names = ["a\nb", "\x1b]0;title\x07", "\u202egnp.exe", "-rf", "..%2f", "n" * 255, " ", "\\", "${HOME}", "'\""]
     box = arm.sandbox()
-    told = arm.python(
+    report = arm.python(
         """
         for name in names:
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
@@ -92,8 +92,8 @@ def strange_names(arm: Arm) -> Seen:
         box=box,
         names=names,
     )
-    if told.status != "ok":
-        raise AssertionError(told.stderr)
+    if report.status != "ok":
+        raise AssertionError(report.stderr)
     wanted = sorted([*names, "\udcff\udcfe"])
     if arm.off:
         listed = sorted(arm.exec(["ls", "-1"], box=box).stdout.splitlines())

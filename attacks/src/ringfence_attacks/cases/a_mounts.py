@@ -37,8 +37,8 @@ attempt("exchange", call, 316, AT_FDCWD, b".git/hooks", AT_FDCWD, b".git/HEAD", 
 def _renaming(arm: Arm) -> Seen:
     top = _repository(arm)
     box = arm.sandbox(arm.shared())
-    told = arm.python(_RENAME, box=box, top=top, canary=arm.canary)
-    return Seen(holds(top, arm.canary), told.words())
+    report = arm.python(_RENAME, box=box, top=top, canary=arm.canary)
+    return Seen(holds(top, arm.canary), report.words())
 
 
 A12 = attack("A12", "a protected folder is not renamed away", WRITE, off=("protect", "pin"), behind="watch")(_renaming)
@@ -62,8 +62,8 @@ def _half_repository(arm: Arm) -> None:
 def made_anew(arm: Arm) -> Seen:
     _half_repository(arm)
     box = arm.sandbox(arm.shared())
-    told = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
-    return Seen(holds(arm.directory, arm.canary), told.words())
+    report = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
+    return Seen(holds(arm.directory, arm.canary), report.words())
 
 
 @attack("A13-second", "nor by a second sandbox, which finds the first one's placeholders", WRITE, off="protect")
@@ -71,8 +71,8 @@ def made_in_a_second(arm: Arm) -> Seen:
     _half_repository(arm)
     arm.sandbox(arm.shared(), whole=True)
     box = arm.sandbox(arm.shared())
-    told = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
-    return Seen(holds(arm.directory, arm.canary), told.words())
+    report = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
+    return Seen(holds(arm.directory, arm.canary), report.words())
 
 
 # set-id bits on the host
@@ -81,11 +81,11 @@ def made_in_a_second(arm: Arm) -> Seen:
 def _set_id(arm: Arm, code: str) -> Seen:
     """Seen by the host: the bits of the files in its own folder."""
     box = arm.sandbox(arm.shared())
-    told = arm.python(code, box=box, top=arm.directory)
+    report = arm.python(code, box=box, top=arm.directory)
     marked = [name for name in os.listdir(arm.directory) if _is_set_id(f"{arm.directory}/{name}")]
     for name in marked:
         os.chmod(f"{arm.directory}/{name}", 0o600)
-    return Seen(bool(marked), told.words())
+    return Seen(bool(marked), report.words())
 
 
 @attack("A31", "no set-user-id or set-group-id file is made in a host folder", ESCAPE, off="seccomp:setid-bits")

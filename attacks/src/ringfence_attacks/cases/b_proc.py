@@ -60,10 +60,10 @@ def _knobs(arm: Arm) -> Seen:
     """With capabilities in a user namespace a process may set that namespace's limits. Witness: a limit, read by a
     process of the host. The guest's own code tries it, not a program it executes: exec would drop the rights."""
     box = arm.sandbox()
-    told = arm.python(_KNOBS, box=box)
+    report = arm.python(_KNOBS, box=box)
     pid, _ = arm.waiting("", box=box)
     value = setting_of(pid, "user/max_inotify_watches")
-    return Seen(value == "77", f"max_inotify_watches reads {value}; {told.words()}")
+    return Seen(value == "77", f"max_inotify_watches reads {value}; {report.words()}")
 
 
 B02 = attack(
@@ -75,7 +75,7 @@ B12 = attack("B12", "kernel settings are not written: rights", WRITE, off="capab
 @attack("B03", "what /proc tells about the kernel is masked", LEAK, off="proc-masks")
 def kernel_files(arm: Arm) -> Seen:
     """The witness is the host's own text of the same file."""
-    told = arm.python(
+    report = arm.python(
         """
         for name in ("cmdline", "kcore", "kallsyms", "keys", "timer_list", "sched_debug", "slabinfo", "vmallocinfo",
                      "iomem", "ioports", "interrupts", "modules", "diskstats", "partitions", "swaps"):
@@ -84,7 +84,7 @@ def kernel_files(arm: Arm) -> Seen:
     )
     with open("/proc/cmdline", encoding="utf-8", errors="replace") as file:
         here = file.read()
-    return Seen(here.strip() in told.looted if here.strip() else bool(told.looted.strip()), told.words())
+    return Seen(here.strip() in report.looted if here.strip() else bool(report.looted.strip()), report.words())
 
 
 @attack("B04", "there is no /sys", LEAK, off=BARE, label="no /sys in the view")
@@ -92,7 +92,7 @@ def sys_files(arm: Arm) -> Seen:
     path = next((p for p in ("/sys/devices/system/cpu/online", "/sys/kernel/uevent_seqnum") if os.path.exists(p)), None)
     if path is None:
         raise NotApplicable("this host has no /sys to see")
-    told = arm.python(
+    report = arm.python(
         """
         steal(path)
         for name in ("firmware", "kernel/debug", "kernel/tracing", "kernel/security", "fs/cgroup", "class/net"):
@@ -101,7 +101,7 @@ def sys_files(arm: Arm) -> Seen:
         path=path,
     )
     with open(path, encoding="utf-8") as file:
-        return Seen(file.read().strip() in told.looted.split(), told.words())
+        return Seen(file.read().strip() in report.looted.split(), report.words())
 
 
 B06 = not_applicable(
@@ -119,7 +119,7 @@ def running_program(arm: Arm) -> Seen:
     shutil.copyfile(os.path.realpath("/bin/sleep"), program)
     os.chmod(program, 0o777)
     before = _digest(program)
-    told = arm.python(
+    report = arm.python(
         """
         import subprocess
         started = subprocess.Popen([program, "0.05"])
@@ -134,13 +134,13 @@ def running_program(arm: Arm) -> Seen:
         program=program,
         canary=arm.canary,
     )
-    return Seen(_digest(program) != before, told.words())
+    return Seen(_digest(program) != before, report.words())
 
 
 @attack("B08", "memory and environment of the host's processes are not read", READ, off=BARE, label="user namespace")
 def memory_of_others(arm: Arm) -> Seen:
     """A process in a user namespace below is refused even where uids and /proc would permit it."""
-    told = arm.python(
+    report = arm.python(
         """
         for base in ("/proc", "/mnt/proc"):
             for name in ("environ", "mem", "maps"):
@@ -148,7 +148,7 @@ def memory_of_others(arm: Arm) -> Seen:
         """,
         pid=arm.victim().pid,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 _LOWER = """
@@ -188,7 +188,7 @@ def memory_killer(arm: Arm) -> Seen:
 
 @attack("B10", "no control group of the host is seen", ESCAPE, off=BARE, label="no /sys in the view")
 def control_groups(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         names = attempt("list", os.listdir, "/sys/fs/cgroup")
         if names:
@@ -200,12 +200,12 @@ def control_groups(arm: Arm) -> Seen:
     )
     if not os.path.isdir("/sys/fs/cgroup") or not os.listdir("/sys/fs/cgroup"):
         raise NotApplicable("this host has no /sys/fs/cgroup")
-    return Seen(" ".join(os.listdir("/sys/fs/cgroup")[:1]) in told.looted.split(), told.words())
+    return Seen(" ".join(os.listdir("/sys/fs/cgroup")[:1]) in report.looted.split(), report.words())
 
 
 @attack("B11", "the supervisor is not seen in /proc", LEAK, off="pid-namespace", needs="root")
 def supervisor(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         steal(f"/proc/{pid}/cmdline", "cmdline")
         attempt("fd", os.listdir, f"/proc/{pid}/fd")
@@ -214,7 +214,7 @@ def supervisor(arm: Arm) -> Seen:
         pid=os.getpid(),
     )
     with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
-        return Seen(file.read() in told.looted and bool(told.looted), told.words())
+        return Seen(file.read() in report.looted and bool(report.looted), report.words())
 
 
 @attack(
@@ -222,8 +222,8 @@ def supervisor(arm: Arm) -> Seen:
 )
 def group_names(arm: Arm) -> Seen:
     """Host paths of the image "host" do stand in /proc/self/mountinfo: see docs/attacks.md."""
-    told = arm.python('steal("/proc/self/cgroup")')
-    return Seen("ringfence" in told.looted, told.looted.replace("\n", " ")[:200])
+    report = arm.python('steal("/proc/self/cgroup")')
+    return Seen("ringfence" in report.looted, report.looted.replace("\n", " ")[:200])
 
 
 B14 = not_applicable(

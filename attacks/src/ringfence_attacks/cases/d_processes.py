@@ -121,7 +121,7 @@ def stream_flags(arm: Arm) -> Seen:
 @attack("D07", "no process is read or driven by another", READ, off="seccomp:ptrace")
 def tracing(arm: Arm) -> Seen:
     """The guest tries it on its own child, where the kernel permits it; processes of the host have no name inside."""
-    told = arm.python(
+    report = arm.python(
         """
         secret = ctypes.create_string_buffer(canary.encode())
         pid = os.fork()
@@ -145,7 +145,7 @@ def tracing(arm: Arm) -> Seen:
         """,
         canary=arm.canary,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack(
@@ -163,9 +163,9 @@ def same_uid_outside(arm: Arm) -> Seen:
     with subprocess.Popen(
         ["/bin/sleep", "5"], env={"CANARY": arm.canary}, user=owner, group=owner, extra_groups=[]
     ) as victim:
-        told = arm.python('steal(f"/mnt/proc/{pid}/environ", "environ")', box=box, pid=victim.pid)
+        report = arm.python('steal(f"/mnt/proc/{pid}/environ", "environ")', box=box, pid=victim.pid)
         victim.kill()
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 def uid_of(box: Sandbox) -> int:
@@ -179,15 +179,15 @@ def _signalling(arm: Arm) -> Seen:
     box = arm.sandbox()
     owner = uid_of(box)
     with subprocess.Popen(["/bin/sleep", "5"], user=owner, group=owner, extra_groups=[]) as victim:
-        told = arm.python(
+        report = arm.python(
             "attempt('kill', os.kill, pid, 9)\nattempt('again', os.kill, pid, 0)", box=box, pid=victim.pid
         )
         try:
             victim.wait(0.3)
         except subprocess.TimeoutExpired:
             victim.kill()
-            return Seen(False, told.words())
-    return Seen(True, told.words())
+            return Seen(False, report.words())
+    return Seen(True, report.words())
 
 
 D08 = attack(
@@ -221,16 +221,16 @@ def stop_spawner(arm: Arm) -> Seen:
     each run leaves a file that a later one could not have made."""
     box = arm.sandbox()
     before = _standing_spawners(box)
-    told = arm.python(_STOP, box=box)
+    report = arm.python(_STOP, box=box)
     if arm.off:
         deadline = time.monotonic() + 2
         while not (stopped := _standing_spawners(box) - before) and time.monotonic() < deadline:
             time.sleep(0.01)  # a stop is delivered when its target next runs, which may be after the guest's end
-        return Seen(bool(stopped), f"spawners that stand still: {len(stopped)}; {told.words()}")
+        return Seen(bool(stopped), f"spawners that stand still: {len(stopped)}; {report.words()}")
     arm.python("spill('/workspace/next', canary, os.O_CREAT)\nos.kill(-1, 9)", box=box, canary=arm.canary)
     arm.python("spill('/workspace/after', canary, os.O_CREAT)", box=box, canary=arm.canary)
     done = [name for name in ("next", "after") if box.files.read_text(name) == arm.canary]
-    return Seen(len(done) < 2, f"{told.words()}; runs that then did their work: {len(done)} of 2")
+    return Seen(len(done) < 2, f"{report.words()}; runs that then did their work: {len(done)} of 2")
 
 
 def _standing_spawners(box: Sandbox) -> set[int]:
@@ -347,8 +347,8 @@ def scheduling(arm: Arm) -> Seen:
 def processor_time(arm: Arm) -> Seen:
     """The limit is half a second and the kernel's own one; the clock on the wall ends the arm that has neither."""
     policy = POLICY.replace(limits=replace(LIMITS, cpu_time_s=0.5))
-    told = arm.python("while True:\n    pass", policy=policy, timeout_s=2 if arm.off else 8)
-    return Seen(told.status == "timeout", f"ended as {told.status}, signal {told.signal}")
+    report = arm.python("while True:\n    pass", policy=policy, timeout_s=2 if arm.off else 8)
+    return Seen(report.status == "timeout", f"ended as {report.status}, signal {report.signal}")
 
 
 @attack("D14", "no core file is written", LEAK, off="rlimit-core")

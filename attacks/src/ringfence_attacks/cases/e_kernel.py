@@ -302,8 +302,8 @@ def kernel_log(arm: Arm) -> Seen:
     with open("/proc/sys/kernel/dmesg_restrict", encoding="ascii") as file:
         if file.read().strip() != "0":
             raise NotApplicable("the host restricts its log by itself (kernel.dmesg_restrict)")
-    told = arm.python(_LOG)
-    return Seen(_in_the_log(told.looted), told.words())
+    report = arm.python(_LOG)
+    return Seen(_in_the_log(report.looted), report.words())
 
 
 def _in_the_log(text: str) -> bool:
@@ -338,9 +338,10 @@ def x32_abi(arm: Arm) -> Seen:
 
 
 def _alive_after(arm: Arm, machine: str) -> Seen:
-    told = arm.python(_SEAL.format(machine=machine))
+    report = arm.python(_SEAL.format(machine=machine))
     return Seen(
-        told.signal is None and told.exit_code == 0, f"exit {told.exit_code}, signal {told.signal}; {told.words()}"
+        report.signal is None and report.exit_code == 0,
+        f"exit {report.exit_code}, signal {report.signal}; {report.words()}",
     )
 
 
@@ -381,12 +382,12 @@ if made is not None:
 @attack("E24", "System V objects live in an IPC namespace of the sandbox's own", LEAK, off="ipc-namespace")
 def shared_memory_of_the_host(arm: Arm) -> Seen:
     key = 0x52460000 | int(arm.canary[:4], 16)
-    told = arm.python(_SYSV, key=key)
+    report = arm.python(_SYSV, key=key)
     with open("/proc/sysvipc/shm", encoding="ascii") as file:
         mine = [line.split() for line in file if line.split()[0] == str(key)]
     for row in mine:
         _remove_shared_memory(int(row[1]))
-    return Seen(bool(mine), told.words())
+    return Seen(bool(mine), report.words())
 
 
 def _remove_shared_memory(number: int) -> None:

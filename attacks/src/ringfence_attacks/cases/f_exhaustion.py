@@ -9,13 +9,12 @@ from ringfence import Limits, Policy
 from ringfence.errors import RingfenceError
 from ringfence.values import replace
 from ringfence_attacks.case import DOS, HOST_CODE, NotApplicable, Seen, attack, cases, not_applicable
-from ringfence_attacks.cases import f_host
 from ringfence_attacks.tracer import host_pid, inside, pid_told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.plan.model import LinuxPlan
-    from ringfence_attacks.arena import Arm, Told
+    from ringfence_attacks.arena import Arm, GuestReport
 
 _MB = 1 << 20
 
@@ -30,18 +29,18 @@ def _limits(**changed: object) -> Policy:
 _SMALL = _limits()  # with its file systems: 64 + 2 times 8 + 32 MiB for the group
 
 
-def _peak(told: Told) -> str:
-    usage = told.result.usage if told.result is not None else None
+def _peak(report: GuestReport) -> str:
+    usage = report.result.usage if report.result is not None else None
     peak = usage.memory_peak_bytes if usage is not None else None
-    return f"{told.status}, exit {told.exit_code}, signal {told.signal}, peak {peak and peak // _MB} MB"
+    return f"{report.status}, exit {report.exit_code}, signal {report.signal}, peak {peak and peak // _MB} MB"
 
 
 def _whole_bomb_stood(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
     """The script exits 0 only when all the wanted memory was held at once."""
-    told = arm.python(code, policy=policy)
-    if arm.name == "on" and told.status != "oom":
-        return Seen(told.exit_code == 0, f"expected oom: {_peak(told)}; {told.words()}")
-    return Seen(told.exit_code == 0, _peak(told))
+    report = arm.python(code, policy=policy)
+    if arm.name == "on" and report.status != "oom":
+        return Seen(report.exit_code == 0, f"expected oom: {_peak(report)}; {report.words()}")
+    return Seen(report.exit_code == 0, _peak(report))
 
 
 @attack("F01", "memory beyond the limit ends in oom", DOS, off="cgroup", needs="cgroup")
@@ -76,8 +75,8 @@ os._exit(0)
 
 @attack("F02", "many small processes together stay within the limit", DOS, off="cgroup", needs="cgroup")
 def memory_of_children(arm: Arm) -> Seen:
-    told = arm.python(_CHILDREN, policy=_SMALL)
-    return Seen(told.exit_code == 0, _peak(told))
+    report = arm.python(_CHILDREN, policy=_SMALL)
+    return Seen(report.exit_code == 0, _peak(report))
 
 
 @attack("F03", "memory files count against the same limit", DOS, off="cgroup", needs="cgroup")
@@ -127,8 +126,8 @@ def swap(arm: Arm) -> Seen:
     with open("/proc/swaps", encoding="ascii") as file:
         if len(file.readlines()) < 2:
             raise NotApplicable("the host has no swap")
-    told = arm.python("held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))", policy=_SMALL)
-    return Seen(told.exit_code == 0, _peak(told))
+    report = arm.python("held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))", policy=_SMALL)
+    return Seen(report.exit_code == 0, _peak(report))
 
 
 _FORKS = """
@@ -218,8 +217,8 @@ for _ in range(3): os.wait()
 @attack("F08", "a tree that spins gets its share of CPU time and no more", DOS, off="cgroup", needs="cgroup")
 def spin(arm: Arm) -> Seen:
     before = time.monotonic()
-    told = arm.python(_SPIN, policy=_limits(cpus=0.05))
-    used = told.result.usage.cpu_s if told.result is not None else None
+    report = arm.python(_SPIN, policy=_limits(cpus=0.05))
+    used = report.result.usage.cpu_s if report.result is not None else None
     share = (used or 0.0) / (time.monotonic() - before)
     sibling = time.monotonic()
     arm.run(arm.sandbox(whole=True), "1")
@@ -265,9 +264,9 @@ def _outlives(arm: Arm, code: str) -> Seen:
     limit = 8.0 if arm.off else 0.3
     box = arm.sandbox(whole=True)
     before = time.monotonic()
-    told = arm.python(code, box=box, timeout_s=limit)
+    report = arm.python(code, box=box, timeout_s=limit)
     took = time.monotonic() - before
-    return Seen(took > 1.4, f"{told.status} after {took:.2f} s of {limit:g}")
+    return Seen(took > 1.4, f"{report.status} after {took:.2f} s of {limit:g}")
 
 
 _RELAY = """
@@ -282,14 +281,14 @@ for _ in range(5):
 
 @attack("F10", "CPU time of short-lived children counts", DOS, off="cgroup", needs="cgroup")
 def short_lived_children(arm: Arm) -> Seen:
-    told = arm.python(_RELAY.format(work="pass"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
-    return Seen(told.exit_code == 0, f"{told.status}, limit 0.5 s, {_peak(told)}")
+    report = arm.python(_RELAY.format(work="pass"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
+    return Seen(report.exit_code == 0, f"{report.status}, limit 0.5 s, {_peak(report)}")
 
 
 @attack("F11", "time in the kernel counts", DOS, off="cgroup", needs="cgroup")
 def kernel_time(arm: Arm) -> Seen:
-    told = arm.python(_RELAY.format(work="os.listdir('/proc/self/fd')"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
-    return Seen(told.exit_code == 0, f"{told.status}, limit 0.5 s, {_peak(told)}")
+    report = arm.python(_RELAY.format(work="os.listdir('/proc/self/fd')"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
+    return Seen(report.exit_code == 0, f"{report.status}, limit 0.5 s, {_peak(report)}")
 
 
 _FILL = """
@@ -313,9 +312,9 @@ def fill_tmp(arm: Arm) -> Seen:
 
 def _filled(arm: Arm, path: str) -> Seen:
     box = arm.sandbox()
-    told = arm.python(_FILL, box=box, path=path)
+    report = arm.python(_FILL, box=box, path=path)
     size = box.files.stat(path).size
-    return Seen(size > 8 * _MB, f"{size // _MB} MB of 8; {told.words()}")
+    return Seen(size > 8 * _MB, f"{size // _MB} MB of 8; {report.words()}")
 
 
 _MANY_FILES = """
@@ -331,9 +330,9 @@ except OSError as error:
 @attack("F12-inodes", "the workspace holds as many files as limits.disk_files says", DOS, off="tmpfs-size")
 def fill_inodes(arm: Arm) -> Seen:
     box = arm.sandbox()
-    told = arm.python(_MANY_FILES, box=box)
+    report = arm.python(_MANY_FILES, box=box)
     files = box.files.usage().files
-    return Seen(files > 2000, f"{files} files of 2000; {told.words()}")
+    return Seen(files > 2000, f"{files} files of 2000; {report.words()}")
 
 
 @attack("F13", "a deleted file that is still open counts", DOS, off="tmpfs-size")
@@ -444,4 +443,4 @@ ELSEWHERE = [
     not_applicable("F30", "virtual devices are no lever", DOS, "not this backend"),
 ]
 
-CASES = (*cases(globals()), *f_host.CASES)
+CASES = cases(globals())

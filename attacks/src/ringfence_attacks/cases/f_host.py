@@ -41,8 +41,8 @@ def output_flood(arm: Arm) -> Seen:
     results = {name: arm.run(box, "import os\n" + code) for name, code in _FLOODS.items()}
     grown = _resident() - before
     first = results["no newline"]
-    told = f"{first.usage.output_bytes // _MB} MB came, {len(first.stdout_bytes)} bytes kept, {grown // _MB} MB more"
-    return Seen(grown > 40 * _MB or not first.truncated or len(first.stdout_bytes) > 2 * _MB, told)
+    words = f"{first.usage.output_bytes // _MB} MB came, {len(first.stdout_bytes)} bytes kept, {grown // _MB} MB more"
+    return Seen(grown > 40 * _MB or not first.truncated or len(first.stdout_bytes) > 2 * _MB, words)
 
 
 def _resident() -> int:
@@ -75,10 +75,10 @@ def flood_of_the_report(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     monitor = monitor_of(box)
     before = _ticks(monitor)
-    told = arm.python(_REPORT_FLOOD, box=box)
+    report = arm.python(_REPORT_FLOOD, box=box)
     used = _ticks(monitor) - before
     return Seen(
-        used > _DEAR or told.exit_code != 0, f"the monitor used {used:.2f} s of CPU time in 1.2 s; {told.status}"
+        used > _DEAR or report.exit_code != 0, f"the monitor used {used:.2f} s of CPU time in 1.2 s; {report.status}"
     )
 
 

@@ -90,9 +90,9 @@ def _needs_http() -> None:
         raise NotApplicable("plain HTTP is refused: the package h11 is not installed")
 
 
-def _came(listener: Listener, told: str, *, with_: bytes = b"") -> Seen:
+def _came(listener: Listener, words: str, *, with_: bytes = b"") -> Seen:
     came = [data for data in listener.received() if with_ in data]
-    return Seen(bool(came), f"{len(came)} connections; {told}")
+    return Seen(bool(came), f"{len(came)} connections; {words}")
 
 
 @attack(
@@ -109,8 +109,8 @@ def rebinding(arm: Arm) -> Seen:
     _careless(arm, dial, "fault", _nothing)
     code = _GUEST + "attempt('tls', send, ('rebind.test', port), hello('rebind.test'))"
     policy = _policy(f"rebind.test:{listener.port}", private=False)
-    told = arm.python(code, policy=policy, port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=policy, port=listener.port)
+    return _came(listener, report.words())
 
 
 _EXFIL = """
@@ -131,8 +131,8 @@ def dns_tunnel(arm: Arm) -> Seen:
         return whole(one, name)
 
     _careless(arm, resolving, "lookup", forwarding)
-    told = arm.python(_EXFIL, policy=_policy("web.test"))
-    return Seen(bool(asked), f"{len(asked)} look-ups; {told.words()}")
+    report = arm.python(_EXFIL, policy=_policy("web.test"))
+    return Seen(bool(asked), f"{len(asked)} look-ups; {report.words()}")
 
 
 @attack("G10", "a hello for another server does not pass", ESCAPE, off=HOST_CODE, label="SNI check")
@@ -146,8 +146,8 @@ def other_server_name(arm: Arm) -> Seen:
         "cut = hello('evil.test')\n"
         "attempt('split', send, ('web.test', port), cut[:7], cut[7:40], cut[40:], wait=False)\n"
     )
-    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
-    return _came(listener, told.words(), with_=b"evil.test")
+    report = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, report.words(), with_=b"evil.test")
 
 
 @attack("G10-literal", "CONNECT to an address that is not listed leads nowhere", ESCAPE, off=HOST_CODE, label="rules")
@@ -159,8 +159,8 @@ def connect_to_address(arm: Arm) -> Seen:
         "    request = 'CONNECT %s:%d HTTP/1.1\\r\\n\\r\\n' % (name, port)\n"
         "    attempt(name, send, proxy, request, hello(None))\n"
     )
-    told = arm.python(code, policy=_policy("web.test"), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy("web.test"), port=listener.port)
+    return _came(listener, report.words())
 
 
 def _permit_all(_: rules.NetworkRules, name: str, port: int) -> rules.Verdict:
@@ -179,8 +179,8 @@ def other_host_header(arm: Arm) -> Seen:
         "attempt('direct', send, ('web.test', port), 'GET / HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n')\n"
         "attempt('proxy', send, proxy, 'GET http://web.test:%d/ HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n' % port)\n"
     )
-    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
-    return _came(listener, told.words(), with_=b"evil.test")
+    report = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, report.words(), with_=b"evil.test")
 
 
 @attack(
@@ -202,8 +202,8 @@ def smuggling(arm: Arm) -> Seen:
         "for extra in ('A: b\\nC: d\\r\\n', 'A: b\\r\\n folded\\r\\n', 'Content-Length: 4\\r\\n' * 2):\n"
         "    attempt(extra, send, ('web.test', port), start + extra + '\\r\\nabcd')\n"
     )
-    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, report.words())
 
 
 @attack(
@@ -223,8 +223,8 @@ def redirect(arm: Arm) -> Seen:
         "request = 'GET http://evil.test:%d/ HTTP/1.1\\r\\nHost: evil.test:%d\\r\\n\\r\\n' % (port, port)\n"
         "attempt('redirected', send, proxy, request)"
     )
-    told = arm.python(code, policy=_policy("web.test"), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy("web.test"), port=listener.port)
+    return _came(listener, report.words())
 
 
 @attack(
@@ -245,8 +245,8 @@ def lookalike_names(arm: Arm) -> Seen:
         "    request = 'GET / HTTP/1.1\\r\\nHost: %s:%d\\r\\n\\r\\n' % (name, port)\n"
         "    attempt(name, send, (name, port), request)"
     )
-    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, report.words())
 
 
 @attack("G15", "a NUL in a SOCKS name does not make it another name", ESCAPE, off=HOST_CODE, label="name grammar")
@@ -261,8 +261,8 @@ def nul_in_socks(arm: Arm) -> Seen:
         "attempt('socks', send, proxy, b'\\5\\1\\0', request, b'hello')\n"
     )
     rule = Rule(f"*.web.test:{listener.port}", protocol="tcp")
-    told = arm.python(code, policy=_policy(rules=(rule,)), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy(rules=(rule,)), port=listener.port)
+    return _came(listener, report.words())
 
 
 @attack(
@@ -278,8 +278,8 @@ def gateway_down(arm: Arm) -> Seen:
     if not arm.off:
         arm.enter(_stopped())
     code = _GUEST + "attempt('tcp', send, (at, port), b'hello', wait=False)"
-    told = arm.python(code, box=box, at=resolved, port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, box=box, at=resolved, port=listener.port)
+    return _came(listener, report.words())
 
 
 @contextlib.contextmanager
@@ -298,9 +298,9 @@ def upload_budget(arm: Arm) -> Seen:
     _careless(arm, registration.Registration, "count_up", _nothing)
     code = _GUEST + "attempt('tcp', send, ('web.test', port), b'x' * 3000, wait=False)"
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
-    told = arm.python(code, policy=_policy(rules=(rule,), upload="1K"), port=listener.port)
+    report = arm.python(code, policy=_policy(rules=(rule,), upload="1K"), port=listener.port)
     came = sum(len(data) for data in listener.received())
-    return Seen(came > 1024, f"{came} bytes; {told.words()}")
+    return Seen(came > 1024, f"{came} bytes; {report.words()}")
 
 
 _HOLDS = (
@@ -327,9 +327,9 @@ def connection_flood(arm: Arm) -> Seen:
     _internet(arm, {"web.test": _LOOPBACK})
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
     policy = _policy(rules=(rule,), connections=64 if arm.off else 8)
-    told = arm.python(_HOLDS, policy=policy, port=listener.port)
+    report = arm.python(_HOLDS, policy=policy, port=listener.port)
     came = sum(bool(data) for data in listener.received(0.05))
-    return Seen(came > 8, f"{came} connections came; {told.words()}")
+    return Seen(came > 8, f"{came} connections came; {report.words()}")
 
 
 _ASKS = """
@@ -359,8 +359,8 @@ def query_flood(arm: Arm) -> Seen:
     arm.enter(replaced(registration, "SANDBOX_BURST", 50.0))
     arm.enter(replaced(registration, "SANDBOX_RATE", 20.0))
     _careless(arm, budget.Bucket, "take", lambda _: True)
-    told = arm.python(_ASKS, policy=_policy("web.test"))
-    return Seen(len(read) > 200, f"{len(read)} queries were read; {told.words()}")
+    report = arm.python(_ASKS, policy=_policy("web.test"))
+    return Seen(len(read) > 200, f"{len(read)} queries were read; {report.words()}")
 
 
 CASES = cases(globals())

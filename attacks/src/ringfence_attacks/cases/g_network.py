@@ -31,9 +31,9 @@ for family, address in targets:
 def _connects(arm: Arm, targets: list[tuple[int, str]], *, ipv6: bool = False) -> Seen:
     listener = arm.listen_tcp(ipv6=ipv6)
     given = [(int(family), [host, listener.port]) for family, host in targets]
-    told = arm.python(_CONNECT, targets=given)
+    report = arm.python(_CONNECT, targets=given)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} connections; {told.words()}")
+    return Seen(bool(came), f"{len(came)} connections; {report.words()}")
 
 
 @attack("G01", "no connection reaches the host", ESCAPE, off="net-namespace")
@@ -49,9 +49,9 @@ def udp(arm: Arm) -> Seen:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     attempt("udp", sock.sendto, b"here", ("127.0.0.1", port))
     """
-    told = arm.python(code, port=listener.port)
+    report = arm.python(code, port=listener.port)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} datagrams; {told.words()}")
+    return Seen(bool(came), f"{len(came)} datagrams; {report.words()}")
 
 
 _NO_PROXY = """
@@ -67,9 +67,9 @@ attempt("raw", reach)
 @attack("G02", "leaving the proxy variables aside gives no other way out", ESCAPE, off="net-namespace")
 def without_proxy(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
-    told = arm.python(_NO_PROXY, host="localhost", port=listener.port)
+    report = arm.python(_NO_PROXY, host="localhost", port=listener.port)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} connections; {told.words()}")
+    return Seen(bool(came), f"{len(came)} connections; {report.words()}")
 
 
 @attack("G03", "IPv6 reaches no more than IPv4", ESCAPE, off="net-namespace")
@@ -92,9 +92,9 @@ def loopback_services(arm: Arm) -> Seen:
     code = _CONNECT.replace(
         "for family, address in targets:", "for family, address in [(2, ('127.0.0.1', p)) for p in ports]:"
     )
-    told = arm.python(code, ports=[listener.port for listener in listeners])
+    report = arm.python(code, ports=[listener.port for listener in listeners])
     came = sum(len(listener.received()) for listener in listeners)
-    return Seen(came > 0, f"{came} of 3 services reached; {told.words()}")
+    return Seen(came > 0, f"{came} of 3 services reached; {report.words()}")
 
 
 def _cards(arm: Arm) -> Seen:
@@ -131,9 +131,9 @@ def other_protocols(arm: Arm) -> Seen:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
         attempt(host, sock.sendto, b"here", (host, port))
     """
-    told = arm.python(code, port=listener.port)
+    report = arm.python(code, port=listener.port)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} datagrams; {told.words()}")
+    return Seen(bool(came), f"{len(came)} datagrams; {report.words()}")
 
 
 _UNIX = """
@@ -149,9 +149,9 @@ for address in addresses:
 
 
 def _reaches_unix(arm: Arm, listener: Listener, *addresses: str) -> Seen:
-    told = arm.python(_UNIX, addresses=addresses)
+    report = arm.python(_UNIX, addresses=addresses)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} connections; {told.words()}")
+    return Seen(bool(came), f"{len(came)} connections; {report.words()}")
 
 
 @attack(
@@ -208,7 +208,7 @@ def sandbox_to_sandbox(arm: Arm) -> Seen:
     """Only the second sandbox is given the canary; the first prints what it finds."""
     server = arm.spawn(_SERVER, box=arm.sandbox())
     port = _port(pid_told(server)[1])
-    told = arm.python(
+    report = arm.python(
         """
         import socket
         with socket.socket() as client:
@@ -219,11 +219,11 @@ def sandbox_to_sandbox(arm: Arm) -> Seen:
         port=port,
         canary=arm.canary,
     )
-    process_ends = arm.off or told.met.get("connect") == "ok"
+    process_ends = arm.off or report.met.get("connect") == "ok"
     if not process_ends:
         server.kill()  # no client has come, and no other process knows the way
     heard = "".join(getattr(event, "text", "") for event in server)
-    return Seen(arm.canary in heard, f"the second: {told.words()}")
+    return Seen(arm.canary in heard, f"the second: {report.words()}")
 
 
 @attack("G21", "a listening guest is not reached from the host's loopback", ESCAPE, off="net-namespace")

@@ -36,10 +36,10 @@ def _sent(arm: Arm, requests: dict[str, str], mark: str) -> Seen:
 
     server = tls_server.echo(arm)
     code = "for name, asked in requests.items(): attempt(name, fetch, host, port, asked.replace('PORT', str(port)))"
-    told = arm.python(
+    report = arm.python(
         tls_server.FETCH + code, policy=_ruled(arm, server), host=tls_server.HOST, port=server.port, requests=requests
     )
-    return Seen(mark.encode() in server.heard, f"{len(server.heard)} bytes heard; {told.words()}")
+    return Seen(mark.encode() in server.heard, f"{len(server.heard)} bytes heard; {report.words()}")
 
 
 @attack(
@@ -160,12 +160,12 @@ def echoed(arm: Arm) -> Seen:
     if arm.off:
         arm.enter(_unscrubbed())
     secret = Secret("TOKEN", arm.canary, hosts=[tls_server.HOST], inject=("header", "query", "basic"))
-    told = arm.python(
+    report = arm.python(
         tls_server.FETCH + _ECHOED, policy=tls_server.policy(server, secret), host=tls_server.HOST, port=server.port
     )
     if arm.canary.encode() not in server.heard:
-        raise AssertionError(f"the value never went out, so nothing could come back: {told.words()}")
-    return arm.stolen(told)
+        raise AssertionError(f"the value never went out, so nothing could come back: {report.words()}")
+    return arm.stolen(report)
 
 
 CASES = cases(globals())

@@ -102,14 +102,14 @@ def _same_text(arm: Arm, path: str, *, least: int = 4) -> Seen:
         ours = ""
     if len(ours) < least:
         raise NotApplicable(f"the host has no {path}")
-    told = arm.python("steal(path)\nsteal('/mnt' + path)", path=path)  # the second where the view is all of the host
-    return Seen(ours in told.looted, told.words())
+    report = arm.python("steal(path)\nsteal('/mnt' + path)", path=path)  # the second where the view is all of the host
+    return Seen(ours in report.looted, report.words())
 
 
 @attack("H02", "the host's name is not told", LEAK, off="uts-namespace")
 def host_name(arm: Arm) -> Seen:
-    told = arm.python("loot(os.uname().nodename)")
-    return Seen(told.looted == os.uname().nodename, f"the guest reads {told.looted!r}")
+    report = arm.python("loot(os.uname().nodename)")
+    return Seen(report.looted == os.uname().nodename, f"the guest reads {report.looted!r}")
 
 
 @attack("H02-boot", "the boot's id is not told", LEAK, off="proc-masks")
@@ -158,8 +158,8 @@ def load_of_others(arm: Arm) -> Seen:
         names = {line.split()[2] for line in file}
     if not names:
         raise NotApplicable("the host has no disks")
-    told = arm.python("for name in ('diskstats', 'vmstat', 'interrupts', 'pressure/cpu'): steal('/proc/' + name)")
-    return Seen(any(f" {name} " in told.looted for name in names), told.words())
+    report = arm.python("for name in ('diskstats', 'vmstat', 'interrupts', 'pressure/cpu'): steal('/proc/' + name)")
+    return Seen(any(f" {name} " in report.looted for name in names), report.words())
 
 
 @attack("H06", "a new sandbox finds nothing of the one before", LEAK, off=HOST_CODE)
@@ -219,8 +219,8 @@ def randomness(arm: Arm) -> Seen:
         both = [_random_of(preload), _random_of(preload)]
     first, second = (dict(line.rsplit(" ", 1) for line in text.strip().splitlines()) for text in both)
     same = [name for name in first if first[name] == second.get(name)]
-    told = f"{len(first)} sources; the same: {', '.join(same) or 'none'}"
-    return Seen(bool(same) or len(first) != len(second), told)
+    words = f"{len(first)} sources; the same: {', '.join(same) or 'none'}"
+    return Seen(bool(same) or len(first) != len(second), words)
 
 
 def _random_of(preload: list[str]) -> str:

@@ -46,8 +46,8 @@ with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
 def environment(arm: Arm) -> Seen:
     from ringfence_attacks import tls_server
 
-    told = arm.python(_ENVIRON, policy=_given(arm, tls_server.echo(arm)))
-    return arm.stolen(told)
+    report = arm.python(_ENVIRON, policy=_given(arm, tls_server.echo(arm)))
+    return arm.stolen(report)
 
 
 _ARGUMENTS = """
@@ -64,8 +64,8 @@ child.kill(); child.wait()
 def arguments(arm: Arm) -> Seen:
     from ringfence_attacks import tls_server
 
-    told = arm.python(_ARGUMENTS, policy=_given(arm, tls_server.echo(arm)))
-    return arm.stolen(told)
+    report = arm.python(_ARGUMENTS, policy=_given(arm, tls_server.echo(arm)))
+    return arm.stolen(report)
 
 
 _LOGGED = """
@@ -87,12 +87,12 @@ def logs(arm: Arm) -> Seen:
     rule = Rule(f"{tls_server.HOST}:{server.port}", methods=["GET"])  # so that requests are read in both arms
     policy = policy.replace(network=tls_server.policy(server, rules=(rule,), allow=()).network)
     box = arm.sandbox(policy)
-    told = arm.python(tls_server.FETCH + _LOGGED, box=box, host=tls_server.HOST, port=server.port)
-    assert told.result is not None
-    seen = [told.result.to_dict(), told.result.render(), box.network.log(), box.network.summary(), box.denials()]
+    report = arm.python(tls_server.FETCH + _LOGGED, box=box, host=tls_server.HOST, port=server.port)
+    assert report.result is not None
+    seen = [report.result.to_dict(), report.result.render(), box.network.log(), box.network.summary(), box.denials()]
     if arm.canary.encode() not in server.heard:
         raise AssertionError("the value never went out, so nothing could have been logged")
-    return Seen(arm.canary in str(seen), f"{len(box.network.log())} lines; {told.words()}")
+    return Seen(arm.canary in str(seen), f"{len(box.network.log())} lines; {report.words()}")
 
 
 _DUMP = """
@@ -115,12 +115,12 @@ def left_behind(arm: Arm) -> Seen:
     from ringfence_attacks import tls_server
 
     box = arm.sandbox(_given(arm, tls_server.echo(arm)))
-    told = arm.python(_DUMP, box=box)
+    report = arm.python(_DUMP, box=box)
     kept = box.files.read("/workspace/dump")
     for path in (BUNDLE, JAVA_STORE):
         if box.files.exists(path):
             kept += box.files.read(path)
-    return Seen(arm.canary.encode() in kept, f"{len(kept)} bytes; {told.words()}")
+    return Seen(arm.canary.encode() in kept, f"{len(kept)} bytes; {report.words()}")
 
 
 _ELSEWHERE = """
@@ -147,10 +147,10 @@ def elsewhere(arm: Arm) -> Seen:
         policy = policy.replace(network=tls_server.policy(server, rules=(rule,)).network)
     else:
         policy = policy.replace(network=tls_server.policy(server, allow=(tls_server.HOST, tls_server.OTHER)).network)
-    told = arm.python(
+    report = arm.python(
         tls_server.FETCH + _ELSEWHERE, policy=policy, host=tls_server.HOST, other=tls_server.OTHER, port=server.port
     )
-    return Seen(arm.canary.encode() in server.heard + server.plain, told.words())
+    return Seen(arm.canary.encode() in server.heard + server.plain, report.words())
 
 
 _KEYS = """
@@ -177,9 +177,9 @@ def agent_socket(arm: Arm) -> Seen:
     for place in (address, "/mnt" + address):
         attempt(place, sock.connect, place)
     """
-    told = arm.python(code, address=listener.address)
+    report = arm.python(code, address=listener.address)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} connections; {told.words()}")
+    return Seen(bool(came), f"{len(came)} connections; {report.words()}")
 
 
 ELSEWHERE = [

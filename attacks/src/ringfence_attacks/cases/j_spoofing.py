@@ -359,8 +359,8 @@ def trapped_files(arm: Arm) -> Seen:
                 wrong.append(f"{what} {name}: {word}")
     took = time.monotonic() - before
     alive = _goes_on(box) == "exit 5" and box.files.write("plain", "x").size == 1
-    told = "; ".join(wrong) or f"each refused, {took:.1f} s for all; the sandbox goes on: {alive}"
-    return Seen(bool(wrong) or not alive or took > 10, told)
+    words = "; ".join(wrong) or f"each refused, {took:.1f} s for all; the sandbox goes on: {alive}"
+    return Seen(bool(wrong) or not alive or took > 10, words)
 
 
 def _operations(box: Sandbox, name: str) -> dict[str, Callable[[], object]]:

@@ -190,10 +190,10 @@ def fill_image(arm: Arm) -> Seen:
         box = arm.sandbox(POLICY, workspace="disk")
     except UnsupportedError as error:
         raise NotApplicable(str(error)) from None
-    told = arm.python(_FILL, box=box)
+    report = arm.python(_FILL, box=box)
     found = list(box.files.list())
     size = box.files.stat("big").size
-    return Seen(size > 8 * _MB or len(found) > 2000, f"{size // _MB} MB of 8, {len(found)} of 2000; {told.words()}")
+    return Seen(size > 8 * _MB or len(found) > 2000, f"{size // _MB} MB of 8, {len(found)} of 2000; {report.words()}")
 
 
 _RANDOM = "(random.random(), os.urandom(8), uuid.uuid4(), ssl.RAND_bytes(8), sequence.random())"
@@ -208,16 +208,16 @@ def shared_randomness(arm: Arm) -> Seen:
         made = box.snapshot(memory=True)
     except UnsupportedError as error:
         raise NotApplicable(f"memory cannot be copied here: {error}") from None
-    told = []
+    values = []
     try:
         for _ in range(2):
             with Sandbox(policy=box.policy, snapshot=made, backend="process") as copy:
-                told.append((copy.run(_RANDOM).value or "").strip("()").split(", "))
+                values.append((copy.run(_RANDOM).value or "").strip("()").split(", "))
     finally:
         made.delete()
-    shared = [one for one in told[0] if one in told[1]]
-    found = shared if arm.off else [one for one in told[0][:-1] if one in told[1]]
-    return Seen(bool(found), f"{len(found)} of {len(told[0])} the same")
+    shared = [one for one in values[0] if one in values[1]]
+    found = shared if arm.off else [one for one in values[0][:-1] if one in values[1]]
+    return Seen(bool(found), f"{len(found)} of {len(values[0])} the same")
 
 
 _KEEPS_A_STATE = """

@@ -40,10 +40,10 @@ def _planted(arm: Arm, links: Mapping[str, str]) -> None:
     """A guest makes links in the arm's folder, and its sandbox ends."""
     box = arm.sandbox(arm.shared(), whole=True)
     code = "for name, leads in links.items():\n    os.symlink(leads, top + '/' + name)"
-    told = arm.python(code, box=box, top=arm.directory, links=dict(links))
+    report = arm.python(code, box=box, top=arm.directory, links=dict(links))
     box.close()
     if not all(os.path.islink(f"{arm.directory}/{name}") for name in links):
-        raise AssertionError(f"nothing was planted: {told.words()}")
+        raise AssertionError(f"nothing was planted: {report.words()}")
 
 
 def _careless(path: str, text: str) -> None:
@@ -115,13 +115,13 @@ def shown_instead(arm: Arm) -> Seen:
         policy = POLICY.replace(mounts=[Mount(source, "/data", mode=mode)])
         code = "steal('/data/private')\nattempt('write', spill, '/data/private', 'changed')"
         try:
-            told = arm.python(code, box=arm.sandbox(policy, whole=True))
+            report = arm.python(code, box=arm.sandbox(policy, whole=True))
         except (NotApplicable, UnsupportedError):
             continue  # a mode that it has not
         except RingfenceError as error:
             met.append(f"{mode}: {error.code}")
             continue
-        looted.append(told.looted)
+        looted.append(report.looted)
     return Seen(arm.canary in "".join(looted) or text_of(f"{outside}/private") != arm.canary, "; ".join(met) or "shown")
 
 
@@ -203,7 +203,7 @@ def own_policies(arm: Arm) -> Seen:
                 arm.host_file(name, "version = 1\n", mode=0o666)
                 for folder in ("ringfence", "ringfence/policies"):
                     os.chmod(f"{arm.directory}/{folder}", 0o777)
-            told = arm.python(
+            report = arm.python(
                 """
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 attempt(path, spill, path, canary, os.O_CREAT)
@@ -212,7 +212,7 @@ def own_policies(arm: Arm) -> Seen:
                 path=path,
                 canary=arm.canary,
             )
-            written.append((arm.canary in text_of(path), told.words()))
+            written.append((arm.canary in text_of(path), report.words()))
     return Seen(any(done for done, _ in written), "; ".join(words for _, words in written))
 
 
@@ -236,9 +236,9 @@ def links_told(arm: Arm) -> Seen:
     if arm.off:
         return Seen(there, "planted" if there else "not planted")
     box.close()
-    told = [denial for denial in box.denials() if denial.code == "mount.link-out"]
-    named = any(denial.target.endswith("/sub/deep/zlink") and outside in denial.message for denial in told)
-    return Seen(there and not named, f"{len(told)} told")
+    reported = [denial for denial in box.denials() if denial.code == "mount.link-out"]
+    named = any(denial.target.endswith("/sub/deep/zlink") and outside in denial.message for denial in reported)
+    return Seen(there and not named, f"{len(reported)} reported")
 
 
 @attack("L12-report", "new files that shadow modules are told at the end", ESCAPE, off=HOST_CODE, label="end scan")
@@ -254,8 +254,8 @@ def shadows_told(arm: Arm) -> Seen:
     ran = arm.canary in done.stdout
     if arm.off:
         return Seen(ran, "it ran" if ran else "it did not run")
-    told = [denial.target for denial in box.denials() if denial.code == "mount.import-shadow"]
-    return Seen(ran and f"{arm.directory}/hashlib.py" not in told, f"told: {', '.join(told) or 'nothing'}")
+    reported = [denial.target for denial in box.denials() if denial.code == "mount.import-shadow"]
+    return Seen(ran and f"{arm.directory}/hashlib.py" not in reported, f"reported: {', '.join(reported) or 'nothing'}")
 
 
 CASES = cases(globals())

@@ -51,7 +51,7 @@ def run_later(arm: Arm) -> Seen:
     for directory in (".git", ".git/hooks"):
         os.chmod(f"{arm.directory}/{directory}", 0o777)
     box = arm.sandbox(arm.shared())
-    told = arm.python(
+    report = arm.python(
         """
         os.chdir(top)
         for name in names:
@@ -67,7 +67,7 @@ def run_later(arm: Arm) -> Seen:
         canary=arm.canary,
     )
     written = [name for name in _RUN_LATER if arm.canary in text_of(f"{arm.directory}/{name}")]
-    return Seen(bool(written), told.words())
+    return Seen(bool(written), report.words())
 
 
 @attack("L01-report", "such a file deeper in the folder is told at the end", PERSIST, off=HOST_CODE, label="end scan")
@@ -87,8 +87,10 @@ def told_at_the_end(arm: Arm) -> Seen:
     if arm.off:
         return Seen(there, "written" if there else "not written")
     box.close()
-    told = [denial.target for denial in box.denials()]
-    return Seen(there and not any("sub/.git" in target for target in told), f"told: {', '.join(told) or 'nothing'}")
+    reported = [denial.target for denial in box.denials()]
+    return Seen(
+        there and not any("sub/.git" in target for target in reported), f"reported: {', '.join(reported) or 'nothing'}"
+    )
 
 
 _BOMB = """
@@ -142,7 +144,7 @@ def poisoned(arm: Arm) -> Seen:
         canary=arm.canary,
     )
     second = box if arm.off else arm.sandbox()
-    told = arm.python(
+    report = arm.python(
         """
         for path in ("/workspace/left", "/tmp/left", "/dev/shm/left"):
             steal(path)
@@ -150,14 +152,14 @@ def poisoned(arm: Arm) -> Seen:
         """,
         box=second,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack("L04", "a cache that is shared is not written", PERSIST, off="read-only")
 def shared_cache(arm: Arm) -> Seen:
     path = arm.host_file("cache/module.py", "value = 1\n", mode=0o666)
     os.chmod(os.path.dirname(path), 0o777)
-    told = arm.python(
+    report = arm.python(
         """
         attempt("change", spill, path, canary)
         attempt("add", spill, os.path.dirname(path) + "/json.py", canary, os.O_CREAT)
@@ -166,7 +168,7 @@ def shared_cache(arm: Arm) -> Seen:
         path=path,
         canary=arm.canary,
     )
-    return Seen(text_of(path) != "value = 1\n" or len(os.listdir(os.path.dirname(path))) > 1, told.words())
+    return Seen(text_of(path) != "value = 1\n" or len(os.listdir(os.path.dirname(path))) > 1, report.words())
 
 
 @attack("L05", "no helper is looked up in PATH", ESCAPE, off=BARE)
@@ -232,14 +234,14 @@ def stubborn_files(arm: Arm) -> Seen:
     to 3.12 it calls itself for each level, since then it keeps each level open. Inside, the file system itself goes.
     """
     if arm.bare:
-        told = arm.python(_STUBBORN, top=arm.directory)
+        report = arm.python(_STUBBORN, top=arm.directory)
         met = host_process(_REMOVE.format(f"{arm.directory}/d")).stdout.strip()
         subprocess.run(["/bin/rm", "-rf", f"{arm.directory}/d"], check=True)
         return Seen(met != "", f"rmtree: {met or 'removed it'}")
     box = arm.sandbox()
-    told = arm.python(_STUBBORN, box=box, top="/workspace")
-    if told.said("done") is not True:
-        raise AssertionError(told.stderr[-300:])
+    report = arm.python(_STUBBORN, box=box, top="/workspace")
+    if report.said("done") is not True:
+        raise AssertionError(report.stderr[-300:])
     inner = box._box  # noqa: SLF001  # whether all of it is gone is no public question
     assert inner is not None
     box.close()
@@ -309,7 +311,7 @@ def shared_memory(arm: Arm) -> Seen:
     number = first.said("number")
     if not isinstance(number, int):
         raise AssertionError(f"no segment was made: {first.words()} {first.stderr[-300:]}")
-    told = arm.python(
+    report = arm.python(
         """
         _libc.shmat.restype = ctypes.c_void_p
         ctypes.set_errno(0)
@@ -324,7 +326,7 @@ def shared_memory(arm: Arm) -> Seen:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.shmctl(number, 0, None) != 0 and os.geteuid() == 0:
             raise AssertionError("a segment of shared memory is left on the host")
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 L10 = not_applicable("L10", "the control plane is not flooded", DOS, "there is no server in this version")
@@ -355,9 +357,9 @@ def copy_and_original(arm: Arm) -> Seen:
     """Each writes where the other has a file, kills every number there is, and changes what both remember; then the
     copy ends. Bare: a fork, whose files and signals are its parent's."""
     if arm.bare:
-        told = arm.python(_FORKS)
+        report = arm.python(_FORKS)
         with open(f"{arm.directory}/f", encoding="utf-8") as file:
-            return Seen(file.read() == "meddled" and told.signal == signal.SIGKILL, told.words())
+            return Seen(file.read() == "meddled" and report.signal == signal.SIGKILL, report.words())
     box = arm.sandbox()
     box.run("n = 41\nopen('/workspace/f', 'w').write('own')")
     try:
@@ -482,7 +484,7 @@ def planted_for_us(arm: Arm) -> Seen:
     """
     mark = f"{arm.directory}/mark"
     box = arm.sandbox(arm.shared())
-    told = arm.python(
+    report = arm.python(
         """
         os.makedirs(top + "/bin", exist_ok=True)
         for name in names:
@@ -502,7 +504,7 @@ def planted_for_us(arm: Arm) -> Seen:
     code = (_BY_PATH if arm.off else _EVERY_ROAD).format(names=_HELPERS, directory=arm.directory)
     done = host_process(code, path=f"{arm.directory}/link:{arm.directory}/bin:/usr/bin:/bin", timeout_s=60)
     if done.returncode != 0:
-        raise AssertionError(f"{told.words()} {done.stderr[-300:]}")
+        raise AssertionError(f"{report.words()} {done.stderr[-300:]}")
     ran = sorted({line.split()[1] for line in text_of(mark).splitlines() if line.startswith(arm.canary)})
     return Seen(bool(ran), f"ran: {', '.join(ran) or 'none of them'}")
 

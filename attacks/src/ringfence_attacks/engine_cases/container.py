@@ -56,13 +56,13 @@ def _engines_filter() -> Attack:
 def write_setting(arm: Arm) -> Seen:
     with open(_BURST, encoding="ascii") as file:
         before = file.read()
-    told = arm.python('attempt("write", spill, path, value)', path=_BURST, value=str(int(before) + 1))
+    report = arm.python('attempt("write", spill, path, value)', path=_BURST, value=str(int(before) + 1))
     with open(_BURST, encoding="ascii") as file:
         after = file.read()
     if after != before:
         with open(_BURST, "w", encoding="ascii") as file:
             file.write(before)
-    return Seen(after != before, told.words())
+    return Seen(after != before, report.words())
 
 
 @attack("B13-cgroup", "the container's id and place are not told", LEAK, off="own-cgroups")
@@ -71,8 +71,8 @@ def tell_place(arm: Arm) -> Seen:
     identity = wall_of(box)._id  # noqa: SLF001  # no public name leads there
     if wall_of(box)._engine.name == "podman" and not os.path.exists("/sys/fs/cgroup/cgroup.controllers"):  # noqa: SLF001  # as above
         raise NotApplicable("Podman gives no cgroup namespace on cgroup v1")
-    told = arm.python('steal("/proc/self/cgroup")', box=box)
-    return Seen(identity in told.looted, told.words())
+    report = arm.python('steal("/proc/self/cgroup")', box=box)
+    return Seen(identity in report.looted, report.words())
 
 
 @attack(
@@ -196,11 +196,11 @@ def ask_engine(arm: Arm) -> Seen:
     from ringfence.backends.container import api
 
     found = api.find()
-    told = arm.python(_ASK, canary=arm.canary, at=found.socket)
+    report = arm.python(_ASK, canary=arm.canary, at=found.socket)
     names = [each["Name"] for each in found.api.volumes().get("Volumes") or ()]
     if arm.canary in names:
         found.api.remove_volume(arm.canary, force=True)
-    return Seen(arm.canary in names, told.words())
+    return Seen(arm.canary in names, report.words())
 
 
 @attack("M03", "no way through our API leads to a privileged container", ESCAPE, off="not-privileged")

@@ -28,16 +28,16 @@ def write_root(arm: Arm) -> Seen:
     for path in ("/planted", "/etc/planted", "/home/planted"):
         attempt(path, spill, path, "taken", os.O_CREAT)
     """
-    told = arm.python(code, box=box)
+    report = arm.python(code, box=box)
     if engine_arm(arm).contained:
         changed = [each["Path"] for each in wall_of(box)._engine.api.diff(wall_of(box)._id) or ()]  # noqa: SLF001  # its own word
         return Seen(
             any(path.endswith("/planted") for path in changed),
-            f"{told.words()}; changed: {', '.join(changed) or 'nothing'}",
+            f"{report.words()}; changed: {', '.join(changed) or 'nothing'}",
         )
     root = f"{wall_of(box)._folder}/root"  # noqa: SLF001  # as above
     made = [path for path in ("planted", "etc/planted", "home/planted") if os.path.exists(f"{root}/{path}")]
-    return Seen(bool(made), told.words())
+    return Seen(bool(made), report.words())
 
 
 @attack("A02-mount", "a mount that is read-only is not written", WRITE, off="binds-read-only")
@@ -50,9 +50,9 @@ def write_mount(arm: Arm) -> Seen:
     attempt("proc", spill, "/proc/self/root/shown/canary", "taken")
     attempt("link", lambda: (os.symlink("/shown/canary", "/workspace/l"), spill("/workspace/l", "taken")))
     """
-    told = arm.python(code, policy=policy)
+    report = arm.python(code, policy=policy)
     with open(path, encoding="utf-8") as file:
-        return Seen(file.read() != arm.canary, told.words())
+        return Seen(file.read() != arm.canary, report.words())
 
 
 @attack("B07-guestd", "guestd's own files and interpreter are not overwritten", ESCAPE, off="guestd-read-only")
@@ -75,8 +75,8 @@ def overwrite_guestd(arm: Arm) -> Seen:
         attempt(path, spill, path, "taken")
     attempt("guestd", spill, "/.ringfence/ringfence/guest/guestd/engine_pid1.py", "# taken")
     """
-    told = arm.python(code)
-    return Seen(_text(target) != before, told.words())
+    report = arm.python(code)
+    return Seen(_text(target) != before, report.words())
 
 
 def _shown(source: str, target: str, *, contained: bool) -> Change:
@@ -120,12 +120,12 @@ def fill(path, total):
 def _fill(arm: Arm, path: str, total: int, limit: int) -> Seen:
     """Judge by the file's size: seen by the host in the root of the first process; under gVisor, as reported inside."""
     box = arm.sandbox(_SMALL)
-    told = arm.python(f"{_FILL}\nattempt('fill', fill, path, total)", box=box, path=path, total=total)
+    report = arm.python(f"{_FILL}\nattempt('fill', fill, path, total)", box=box, path=path, total=total)
     if engine_arm(arm).contained:
         size = os.stat(f"/proc/{wall_of(box).pid}/root{path}").st_size
     else:
-        size = int(str(told.said("done") or 0))
-    return Seen(size > limit, f"{size} bytes of {limit}; {told.words()}")
+        size = int(str(report.said("done") or 0))
+    return Seen(size > limit, f"{size} bytes of {limit}; {report.words()}")
 
 
 @attack("F12-workspace", "files end at limits.disk", DOS, off="tmpfs-bytes")
@@ -156,9 +156,9 @@ def many_files(arm: Arm) -> Seen:
             os.close(os.open(f"/workspace/f{i}", os.O_CREAT | os.O_WRONLY))
     attempt("create", many)
     """
-    told = arm.python(code, box=box)
+    report = arm.python(code, box=box)
     count = _names_at(box, contained=engine_arm(arm).contained)
-    return Seen(count > 200, f"{count} names of 200; {told.words()}")
+    return Seen(count > 200, f"{count} names of 200; {report.words()}")
 
 
 def _names_at(box: Any, *, contained: bool) -> int:
@@ -182,8 +182,8 @@ def burn_in_children(arm: Arm) -> Seen:
             burn(0.3); os._exit(0)
         os.wait()
     """
-    told = arm.python(code, box=arm.sandbox(Policy(limits=Limits(timeout_s=30, cpu_time_s=cpu_s))), timeout_s=25)
-    return Seen(told.status == "ok", f"{told.status}, limit {cpu_s} s")
+    report = arm.python(code, box=arm.sandbox(Policy(limits=Limits(timeout_s=30, cpu_time_s=cpu_s))), timeout_s=25)
+    return Seen(report.status == "ok", f"{report.status}, limit {cpu_s} s")
 
 
 CASES = cases(globals())

@@ -44,9 +44,9 @@ def take_memory(arm: Arm) -> Seen:
     """The cgroup's limit is the guest's and what gVisor takes. Held when the sandbox ends; 400 MiB are touched."""
     box = arm.sandbox(Policy(limits=_LIMITS))
     code = "held = bytearray(400 << 20)\nfor i in range(0, len(held), 4096): held[i] = 1\ntell(held=1)"
-    told = arm.python(code, box=box, timeout_s=25)
+    report = arm.python(code, box=box, timeout_s=25)
     alive = wall_of(box)._process.poll() is None  # noqa: SLF001  # as above
-    return Seen(told.said("held") == 1 and alive, f"{told.status}; gVisor {'runs' if alive else 'ended'}")
+    return Seen(report.said("held") == 1 and alive, f"{report.status}; gVisor {'runs' if alive else 'ended'}")
 
 
 CASES = cases(globals())

@@ -45,8 +45,8 @@ def hostile_configuration(arm: Arm) -> Seen:
 def _ours(arm: Arm, data: bytes, out: str) -> str:
     policy = Policy(limits=_LIMITS, mounts=[Mount(out, target="/out", mode="rw")])
     box = arm.sandbox(policy, used=_imported(arm, data))
-    told = box.exec(["/bin/sh", "-c", "pwd"])
-    return f"guestd stands in {os.readlink(f'/proc/{wall_of(box).pid}/cwd')}, the guest in {told.stdout.strip()}"
+    result = box.exec(["/bin/sh", "-c", "pwd"])
+    return f"guestd stands in {os.readlink(f'/proc/{wall_of(box).pid}/cwd')}, the guest in {result.stdout.strip()}"
 
 
 def _imported(arm: Arm, data: bytes) -> Used:
