@@ -1,4 +1,4 @@
-"""The cases of the process backend: modules by the letter of the catalogue."""
+"""The attacks on the process backend. The letter of a module is a chapter of the catalogue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def all_cases() -> tuple[Attack, ...]:
-    """Import all cases and return them."""
+    """Import every module of cases and return all cases, module by module."""
     from ringfence_attacks.cases import (
         a_files,
         a_host_reads,

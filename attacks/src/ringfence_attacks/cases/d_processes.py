@@ -14,7 +14,7 @@ import time
 import ringfence
 from ringfence.host.zygote_start import own_package
 from ringfence.values import replace
-from ringfence_attacks.arena import LIMITS, POLICY, said_words
+from ringfence_attacks.arena import LIMITS, POLICY, attempts_met
 from ringfence_attacks.case import (
     BARE,
     DOS,
@@ -30,7 +30,7 @@ from ringfence_attacks.case import (
     not_applicable,
 )
 from ringfence_attacks.host_programs import host_process
-from ringfence_attacks.tracer import host_pid, inside, pid_told
+from ringfence_attacks.tracer import host_pid, inside, reported_pid
 from ringfence_attacks.witnesses import descendants, processes_with, status_of, waiting_process
 
 TYPE_CHECKING = False
@@ -330,7 +330,7 @@ def scheduling(arm: Arm) -> Seen:
     """Seen by the host: the class of the waiting process. Where the host may, it lifts the kernel's own limit first."""
     box = arm.sandbox()
     process = arm.spawn(_CLASSES, box=box)
-    pid = host_pid(box, pid_told(process)[0])
+    pid = host_pid(box, reported_pid(process)[0])
     with contextlib.suppress(OSError, ValueError):
         resource.prlimit(pid, resource.RLIMIT_RTPRIO, (1, 1))
     process.write("go\n")
@@ -340,7 +340,7 @@ def scheduling(arm: Arm) -> Seen:
         if '"all"' in said:
             break
     found = os.sched_getscheduler(pid)
-    return Seen(found != os.SCHED_OTHER, f"scheduling class {found}; {said_words(said)}")
+    return Seen(found != os.SCHED_OTHER, f"scheduling class {found}; {attempts_met(said)}")
 
 
 @attack("D13-cpu", "CPU time is limited where no control group counts it", DOS, off="rlimit-cpu", behind="cgroup")

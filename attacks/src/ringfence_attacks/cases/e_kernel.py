@@ -10,7 +10,7 @@ import errno
 import os
 
 from ringfence_attacks.case import DOS, ESCAPE, LEAK, NotApplicable, Seen, attack, cases
-from ringfence_attacks.tracer import Attempt, answers, host_pid, pid_told
+from ringfence_attacks.tracer import Attempt, answers, host_pid, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -270,8 +270,8 @@ TABLE = (
 def second_fence_of_namespaces(arm: Arm) -> Seen:
     box = arm.sandbox()
     held = arm.spawn("attempt('unshare', call, 272, 0x10000000)\ntell(pid=os.getpid())\ntime.sleep(8)", box=box)
-    pid, said = pid_told(held)
-    other, _ = pid_told(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))
+    pid, said = reported_pid(held)
+    other, _ = reported_pid(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))
     its, others = (os.readlink(f"/proc/{host_pid(box, one)}/ns/user") for one in (pid, other))
     return Seen(its != others, f"{said.splitlines()[0]}; namespace {its}, another guest's {others}")
 
@@ -283,7 +283,7 @@ _PERSONALITY = "attempt('personality', call, 135, 0x0440000)\ntell(pid=os.getpid
 def personality(arm: Arm) -> Seen:
     box = arm.sandbox()
     held = arm.spawn(_PERSONALITY, box=box)
-    pid, said = pid_told(held)
+    pid, said = reported_pid(held)
     with open(f"/proc/{host_pid(box, pid)}/personality", encoding="ascii") as file:
         seen = int(file.read(), 16)
     return Seen(seen & 0x0440000 != 0, f"{said.splitlines()[0]}; personality {seen:#x}")
@@ -360,7 +360,7 @@ time.sleep(8)
 @attack("E15", "one guest holds few inotify instances", DOS, off="namespace-limits")
 def inotify_flood(arm: Arm) -> Seen:
     box = arm.sandbox()
-    pid = host_pid(box, pid_told(arm.spawn(_INOTIFY, box=box))[0])
+    pid = host_pid(box, reported_pid(arm.spawn(_INOTIFY, box=box))[0])
     count = sum("inotify" in _link(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     return Seen(count > _FEW, f"{count} instances")
 
@@ -418,7 +418,7 @@ def filters_in_force(arm: Arm) -> Seen:
 def _status_of_guest(arm: Arm) -> dict[str, str]:
     box = arm.sandbox()
     held = arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box)
-    with open(f"/proc/{host_pid(box, pid_told(held)[0])}/status", encoding="utf-8") as file:
+    with open(f"/proc/{host_pid(box, reported_pid(held)[0])}/status", encoding="utf-8") as file:
         lines = [line.partition(":") for line in file]
     return {name: value.strip() for name, _, value in lines}
 

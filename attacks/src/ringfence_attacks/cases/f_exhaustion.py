@@ -9,7 +9,7 @@ from ringfence import Limits, Policy
 from ringfence.errors import RingfenceError
 from ringfence.values import replace
 from ringfence_attacks.case import DOS, HOST_CODE, NotApplicable, Seen, attack, cases, not_applicable
-from ringfence_attacks.tracer import host_pid, inside, pid_told
+from ringfence_attacks.tracer import host_pid, inside, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def thread_bomb(arm: Arm) -> Seen:
 
 def _tasks_inside(arm: Arm, code: str) -> Seen:
     box = arm.sandbox()
-    pid_told(arm.spawn(code, box=box))
+    reported_pid(arm.spawn(code, box=box))
     count = sum(_tasks(pid) for pid in inside(box))
     return Seen(count > 100, f"{count} tasks in the sandbox, limit 48")
 
@@ -193,7 +193,7 @@ def no_reserve(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
 @attack("F07", "a guest at its process limit does not stop exec and files", DOS, off=no_reserve, needs="cgroup")
 def at_the_limit(arm: Arm) -> Seen:
     box = arm.sandbox()
-    pid_told(arm.spawn(_FORKS, box=box))
+    reported_pid(arm.spawn(_FORKS, box=box))
     try:
         code = box.exec(["true"]).exit_code
         box.files.write("note", "works")
@@ -339,7 +339,7 @@ def fill_inodes(arm: Arm) -> Seen:
 def deleted_files(arm: Arm) -> Seen:
     box = arm.sandbox()
     script = _FILL.replace("0o644)", "0o644)\nos.unlink(path)") + "tell(pid=os.getpid())\ntime.sleep(8)"
-    pid_told(arm.spawn(script, box=box, path="/workspace/gone"))
+    reported_pid(arm.spawn(script, box=box, path="/workspace/gone"))
     used = arm.workspace_bytes(box)
     return Seen(used > 9 * _MB, f"{used // _MB} MB of 8")
 
@@ -358,7 +358,7 @@ time.sleep(8)
 @attack("F15", "a process has as many descriptors as limits.open_files says", DOS, off="rlimit-nofile")
 def descriptors(arm: Arm) -> Seen:
     box = arm.sandbox()
-    pid = host_pid(box, pid_told(arm.spawn(_DESCRIPTORS, box=box))[0])
+    pid = host_pid(box, reported_pid(arm.spawn(_DESCRIPTORS, box=box))[0])
     count = len(os.listdir(f"/proc/{pid}/fd"))
     return Seen(count > 256, f"{count} descriptors of 256")
 
@@ -397,7 +397,7 @@ time.sleep(8)
 @attack("F33", "one guest has few of the signals that may wait for the host's user", DOS, off="rlimit-sigpending")
 def pending_signals(arm: Arm) -> Seen:
     box = arm.sandbox()
-    pid = host_pid(box, pid_told(arm.spawn(_PENDING, box=box))[0])
+    pid = host_pid(box, reported_pid(arm.spawn(_PENDING, box=box))[0])
     with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         queued = next(line for line in file if line.startswith("SigQ:")).split()[1]
     return Seen(int(queued.split("/")[0]) > 1024, f"SigQ {queued}")
@@ -409,7 +409,7 @@ def inotify_of_the_user(arm: Arm) -> Seen:
 
     box = arm.sandbox()
     code = "try:\n    while True: call(294, 0)\nexcept OSError: pass\ntell(pid=os.getpid())\ntime.sleep(8)"
-    pid_told(arm.spawn(code, box=box))
+    reported_pid(arm.spawn(code, box=box))
     made = ctypes.CDLL(None, use_errno=True).inotify_init1(0)
     if made >= 0:
         os.close(made)

@@ -9,7 +9,7 @@ import os
 import socket
 
 from ringfence_attacks.case import ESCAPE, LEAK, Seen, attack, cases, not_applicable
-from ringfence_attacks.tracer import host_pid, pid_told
+from ringfence_attacks.tracer import host_pid, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def loopback_services(arm: Arm) -> Seen:
 def _cards(arm: Arm) -> Seen:
     """Network devices of the guest's namespace, as the host reads them. Nothing is sent."""
     box = arm.sandbox()
-    pid = host_pid(box, pid_told(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))[0])
+    pid = host_pid(box, reported_pid(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))[0])
     with open(f"/proc/{pid}/net/dev", encoding="ascii") as file:
         names = [line.partition(":")[0].strip() for line in file if ":" in line]
     with open(f"/proc/{pid}/net/route", encoding="ascii") as file:
@@ -207,7 +207,7 @@ def _port(said: str) -> int:
 def sandbox_to_sandbox(arm: Arm) -> Seen:
     """Only the second sandbox is given the canary; the first prints what it finds."""
     server = arm.spawn(_SERVER, box=arm.sandbox())
-    port = _port(pid_told(server)[1])
+    port = _port(reported_pid(server)[1])
     report = arm.python(
         """
         import socket
@@ -229,7 +229,7 @@ def sandbox_to_sandbox(arm: Arm) -> Seen:
 @attack("G21", "a listening guest is not reached from the host's loopback", ESCAPE, off="net-namespace")
 def reached_from_outside(arm: Arm) -> Seen:
     server = arm.spawn(_SERVER, box=arm.sandbox())
-    port = _port(pid_told(server)[1])
+    port = _port(reported_pid(server)[1])
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1):
             return Seen(succeeded=True, what=f"connected to port {port} of the guest")

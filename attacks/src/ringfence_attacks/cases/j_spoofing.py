@@ -14,7 +14,7 @@ import time
 
 from ringfence.errors import RingfenceError
 from ringfence_attacks.case import CRASH, HOST_CODE, SPOOF, WRITE, Seen, attack, cases, not_applicable
-from ringfence_attacks.tracer import Attempt, answers, host_pid, pid_told
+from ringfence_attacks.tracer import Attempt, answers, host_pid, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ time.sleep(8)
 def child_of_the_monitor(arm: Arm) -> Seen:
     box = arm.sandbox()
     try:
-        inner, said = pid_told(arm.spawn(_ADOPTED, box=box))
+        inner, said = reported_pid(arm.spawn(_ADOPTED, box=box))
     except TimeoutError as error:
         return Seen(succeeded=False, what=str(error).strip().splitlines()[-1])
     child = int(said.partition('"child": ')[2].split("}")[0])
@@ -429,7 +429,7 @@ time.sleep(8)
 def _poked(arm: Arm, target: int) -> Seen:
     """A mark written to the unused end of its stack is looked for from outside."""
     box = arm.sandbox()
-    _, said = pid_told(arm.spawn(_POKE, box=box, target=target, mark=arm.canary))
+    _, said = reported_pid(arm.spawn(_POKE, box=box, target=target, mark=arm.canary))
     words = "; ".join(line for line in said.splitlines() if "tried" in line)
     if '"address": ' not in said:
         return Seen(succeeded=False, what=words)
@@ -477,7 +477,7 @@ time.sleep(8)
 
 def _chosen(arm: Arm, target: int) -> Seen:
     box = arm.sandbox()
-    _, said = pid_told(arm.spawn(_CHOSEN, box=box, target=target))
+    _, said = reported_pid(arm.spawn(_CHOSEN, box=box, target=target))
     with open(f"/proc/{host_pid(box, target)}/oom_score_adj", encoding="ascii") as file:
         value = file.read().strip()
     return Seen(value == "1000", f"{said.splitlines()[0]}; oom_score_adj {value}")
@@ -503,7 +503,7 @@ time.sleep(8)
 
 def _limited(arm: Arm, target: int) -> Seen:
     box = arm.sandbox()
-    _, said = pid_told(arm.spawn(_LIMITED, box=box, target=target))
+    _, said = reported_pid(arm.spawn(_LIMITED, box=box, target=target))
     with open(f"/proc/{host_pid(box, target)}/limits", encoding="ascii") as file:
         soft = next(line for line in file if line.startswith("Max open files")).split()[3]
     return Seen(soft == "3", f"{said.splitlines()[0]}; soft limit of open files {soft}")

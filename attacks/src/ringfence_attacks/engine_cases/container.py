@@ -119,11 +119,11 @@ time.sleep(6)
 
 def _forks(arm: Arm) -> Seen:
     """Count processes below the container's first, on the host. A bounded bomb: 60 where 24 may be."""
-    from ringfence_attacks.tracer import pid_told
+    from ringfence_attacks.tracer import reported_pid
 
     limits = Limits(timeout_s=20, memory="128M", processes=24, disk="1M", disk_files=500)
     box = arm.sandbox(Policy(limits=limits))
-    pid_told(arm.spawn(_FORKS, box=box))
+    reported_pid(arm.spawn(_FORKS, box=box))
     count = len(inside(box))
     return Seen(count > 24 + 12, f"{count} processes")
 
