@@ -143,7 +143,7 @@ def seccomp_program(layer: str, left_out: frozenset[str]) -> bytes:
 
 
 def _opened(rule: table.Rule, left_out: frozenset[str]) -> table.Rule:
-    """Return `rule` without the clauses of these controls. Where the last clause is theirs, the rule allows the call."""
+    """Return `rule` without the clauses of these controls. Where the last clause is theirs, the call is allowed."""
     kept = tuple(clause for clause in rule[:-1] if clause[1][1] not in left_out)
     checks, verdict = rule[-1]
     return (*kept, (checks, table.ALLOW if verdict[1] in left_out else verdict))

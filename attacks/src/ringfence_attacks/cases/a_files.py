@@ -1,4 +1,4 @@
-"""A: files of the host, read or written from inside. What concerns the host's own opening of guest files is last."""
+"""A: files of the host, read or written from inside a sandbox. The host's own reads of guest files: a_host_reads."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ attempt("pivot_root", call, 155, b".", b".")
 
 
 def _chroot(arm: Arm) -> Seen:
-    """Seen by the host: the guest's `/` was the jail, because what it wrote to `/` lies there."""
+    """Seen by the host: the guest's `/` was the jail when the file that it wrote to `/` is in the jail."""
     box = arm.sandbox()
     report = arm.python(_CHROOT, box=box, canary=arm.canary)
     return Seen(box.files.exists("jail/proof"), report.words())
@@ -106,7 +106,7 @@ buffer = ctypes.create_string_buffer(bytes.fromhex(handle), len(handle) // 2)
 fd = attempt("open_by_handle_at", call, 304, directory, buffer, os.O_RDONLY)
 if fd is not None:
     loot(os.read(fd, 4096))
-for number in range(1, 64):  # and blindly: the first inodes of the same file system
+for number in range(1, 64):  # then by guessing: the first inodes of the same file system
     guess = bytes.fromhex(handle)[:8] + number.to_bytes(4, "little") + bytes(len(handle) // 2 - 12)
     try:
         call(304, directory, ctypes.create_string_buffer(guess, len(guess)), os.O_RDONLY)
@@ -117,10 +117,10 @@ for number in range(1, 64):  # and blindly: the first inodes of the same file sy
 
 @attack("A05", "no file is opened by its handle", READ, off=BARE, needs="root")
 def by_handle(arm: Arm) -> Seen:
-    """The best guess there is: the host itself makes the handle of a file beside a folder that is shown.
+    """The guest gets the best handle possible: the host itself makes one for a file beside a folder that is shown.
 
-    Bare, because no single control stands alone: the kernel asks for a capability of the initial user namespace.
-    Without root no process of the user may open by handle, so there is no arm that succeeds.
+    The off arm is bare, because no single control stops this: the kernel requires a capability of the initial user
+    namespace. Without root no process of the user may open by handle, therefore no arm would succeed.
     """
     secret = arm.host_file("secret/canary")
     top = f"{arm.directory}/shown"
@@ -146,7 +146,7 @@ def remount(arm: Arm) -> Seen:
     return Seen(text_of(path) != arm.canary, report.words())
 
 
-_MOUNT_FENCES = ("seccomp:mounts", "seccomp:namespaces", "capabilities", "landlock-files")
+_MOUNT_CONTROLS = ("seccomp:mounts", "seccomp:namespaces", "capabilities", "landlock-files")
 _MOUNT = """
 attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to somebody above: take a copy
 os.mkdir("/workspace/m")
@@ -159,7 +159,7 @@ tell(done=True)
 
 
 def _mount(arm: Arm) -> Seen:
-    """Seen by the host: what the guest wrote below /workspace/m is not there, so something was mounted over it."""
+    """Seen by the host: something was mounted when the file that the guest wrote below /workspace/m is not there."""
     box = arm.sandbox()
     report = arm.python(_MOUNT, box=box, canary=arm.canary)
     if report.said("done") is not True:
@@ -167,13 +167,17 @@ def _mount(arm: Arm) -> Seen:
     return Seen(not box.files.exists("m/proof"), report.words())
 
 
-def _others(control: str) -> tuple[str, ...]:
-    return tuple(name for name in _MOUNT_FENCES if name != control)
+def _other_mount_controls(control: str) -> tuple[str, ...]:
+    return tuple(name for name in _MOUNT_CONTROLS if name != control)
 
 
 MOUNTS = [
     attack(
-        name, f"nothing is mounted by the guest: {control} alone holds", ESCAPE, off=control, behind=_others(control)
+        name,
+        f"nothing is mounted by the guest: {control} alone holds",
+        ESCAPE,
+        off=control,
+        behind=_other_mount_controls(control),
     )(_mount)
     for name, control in (
         ("A08", "seccomp:mounts"),
@@ -192,7 +196,7 @@ MOUNTS = [
     needs="user",
 )
 def uncover(arm: Arm) -> Seen:
-    """As root the mounts belong to the initial user namespace, and nothing lies below /proc."""
+    """Needs an ordinary user: as root the mounts belong to the initial user namespace, and nothing is below /proc."""
     victim = arm.victim()
     report = arm.python(
         """
@@ -207,7 +211,7 @@ def uncover(arm: Arm) -> Seen:
 
 
 _NEW_MOUNT = """
-attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to somebody above: take a copy
+attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to a user namespace above: take a copy
 os.mkdir("/workspace/new")
 for name, number, args in (("open_tree", 428, (AT_FDCWD, b"/usr", 0)), ("fspick", 433, (AT_FDCWD, b"/workspace", 0)),
                            ("mount_setattr", 442, (AT_FDCWD, b"/usr", 0, bytes(8) + b"\\1" + bytes(23), 32))):
@@ -219,21 +223,25 @@ if made is not None:
     tree = attempt("fsmount", call, 432, made, 0, 0)
     if tree is not None:
         attempt("move_mount", call, 429, tree, b"", AT_FDCWD, b"/workspace/new", 4)
-if os.fork() == 0:  # holds the mount namespace for the host to look at
+if os.fork() == 0:  # keeps the mount namespace alive for the host to look at
     os.setsid()
     os.execv("/bin/sleep", [canary, "5"])
 """
 
 
 @attack(
-    "A09", "nothing is mounted by the new mount calls", ESCAPE, off="seccomp:mounts", behind=_others("seccomp:mounts")
+    "A09",
+    "nothing is mounted by the new mount calls",
+    ESCAPE,
+    off="seccomp:mounts",
+    behind=_other_mount_controls("seccomp:mounts"),
 )
 def new_mount_calls(arm: Arm) -> Seen:
     """Seen by the host: a mount of that name in /proc/<pid>/mountinfo."""
     report = arm.python(_NEW_MOUNT, box=arm.sandbox(), canary=arm.canary)
     pid = waiting_process(arm.canary)
     if pid is None:
-        raise AssertionError(f"nobody waits to be looked at: {report.words()} {report.stderr[-300:]}")
+        raise AssertionError(f"no process waits for the host to look at: {report.words()} {report.stderr[-300:]}")
     return Seen(arm.canary in text_of(f"/proc/{pid}/mountinfo"), report.words())
 
 
@@ -279,7 +287,7 @@ def hard_link(arm: Arm) -> Seen:
 
 @attack("A15", "no device node is made", ESCAPE, off="seccomp:devices")
 def device_node(arm: Arm) -> Seen:
-    """The kernel lets every user make the character device 0:0: what refuses that one is the filter."""
+    """The kernel lets every user make the character device 0:0: only the filter refuses that device."""
     box = arm.sandbox()
     report = arm.python(
         """
@@ -299,7 +307,7 @@ _GAIN = """
 attempt("unshare", call, 272, 0x10000000)
 attempt("setgroups", spill, "/proc/self/setgroups", "deny")
 attempt("uid_map", spill, "/proc/self/uid_map", "0 1000 1")
-call(126, (0x20080522).to_bytes(4, "little") + bytes(4), bytes(24))  # capset: none of our own
+call(126, (0x20080522).to_bytes(4, "little") + bytes(4), bytes(24))  # capset: give up all capabilities
 os.execv("/bin/sleep", [canary, "20"])
 """
 
@@ -312,7 +320,8 @@ os.execv("/bin/sleep", [canary, "20"])
     behind=("seccomp:namespaces", "namespace-limits"),
 )
 def gain_by_exec(arm: Arm) -> Seen:
-    """Every mount of a sandbox is nosuid: what is left is root's gain at exec, in a user namespace that the guest made.
+    """Every mount of a sandbox is nosuid: a program can gain only what root gains at exec, in a user namespace that the
+    guest made.
 
     Seen by the host: the capabilities of the process in /proc.
     """
@@ -340,7 +349,7 @@ def _strange_devices() -> list[str]:
 def devices(arm: Arm) -> Seen:
     """Seen by the host: every node below /proc/<pid>/root/dev."""
     if not _strange_devices():
-        raise NotApplicable("this host's /dev has nothing else")
+        raise NotApplicable("this host's /dev has no device that could be shown")
     pid, words = arm.waiting(
         """
         for name in ("mem", "kmem", "port", "kmsg", "kvm", "fuse", "loop-control", "net/tun", "vsock", "sda", "vda"):
@@ -356,7 +365,7 @@ def devices(arm: Arm) -> Seen:
 
 
 def _nodes(top: str) -> set[str]:
-    """Device nodes below `top`, by their path from there."""
+    """Return the device nodes below `top`, as paths relative to `top`."""
     found = set()
     for folder, _, names in os.walk(top):
         for name in names:
@@ -407,7 +416,7 @@ tell(done=True)
 
 
 def _programs(arm: Arm, names: tuple[str, ...]) -> Seen:
-    """The program would leave a file that the host finds in the workspace."""
+    """Let the guest try to run the programs. A program that runs leaves a file, which the host finds in the workspace."""
     policy = POLICY if arm.off else POLICY.replace(commands=["python3"])
     box = arm.sandbox(policy)
     report = arm.python(_PROGRAMS, box=box, names=names, canary=arm.canary)
@@ -462,7 +471,7 @@ tell(done=True)
 
 @attack("A22-hidden", "a file that is hidden in a mount has no other name", READ, off=HOST_CODE, label="hide")
 def hidden(arm: Arm) -> Seen:
-    """Try a sandbox for each way to mount: as root, a folder that other users may not read is mounted differently."""
+    """Try a sandbox for each way to mount: as root, a folder that other users cannot read is mounted differently."""
     folders = [os.path.dirname(arm.host_file(f"{name}/.env")) for name in ("open", "closed")]
     os.chmod(folders[1], 0o700)
     mounts = [Mount(folder, "/data", mode, hide=[".env"]) for folder in folders for mode in ("ro", "copy", "rw")]
@@ -473,8 +482,8 @@ def hidden(arm: Arm) -> Seen:
         if report.said("done") is not True:
             raise AssertionError(f"the search did not end: {report.words()} {report.stderr[-300:]}")
         seen.append(arm.stolen(report))
-    got = [one.succeeded for one in seen]
-    return Seen(all(got) if arm.off else any(got), " ".join(one.what for one in seen if one.what))
+    got = [each.succeeded for each in seen]
+    return Seen(all(got) if arm.off else any(got), " ".join(each.what for each in seen if each.what))
 
 
 @attack("A23", "attributes of a file that may only be read are not set", WRITE, off="read-only")

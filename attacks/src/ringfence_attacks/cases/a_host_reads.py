@@ -1,4 +1,7 @@
-"""A: how the host opens what a guest made, through `files`. Off, it is opened as a careless program would."""
+"""A: the host reads files, links and folders that a guest made, through `files`.
+
+In the arm "off" they are read as a careless program would read them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def endless(arm: Arm) -> Seen:
     "A26", "a sparse file of 4 GiB is not taken into the host's memory", DOS, off=HOST_CODE, label="files: byte cap"
 )
 def sparse(arm: Arm) -> Seen:
-    """The host reads ranges of the size asked for; a read of the whole file is refused before memory is taken."""
+    """The host reads ranges of the requested size; a read of the whole file is refused before memory is taken."""
     box = arm.sandbox()
     arm.python('os.truncate(os.open("big", os.O_CREAT | os.O_WRONLY), 1 << 40)', box=box)
     if arm.off:
@@ -103,6 +106,7 @@ def strange_names(arm: Arm) -> Seen:
 
 
 def _peak_kib() -> int:
+    """Return the peak memory of this process."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""B: /proc and /sys."""
+"""B: attacks through /proc and /sys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def host_processes(arm: Arm) -> Seen:
 
 @attack("B01-pids", "processes of the host are not seen: pid namespace", READ, off="pid-namespace", needs="root")
 def shared_pids(arm: Arm) -> Seen:
-    """As an ordinary user the kernel refuses a fresh /proc without a pid namespace, and with it the sandbox."""
+    """Needs root: for an ordinary user the kernel refuses a fresh /proc without a pid namespace, and no sandbox starts."""
     return arm.stolen(arm.python(_LOOK, pid=arm.victim().pid))
 
 
@@ -57,8 +57,11 @@ attempt("user/max_inotify_watches", spill, "/proc/sys/user/max_inotify_watches",
 
 
 def _knobs(arm: Arm) -> Seen:
-    """With capabilities in a user namespace a process may set that namespace's limits. Witness: a limit, read by a
-    process of the host. The guest's own code tries it, not a program it executes: exec would drop the rights."""
+    """Write kernel settings. With capabilities in a user namespace a process may set the limits of that namespace: the
+    witness is one of these limits, read by a process of the host.
+
+    The guest's own code tries, not a program that it executes: exec would drop the rights.
+    """
     box = arm.sandbox()
     report = arm.python(_KNOBS, box=box)
     pid, _ = arm.waiting("", box=box)
@@ -74,7 +77,7 @@ B12 = attack("B12", "kernel settings are not written: rights", WRITE, off="capab
 
 @attack("B03", "what /proc tells about the kernel is masked", LEAK, off="proc-masks")
 def kernel_files(arm: Arm) -> Seen:
-    """The witness is the host's own text of the same file."""
+    """The witness is the text that the host reads in the same file."""
     report = arm.python(
         """
         for name in ("cmdline", "kcore", "kallsyms", "keys", "timer_list", "sched_debug", "slabinfo", "vmallocinfo",
@@ -139,7 +142,7 @@ def running_program(arm: Arm) -> Seen:
 
 @attack("B08", "memory and environment of the host's processes are not read", READ, off=BARE, label="user namespace")
 def memory_of_others(arm: Arm) -> Seen:
-    """A process in a user namespace below is refused even where uids and /proc would permit it."""
+    """The kernel refuses a process in a lower user namespace even where uids and /proc would permit the read."""
     report = arm.python(
         """
         for base in ("/proc", "/mnt/proc"):
@@ -162,7 +165,8 @@ for name, text in (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "al
 
 @attack("B09", "a process does not take itself out of the memory killer's sight", DOS, off=BARE)
 def memory_killer(arm: Arm) -> Seen:
-    """Bare, the score may come down to its first value; inside, it starts at the host's value or above and stays.
+    """In the bare arm a process may lower its score to the value it started with. Inside, the score starts at the
+    host's value or above, and does not fall.
 
     Seen by the host, in /proc of the waiting process.
     """
@@ -182,7 +186,7 @@ def memory_killer(arm: Arm) -> Seen:
         after = int(text_of(f"/proc/{plain.pid}/oom_score_adj"))
         plain.kill()
     if after >= mine:
-        raise NotApplicable("this user may not lower it outside a sandbox either")
+        raise NotApplicable("this user may not lower the score outside a sandbox either")
     return Seen(after < mine, f"oom_score_adj {mine}, then {after}; {words.strip()}")
 
 
@@ -221,7 +225,7 @@ def supervisor(arm: Arm) -> Seen:
     "B13", "the guest's place in the host's control groups has no name", LEAK, off="cgroup-namespace", needs="cgroup"
 )
 def group_names(arm: Arm) -> Seen:
-    """Host paths of the image "host" do stand in /proc/self/mountinfo: see docs/attacks.md."""
+    """Host paths of the image "host" are shown in /proc/self/mountinfo: see docs/attacks.md."""
     report = arm.python('steal("/proc/self/cgroup")')
     return Seen("ringfence" in report.looted, report.looted.replace("\n", " ")[:200])
 
@@ -244,7 +248,7 @@ _KNOWN = frozenset(
 
 @attack("B15", "an entry of /proc that is not on the list is masked", LEAK, off="proc-masks")
 def unknown_entries(arm: Arm) -> Seen:
-    """By listing what there is, from outside, not by asking for names: an entry of a newer kernel would be found."""
+    """List the guest's /proc from outside, instead of trying known names: an entry of a newer kernel is found too."""
     pid, _ = arm.waiting("", box=arm.sandbox())
     top = f"/proc/{pid}/root/proc"
     names = os.listdir(top)
@@ -255,7 +259,7 @@ def unknown_entries(arm: Arm) -> Seen:
 
 
 def _has_content(path: str) -> bool:
-    """Whether a folder has entries or a file bytes; what cannot be read has none."""
+    """Return whether a folder has entries, or a file bytes; False when it cannot be read."""
     try:
         if os.path.isdir(path):
             return bool(os.listdir(path))

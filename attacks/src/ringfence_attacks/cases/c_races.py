@@ -1,4 +1,4 @@
-"""C: races. Each is bounded in time and tells how often both sides came by; too few and it proves nothing."""
+"""C: races. Each is limited in time and reports how many tries there were; too few tries prove nothing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,10 @@ C05 = not_applicable("C05", "a path that is looked at is not swapped", ESCAPE, "
     label="one read",
 )
 def changing_policy(arm: Arm) -> Seen:
-    """Two writers' texts differ in two keys; a mixture has one of each. Off: the file is read a key at a time."""
+    """A thread writes two texts in turn, which differ in two keys; a mixture has one key of each text.
+
+    Off: the file is read once for each key.
+    """
     import threading
 
     texts = [f"version = 1\n[limits]\nprocesses = {n}\nopen_files = {n}\n" for n in (11, 77)]
@@ -152,9 +155,9 @@ C08 = not_applicable(
     label="state: owner, mode, no link",
 )
 def squatted_state(arm: Arm) -> Seen:
-    """Another user, in a shared place, makes the folder a link to a folder of that user. Off: made with exist_ok."""
+    """Another user has made the name a link to a folder of that user. Off: the folder is made with exist_ok."""
     if os.geteuid() == 0:
-        raise NotApplicable("root's state is in /run, where nobody else can make a name")
+        raise NotApplicable("root's state is in /run, where no other user can make a name")
     theirs = f"{arm.directory}/theirs"
     runtime = f"{arm.directory}/runtime"
     os.mkdir(theirs)
@@ -164,7 +167,7 @@ def squatted_state(arm: Arm) -> Seen:
         os.makedirs(f"{runtime}/ringfence/owners", exist_ok=True)
         return Seen(bool(os.listdir(theirs)), "the link was followed")
     done = host_process(f"import os; os.environ['XDG_RUNTIME_DIR'] = {runtime!r}\nimport ringfence; ringfence.run('1')")
-    return Seen(bool(os.listdir(theirs)), done.stderr.strip()[-160:] or "it ran without it")
+    return Seen(bool(os.listdir(theirs)), done.stderr.strip()[-160:] or "it ran without the folder")
 
 
 C10 = not_applicable("C10", "no socket file is squatted", ESCAPE, "there is none: every channel is a socket pair")

@@ -1,7 +1,7 @@
-"""E: the kernel's attack surface, each call answered where the filter can be told from the kernel, read from outside.
+"""E: the kernel's attack surface: system calls that the filter must refuse. Their answers are read from outside.
 
-Each call has arguments that the kernel itself refuses otherwise than the filter does, or that harm nobody. No arm
-reaches a call that could change the host.
+Each call has arguments that the kernel refuses with another errno than the filter, or that do no harm. No arm reaches
+a call that could change the host.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
     from ringfence_attacks.case import Attack, Outcome, Play
 
-_BAD = 1  # a pointer to nothing
-_NOBODY = 0x3FFFFFFF  # a pid there is none of
+_BAD = 1  # a pointer to no mapped memory
+_NOBODY = 0x3FFFFFFF  # a pid that no process has
 _MINUS = -1
 _NEWUSER, _NEWNET, _FS = 0x10000000, 0x40000000, 0x200
 _NOSYS = errno.ENOSYS
@@ -30,9 +30,10 @@ def _word(result: int) -> str:
 
 
 def _reached(arm: Arm, attempts: list[Attempt], *, each: bool) -> Seen:
-    """Judge by the attempts that got past the filter. `each`: all must without the control, none may with it."""
+    """Judge by the attempts that got past the filter. With the control none may; without it, one must, or, with
+    `each`, all must."""
     got = answers(arm, arm.sandbox(), attempts)
-    past = [one.name for one in attempts if one.name in got and got[one.name] != -one.filtered]
+    past = [attempt.name for attempt in attempts if attempt.name in got and got[attempt.name] != -attempt.filtered]
     words = "; ".join(f"{name}: {_word(result)}" for name, result in got.items())
     whole = len(past) == len(attempts) if each and arm.off else bool(past)
     return Seen(whole and len(got) == len(attempts), words or "no call was made")
@@ -125,8 +126,8 @@ TABLE = (
         "E10",
         "calls that load modules or kernels, reboot or swap are refused",
         "modules",
-        # swapon alone: it looks at its flags before it looks at rights, so that the filter's no can be told from the
-        # kernel's. The filter has one rule for all of them.
+        # Only swapon: it checks its flags before it checks rights, therefore its answer shows whether the filter or the
+        # kernel refused. The filter has one rule for all of these calls.
         Attempt("swapon", 167, (_BAD, 0x7FFFFFFF)),
     ),
     _filtered(
@@ -189,7 +190,7 @@ TABLE = (
         Attempt("AF_SMC", 41, (43, 1, 0), errno.EAFNOSUPPORT),
         Attempt("AF_KEY", 41, (15, 3, 2), errno.EAFNOSUPPORT),
         Attempt("socketpair INET", 53, (2, 1, 0, _BAD), errno.EAFNOSUPPORT),
-        each=False,  # a kernel without a family gives the filter's errno itself
+        each=False,  # a kernel without a family answers with the same errno as the filter
     ),
     _filtered(
         "E20", "no filter hands its decisions to a guest", "listener", Attempt("seccomp listener", 317, (1, 8, _BAD))
@@ -235,7 +236,7 @@ TABLE = (
         Attempt("listmount", 458, (_BAD, _BAD, 8, 0x7FFF), _NOSYS),
         Attempt("cachestat", 451, (_MINUS, _BAD, _BAD, 0), _NOSYS),
         Attempt("remap_file_pages", 216, (1, 0, 0, 0, 0), _NOSYS),
-        each=False,  # an older kernel does not have them all
+        each=False,  # an older kernel does not have all of these calls
     ),
     _filtered(
         "E22-memory",
@@ -269,11 +270,11 @@ TABLE = (
 )
 def second_fence_of_namespaces(arm: Arm) -> Seen:
     box = arm.sandbox()
-    held = arm.spawn("attempt('unshare', call, 272, 0x10000000)\ntell(pid=os.getpid())\ntime.sleep(8)", box=box)
-    pid, said = reported_pid(held)
-    other, _ = reported_pid(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))
-    its, others = (os.readlink(f"/proc/{host_pid(box, one)}/ns/user") for one in (pid, other))
-    return Seen(its != others, f"{said.splitlines()[0]}; namespace {its}, another guest's {others}")
+    guest = arm.spawn("attempt('unshare', call, 272, 0x10000000)\ntell(pid=os.getpid())\ntime.sleep(8)", box=box)
+    pid, said = reported_pid(guest)
+    other_pid, _ = reported_pid(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))
+    own, other = (os.readlink(f"/proc/{host_pid(box, inner)}/ns/user") for inner in (pid, other_pid))
+    return Seen(own != other, f"{said.splitlines()[0]}; namespace {own}, another guest's {other}")
 
 
 _PERSONALITY = "attempt('personality', call, 135, 0x0440000)\ntell(pid=os.getpid())\ntime.sleep(8)"
@@ -282,8 +283,7 @@ _PERSONALITY = "attempt('personality', call, 135, 0x0440000)\ntell(pid=os.getpid
 @attack("E11-personality", "address randomisation and non-executable memory stay on", ESCAPE, off="seccomp:personality")
 def personality(arm: Arm) -> Seen:
     box = arm.sandbox()
-    held = arm.spawn(_PERSONALITY, box=box)
-    pid, said = reported_pid(held)
+    pid, said = reported_pid(arm.spawn(_PERSONALITY, box=box))
     with open(f"/proc/{host_pid(box, pid)}/personality", encoding="ascii") as file:
         seen = int(file.read(), 16)
     return Seen(seen & 0x0440000 != 0, f"{said.splitlines()[0]}; personality {seen:#x}")
@@ -307,7 +307,7 @@ def kernel_log(arm: Arm) -> Seen:
 
 
 def _in_the_log(text: str) -> bool:
-    """Return whether a line of the guest's loot is in the host's log, as the host reads that log."""
+    """Return whether a line of the guest's loot is in the kernel's log as the host reads it."""
     import subprocess
 
     log = subprocess.run(["/bin/dmesg"], capture_output=True, check=False).stdout.decode("utf-8", "replace")
@@ -416,9 +416,10 @@ def filters_in_force(arm: Arm) -> Seen:
 
 
 def _status_of_guest(arm: Arm) -> dict[str, str]:
+    """Return the fields of /proc/<pid>/status of a sleeping guest, as the host reads them."""
     box = arm.sandbox()
-    held = arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box)
-    with open(f"/proc/{host_pid(box, reported_pid(held)[0])}/status", encoding="utf-8") as file:
+    guest = arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box)
+    with open(f"/proc/{host_pid(box, reported_pid(guest)[0])}/status", encoding="utf-8") as file:
         lines = [line.partition(":") for line in file]
     return {name: value.strip() for name, _, value in lines}
 

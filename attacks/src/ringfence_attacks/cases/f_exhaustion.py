@@ -1,4 +1,7 @@
-"""F: exhaustion. Bombs are bounded in every arm: at most 300 MB, 120 processes and a few seconds beyond the limits."""
+"""F: exhaustion of memory, processes, time, disk and descriptors.
+
+Bombs are bounded in every arm: at most 300 MB, 120 processes and a few seconds beyond the limits.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def _limits(**changed: object) -> Policy:
     return Policy(limits=replace(_BASE, **changed))
 
 
-_SMALL = _limits()  # with its file systems: 64 + 2 times 8 + 32 MiB for the group
+_SMALL = _limits()  # its cgroup has 64 MiB, and for its file systems 2 times 8 + 32 MiB
 
 
 def _peak(report: GuestReport) -> str:
@@ -35,8 +38,8 @@ def _peak(report: GuestReport) -> str:
     return f"{report.status}, exit {report.exit_code}, signal {report.signal}, peak {peak and peak // _MB} MB"
 
 
-def _whole_bomb_stood(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
-    """The script exits 0 only when all the wanted memory was held at once."""
+def _took_all_memory(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
+    """Run a script that exits with 0 only when it held all the memory it wanted at once."""
     report = arm.python(code, policy=policy)
     if arm.name == "on" and report.status != "oom":
         return Seen(report.exit_code == 0, f"expected oom: {_peak(report)}; {report.words()}")
@@ -45,7 +48,7 @@ def _whole_bomb_stood(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
 
 @attack("F01", "memory beyond the limit ends in oom", DOS, off="cgroup", needs="cgroup")
 def anonymous_memory(arm: Arm) -> Seen:
-    return _whole_bomb_stood(arm, "held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))")
+    return _took_all_memory(arm, "held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))")
 
 
 _CHILDREN = """
@@ -81,7 +84,7 @@ def memory_of_children(arm: Arm) -> Seen:
 
 @attack("F03", "memory files count against the same limit", DOS, off="cgroup", needs="cgroup")
 def memory_files(arm: Arm) -> Seen:
-    return _whole_bomb_stood(arm, "fd = os.memfd_create('x')\nfor _ in range(240): os.write(fd, bytes(1 << 20))")
+    return _took_all_memory(arm, "fd = os.memfd_create('x')\nfor _ in range(240): os.write(fd, bytes(1 << 20))")
 
 
 _SYSV_BOMB = """
@@ -96,7 +99,7 @@ for _ in range(15):
 
 @attack("F03-sysv", "System V shared memory counts against the same limit", DOS, off="cgroup", needs="cgroup")
 def shared_memory(arm: Arm) -> Seen:
-    return _whole_bomb_stood(arm, _SYSV_BOMB)
+    return _took_all_memory(arm, _SYSV_BOMB)
 
 
 _BUFFERS = """
@@ -118,7 +121,7 @@ for _ in range(60):
 
 @attack("F04", "buffers in the kernel count against the same limit", DOS, off="cgroup", needs="cgroup")
 def kernel_memory(arm: Arm) -> Seen:
-    return _whole_bomb_stood(arm, _BUFFERS, _limits(memory="16M", disk="4M"))
+    return _took_all_memory(arm, _BUFFERS, _limits(memory="16M", disk="4M"))
 
 
 @attack("F05", "memory does not go to the host's swap", DOS, off="cgroup", needs="cgroup")
@@ -175,7 +178,7 @@ def _tasks_inside(arm: Arm, code: str) -> Seen:
 
 
 def _tasks(pid: int) -> int:
-    """As the host sees them; 0 for a process that has ended."""
+    """Return the number of tasks of a process, as the host sees them; 0 when the process has ended."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -183,7 +186,7 @@ def _tasks(pid: int) -> int:
 
 
 def no_reserve(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
-    """A group that holds as many processes as the guest may have, and not one for us."""
+    """Return the plan with a cgroup that has room for the guest's processes and none for Ringfence's own."""
     del arm
     from ringfence.shared import framing
 
@@ -225,7 +228,7 @@ def spin(arm: Arm) -> Seen:
     return Seen(share > 0.1, f"{share:.2f} CPUs of 0.05; a sibling answers in {time.monotonic() - sibling:.2f} s")
 
 
-_LONG_S = 1.6  # what the scripts below want, and get without a clock
+_LONG_S = 1.6  # the time that the scripts below take when no clock ends them
 
 
 @attack("F09", "code that sleeps is ended by the wall clock", DOS, off=HOST_CODE)
@@ -260,7 +263,8 @@ def deaf_to_signals(arm: Arm) -> Seen:
 
 
 def _outlives(arm: Arm, code: str) -> Seen:
-    """Without the clock: a limit longer than the script. With it: 0.3 s, and the answer soon after."""
+    """Run a script that takes `_LONG_S`. Off: with a longer limit. On: with a limit of 0.3 s, and the answer must come
+    soon after."""
     limit = 8.0 if arm.off else 0.3
     box = arm.sandbox(whole=True)
     before = time.monotonic()
@@ -365,7 +369,7 @@ def descriptors(arm: Arm) -> Seen:
 
 @attack("F31", "running out of memory is told as such, and the sandbox goes on", DOS, off=HOST_CODE, needs="cgroup")
 def oom_and_after(arm: Arm) -> Seen:
-    """The off arm kills PID 1, as the kernel would choose to were it in the group."""
+    """Off: PID 1 is killed, which the kernel could choose to do if PID 1 were in the guest's cgroup."""
     box = arm.sandbox(_SMALL, whole=True)
     result = arm.run(box, "held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))")
     if arm.off:
@@ -417,7 +421,7 @@ def inotify_of_the_user(arm: Arm) -> Seen:
 
 
 def no_room_for_files(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
-    """A group of the size of the policy's memory alone."""
+    """Return the plan with a cgroup that has room for the policy's memory and none for files."""
     del arm
     return replace(plan, memory_bytes=32 * _MB)
 

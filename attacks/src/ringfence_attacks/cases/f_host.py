@@ -1,4 +1,4 @@
-"""F, the host's side: floods and bombs that the library reads, parses or counts leave the library unharmed."""
+"""F: exhaustion of the host's own process, by floods and bombs that the library reads, parses or counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 _MB = 1 << 20
-_DEAR = 0.1  # seconds of CPU time in about one
+_DEAR = 0.1  # seconds of CPU time used in about one second
 
 
 _FLOODS = {
@@ -46,7 +46,10 @@ def output_flood(arm: Arm) -> Seen:
 
 
 def _resident() -> int:
-    """Without what earlier attacks left free in the allocator, which a flood would fill first."""
+    """Return the memory of this process in bytes, after returning free memory to the kernel.
+
+    Else a flood would first fill what earlier attacks left free in the allocator.
+    """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -68,7 +71,7 @@ while time.monotonic() < end:
 
 @attack("F16-monitor", "a flood of nonsense on the line to the host costs no CPU time", DOS, off=HOST_CODE)
 def flood_of_the_report(arm: Arm) -> Seen:
-    """The line is hung up at the first nonsense. Otherwise the monitor would read for ever, as we do in the off arm."""
+    """The host closes the line at the first nonsense. Else the monitor would read for ever, as the off arm does."""
     if arm.off:
         used = _cpu_to_read_a_flood()
         return Seen(used > _DEAR, f"a reader without a cap used {used:.2f} s of CPU time in 1 s")
@@ -150,7 +153,7 @@ def _answer(function: Callable[[], object]) -> str:
         function()
     except PolicyError:
         return "PolicyError"
-    except Exception as error:  # noqa: BLE001  # which one is the finding
+    except Exception as error:  # noqa: BLE001  # which exception came is the finding
         return f"{type(error).__name__}: {str(error)[:80]}"
     return "ok"
 
@@ -234,16 +237,19 @@ def start_storm(arm: Arm) -> Seen:
 
 
 def _holdings() -> tuple[int, int]:
-    """Mount namespaces there are among our descendants beyond the spares, and descriptors of this process."""
+    """Return the number of monitors among the descendants of this process, and of its descriptors, without those of
+    the spares."""
     from ringfence.backends.process import pool
 
-    every = pool._pools.values()  # noqa: SLF001  # the pool has no public count, and callers need none
-    spares = sum(len(shelf.spares) for one in every for shelf in one._shelves.values())  # noqa: SLF001  # as above
-    monitors = sum(_name_of(pid) == "rf-monitor" and _is_ours(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())
+    pools = pool._pools.values()  # noqa: SLF001  # the pool has no public count, and callers need none
+    spares = sum(len(shelf.spares) for each in pools for shelf in each._shelves.values())  # noqa: SLF001  # as above
+    monitors = sum(
+        _name_of(pid) == "rf-monitor" and _is_below_us(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()
+    )
     return max(0, monitors - spares), max(0, len(os.listdir("/proc/self/fd")) - 2 * spares)
 
 
-def _is_ours(pid: int) -> bool:
+def _is_below_us(pid: int) -> bool:
     try:
         while pid > 1 and pid != os.getpid():
             pid = _parent(pid)
@@ -268,7 +274,7 @@ def _settled(before: tuple[int, int], within_s: float) -> tuple[int, int]:
 
 
 def _grown(before: tuple[int, int], after: tuple[int, int]) -> bool:
-    """By more than the spares that are being made right now and are on no shelf yet."""
+    """Return whether a count grew by more than the spares that are being made and are on no shelf yet may explain."""
     return any(now > then + 4 for now, then in zip(after, before, strict=True))
 
 

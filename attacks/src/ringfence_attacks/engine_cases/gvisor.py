@@ -42,7 +42,7 @@ def fork_bomb(arm: Arm) -> Seen:
 
 @attack("F01-sentry", "memory ends at the cgroup around gVisor", DOS, off="cgroup", needs="cgroup")
 def take_memory(arm: Arm) -> Seen:
-    """Touch 400 MiB. The cgroup's limit is the guest's limit and what gVisor itself takes; above it the sandbox ends."""
+    """Touch 400 MiB. The cgroup's limit is the guest's limit and what gVisor takes; above it the sandbox ends."""
     box = arm.sandbox(Policy(limits=_LIMITS))
     code = "held = bytearray(400 << 20)\nfor i in range(0, len(held), 4096): held[i] = 1\ntell(held=1)"
     report = arm.python(code, box=box, timeout_s=25)
