@@ -148,7 +148,7 @@ def remount(arm: Arm) -> Seen:
 
 _MOUNT_CONTROLS = ("seccomp:mounts", "seccomp:namespaces", "capabilities", "landlock-files")
 _MOUNT = """
-attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to somebody above: take a copy
+attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to a user namespace above: take a copy
 os.mkdir("/workspace/m")
 attempt("mount", call, 165, b"tmpfs", b"/workspace/m", b"tmpfs", 0, None)
 spill("/workspace/m/proof", canary, os.O_CREAT)
@@ -416,7 +416,7 @@ tell(done=True)
 
 
 def _programs(arm: Arm, names: tuple[str, ...]) -> Seen:
-    """Let the guest try to run the programs. A program that runs leaves a file, which the host finds in the workspace."""
+    """Try to run the programs. A program that runs leaves a file, which the host finds in the workspace."""
     policy = POLICY if arm.off else POLICY.replace(commands=["python3"])
     box = arm.sandbox(policy)
     report = arm.python(_PROGRAMS, box=box, names=names, canary=arm.canary)

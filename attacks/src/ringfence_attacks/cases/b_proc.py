@@ -42,7 +42,7 @@ def host_processes(arm: Arm) -> Seen:
 
 @attack("B01-pids", "processes of the host are not seen: pid namespace", READ, off="pid-namespace", needs="root")
 def shared_pids(arm: Arm) -> Seen:
-    """Needs root: for an ordinary user the kernel refuses a fresh /proc without a pid namespace, and no sandbox starts."""
+    """Needs root: to an ordinary user the kernel refuses a fresh /proc without a pid namespace; no sandbox starts."""
     return arm.stolen(arm.python(_LOOK, pid=arm.victim().pid))
 
 

@@ -327,7 +327,7 @@ time.sleep(8)
 
 @attack("D13", "no scheduling class is taken", DOS, off="seccomp:realtime")
 def scheduling(arm: Arm) -> Seen:
-    """Seen by the host: the class of the waiting process. Where permitted, the host raises the kernel's own limit first."""
+    """Seen by the host: the class of the waiting process. Where permitted, the host first raises the kernel's limit."""
     box = arm.sandbox()
     process = arm.spawn(_CLASSES, box=box)
     pid = host_pid(box, reported_pid(process)[0])

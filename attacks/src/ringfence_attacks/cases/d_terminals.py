@@ -35,7 +35,7 @@ attempt("TIOCCONS", fcntl.ioctl, 40, 0x541D, 0)
 
 @attack("D05", "nothing is typed into a terminal", ESCAPE, off="seccomp:terminal")
 def terminal_injection(arm: Arm) -> Seen:
-    """Type into a terminal of the guest's own, where the kernel permits what the filter refuses. Seen by the host, which
+    """Type into a terminal of the guest's own, where the kernel permits what the filter refuses. Seen by the host: it
     opens that terminal and reads what was typed."""
     if text_of("/proc/sys/dev/tty/legacy_tiocsti").strip() == "0":
         raise NotApplicable("this kernel lets no process type into a terminal (dev.tty.legacy_tiocsti = 0)")

@@ -244,12 +244,12 @@ def _holdings() -> tuple[int, int]:
     pools = pool._pools.values()  # noqa: SLF001  # the pool has no public count, and callers need none
     spares = sum(len(shelf.spares) for each in pools for shelf in each._shelves.values())  # noqa: SLF001  # as above
     monitors = sum(
-        _name_of(pid) == "rf-monitor" and _is_below_us(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()
+        _name_of(pid) == "rf-monitor" and _is_descendant(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()
     )
     return max(0, monitors - spares), max(0, len(os.listdir("/proc/self/fd")) - 2 * spares)
 
 
-def _is_below_us(pid: int) -> bool:
+def _is_descendant(pid: int) -> bool:
     try:
         while pid > 1 and pid != os.getpid():
             pid = _parent(pid)

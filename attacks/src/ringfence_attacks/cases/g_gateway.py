@@ -1,7 +1,7 @@
-"""G: the network, with one host allowed: only that host is reached, by whatever name, header or hello.
+"""G: the network with one host allowed: only that host is reached, whatever name, header or TLS hello the guest sends.
 
-The control is a check of the gateway's, which the arm "off" takes out of this process while it lasts. Every target is a
-listener of ours on this machine; names are looked up in a table of the case's own.
+The control is a check of the gateway, which the arm "off" removes from this process until the arm ends. Every target is
+a listener that the case starts on this machine; names are looked up in a table of the case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def send(address, *parts, wait=True):
         for part in parts:
             sock.sendall(part if isinstance(part, bytes) else part.encode("latin-1"))
             if wait: sock.settimeout(1); got = sock.recv(4096)
-        if not wait: time.sleep(0.4)  # for it to arrive, were it let through
+        if not wait: time.sleep(0.4)  # time to arrive, if the gateway lets the data through
         return got if wait else None
 def hello(name):
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -50,30 +50,30 @@ proxy = ("127.0.0.1", 3128)
 
 
 def _careless(arm: Arm, owner: object, name: str, value: object) -> None:
-    """Take a check out of the gateway, in the arm without it, until the arm ends."""
+    """In the arm "off", replace a check of the gateway by a careless one until the arm ends."""
     if arm.off:
         arm.enter(replaced(owner, name, value))
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """A check that never refuses."""
+    """Do nothing: a check that never refuses."""
 
 
 def _internet(arm: Arm, names: dict[str, str]) -> list[str]:
-    """Give the gateway's resolver these names while the arm lasts. Returns the list of names that were asked for."""
-    asked: list[str] = []
+    """Make the gateway resolve only these names until the arm ends. Returns a list that grows by each name looked up."""
+    looked_up: list[str] = []
 
     def lookup(name: str, port: int) -> list[str]:
         del port
-        asked.append(name)
-        # As libraries in C do, it reads a name up to a NUL.
+        looked_up.append(name)
+        # A name is read up to a NUL, as libraries in C do.
         found = names.get(name.partition("\0")[0])
         if found is None:
             raise OSError("no such name")
         return [found]
 
     arm.enter(replaced(service().resolver, "lookup", lookup))
-    return asked
+    return looked_up
 
 
 def _policy(
@@ -85,7 +85,7 @@ def _policy(
 
 
 def _needs_http() -> None:
-    """Plain HTTP is passed on only where it can be read."""
+    """Raise NotApplicable where the gateway cannot read plain HTTP, and therefore refuses it."""
     if not import_path.is_installed("h11"):
         raise NotApplicable("plain HTTP is refused: the package h11 is not installed")
 
@@ -122,17 +122,17 @@ for name in ("secret-data.evil.test", "more-data.web.test.evil.test"):
 
 @attack("G09", "a name that is not permitted is looked up by nobody", LEAK, off=HOST_CODE, label="own resolver")
 def dns_tunnel(arm: Arm) -> Seen:
-    asked = _internet(arm, {"evil.test": _LOOPBACK})
+    looked_up = _internet(arm, {"evil.test": _LOOPBACK})
     whole = resolving.lookup
 
-    def forwarding(one: interfaces.Directory, name: str) -> str | None:
+    def forwarding(directory: interfaces.Directory, name: str) -> str | None:
         with contextlib.suppress(OSError):
             service().resolver.lookup(name, 443)
-        return whole(one, name)
+        return whole(directory, name)
 
     _careless(arm, resolving, "lookup", forwarding)
     report = arm.python(_EXFIL, policy=_policy("web.test"))
-    return Seen(bool(asked), f"{len(asked)} look-ups; {report.words()}")
+    return Seen(bool(looked_up), f"{len(looked_up)} look-ups; {report.words()}")
 
 
 @attack("G10", "a hello for another server does not pass", ESCAPE, off=HOST_CODE, label="SNI check")
@@ -251,7 +251,7 @@ def lookalike_names(arm: Arm) -> Seen:
 
 @attack("G15", "a NUL in a SOCKS name does not make it another name", ESCAPE, off=HOST_CODE, label="name grammar")
 def nul_in_socks(arm: Arm) -> Seen:
-    """The suffix matched, and the resolver read up to the NUL: so one peer was broken."""
+    """A proxy of another project was broken so: the suffix matched, and the resolver read up to the NUL."""
     listener = arm.listen_tcp()
     _internet(arm, {"evil.test": _LOOPBACK})
     _careless(arm, socks, "canonical_host", str.lower)
@@ -269,7 +269,7 @@ def nul_in_socks(arm: Arm) -> Seen:
     "G25", "while the gateway is down nothing passes", ESCAPE, off=HOST_CODE, label="listeners of the gateway's own"
 )
 def gateway_down(arm: Arm) -> Seen:
-    """The arm "off" leaves the resolver running: another way out would be open in both arms."""
+    """On: the gateway is stopped before the guest connects. Off: the gateway runs, and the connection arrives."""
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
@@ -322,7 +322,8 @@ tell(held=len(held))
 
 @attack("F26", "a flood of connections stays inside", DOS, off=HOST_CODE, label="connection budget")
 def connection_flood(arm: Arm) -> Seen:
-    """Open forty connections at once where eight are allowed, and hold them. The witness counts senders."""
+    """Open forty connections at once where eight are allowed, and keep them open. The witness counts connections that
+    sent something."""
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
@@ -346,8 +347,8 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 
 @attack("F27", "a flood of DNS queries stays inside", DOS, off=HOST_CODE, label="query budget")
 def query_flood(arm: Arm) -> Seen:
-    """Send four hundred queries where the budget, made small here, has fifty and few more a second. The witness is the
-    gateway's own reading of queries."""
+    """Send four hundred queries where the budget, made small here, has fifty and twenty more a second. The witness
+    counts the queries that the gateway read."""
     read: list[bytes] = []
     whole = dns.parse
 

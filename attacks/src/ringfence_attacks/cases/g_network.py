@@ -1,6 +1,6 @@
-"""G: the network, with none allowed: nothing reaches a listener of the host, whatever the address looks like.
+"""G: the network with no host allowed: nothing reaches a listener of the host, whatever the address looks like.
 
-Every target is a listener of ours on this machine. No arm sends a packet that leaves it.
+Every target is a listener that the case starts on this machine. No arm sends a packet that leaves the machine.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def loopback_services(arm: Arm) -> Seen:
 
 
 def _cards(arm: Arm) -> Seen:
-    """Network devices of the guest's namespace, as the host reads them. Nothing is sent."""
+    """Judge by the network devices and routes of the guest's namespace, as the host reads them. Nothing is sent."""
     box = arm.sandbox()
     pid = host_pid(box, reported_pid(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))[0])
     with open(f"/proc/{pid}/net/dev", encoding="ascii") as file:
@@ -205,7 +205,7 @@ def _port(said: str) -> int:
 
 @attack("G20", "one sandbox does not reach another", ESCAPE, off="net-namespace")
 def sandbox_to_sandbox(arm: Arm) -> Seen:
-    """Only the second sandbox is given the canary; the first prints what it finds."""
+    """A server in the first sandbox prints what it receives; the second sandbox sends it the canary."""
     server = arm.spawn(_SERVER, box=arm.sandbox())
     port = _port(reported_pid(server)[1])
     report = arm.python(
@@ -221,7 +221,7 @@ def sandbox_to_sandbox(arm: Arm) -> Seen:
     )
     process_ends = arm.off or report.met.get("connect") == "ok"
     if not process_ends:
-        server.kill()  # no client has come, and no other process knows the way
+        server.kill()  # no client has connected, and none will
     heard = "".join(getattr(event, "text", "") for event in server)
     return Seen(arm.canary in heard, f"the second: {report.words()}")
 

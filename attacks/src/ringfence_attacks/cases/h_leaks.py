@@ -1,4 +1,4 @@
-"""H: what a guest could learn about host, supervisor and neighbours."""
+"""H: leaks: what a guest could learn about the host, the supervisor and other sandboxes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def variables(arm: Arm) -> Seen:
     return Seen(arm.canary in out, "an inherited environment")
 
 
-# The supervisor has the canary in its arguments, environment and heap; a guest searches all its memory for it. Neither
-# half is joined before it is found: the search itself must not be what it finds.
+# The supervisor has the canary in its arguments, environment and heap; a guest searches all of its own memory for the
+# canary. The search has the canary in two halves and never joins them: else it would find itself.
 _SUPERVISOR = """
 import os, sys
 canary = sys.argv[1]
@@ -94,16 +94,16 @@ def memory_of_the_supervisor(arm: Arm) -> Seen:
 
 
 def _same_text(arm: Arm, path: str, *, least: int = 4) -> Seen:
-    """Whether the guest reads at `path` what the host reads there."""
+    """The attack succeeds when the guest reads at `path` the text that the host reads there."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            ours = file.read(4096).strip()
+            here = file.read(4096).strip()
     except OSError:
-        ours = ""
-    if len(ours) < least:
+        here = ""
+    if len(here) < least:
         raise NotApplicable(f"the host has no {path}")
-    report = arm.python("steal(path)\nsteal('/mnt' + path)", path=path)  # the second where the view is all of the host
-    return Seen(ours in report.looted, report.words())
+    report = arm.python("steal(path)\nsteal('/mnt' + path)", path=path)  # /mnt: where the view is all of the host
+    return Seen(here in report.looted, report.words())
 
 
 @attack("H02", "the host's name is not told", LEAK, off="uts-namespace")
@@ -164,12 +164,12 @@ def load_of_others(arm: Arm) -> Seen:
 
 @attack("H06", "a new sandbox finds nothing of the one before", LEAK, off=HOST_CODE)
 def remains(arm: Arm) -> Seen:
-    """Off: the same sandbox again."""
+    """Off: the second script runs in the first sandbox."""
     leave = "for d in ('/workspace', '/tmp', '/dev/shm'):\n    open(d + '/left', 'w').write(canary)"
     look = """
     for top in ("/workspace", "/tmp", "/dev/shm"):
         for place, folders, names in os.walk(top):
-            folders[:] = [one for one in folders if not os.path.ismount(os.path.join(place, one))]  # a Python's place
+            folders[:] = [one for one in folders if not os.path.ismount(os.path.join(place, one))]  # not the caller's Python
             for name in names: steal(os.path.join(place, name))
     """
     first = arm.sandbox(whole=True)
@@ -208,7 +208,7 @@ def randomness(arm: Arm) -> Seen:
     """Off: two plain forks of one process that has imported the same modules."""
     preload = ["random", "ssl", "tempfile", "uuid"]
     if not import_path.is_installed("numpy"):
-        raise NotApplicable("numpy is not installed: nothing else keeps its state over a fork")
+        raise NotApplicable("numpy is not installed: no other generator keeps its state over a fork")
     preload.append("numpy.random")
     if arm.off:
         body = _RANDOM.strip().replace("\n", "\n        ")
@@ -248,7 +248,7 @@ except Exception as error:
 
 @attack("H10", "the host's exceptions are not told to guests", LEAK, off=HOST_CODE, label="kind of the exception alone")
 def exception_text(arm: Arm) -> Seen:
-    """A function of the caller's fails on something that only the host knows. Off: the text goes with it."""
+    """A function of the caller fails with a text that only the host knows. Off: the guest gets that text too."""
 
     def lookup() -> str:
         raise OSError(f"no answer from {arm.canary}")

@@ -1,6 +1,6 @@
-"""I: secrets. The guest has a placeholder; the value is at its own host, and nowhere else.
+"""I: secrets. The guest has a placeholder; the value goes to the secret's own host, and nowhere else.
 
-The arm without the control does what is done without the gateway: it hands the guest the value itself.
+The arm without the control does what callers without the gateway do: it gives the guest the value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LABEL = "placeholder"
 
 
 def _given(arm: Arm, server: Echo) -> Policy:
-    """The canary as TOKEN: a secret, or in the arm without the control a plain variable."""
+    """Return a policy with the canary as TOKEN: a secret, or in the arm without the control a plain variable."""
     from ringfence_attacks import tls_server
 
     if arm.off:
@@ -78,13 +78,13 @@ attempt("bad request", fetch, host, port, f"GET {token} HTTP/1.1\\r\\n{token}\\r
 
 @attack("I03", "a secret is in no log, result or denial", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
 def logs(arm: Arm) -> Seen:
-    """The witness is all that the caller is given, and the server, which must have had the value."""
+    """The witness is all that the caller gets. The server must have received the value, else nothing is proven."""
     from ringfence.policy.model import Rule
     from ringfence_attacks import tls_server
 
     server = tls_server.echo(arm)
     policy = _given(arm, server)
-    rule = Rule(f"{tls_server.HOST}:{server.port}", methods=["GET"])  # so that requests are read in both arms
+    rule = Rule(f"{tls_server.HOST}:{server.port}", methods=["GET"])  # makes the gateway read requests in both arms
     policy = policy.replace(network=tls_server.policy(server, rules=(rule,), allow=()).network)
     box = arm.sandbox(policy)
     report = arm.python(tls_server.FETCH + _LOGGED, box=box, host=tls_server.HOST, port=server.port)
@@ -110,7 +110,7 @@ tell(dumped=1)
     "I04", "a secret is in nothing that the guest can leave behind", LEAK, off=HOST_CODE, needs="network", label=_LABEL
 )
 def left_behind(arm: Arm) -> Seen:
-    """What a snapshot would hold: the workspace, and the trusted roots, read from outside."""
+    """Look from outside at all that a snapshot would contain: the workspace, and the trusted roots."""
     from ringfence.gateway.secrets.trust import BUNDLE, JAVA_STORE
     from ringfence_attacks import tls_server
 
@@ -136,7 +136,7 @@ for name, secure in ((other, True), (host, False), (other, False)):
     "I05", "a secret goes to its own host over TLS alone", LEAK, off=HOST_CODE, needs="network", label="swap by host"
 )
 def elsewhere(arm: Arm) -> Seen:
-    """Send the placeholder to another host, and in plain HTTP. One server stands for both and notes every byte."""
+    """Send the placeholder to another host, and in plain HTTP. One server has both names and keeps every byte."""
     from ringfence.policy.model import Rule
     from ringfence_attacks import tls_server
 

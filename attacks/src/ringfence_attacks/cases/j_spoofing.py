@@ -1,6 +1,7 @@
-"""J: making the host believe something false. Status, exit code, signal and usage come from outside the guest.
+"""J: spoofing: a guest makes the host believe something false.
 
-Value and exception of a run are guest-made text by contract; nothing else may follow what a guest writes.
+Status, exit code, signal and usage of a run come from outside the guest. Its value and its exception are guest-made
+text by contract; nothing else may depend on what a guest writes.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ _MEMORY_TOP = 200 << 20
 
 
 def _believed(result: Result, code: int) -> Seen:
-    """Whether the host took anything but the true end of the process."""
+    """The attack succeeds when the result is anything but the true end of the process: an exit with `code`."""
     true = (result.status, result.exit_code, result.signal) == ("error", code, None)
     return Seen(not true, f"{result.status}, {result.reason}, exit {result.exit_code} where {code} was true")
 
 
 def _naive(text: str, code: int) -> Seen:
-    """Off: a host that takes the last line that looks like a result for one."""
+    """Off: judge as a host would that takes the last line that looks like a result for the result."""
     lines = [line for line in text.splitlines() if '"code"' in line]
     taken = json.loads(lines[-1])["code"] if lines else code
     return Seen(taken != code, f"a host that reads markers takes {taken} where {code} was true")
 
 
 def _goes_on(box: Sandbox) -> str:
-    """The words "exit 5" when a command that ends so is seen to; otherwise what came instead."""
+    """Run a command that exits with 5. Returns "exit 5" when its result says that, else what came instead."""
     try:
         result = box.exec(["sh", "-c", "exit 5"])
         return f"exit {result.exit_code}" if result.exit_code == 5 else f"false: {result.status} {result.exit_code}"
@@ -102,7 +103,7 @@ def forged_start_failure(arm: Arm) -> Seen:
     forged = {"stage": "cwd", "errno": 4}
     if arm.off:
         report = arguments.report_of({"report": json.dumps(forged)})
-        return Seen(report.get("stage") == "cwd", "the report alone cannot be told from ours")
+        return Seen(report.get("stage") == "cwd", "the report alone looks like the launcher's own")
     box = arm.sandbox(whole=True)
     try:
         first = arm.run(box, _EARLY.format(said=forged, code=125))
@@ -171,7 +172,8 @@ def patched_interpreter(arm: Arm) -> Seen:
 
 
 def _in_one_process() -> Seen:
-    """Off: a runner that executes guest code in its own process and decides there, after guest code could change it."""
+    """Off: a runner executes guest code in its own process, and decides the verdict there, with code that the guest
+    could change."""
     code = "space = {'verdict': lambda failed: 'error' if failed else 'ok'}\n"
     code += "exec(\"verdict = lambda failed: 'ok'\", space)\nprint(space['verdict'](True))"
     said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout.decode().strip()
@@ -180,7 +182,7 @@ def _in_one_process() -> Seen:
 
 @attack("J04", "a builtin redefined by one run is not what the next one gets", SPOOF, off=HOST_CODE)
 def redefined_builtin(arm: Arm) -> Seen:
-    """Off: the same interpreter runs both."""
+    """Off: the same interpreter runs both pieces of code."""
     first, second = "import builtins\nbuiltins.len = lambda x: 42\n", "print(len('abc'))"
     box = arm.sandbox(whole=True)
     if arm.off:
@@ -208,7 +210,7 @@ os._exit({code})
     off=HOST_CODE,
 )
 def kill_the_spawner(arm: Arm) -> Seen:
-    """Off: PID 1 dies too, which no guest can bring about; the sandbox must say that it is lost."""
+    """Off: PID 1 is killed too, which no guest can do; the sandbox must then report that it is lost."""
     box = arm.sandbox(whole=True)
     result = arm.run(box, _KILLS.format(signal="SIGKILL", code=4))
     if arm.off:
@@ -252,7 +254,7 @@ def forged_usage(arm: Arm) -> Seen:
     off=HOST_CODE,
 )
 def hostile_frames(arm: Arm) -> Seen:
-    """Off: a reader that makes room for what the header says."""
+    """Off: a reader that allocates as many bytes as the header says."""
     from ringfence.wire.inbox import Switchboard
 
     header = struct.pack("<IBI", 0xFFFFFFFF, 2, 1)
@@ -344,7 +346,7 @@ _FORGED = b'{"info": {"path": "forged", "kind": "file", "size": 1, "mode": 0, "m
     "J18", "files() through links to descriptors, memory, FIFOs and sockets is refused in time", SPOOF, off=HOST_CODE
 )
 def trapped_files(arm: Arm) -> Seen:
-    """Off: a plain open of the link, which reaches the descriptor it names."""
+    """Off: a plain open of the link, which reaches the descriptor that the link names."""
     box = arm.sandbox(whole=True)
     arm.python(_TRAPS, box=box, links=_LINKS)
     if arm.off:
@@ -376,12 +378,12 @@ def _operations(box: Sandbox, name: str) -> dict[str, Callable[[], object]]:
 
 
 def _refusal(function: Callable[[], object]) -> str | None:
-    """None when it was refused as a file's failure is; what came instead otherwise."""
+    """Return None when `function` raises OSError, as a refused file operation does; else what came instead."""
     try:
         value = function()
     except OSError:
         return None
-    except Exception as error:  # noqa: BLE001  # which one is the finding
+    except Exception as error:  # noqa: BLE001  # which exception came is the finding
         return f"{type(error).__name__}: {error}"
     return f"it gave {str(value)[:60]!r}"
 
@@ -408,7 +410,8 @@ ELSEWHERE = [
     not_applicable("J16", "the audit log is a chain", SPOOF, "there is no audit log in this version"),
 ]
 
-# J17: PID 1 and the spawner, which a guest can name, and must not write to, limit or choose.
+# J17: PID 1 and the spawner. A guest knows their pids, but must not write to their memory, limit them, or choose them for
+# the kernel to kill.
 
 _POKE = """
 def poke(pid):
@@ -427,7 +430,7 @@ time.sleep(8)
 
 
 def _poked(arm: Arm, target: int) -> Seen:
-    """A mark written to the unused end of its stack is looked for from outside."""
+    """A guest writes a mark to the unused end of the target's stack. The host looks for the mark in that memory."""
     box = arm.sandbox()
     _, said = reported_pid(arm.spawn(_POKE, box=box, target=target, mark=arm.canary))
     words = "; ".join(line for line in said.splitlines() if "tried" in line)
@@ -521,7 +524,7 @@ def limits_of_the_spawner(arm: Arm) -> Seen:
 
 @attack("J17-signals", "no signal reaches PID 1", SPOOF, off="landlock-scopes", needs="landlock")
 def signals_to_init(arm: Arm) -> Seen:
-    """The kernel drops what PID 1 has no handler for; that a guest may send it at all is what Landlock refuses."""
+    """The kernel drops signals for which PID 1 has no handler; Landlock refuses that a guest sends any."""
     attempts = [Attempt(f"signal {number}", 62, (1, number)) for number in range(1, 65) if number not in (32, 33)]
     box = arm.sandbox()
     got = answers(arm, box, attempts)

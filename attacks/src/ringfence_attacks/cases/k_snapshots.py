@@ -1,4 +1,4 @@
-"""K, C and F again: snapshots and workspaces on disk. Most controls are library code on the host."""
+"""K, C07 and F12: snapshots and workspaces on disk. Most controls are library code on the host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ while time.monotonic() < end:
     "C07", "a file in a snapshot is one state of it, or there is no snapshot", ESCAPE, off=HOST_CODE, label="read again"
 )
 def torn_file(arm: Arm) -> Seen:
-    """A file that is written all the time. Off: a reader that does not look whether it changed meanwhile."""
+    """A guest writes the file all the time. Off: a reader that does not check whether the file changed meanwhile."""
     box = arm.sandbox(whole=True)
     arm.spawn(_REWRITE, box=box, size=_SIZE)
     deadline = time.monotonic() + 4
@@ -49,7 +49,7 @@ def torn_file(arm: Arm) -> Seen:
         if not arm.off and tried > 20:
             break
     if not tried:
-        raise AssertionError("every read was refused: that none of them was torn proves nothing")
+        raise AssertionError("every read was refused: that no read was torn proves nothing")
     return Seen(False, f"{tried} reads, each of one state or refused")
 
 
@@ -66,7 +66,7 @@ def _read_snapshot(box: Sandbox) -> bytes:
     except SnapshotError:
         return b""
     try:
-        tree, store = made._tree()  # noqa: SLF001  # the bytes as they were kept, before any restore
+        tree, store = made._tree()  # noqa: SLF001  # the bytes as they are stored, before any restore
         found = tree.by_path.get("torn")
         return b"".join(store.read(found.text, found.size)) if found is not None else b""
     finally:
@@ -77,7 +77,7 @@ def _read_snapshot(box: Sandbox) -> bytes:
     "K06", "a snapshot is used under the policy it was taken under, and no other", WRITE, off=HOST_CODE, label="binding"
 )
 def another_policy(arm: Arm) -> Seen:
-    """What code left in a sandbox with wide rights would else wait in one with narrow rights, or the reverse."""
+    """Else files that code with wide rights left would wait in a sandbox with narrow rights, or the reverse."""
     box = arm.sandbox(whole=True)
     box.files.write("left", arm.canary)
     made = box.snapshot()
@@ -95,7 +95,7 @@ def another_policy(arm: Arm) -> Seen:
 
 
 def _bound_anew(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """Return the snapshot without the record of what it belongs to."""
+    """Return the snapshot bound to `policy`, whatever policy it was taken under."""
     from ringfence.policy.image import Image
     from ringfence.snapshots.model import bound_to, make
 
@@ -106,7 +106,7 @@ def _bound_anew(snapshot: Snapshot, policy: Policy) -> Snapshot:
 
 @attack("K07", "an exported snapshot that was altered is refused", WRITE, off=HOST_CODE, label="digest")
 def altered_file(arm: Arm) -> Seen:
-    """Somebody puts a program of his own into the file. Off: a reader that takes the bytes as they are."""
+    """An attacker replaces a program in the exported file. Off: a reader that does not check the bytes."""
     box = arm.sandbox(whole=True)
     box.files.write("tool", "x" * len(arm.canary))
     made = box.snapshot()
@@ -134,7 +134,10 @@ def altered_file(arm: Arm) -> Seen:
     "K07-digest", "no sandbox gets another's file by naming its digest", READ, off=HOST_CODE, label="own content only"
 )
 def content_of_another(arm: Arm) -> Seen:
-    """A guest that made the worker lie knows the digest of another sandbox's file. Off: naming a digest is enough."""
+    """A guest knows the digest of another sandbox's file and makes the worker inside report that digest as its own.
+
+    Off: a store that returns content to anyone with its digest.
+    """
     import json
 
     from ringfence.shared.stamps import DONE, ENTRY, RECORD
@@ -165,6 +168,7 @@ def content_of_another(arm: Arm) -> Seen:
 
 
 def _larger_image(plan: LinuxPlan, _: Arm) -> LinuxPlan:
+    """Return the plan with a disk image larger than the policy's limits."""
     return replace(plan, disk=(64 * _MB, 20_000))
 
 
@@ -201,7 +205,8 @@ _RANDOM = "(random.random(), os.urandom(8), uuid.uuid4(), ssl.RAND_bytes(8), seq
 
 @attack("K05", "two copies of one session have different randomness", SPOOF, off=HOST_CODE, label="new seeds")
 def shared_randomness(arm: Arm) -> Seen:
-    """Two sandboxes from one snapshot of memory. Off: a generator of the guest's own, which is not seeded anew."""
+    """Start two sandboxes from one snapshot of memory. Off: a generator that the guest seeded itself, which gets no new
+    seed."""
     box = arm.sandbox(whole=True)
     box.run("import os, random, ssl, uuid\nsequence = random.Random(5)").check()
     try:
@@ -215,8 +220,8 @@ def shared_randomness(arm: Arm) -> Seen:
                 values.append((copy.run(_RANDOM).value or "").strip("()").split(", "))
     finally:
         made.delete()
-    shared = [one for one in values[0] if one in values[1]]
-    found = shared if arm.off else [one for one in values[0][:-1] if one in values[1]]
+    compared = values[0] if arm.off else values[0][:-1]
+    found = [value for value in compared if value in values[1]]
     return Seen(bool(found), f"{len(found)} of {len(values[0])} the same")
 
 
@@ -230,7 +235,7 @@ state[:32] = canary
 
 @attack("K05-state", "a copy of a session has no generator's state", SPOOF, off=HOST_CODE, label="wiped as by a fork")
 def shared_state(arm: Arm) -> Seen:
-    """Where libraries keep what must never be twice: memory that is empty in a fork, and so in a copy."""
+    """Libraries keep a generator's state in memory that the kernel empties in a fork; a copy must empty it too."""
     if arm.off:
         arm.enter(replaced(capture, "wiped_on_fork", lambda _: frozenset()))
     box = arm.sandbox(whole=True)

@@ -1,4 +1,4 @@
-"""K, F21, F22, C01: archives and trees that cross the boundary. Off, a careless program of the host does the same."""
+"""K, F21, F22, C01: archives and trees that cross the boundary. Off: a careless program of the host does the transfer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _tar(*members: tuple[str, bytes, str, bytes]) -> bytes:
-    """Name, type, link, content; every member asks for set-uid."""
+    """Return a tar of members (name, type, link, content). The mode of every member has the set-uid bit."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, kind, link, content in members:
@@ -34,13 +34,16 @@ def _tar(*members: tuple[str, bytes, str, bytes]) -> bytes:
 
 
 def _lands(arm: Arm, stream: bytes) -> tuple[str, str]:
-    """A stream that a hostile worker could send, into a host folder; beside it lies a file that must stay."""
+    """Write a tar that a hostile worker could send into a host folder. Beside the folder is a file that must not change.
+
+    Returns the text of that file, and what happened.
+    """
     victim = arm.host_file("victim", text="as it was")
     place = os.path.join(arm.directory, "place")
     os.mkdir(place)
     if arm.off:
         with tarfile.open(fileobj=io.BytesIO(stream)) as archive:
-            if hasattr(tarfile, "fully_trusted_filter"):  # as every Python before 3.14 did by itself
+            if hasattr(tarfile, "fully_trusted_filter"):  # the default of every Python before 3.14
                 archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
             archive.extractall(place)  # noqa: S202  # the careless thing, in a folder of this arm
         return text_of(victim), "extracted"
@@ -87,7 +90,7 @@ def through_a_link(arm: Arm) -> Seen:
     "K01-hardlink", "a hard link of a tar leads to no file outside", WRITE, off=HOST_CODE, label="files: no hard links"
 )
 def through_a_hard_link(arm: Arm) -> Seen:
-    """A second member of the same name is written into the first one's file."""
+    """A write to the extracted name would reach the file that the hard link leads to."""
     stream = _tar(("in", _HARD, "../victim", b""))
     if arm.off:
         text, what = _lands(arm, stream)
@@ -181,7 +184,7 @@ def _zip_named(arm: Arm, name: str) -> Seen:
 
 @attack("F21", "archives are unpacked within caps", DOS, off=HOST_CODE, label="files: the quota, and byte caps")
 def bomb(arm: Arm) -> Seen:
-    """64 MB in 64 kB, for a sandbox of 8 MB."""
+    """Unpack 64 MB from an archive of 64 kB in a sandbox with a disk of 8 MB."""
     content = b"x" * (64 << 20)
     if arm.off:
         produced = len(zlib.decompress(zlib.compress(content)))
@@ -205,7 +208,7 @@ for i in range(9000): os.close(os.open(f"{i:05}" + "n" * 200, os.O_CREAT | os.O_
 
 @attack("F22", "what is listed comes in pages, and whole", DOS, off=HOST_CODE, label="files: pages")
 def many_files(arm: Arm) -> Seen:
-    """Off: the list as one answer, which has a cap."""
+    """Off: the names come as one output, which has a cap."""
     policy = Policy(limits=Limits(timeout_s=20, memory="256M", disk="8M", disk_files=9500))
     box = arm.sandbox(policy, whole=True)
     arm.python(_MANY, box=box, timeout_s=15)

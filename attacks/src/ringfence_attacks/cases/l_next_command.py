@@ -1,6 +1,6 @@
-"""L, continued: what a guest leaves in a shared folder for the next command, call or program of the host to meet.
+"""L: persistence in links and files that a guest leaves in a shared folder for the next command, call or host program.
 
-The first sandbox is over each time. Off, the next step is what a careless program of the host does with the same path.
+In each case the first sandbox has ended. Off: a careless program of the host uses the same path.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ _LABEL = "files: host paths"
 
 
 def _outside(arm: Arm) -> str:
-    """A folder of the host that no sandbox is shown, open to any user: that it is not shown is what is attacked."""
+    """Make a folder of the host that no sandbox may reach, and return its path.
+
+    It is open to any user: only that it is not shared keeps guests out.
+    """
     folder = arm.enter(host_folder())
     os.chmod(folder, 0o777)
     return folder
 
 
 def _planted(arm: Arm, links: Mapping[str, str]) -> None:
-    """A guest makes links in the arm's folder, and its sandbox ends."""
+    """Let a guest make links in the arm's folder, and end its sandbox."""
     box = arm.sandbox(arm.shared(), whole=True)
     code = "for name, leads in links.items():\n    os.symlink(leads, top + '/' + name)"
     report = arm.python(code, box=box, top=arm.directory, links=dict(links))
@@ -53,8 +56,10 @@ def _careless(path: str, text: str) -> None:
 
 @attack("L15", "a file that a command writes is not written through a planted link", WRITE, off=HOST_CODE, label=_LABEL)
 def written_for_the_caller(arm: Arm) -> Seen:
-    """A command writes to the link, and through a folder that became a link: `--report`, `--net-log`. The report holds
-    what the next guest printed: in a file that a shell reads, that would run."""
+    """A command writes to the link with `--report`, and through a folder that became a link with `--net-log`.
+
+    The report contains what the next guest printed: in a file that a shell reads, that text would run.
+    """
     outside = _outside(arm)
     victims = [f"{outside}/{name}" for name in ("bashrc", "profile")]
     for victim in victims:
@@ -102,7 +107,8 @@ def exported(arm: Arm) -> Seen:
 
 @attack("L16", "a planted link is not shown as the folder that was named", READ, off=HOST_CODE, label=_LABEL)
 def shown_instead(arm: Arm) -> Seen:
-    """In every mode that the backend has. Off: the caller's program has the path resolved, and shows what comes out."""
+    """Mount the link in every mode that the backend has. Off: the caller's program resolves the path first, and mounts
+    the folder that the link leads to."""
     outside = _outside(arm)
     _careless(f"{outside}/private", arm.canary)
     os.chmod(f"{outside}/private", 0o666)
@@ -117,7 +123,7 @@ def shown_instead(arm: Arm) -> Seen:
         try:
             report = arm.python(code, box=arm.sandbox(policy, whole=True))
         except (NotApplicable, UnsupportedError):
-            continue  # a mode that it has not
+            continue  # the backend does not have this mode
         except RingfenceError as error:
             met.append(f"{mode}: {error.code}")
             continue
@@ -133,13 +139,16 @@ def shown_instead(arm: Arm) -> Seen:
     label="inode of the source",
 )
 def exchanged(arm: Arm) -> Seen:
-    """Between the plan and the mount, as a guest of another sandbox could. Off: whatever is there by then is shown."""
+    """Exchange the folder for a link between the plan and the mount, as a guest of another sandbox could.
+
+    Off: the sandbox mounts whatever is at the path by then.
+    """
     outside = _outside(arm)
     _careless(f"{outside}/private", arm.canary)
     named = f"{arm.directory}/build"
     os.mkdir(named)
     made = Sandbox(policy=POLICY.replace(mounts=[Mount(named, "/data")]), backend="process")
-    launcher = made._launcher  # noqa: SLF001  # no public way leads between the two
+    launcher = made._launcher  # noqa: SLF001  # no public call stops between plan and mount
     plan = launcher.sandbox_plan()
     assert isinstance(plan, LinuxPlan)
     if arm.off:
@@ -164,7 +173,7 @@ def _without_inode(op: Op) -> Op:
     label=_LABEL,
 )
 def transferred(arm: Arm) -> Seen:
-    """Up from where a planted folder leads, and down to there."""
+    """Upload from a planted link, and download to a path through a planted link."""
     outside = _outside(arm)
     _careless(f"{outside}/private", arm.canary)
     _planted(arm, {"build": outside, "data.csv": f"{outside}/private"})
@@ -194,7 +203,7 @@ def transferred(arm: Arm) -> Seen:
 
 @attack("L19", "the policies that a person gave names are not written by a guest", PERSIST, off="protect")
 def own_policies(arm: Arm) -> Seen:
-    """The folder above is shared; one target exists, and another is still to be made."""
+    """The folder that contains the policies is shared. One policy exists, and another does not exist yet."""
     written = []
     with environment("XDG_CONFIG_HOME", arm.directory):
         for name, there in (("ringfence/policies/mine.toml", True), ("ringfence/policies/new.toml", False)):
@@ -218,7 +227,7 @@ def own_policies(arm: Arm) -> Seen:
 
 @attack("L15-report", "new links that lead out are told at the end", PERSIST, off=HOST_CODE, label="end scan")
 def links_told(arm: Arm) -> Seen:
-    """Links are reported for programs of the host that may follow them; dead links hide none. Off: no scan."""
+    """The report warns of links that programs of the host may follow; many dead links must not hide one. Off: no scan."""
     outside = _outside(arm)
     box = arm.sandbox(arm.shared())
     arm.python(
@@ -243,13 +252,13 @@ def links_told(arm: Arm) -> Seen:
 
 @attack("L12-report", "new files that shadow modules are told at the end", ESCAPE, off=HOST_CODE, label="end scan")
 def shadows_told(arm: Arm) -> Seen:
-    """Ringfence leaves the caller's own imports alone: a script in the folder imports from there. Off: so it
-    does, and no warning came."""
+    """Ringfence does not change the caller's own imports: a script in the folder imports from there. On: the file is
+    reported. Off: it is not."""
     box = arm.sandbox(arm.shared())
     code = "spill(top + '/hashlib.py', 'print(' + repr(canary) + ')', os.O_CREAT)"
     arm.python(code, box=box, top=arm.directory, canary=arm.canary)
     box.close()
-    ran_by = f"import sys; sys.path.insert(0, {arm.directory!r}); import hashlib"  # as for a script that lies there
+    ran_by = f"import sys; sys.path.insert(0, {arm.directory!r}); import hashlib"  # as for a script in that folder
     done = host_process(ran_by)
     ran = arm.canary in done.stdout
     if arm.off:

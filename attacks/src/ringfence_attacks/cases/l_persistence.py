@@ -1,4 +1,4 @@
-"""L: what stays after the end, or reaches the next sandbox."""
+"""L: persistence: what stays after a run or a sandbox has ended, or reaches the next sandbox."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _RUN_LATER = (
     *(".bashrc", ".profile", ".zshrc", ".envrc", ".mcp.json", ".git/hooks/post-checkout", ".git/config"),
     *(".git/commondir", ".vscode/tasks.json", ".idea/workspace.xml", ".claude/settings.json"),
-    *("tools/hooks/post-checkout", ".gitconfig-project"),  # which the configuration names, and which are not there yet
+    *("tools/hooks/post-checkout", ".gitconfig-project"),  # named by the configuration, and not there yet
 )
 _CONFIG = "[core]\nhooksPath = tools/hooks\n[include]\npath = ../.gitconfig-project\n"
 
@@ -72,7 +72,7 @@ def run_later(arm: Arm) -> Seen:
 
 @attack("L01-report", "such a file deeper in the folder is told at the end", PERSIST, off=HOST_CODE, label="end scan")
 def told_at_the_end(arm: Arm) -> Seen:
-    """Off, without a scan: the file is there and the result says nothing of it."""
+    """Off, without a scan: the file is written and no denial names it."""
     box = arm.sandbox(arm.shared())
     arm.python(
         """
@@ -173,7 +173,7 @@ def shared_cache(arm: Arm) -> Seen:
 
 @attack("L05", "no helper is looked up in PATH", ESCAPE, off=BARE)
 def planted_helper(arm: Arm) -> Seen:
-    """The planted program leaves a mark. Bare: a supervisor that looks its interpreter up."""
+    """A planted program leaves a mark. Bare: a supervisor that finds its interpreter by PATH."""
     planted = f"{arm.directory}/planted"
     os.mkdir(planted)
     for name in (
@@ -230,8 +230,8 @@ except (OSError, RecursionError) as error:
 
 @attack("L07", "files that will not go do not keep a sandbox from going", DOS, off=BARE)
 def stubborn_files(arm: Arm) -> Seen:
-    """Bare: a host folder, and the removal that Python brings, with as many descriptors as a process usually has. Up
-    to 3.12 it calls itself for each level, since then it keeps each level open. Inside, the file system itself goes.
+    """Bare: shutil.rmtree on a host folder, with as many descriptors as a process usually has. Up to Python 3.12 it
+    calls itself for each level, since then it keeps each level open. In a sandbox the whole file system is removed.
     """
     if arm.bare:
         report = arm.python(_STUBBORN, top=arm.directory)
@@ -242,7 +242,7 @@ def stubborn_files(arm: Arm) -> Seen:
     report = arm.python(_STUBBORN, box=box, top="/workspace")
     if report.said("done") is not True:
         raise AssertionError(report.stderr[-300:])
-    inner = box._box  # noqa: SLF001  # whether all of it is gone is no public question
+    inner = box._box  # noqa: SLF001  # no public call says whether a closed sandbox is gone
     assert inner is not None
     box.close()
     gone = inner.wait_destroyed(0)
@@ -258,7 +258,8 @@ def stubborn_files(arm: Arm) -> Seen:
     needs="cgroup",
 )
 def left_by_the_dead(arm: Arm) -> Seen:
-    """Off: before the next start. Another program's start on this host sweeps too, so off is tried several times."""
+    """Off: before the next start. The start of another program on this host sweeps too, therefore the off arm is tried
+    several times."""
     if find.find() is None:
         raise NotApplicable("the groups are scopes of a systemd user manager, which removes them itself")
     owner = _killed_supervisor(arm)
@@ -273,7 +274,7 @@ def left_by_the_dead(arm: Arm) -> Seen:
 
 
 def _killed_supervisor(arm: Arm) -> int:
-    """Return the pid. All library processes are stopped, then killed: none of them cleans up for another."""
+    """Start a supervisor, kill it, and return its pid. All its processes are stopped first, and none can clean up."""
     sleep = os.path.realpath("/bin/sleep")
     inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
     code = f"import ringfence\nwith ringfence.Sandbox() as box:\n    box.exec(['python3', '-c', {inner!r}])\n"
@@ -287,9 +288,9 @@ def _killed_supervisor(arm: Arm) -> int:
         pid = waiting_process(arm.canary, 8)
         every = [supervisor.pid, *descendants(supervisor.pid)]
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for one in every:
+            for each in every:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(one, number)
+                    os.kill(each, number)
     if pid is None:
         raise AssertionError("no guest was started")
     return supervisor.pid
@@ -297,7 +298,7 @@ def _killed_supervisor(arm: Arm) -> int:
 
 @attack("L09", "shared memory of one sandbox is not seen by the next", LEAK, off="ipc-namespace")
 def shared_memory(arm: Arm) -> Seen:
-    """The segments are open to all users: uids do not stand in the way. The host removes segments that are its own."""
+    """The segment is open to all users: no check of uids protects it. The host removes the segment when it got there."""
     first = arm.python(
         """
         number = call(29, 0, 4096, 0o1666)
@@ -354,8 +355,8 @@ time.sleep(5)
 
 @attack("L11", "a copy and its original do not touch each other", ESCAPE, off=BARE)
 def copy_and_original(arm: Arm) -> Seen:
-    """Each writes where the other has a file, kills every number there is, and changes what both remember; then the
-    copy ends. Bare: a fork, whose files and signals are its parent's."""
+    """Each of the two sandboxes writes where the other has a file, kills every pid it can, and changes a variable that
+    both have; then the copy ends. Bare: a fork, which has the files of its parent and can signal it."""
     if arm.bare:
         report = arm.python(_FORKS)
         with open(f"{arm.directory}/f", encoding="utf-8") as file:
@@ -404,8 +405,8 @@ _COUNTED = (".envrc", ".bashrc", ".profile")
 )
 def placeholder_taken_away(arm: Arm) -> Seen:
     """A caller has three sandboxes on one folder, the third of them hostile. The first starts, the second starts, the
-    first ends, the third starts, the second ends. Off: the second one's end removes what it made, and counts nobody;
-    what the third can write before its watch stops it stays in the folder.
+    first ends, the third starts, the second ends. Off: when the second ends, its placeholders are removed though the
+    third needs them; what the third can write before its watch stops it stays in the folder.
     """
     policy = arm.shared()
     first, second = arm.sandbox(policy), arm.sandbox(policy)
@@ -413,7 +414,7 @@ def placeholder_taken_away(arm: Arm) -> Seen:
     third = arm.sandbox(policy)
     process = arm.spawn(_SPIN, box=third, top=arm.directory, names=_COUNTED, canary=arm.canary)
     next(iter(process))
-    for _ in range(20 if arm.off else 0):  # what was removed is put back, as long as the guest was not faster
+    for _ in range(20 if arm.off else 0):  # removed placeholders are put back, unless the guest was faster
         for name in _COUNTED:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{arm.directory}/{name}")
@@ -432,13 +433,13 @@ _HELPERS = (
     *("docker", "podman", "runsc", "mmdebstrap", "npm", "node", "qemu-system-x86_64", "zstd", "unshare", "newuidmap"),
     *("newgidmap", "mkfs.ext4", "systemd-run", "python3", "git", "tar", "rm", "sh"),
 )
-# A careless program: whatever comes first in PATH.
+# A careless program: runs whatever comes first in PATH.
 _BY_PATH = """
 import shutil, subprocess
 for name in {names!r}:
     subprocess.run([shutil.which(name)], check=False)
 """
-# Every road on which we start a program, as far as it goes here.
+# Every way in which Ringfence starts a program, as far as each goes on this host.
 _EVERY_ROAD = """
 import os, subprocess, tempfile
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(dir={directory!r})
@@ -464,7 +465,7 @@ for road in roads:
     try:
         road()
     except (RingfenceError, OSError, ValueError, AssertionError):
-        pass  # what is not installed here, and what a planted program makes of it
+        pass  # not installed here, or the planted program gave no useful answer
 for name in {names!r}:
     found = host_programs.find(name)
     if found is not None and found.startswith({directory!r}):
@@ -479,8 +480,8 @@ def planted_for_us(arm: Arm) -> Seen:
     """The guest has a folder to write to, and that folder comes first in the PATH of the next command, as a virtual
     environment of a project does. Each planted program leaves a mark.
 
-    The control knows folders that guests of this process and of earlier ones could write to. It could be got round by a
-    link to such a folder, by another name of it, and by a program that the system does not have itself.
+    The control knows the folders that guests of this process and of earlier processes could write to. A way past the
+    control could be a link to such a folder, another name of the folder, or a program that the system does not have.
     """
     mark = f"{arm.directory}/mark"
     box = arm.sandbox(arm.shared())

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Memory of the host's process
 
 _MB = 1 << 20
-_EACH = 6 * _MB  # that a connection brings
+_EACH = 6 * _MB  # sent on each connection
 _CONNECTIONS = 16
 
 _SERVER = """
@@ -64,8 +64,8 @@ while True:
 
 @attack("O21", "a connection that was read is not kept on the host", DOS, off=HOST_CODE, label="no transcript")
 def kept_connections(arm: Arm) -> Seen:
-    """A server inside sends, clients outside read all of it, and stay. Off: each connection is read as a process is,
-    whose events and result somebody may ask for. Judged by the memory that this process has more afterwards."""
+    """A server inside sends; clients outside read everything and stay connected. Off: each connection is read as the
+    output of a process, whose events are kept for its result. Judged by how much the memory of this process grew."""
     box = arm.sandbox(POLICY.replace(limits=replace(LIMITS, output="4M")), whole=True)
     server = arm.spawn(_SERVER, box=box, each=_EACH)
     next(iter(server))
@@ -79,7 +79,7 @@ def kept_connections(arm: Arm) -> Seen:
 
 @contextlib.contextmanager
 def _read(box: Sandbox) -> Iterator[int]:
-    """Read all connections by one thread and one buffer, and leave them open: this side holds no bytes."""
+    """Read all connections in one thread with one buffer, and leave them open: the clients keep no bytes."""
     buffer, got = bytearray(1 << 16), 0
     with contextlib.ExitStack() as ends, selectors.DefaultSelector() as waiting:
         address = ends.enter_context(box.expose(8000))
@@ -99,6 +99,7 @@ def _read(box: Sandbox) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _read_as_processes(box: Sandbox) -> Iterator[int]:
+    """Read all connections as the output of processes, and keep their events."""
     from ringfence._sync.process import Process
     from ringfence.events import Stdout
 
@@ -145,8 +146,9 @@ ctypes.CFUNCTYPE(None)(spin + 64)()
 
 @attack("O22", "a range that a session names is not read as a whole", DOS, off=HOST_CODE, label="pieces, and a cap")
 def named_range(arm: Arm) -> Seen:
-    """A session reports its end and goes on outside of any system call: the copier has to look for a call instruction
-    in its libraries; one of these is a file of 256 MiB of holes. Judged by the peak of this process's memory."""
+    """A session reports its end and goes on, outside of any system call: the copier has to look for a call instruction
+    in the session's libraries, and one of these is a file of 256 MiB of holes. Judged by the peak memory of this
+    process."""
     from ringfence.backends.process.memory import tracee
 
     size = 256 * _MB
@@ -172,19 +174,20 @@ def named_range(arm: Arm) -> Seen:
     return Seen(grown > 64, f"{grown} MiB at the most; {met}")
 
 
-def _search_carelessly(found: Tracee) -> int:
-    with open(f"/proc/{found.pid}/maps", "rb") as maps:
+def _search_carelessly(tracee: Tracee) -> int:
+    """Return the address of a call instruction, read as a careless copier would: a whole range at once."""
+    with open(f"/proc/{tracee.pid}/maps", "rb") as maps:
         for row in maps:
             if b"r-xp" in row and b"/libc" in row:
                 first, last = (int(part, 16) for part in row.split()[0].split(b"-"))
-                at = found.read(first, last - first).find(b"\x0f\x05")
+                at = tracee.read(first, last - first).find(b"\x0f\x05")
                 if at >= 0:
                     return first + at
-    raise AssertionError("no library has one")
+    raise AssertionError("no library has a call instruction")
 
 
 def _memory_kib(name: str) -> int:
-    """Of this process, without what the heap only keeps for later."""
+    """Return a value of /proc/self/status, after returning free memory to the kernel."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
@@ -192,7 +195,7 @@ def _memory_kib(name: str) -> int:
 
 
 def _begin_peak() -> None:
-    """What follows has a peak of its own."""
+    """Reset the peak memory that the kernel has recorded for this process."""
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
@@ -212,20 +215,20 @@ _OUTPUT = "what it printed"
 
 def _with_a_tool(arm: Arm) -> Sandbox:
     box = arm.sandbox(whole=True)
-    box._tools["lookup"] = lambda: None  # noqa: SLF001  # an arm's sandboxes are made without; the first session has it
+    box._tools["lookup"] = lambda: None  # noqa: SLF001  # an arm makes sandboxes without tools; no session has begun
     return box
 
 
 def _first_hundred(self: tools.Budget, name: str, code: str, why: str) -> None:
-    """Without a count, and no more of them than that."""
-    if len(self._first) < 100:  # it stands in for a method
+    """Keep the first hundred denials and count no others: replaces `Budget.deny`."""
+    if len(self._first) < 100:  # the function replaces a method
         key = (f"{name}{len(self._first)}", code)  # as above
         self._first[key] = Denial("tool", name, code, f"{name}: {why}", allow=None)  # as above
 
 
 @attack("O23", "no flood of refused calls hides one of them", SPOOF, off=HOST_CODE, label="denials are counted")
 def hidden_denials(arm: Arm) -> Seen:
-    """Try a name that was not tried before, after many names, equal and different, and a name that ends the cell."""
+    """Call a tool by a new name after many refused calls: first after calls of one name, then of many names."""
     if arm.off:
         arm.enter(replaced(tools.Budget, "deny", _first_hundred))
     hidden = []
@@ -240,6 +243,7 @@ def hidden_denials(arm: Arm) -> Seen:
 
 
 def _all_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
+    """Return a line for every denial, whatever room there is: replaces `rendering._denial_lines`."""
     del room
     return [f"denied: {denial.message}" for denial in denials]
 
@@ -248,7 +252,7 @@ def _all_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
     "O24", "no flood of denials hides what a run printed, nor the last of them", SPOOF, off=HOST_CODE, label="shares"
 )
 def drowned_rendering(arm: Arm) -> Seen:
-    """The text that a model reads of a result. Off: every denial has its line, before all that the guest said."""
+    """Look at the text that a model reads of a result. Off: every denial has a line, before all that the guest printed."""
     if arm.off:
         arm.enter(replaced(rendering, "_denial_lines", _all_lines))
     box = _with_a_tool(arm)
@@ -268,8 +272,8 @@ def _missing_of(result: Result, last: str) -> list[str]:
     "O25", "what was deleted in a copy of a folder stays deleted in a twin", READ, off=HOST_CODE, label="look before"
 )
 def brought_back(arm: Arm) -> Seen:
-    """A token in the project is removed before a fork and a snapshot are given to somebody else's code. Off: a new
-    sandbox is filled as if there were nothing in it, but it starts from the folder, as the first one did."""
+    """A token in the project is removed before other code gets a fork or a snapshot. Off: a new sandbox is filled as if
+    its workspace were empty, but the workspace starts as a copy of the folder, as in the first sandbox."""
     path = arm.host_file("project/token")
     os.chmod(os.path.dirname(path), 0o755)
     if arm.off:
@@ -283,7 +287,7 @@ def brought_back(arm: Arm) -> Seen:
         for twin in (box.fork(memory=False), Sandbox(policy=policy, snapshot=made, backend="process")):
             arm.enter(twin)
             if twin.files.read_text("own") != "own\n":
-                raise AssertionError("the twin has not what the original has")
+                raise AssertionError("the twin does not have the files of the original")
             looted.append(twin.exec(["cat", "token"]).stdout)
     except SnapshotError as error:
         return Seen(False, str(error))
@@ -296,7 +300,7 @@ def brought_back(arm: Arm) -> Seen:
 
 # Starts
 
-# One start fails as it does where a helper process was killed. No engine is to be met: the road to one is what counts.
+# One start fails as when a helper process was killed. No engine is reached: only whether one is tried counts.
 _ONE_FAULT = """
 import os
 os.environ["DOCKER_HOST"] = "unix:///nowhere"
@@ -332,11 +336,11 @@ _CARELESS = "zygote.explain_refusal = lambda text, number: UnsupportedError(text
     label="facts of the host alone",
 )
 def another_wall(arm: Arm) -> Seen:
-    """An attacker who makes a start fail, by filling a table or by removing a name at the right moment, could choose
-    the backend of the next sandbox of a caller who asked for the best. Off: every failed start is a refusal of the
-    host.
+    """An attacker that makes a start fail, by filling a table or by removing a name at the right moment, could choose
+    the backend of the next sandbox of a caller that asked for the best. Off: every failed start counts as a refusal by
+    the host.
 
-    Seen by the host's own result, and by whether another backend was asked for at all.
+    Judged by the host's own result, and by whether another backend was tried at all.
     """
     done = host_process(_ONE_FAULT.format(careless=_CARELESS if arm.off else ""), timeout_s=60)
     if done.returncode != 0:
@@ -345,7 +349,7 @@ def another_wall(arm: Arm) -> Seen:
     return Seen(said != ["process"], f"the next sandbox: {' '.join(said)}")
 
 
-# Every process of the library is killed between two runs of one caller.
+# Every process of the library is killed between two runs of a caller.
 _KILLED = """
 import os, signal
 import ringfence
@@ -382,9 +386,9 @@ _TRUSTING = "pool._may_pass = lambda error: False; zygote.Zygote.alive = propert
     "O28", "a killed process of ours does not cost the next call", DOS, off=HOST_CODE, label="a dead helper is replaced"
 )
 def killed_helpers(arm: Arm) -> Seen:
-    """An attacker who fills the host's memory until the kernel kills a helper would end the caller's work too, or have
-    the failure reported as something else. Off: the host takes a helper for alive, and tries once. Seen by the host's
-    own next call, of which nothing had run.
+    """An attacker that fills the host's memory until the kernel kills a helper could end the caller's work too, or make
+    the failure look like another one. Off: the host believes that a helper is alive, and tries once. Judged by the
+    caller's next call, no part of which had run.
     """
     done = host_process(_KILLED.format(careless=_TRUSTING if arm.off else ""), timeout_s=60)
     if done.returncode != 0:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ringfence_attacks.controls import Change
 
 _SMALL = Policy(limits=Limits(timeout_s=20, memory="96M", processes=24, disk="1M", disk_files=200))
-_LOOSE = ("own-user", "landlock-files")
+_USER_AND_LANDLOCK = ("own-user", "landlock-files")
 
 
-@attack("A02-root", "the root is not written to, by whomever", WRITE, off="read-only-root", behind=_LOOSE)
+@attack("A02-root", "the root is not written to, by whomever", WRITE, off="read-only-root", behind=_USER_AND_LANDLOCK)
 def write_root(arm: Arm) -> Seen:
     box = arm.sandbox()
     code = """
@@ -30,7 +30,7 @@ def write_root(arm: Arm) -> Seen:
     """
     report = arm.python(code, box=box)
     if engine_arm(arm).contained:
-        changed = [each["Path"] for each in wall_of(box)._engine.api.diff(wall_of(box)._id) or ()]  # noqa: SLF001  # its own word
+        changed = [each["Path"] for each in wall_of(box)._engine.api.diff(wall_of(box)._id) or ()]  # noqa: SLF001  # the engine's own list of changes
         return Seen(
             any(path.endswith("/planted") for path in changed),
             f"{report.words()}; changed: {', '.join(changed) or 'nothing'}",
@@ -57,9 +57,10 @@ def write_mount(arm: Arm) -> Seen:
 
 @attack("B07-guestd", "guestd's own files and interpreter are not overwritten", ESCAPE, off="guestd-read-only")
 def overwrite_guestd(arm: Arm) -> Seen:
-    """CVE-2019-5736: the next sandbox would start what is planted there. The control is the mount, not the mode.
+    """CVE-2019-5736: the next sandbox would start the planted code. The control is the read-only mount, not the mode.
 
-    A copy of its package, which anybody may write to, is shown over it, so that no arm can reach the one that is used.
+    A copy of guestd's package, which any user may write to, is mounted over the package, so that no arm can change the
+    package that is used.
     """
     from ringfence.host import state
 
@@ -118,7 +119,7 @@ def fill(path, total):
 
 
 def _fill(arm: Arm, path: str, total: int, limit: int) -> Seen:
-    """Judge by the file's size: seen by the host in the root of the first process; under gVisor, as reported inside."""
+    """Judge by the file's size: the host reads it in the root of the first process; on gVisor the guest reports it."""
     box = arm.sandbox(_SMALL)
     report = arm.python(f"{_FILL}\nattempt('fill', fill, path, total)", box=box, path=path, total=total)
     if engine_arm(arm).contained:
@@ -145,9 +146,9 @@ def fill_shared_memory(arm: Arm) -> Seen:
 
 @attack("F12-files", "names end at limits.disk_files", DOS, off="tmpfs-files")
 def many_files(arm: Arm) -> Seen:
-    """Counted by the host: of a container's own mounts, of gVisor's in the mount namespace of its own."""
+    """The host counts the names: in the root of a container's first process, or in gVisor's own mount namespace."""
     if not engine_arm(arm).contained and os.geteuid() != 0:
-        raise NotApplicable("gVisor's files are counted by a file system of the host's, which takes root")
+        raise NotApplicable("a file system of the host counts gVisor's files, and making that takes root")
     policy = _SMALL if engine_arm(arm).contained else _SMALL.replace(strict=True)
     box = arm.sandbox(policy)
     code = """
@@ -171,7 +172,7 @@ def _names_at(box: Any, *, contained: bool) -> int:
 
 @attack("F10-tree", "CPU time of many short processes ends at limits.cpu_time_s", DOS, off=HOST_CODE)
 def burn_in_children(arm: Arm) -> Seen:
-    """The processes together pass the limit that none reaches alone. Without a limit the script ends by itself."""
+    """The processes together use more than the limit, which no process reaches alone. Off: a limit that is not reached."""
     cpu_s = 20 if arm.off else 0.5
     code = """
     def burn(seconds):
