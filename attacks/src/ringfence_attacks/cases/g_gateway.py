@@ -60,7 +60,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _internet(arm: Arm, names: dict[str, str]) -> list[str]:
-    """Make the gateway resolve only these names until the arm ends. Returns a list that grows by each name looked up."""
+    """Make the gateway resolve only these names until the arm ends. Returns a list that gets each name looked up."""
     looked_up: list[str] = []
 
     def lookup(name: str, port: int) -> list[str]:
@@ -251,7 +251,7 @@ def lookalike_names(arm: Arm) -> Seen:
 
 @attack("G15", "a NUL in a SOCKS name does not make it another name", ESCAPE, off=HOST_CODE, label="name grammar")
 def nul_in_socks(arm: Arm) -> Seen:
-    """A proxy of another project was broken so: the suffix matched, and the resolver read up to the NUL."""
+    """A proxy of another project was broken this way: the suffix matched, and the resolver read up to the NUL."""
     listener = arm.listen_tcp()
     _internet(arm, {"evil.test": _LOOPBACK})
     _careless(arm, socks, "canonical_host", str.lower)

@@ -169,7 +169,8 @@ def remains(arm: Arm) -> Seen:
     look = """
     for top in ("/workspace", "/tmp", "/dev/shm"):
         for place, folders, names in os.walk(top):
-            folders[:] = [one for one in folders if not os.path.ismount(os.path.join(place, one))]  # not the caller's Python
+            # A mount is the caller's Python, which is in every sandbox.
+            folders[:] = [one for one in folders if not os.path.ismount(os.path.join(place, one))]
             for name in names: steal(os.path.join(place, name))
     """
     first = arm.sandbox(whole=True)

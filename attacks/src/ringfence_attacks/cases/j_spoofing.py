@@ -410,8 +410,8 @@ ELSEWHERE = [
     not_applicable("J16", "the audit log is a chain", SPOOF, "there is no audit log in this version"),
 ]
 
-# J17: PID 1 and the spawner. A guest knows their pids, but must not write to their memory, limit them, or choose them for
-# the kernel to kill.
+# J17: PID 1 and the spawner. A guest knows their pids, but must not write to their memory, limit them, or choose them
+# for the kernel to kill.
 
 _POKE = """
 def poke(pid):

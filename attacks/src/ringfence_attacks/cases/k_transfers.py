@@ -1,4 +1,4 @@
-"""K, F21, F22, C01: archives and trees that cross the boundary. Off: a careless program of the host does the transfer."""
+"""K, F21, F22, C01: archives and trees that cross the boundary. Off: a careless program of the host transfers them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _tar(*members: tuple[str, bytes, str, bytes]) -> bytes:
 
 
 def _lands(arm: Arm, stream: bytes) -> tuple[str, str]:
-    """Write a tar that a hostile worker could send into a host folder. Beside the folder is a file that must not change.
+    """Write a tar that a hostile worker could send into a host folder, beside which is a file that must not change.
 
     Returns the text of that file, and what happened.
     """

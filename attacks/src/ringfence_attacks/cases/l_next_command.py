@@ -227,7 +227,7 @@ def own_policies(arm: Arm) -> Seen:
 
 @attack("L15-report", "new links that lead out are told at the end", PERSIST, off=HOST_CODE, label="end scan")
 def links_told(arm: Arm) -> Seen:
-    """The report warns of links that programs of the host may follow; many dead links must not hide one. Off: no scan."""
+    """Links are reported, as programs of the host may follow them; many dead links must not hide one. Off: no scan."""
     outside = _outside(arm)
     box = arm.sandbox(arm.shared())
     arm.python(

@@ -298,7 +298,7 @@ def _killed_supervisor(arm: Arm) -> int:
 
 @attack("L09", "shared memory of one sandbox is not seen by the next", LEAK, off="ipc-namespace")
 def shared_memory(arm: Arm) -> Seen:
-    """The segment is open to all users: no check of uids protects it. The host removes the segment when it got there."""
+    """The segment is open to all users: no check of uids protects it. Off: the host removes the segment afterwards."""
     first = arm.python(
         """
         number = call(29, 0, 4096, 0o1666)

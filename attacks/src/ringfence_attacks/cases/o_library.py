@@ -239,7 +239,7 @@ def hidden_denials(arm: Arm) -> Seen:
             hidden.append(f"the name is in none of {len(result.denials)} denials")
         elif count not in (201, 3001):
             hidden.append(f"{count} are counted")
-    return Seen(bool(hidden), "; ".join(hidden) or "told, and all are counted")
+    return Seen(bool(hidden), "; ".join(hidden) or "reported, and all are counted")
 
 
 def _all_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
@@ -252,7 +252,7 @@ def _all_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
     "O24", "no flood of denials hides what a run printed, nor the last of them", SPOOF, off=HOST_CODE, label="shares"
 )
 def drowned_rendering(arm: Arm) -> Seen:
-    """Look at the text that a model reads of a result. Off: every denial has a line, before all that the guest printed."""
+    """Look at the text that a model reads of a result. Off: every denial has a line before what the guest printed."""
     if arm.off:
         arm.enter(replaced(rendering, "_denial_lines", _all_lines))
     box = _with_a_tool(arm)

@@ -193,7 +193,7 @@ for path in ("/run/engine.sock", "/var/run/docker.sock", "/run/podman/podman.soc
 
 @attack("M09", "the engine's socket is not reached", ESCAPE, off="no-engine-socket", behind="own-user")
 def ask_engine(arm: Arm) -> Seen:
-    """A process that reaches the engine's socket is root on the host. The witness: a volume that the engine then has."""
+    """A process that reaches the engine's socket is root on the host. Witness: a volume that the engine then has."""
     from ringfence.backends.container import api
 
     found = api.find()

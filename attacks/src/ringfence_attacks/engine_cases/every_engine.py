@@ -172,7 +172,7 @@ def _names_at(box: Any, *, contained: bool) -> int:
 
 @attack("F10-tree", "CPU time of many short processes ends at limits.cpu_time_s", DOS, off=HOST_CODE)
 def burn_in_children(arm: Arm) -> Seen:
-    """The processes together use more than the limit, which no process reaches alone. Off: a limit that is not reached."""
+    """The processes together use more than the limit, which no process reaches alone. Off: a limit far above that."""
     cpu_s = 20 if arm.off else 0.5
     code = """
     def burn(seconds):
