@@ -264,7 +264,7 @@ def planted_link(arm: Arm) -> Seen:
     return arm.stolen(report)
 
 
-@attack("A14", "a host file that may only be read is not linked into a folder that may be written", WRITE, off=BARE)
+@attack("A14", "a host file mounted read-only is not linked into a folder mounted read-write", WRITE, off=BARE)
 def hard_link(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
     out = f"{arm.directory}/out"
@@ -376,7 +376,7 @@ def _nodes(top: str) -> set[str]:
 
 
 A18 = attack(
-    "A18", "no device of the kernel's own interfaces is there", ESCAPE, off=_show_devices, label="device nodes"
+    "A18", "/dev holds no device of the kernel's own interfaces", ESCAPE, off=_show_devices, label="device nodes"
 )(devices.play)
 
 A19 = not_applicable(
@@ -425,18 +425,18 @@ def _programs(arm: Arm, names: tuple[str, ...]) -> Seen:
     return Seen(box.files.exists("ran"), report.words())
 
 
-@attack("A20", "a program that is not listed does not run by execveat either", ESCAPE, off=HOST_CODE, label="commands")
+@attack("A20", "a program that is not listed is not run by execveat", ESCAPE, off=HOST_CODE, label="commands")
 def by_descriptor(arm: Arm) -> Seen:
     return _programs(arm, ("/bin/sh",))
 
 
-@attack("A21", "a program that is not listed has no other name", ESCAPE, off=HOST_CODE, label="commands")
+@attack("A21", "a program that is not listed is not run under another name", ESCAPE, off=HOST_CODE, label="commands")
 def aliases(arm: Arm) -> Seen:
     names = ("//bin/sh", "/usr/bin/../bin/sh", "/bin/./dash", "/proc/self/root/usr/bin/sh", "/usr/bin/env", "/BIN/SH")
     return _programs(arm, names)
 
 
-@attack("A22", "the files below a copy stay as they are", WRITE, off=HOST_CODE, label="copy layer")
+@attack("A22", "the host files below a copy of a folder stay as they are", WRITE, off=HOST_CODE, label="copy layer")
 def copy_layer(arm: Arm) -> Seen:
     path = arm.host_file("project/file", mode=0o666)
     os.chmod(f"{arm.directory}/project", 0o777)
@@ -469,7 +469,9 @@ tell(done=True)
 """
 
 
-@attack("A22-hidden", "a file that is hidden in a mount has no other name", READ, off=HOST_CODE, label="hide")
+@attack(
+    "A22-hidden", "a file that is hidden in a mount is not reached by another name", READ, off=HOST_CODE, label="hide"
+)
 def hidden(arm: Arm) -> Seen:
     """Try a sandbox for each way to mount: as root, a folder that other users cannot read is mounted differently."""
     folders = [os.path.dirname(arm.host_file(f"{name}/.env")) for name in ("open", "closed")]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 
-@attack("A24", "a FIFO where a file is expected does not hold the reader up", DOS, off=HOST_CODE, label="files: fstat")
+@attack("A24", "a FIFO in place of a file does not hold up the reader", DOS, off=HOST_CODE, label="files: fstat")
 def fifo(arm: Arm) -> Seen:
     box = arm.sandbox()
     arm.python('os.mkfifo("result.json")', box=box)
@@ -44,9 +44,7 @@ def endless(arm: Arm) -> Seen:
     return Seen(True, f"{len(data)} bytes came")
 
 
-@attack(
-    "A26", "a sparse file of 4 GiB is not taken into the host's memory", DOS, off=HOST_CODE, label="files: byte cap"
-)
+@attack("A26", "a sparse file of a TiB is not read into the host's memory", DOS, off=HOST_CODE, label="files: byte cap")
 def sparse(arm: Arm) -> Seen:
     """The host reads ranges of the requested size; a read of the whole file is refused before memory is taken."""
     box = arm.sandbox()
@@ -82,7 +80,7 @@ def deep_tree(arm: Arm) -> Seen:
     return Seen(bool(left), f"left: {left[:3]}")
 
 
-@attack("A28", "a strange name is told as it is", SPOOF, off=HOST_CODE, label="files: JSON lines")
+@attack("A28", "strange file names are reported as they are", SPOOF, off=HOST_CODE, label="files: JSON lines")
 def strange_names(arm: Arm) -> Seen:
     names = ["a\nb", "\x1b]0;title\x07", "\u202egnp.exe", "-rf", "..%2f", "n" * 255, " ", "\\", "${HOME}", "'\""]
     box = arm.sandbox()

@@ -67,7 +67,12 @@ def made_anew(arm: Arm) -> Seen:
     return Seen(holds(arm.directory, arm.canary), report.words())
 
 
-@attack("A13-second", "nor by a second sandbox, which finds the first one's placeholders", WRITE, off="protect")
+@attack(
+    "A13-second",
+    "a second sandbox, which finds the first one's placeholders, makes no protected path either",
+    WRITE,
+    off="protect",
+)
 def made_in_a_second(arm: Arm) -> Seen:
     _half_repository(arm)
     arm.sandbox(arm.shared(), whole=True)

@@ -75,7 +75,7 @@ B02 = attack(
 B12 = attack("B12", "kernel settings are not written: rights", WRITE, off="capabilities", behind="proc-masks")(_knobs)
 
 
-@attack("B03", "what /proc tells about the kernel is masked", LEAK, off="proc-masks")
+@attack("B03", "files of /proc that describe the kernel are masked", LEAK, off="proc-masks")
 def kernel_files(arm: Arm) -> Seen:
     """The witness is the text that the host reads in the same file."""
     report = arm.python(
@@ -90,7 +90,7 @@ def kernel_files(arm: Arm) -> Seen:
     return Seen(here.strip() in report.looted if here.strip() else bool(report.looted.strip()), report.words())
 
 
-@attack("B04", "there is no /sys", LEAK, off=BARE, label="no /sys in the view")
+@attack("B04", "the sandbox has no /sys", LEAK, off=BARE, label="no /sys in the view")
 def sys_files(arm: Arm) -> Seen:
     path = next((p for p in ("/sys/devices/system/cpu/online", "/sys/kernel/uevent_seqnum") if os.path.exists(p)), None)
     if path is None:
@@ -163,7 +163,7 @@ for name, text in (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "al
 """
 
 
-@attack("B09", "a process does not take itself out of the memory killer's sight", DOS, off=BARE)
+@attack("B09", "a process does not make itself a less likely victim of the memory killer", DOS, off=BARE)
 def memory_killer(arm: Arm) -> Seen:
     """In the bare arm a process may lower its score to the value it started with. Inside, the score starts at the
     host's value or above, and does not fall.
@@ -222,7 +222,7 @@ def supervisor(arm: Arm) -> Seen:
 
 
 @attack(
-    "B13", "the guest's place in the host's control groups has no name", LEAK, off="cgroup-namespace", needs="cgroup"
+    "B13", "a guest cannot read its place in the host's control groups", LEAK, off="cgroup-namespace", needs="cgroup"
 )
 def group_names(arm: Arm) -> Seen:
     """Host paths of the image "host" are shown in /proc/self/mountinfo: see docs/attacks.md."""

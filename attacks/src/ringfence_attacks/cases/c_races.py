@@ -87,9 +87,12 @@ def swapped_on_removal(arm: Arm) -> Seen:
 
 
 C04 = not_applicable(
-    "C04", "a connect that is looked at is not swapped", ESCAPE, "no call of a guest is looked at and then run again"
+    "C04",
+    "the address of a connect is not swapped after a check",
+    ESCAPE,
+    "no call of a guest is looked at and then run again",
 )
-C05 = not_applicable("C05", "a path that is looked at is not swapped", ESCAPE, "no broker opens files for a guest")
+C05 = not_applicable("C05", "a path is not swapped after a check", ESCAPE, "no broker opens files for a guest")
 
 
 @attack(
@@ -141,7 +144,7 @@ def _reads_mixture(path: str, *, careless: bool) -> bool:
 
 C08 = not_applicable(
     "C08",
-    "a signal never reaches a process that took a dead one's number",
+    "a signal never reaches a process that got the pid of a dead process",
     DOS,
     "guests are signalled by pidfd alone; a numbered pid is used only for our own child, before it is waited for",
 )
@@ -149,7 +152,7 @@ C08 = not_applicable(
 
 @attack(
     "C09",
-    "a state folder that somebody else laid out is refused",
+    "a state folder that another user made is refused",
     PERSIST,
     off=HOST_CODE,
     label="state: owner, mode, no link",
@@ -170,6 +173,8 @@ def squatted_state(arm: Arm) -> Seen:
     return Seen(bool(os.listdir(theirs)), done.stderr.strip()[-160:] or "it ran without the folder")
 
 
-C10 = not_applicable("C10", "no socket file is squatted", ESCAPE, "there is none: every channel is a socket pair")
+C10 = not_applicable(
+    "C10", "no socket file is made by another user first", ESCAPE, "there is none: every channel is a socket pair"
+)
 
 CASES = cases(globals())

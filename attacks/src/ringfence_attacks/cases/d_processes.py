@@ -70,7 +70,7 @@ _TRY_ALL = (
 )
 
 
-@attack("D02", "what the supervisor holds open is not inherited", READ, off=BARE)
+@attack("D02", "a file that the supervisor has open is not inherited", READ, off=BARE)
 def inherited(arm: Arm) -> Seen:
     """A separate supervisor opens the canary's file, inheritable, before it starts Ringfence."""
     path = arm.host_file(mode=0o600)
@@ -150,7 +150,7 @@ def tracing(arm: Arm) -> Seen:
 
 @attack(
     "D07-user",
-    "a process of the sandbox's own uid outside is not read",
+    "a process outside with the sandbox's own uid is not read",
     READ,
     off="user-namespace",
     behind=("view", "landlock-files", "landlock-scopes"),
@@ -282,7 +282,7 @@ def daemon(arm: Arm) -> Seen:
     return _daemon(arm, "")
 
 
-@attack("D11", "a daemon that ignores signals and adopts its own does not either", PERSIST, off=BARE)
+@attack("D11", "a daemon that ignores signals and adopts its children does not outlive its run", PERSIST, off=BARE)
 def stubborn_daemon(arm: Arm) -> Seen:
     return _daemon(arm, _STUBBORN)
 
@@ -299,7 +299,7 @@ except OSError as error:
 """
 
 
-@attack("D12", "processes that nobody waits for count against the limit", DOS, off="process-limit")
+@attack("D12", "zombies count against the limit of processes", DOS, off="process-limit")
 def zombies(arm: Arm) -> Seen:
     """Counted by the host, in /proc."""
     pid, words = arm.waiting(_ZOMBIES, box=arm.sandbox())
@@ -325,7 +325,7 @@ time.sleep(8)
 """
 
 
-@attack("D13", "no scheduling class is taken", DOS, off="seccomp:realtime")
+@attack("D13", "no realtime scheduling class is taken", DOS, off="seccomp:realtime")
 def scheduling(arm: Arm) -> Seen:
     """Seen by the host: the class of the waiting process. Where permitted, the host first raises the kernel's limit."""
     box = arm.sandbox()
@@ -392,7 +392,7 @@ def supervisor_killed(arm: Arm) -> Seen:
     return _orphans(arm, code)
 
 
-@attack("D16", "output that a grandchild holds open does not hold the caller", DOS, off=BARE)
+@attack("D16", "output that a grandchild holds open does not hold up the caller", DOS, off=BARE)
 def held_pipe(arm: Arm) -> Seen:
     code = "if os.fork() == 0:\n    os.setsid()\n    time.sleep(4)\n    os._exit(0)\ntell(done=True)"
     started = time.monotonic()

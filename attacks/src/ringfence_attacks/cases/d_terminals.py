@@ -50,7 +50,7 @@ def terminal_injection(arm: Arm) -> Seen:
     return Seen(arm.canary.encode() in typed, f"{len(typed)} bytes to read; {words}")
 
 
-@attack("D05-discipline", "no terminal gets another discipline", ESCAPE, off="seccomp:terminal")
+@attack("D05-discipline", "no terminal gets another line discipline", ESCAPE, off="seccomp:terminal")
 def terminal_discipline(arm: Arm) -> Seen:
     """Pass an address that is not mapped, from which the kernel would read the discipline's number. The kernel's answer
     is read from the stopped guest."""

@@ -58,7 +58,7 @@ def _filtered(
 TABLE = (
     _filtered(
         "E01",
-        "unshare and clone make no namespace, whatever bits stand beside the flags",
+        "unshare and clone make no namespace, whatever other bits are set",
         "namespaces",
         Attempt("unshare NEWUSER", 272, (_NEWUSER,)),
         Attempt("unshare NEWUSER|NEWNET", 272, (_NEWUSER | _NEWNET,)),
@@ -67,7 +67,7 @@ TABLE = (
     ),
     _filtered(
         "E01-clone3",
-        "clone3, whose flags are in memory, is not there",
+        "clone3, whose flags are in memory, is answered as unknown",
         "clone3",
         Attempt("clone3", 435, (0, 0), _NOSYS),
     ),
@@ -90,7 +90,7 @@ TABLE = (
     _filtered("E06", "userfaultfd is refused", "userfaultfd", Attempt("userfaultfd", 323, (1,))),
     _filtered(
         "E07",
-        "there is no ring that runs calls past the filter",
+        "io_uring, which would run calls past the filter, is answered as unknown",
         "io-uring",
         Attempt("io_uring_setup", 425, (0, _BAD), _NOSYS),
         Attempt("io_uring_enter", 426, (_MINUS, 0, 0, 0, 0, 0), _NOSYS),
@@ -98,7 +98,7 @@ TABLE = (
     ),
     _filtered(
         "E07-aio",
-        "there is no asynchronous I/O, whose count is one for the whole host",
+        "asynchronous I/O, which has one limit for the whole host, is answered as unknown",
         "aio",
         Attempt("io_setup", 206, (0, _BAD), _NOSYS),
         Attempt("io_destroy", 207, (0,), _NOSYS),
@@ -132,18 +132,21 @@ TABLE = (
     ),
     _filtered(
         "E11",
-        "the caller's ports and local descriptor table are as they were",
+        "I/O ports are not opened",
         "admin",
         Attempt("iopl", 172, (9,)),
         Attempt("ioperm", 173, (0x7FFFFFFF, 1, 1)),
     ),
     _filtered("E11-ldt", "the local descriptor table is not written", "memory", Attempt("modify_ldt", 154, (99, 0, 0))),
     _filtered(
-        "E12", "files have no handles", "handles", Attempt("name_to_handle_at", 303, (_MINUS, _BAD, _BAD, _BAD, 0x7FFF))
+        "E12",
+        "no handle of a file is given",
+        "handles",
+        Attempt("name_to_handle_at", 303, (_MINUS, _BAD, _BAD, _BAD, 0x7FFF)),
     ),
     _filtered(
         "E13",
-        "quota, accounting and what no kernel has any more are refused",
+        "calls for quota and file marks are refused",
         "admin",
         Attempt("quotactl", 179, (0x7FFFFFFF, _BAD, 0, 0)),
         Attempt("quotactl_fd", 443, (_MINUS, 0x7FFFFFFF, 0, 0)),
@@ -151,7 +154,7 @@ TABLE = (
     ),
     _filtered(
         "E13-unknown",
-        "ustat and sysfs, which nothing needs, are not there",
+        "ustat and sysfs, which no program needs, are answered as unknown",
         "unknown",
         Attempt("ustat", 136, (0, _BAD), _NOSYS),
         Attempt("sysfs", 139, (99, 0, 0), _NOSYS),
@@ -168,7 +171,7 @@ TABLE = (
     ),
     _filtered(
         "E17",
-        "the clock is refused before its value is read",
+        "setting the clock is refused before the new value is read",
         "clock",
         Attempt("settimeofday", 164, (_BAD, 0)),
         Attempt("clock_settime", 227, (9999, _BAD)),
@@ -211,7 +214,7 @@ TABLE = (
     ),
     _filtered(
         "E21-leases",
-        "nobody who opens a file waits for a guest that has a lease on it",
+        "no program that opens a file has to wait for a guest with a lease on the file",
         "leases",
         Attempt("F_SETLEASE", 72, (_MINUS, 1024, 0)),
         Attempt("F_NOTIFY", 72, (_MINUS, 1026, 0)),
@@ -229,7 +232,7 @@ TABLE = (
     ),
     _filtered(
         "E22",
-        "calls that are new, or that nothing needs yet, are not there",
+        "calls that are new, or that no program needs yet, are answered as unknown",
         "unknown",
         Attempt("mseal", 462, (1, 4096, 1), _NOSYS),
         Attempt("statmount", 457, (_BAD, _BAD, 8, 0x7FFF), _NOSYS),
@@ -240,7 +243,7 @@ TABLE = (
     ),
     _filtered(
         "E22-memory",
-        "memory that the host cannot see or count, or that belongs to others, is refused",
+        "memory that the host cannot see or count, or that belongs to other processes, is refused",
         "memory",
         Attempt("memfd_secret", 447, (0x7FFF,)),
         Attempt("process_madvise", 440, (_MINUS, 0, 0, 0, 0)),
@@ -252,7 +255,7 @@ TABLE = (
     ),
     _filtered(
         "E23",
-        "prctl passes the options on a list alone",
+        "prctl permits only the options on a list",
         "prctl",
         Attempt("PR_SET_MM", 157, (35, 99, 0, 0, 1)),
         Attempt("PR_SET_SPECULATION enable", 157, (53, 99, 2, 0, 0)),

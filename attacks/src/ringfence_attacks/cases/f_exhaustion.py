@@ -76,13 +76,13 @@ os._exit(0)
 """
 
 
-@attack("F02", "many small processes together stay within the limit", DOS, off="cgroup", needs="cgroup")
+@attack("F02", "many small processes together stay within the memory limit", DOS, off="cgroup", needs="cgroup")
 def memory_of_children(arm: Arm) -> Seen:
     report = arm.python(_CHILDREN, policy=_SMALL)
     return Seen(report.exit_code == 0, _peak(report))
 
 
-@attack("F03", "memory files count against the same limit", DOS, off="cgroup", needs="cgroup")
+@attack("F03", "memory files count against the memory limit", DOS, off="cgroup", needs="cgroup")
 def memory_files(arm: Arm) -> Seen:
     return _took_all_memory(arm, "fd = os.memfd_create('x')\nfor _ in range(240): os.write(fd, bytes(1 << 20))")
 
@@ -97,7 +97,7 @@ for _ in range(15):
 """
 
 
-@attack("F03-sysv", "System V shared memory counts against the same limit", DOS, off="cgroup", needs="cgroup")
+@attack("F03-sysv", "System V shared memory counts against the memory limit", DOS, off="cgroup", needs="cgroup")
 def shared_memory(arm: Arm) -> Seen:
     return _took_all_memory(arm, _SYSV_BOMB)
 
@@ -119,7 +119,7 @@ for _ in range(60):
 """
 
 
-@attack("F04", "buffers in the kernel count against the same limit", DOS, off="cgroup", needs="cgroup")
+@attack("F04", "buffers in the kernel count against the memory limit", DOS, off="cgroup", needs="cgroup")
 def kernel_memory(arm: Arm) -> Seen:
     return _took_all_memory(arm, _BUFFERS, _limits(memory="16M", disk="4M"))
 
@@ -160,12 +160,12 @@ time.sleep(6)
 """
 
 
-@attack("F06", "a fork bomb stands still at the limit", DOS, off="process-limit")
+@attack("F06", "a fork bomb ends at limits.processes", DOS, off="process-limit")
 def fork_bomb(arm: Arm) -> Seen:
     return _tasks_inside(arm, _FORKS)
 
 
-@attack("F06-threads", "a thread bomb stands still at the limit", DOS, off="process-limit")
+@attack("F06-threads", "a thread bomb ends at limits.processes", DOS, off="process-limit")
 def thread_bomb(arm: Arm) -> Seen:
     return _tasks_inside(arm, _THREADS)
 
@@ -217,7 +217,7 @@ for _ in range(3): os.wait()
 """
 
 
-@attack("F08", "a tree that spins gets its share of CPU time and no more", DOS, off="cgroup", needs="cgroup")
+@attack("F08", "a tree of spinning processes gets its share of CPU time and no more", DOS, off="cgroup", needs="cgroup")
 def spin(arm: Arm) -> Seen:
     before = time.monotonic()
     report = arm.python(_SPIN, policy=_limits(cpus=0.05))
@@ -254,7 +254,7 @@ time.sleep(1.6)
 
 @attack(
     "F32",
-    "code that is deaf to every signal is ended by the wall clock, and the caller answered in time",
+    "code that ignores every signal is ended by the wall clock, and the caller gets the answer in time",
     DOS,
     off=HOST_CODE,
 )
@@ -283,13 +283,13 @@ for _ in range(5):
 """
 
 
-@attack("F10", "CPU time of short-lived children counts", DOS, off="cgroup", needs="cgroup")
+@attack("F10", "CPU time of short-lived children counts against the limit", DOS, off="cgroup", needs="cgroup")
 def short_lived_children(arm: Arm) -> Seen:
     report = arm.python(_RELAY.format(work="pass"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
     return Seen(report.exit_code == 0, f"{report.status}, limit 0.5 s, {_peak(report)}")
 
 
-@attack("F11", "time in the kernel counts", DOS, off="cgroup", needs="cgroup")
+@attack("F11", "time in the kernel counts against the limit of CPU time", DOS, off="cgroup", needs="cgroup")
 def kernel_time(arm: Arm) -> Seen:
     report = arm.python(_RELAY.format(work="os.listdir('/proc/self/fd')"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
     return Seen(report.exit_code == 0, f"{report.status}, limit 0.5 s, {_peak(report)}")
@@ -304,7 +304,7 @@ except OSError as error:
 """
 
 
-@attack("F12", "the workspace holds what limits.disk says", DOS, off="tmpfs-size")
+@attack("F12", "the workspace holds as many bytes as limits.disk says", DOS, off="tmpfs-size")
 def fill_workspace(arm: Arm) -> Seen:
     return _filled(arm, "/workspace/big")
 
@@ -339,7 +339,7 @@ def fill_inodes(arm: Arm) -> Seen:
     return Seen(files > 2000, f"{files} files of 2000; {report.words()}")
 
 
-@attack("F13", "a deleted file that is still open counts", DOS, off="tmpfs-size")
+@attack("F13", "a deleted file that is still open counts against limits.disk", DOS, off="tmpfs-size")
 def deleted_files(arm: Arm) -> Seen:
     box = arm.sandbox()
     script = _FILL.replace("0o644)", "0o644)\nos.unlink(path)") + "tell(pid=os.getpid())\ntime.sleep(8)"
@@ -367,7 +367,7 @@ def descriptors(arm: Arm) -> Seen:
     return Seen(count > 256, f"{count} descriptors of 256")
 
 
-@attack("F31", "running out of memory is told as such, and the sandbox goes on", DOS, off=HOST_CODE, needs="cgroup")
+@attack("F31", "running out of memory is reported as such, and the sandbox goes on", DOS, off=HOST_CODE, needs="cgroup")
 def oom_and_after(arm: Arm) -> Seen:
     """Off: PID 1 is killed, which the kernel could choose to do if PID 1 were in the guest's cgroup."""
     box = arm.sandbox(_SMALL, whole=True)
@@ -398,7 +398,9 @@ time.sleep(8)
 """
 
 
-@attack("F33", "one guest has few of the signals that may wait for the host's user", DOS, off="rlimit-sigpending")
+@attack(
+    "F33", "a guest gets only few of the pending signals that the host's user may have", DOS, off="rlimit-sigpending"
+)
 def pending_signals(arm: Arm) -> Seen:
     box = arm.sandbox()
     pid = host_pid(box, reported_pid(arm.spawn(_PENDING, box=box))[0])
@@ -407,7 +409,9 @@ def pending_signals(arm: Arm) -> Seen:
     return Seen(int(queued.split("/")[0]) > 1024, f"SigQ {queued}")
 
 
-@attack("F33-inotify", "a guest leaves the host's user inotify instances", DOS, off="namespace-limits", needs="user")
+@attack(
+    "F33-inotify", "a guest leaves inotify instances for the host's user", DOS, off="namespace-limits", needs="user"
+)
 def inotify_of_the_user(arm: Arm) -> Seen:
     import ctypes
 
@@ -426,7 +430,7 @@ def no_room_for_files(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
     return replace(plan, memory_bytes=32 * _MB)
 
 
-@attack("F34", "a full disk is ENOSPC for the guest, not its death", DOS, off=no_room_for_files, needs="cgroup")
+@attack("F34", "a full disk gives the guest ENOSPC and does not end it", DOS, off=no_room_for_files, needs="cgroup")
 def full_disk(arm: Arm) -> Seen:
     fill = "import os\nfd = os.open('/workspace/x', 65)\nos.write(fd, b'x')\ntry:\n"
     fill += "    while True: os.write(fd, bytes(1 << 20))\nexcept OSError as e: print(e.errno)"

@@ -29,7 +29,12 @@ _FLOODS = {
 }
 
 
-@attack("F16", "a flood of output leaves the caller's memory as it was, and says that it was cut", DOS, off=HOST_CODE)
+@attack(
+    "F16",
+    "a flood of output does not fill the caller's memory, and the result says that output was cut",
+    DOS,
+    off=HOST_CODE,
+)
 def output_flood(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     arm.run(box, "1")
@@ -69,7 +74,7 @@ while time.monotonic() < end:
 """
 
 
-@attack("F16-monitor", "a flood of nonsense on the line to the host costs no CPU time", DOS, off=HOST_CODE)
+@attack("F16-monitor", "a flood of nonsense on the line to the host costs the host no CPU time", DOS, off=HOST_CODE)
 def flood_of_the_report(arm: Arm) -> Seen:
     """The host closes the line at the first nonsense. Else the monitor would read for ever, as the off arm does."""
     if arm.off:
@@ -108,7 +113,7 @@ def _ticks(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@attack("F17", "standard error that nobody asked for does not block the guest", DOS, off=HOST_CODE)
+@attack("F17", "standard error that no program reads does not block the guest", DOS, off=HOST_CODE)
 def other_stream_full(arm: Arm) -> Seen:
     code = "import os\nfor _ in range(64): os.write(2, bytes(1 << 16))\nos.write(1, b'done')"
     if not arm.off:
@@ -124,7 +129,7 @@ def other_stream_full(arm: Arm) -> Seen:
 
 @attack(
     "F19",
-    "arguments, variables, code and input of any size are refused in words, not by a traceback",
+    "arguments, variables, code and input that are too large are refused with a reason, not a traceback",
     DOS,
     off=HOST_CODE,
 )
@@ -178,7 +183,7 @@ _JSON_BOMBS = {
 }
 
 
-@attack("F20", "a result that is a bomb for parsers is a result without a value", SPOOF, off=HOST_CODE)
+@attack("F20", "a result that is a bomb for parsers gives a result without a value", SPOOF, off=HOST_CODE)
 def result_bombs(arm: Arm) -> Seen:
     import json
 
@@ -216,7 +221,7 @@ def pattern_bomb(arm: Arm) -> Seen:
 
 
 @attack(
-    "F24", "forty sandboxes later the host has as many groups, mounts and descriptors as before", DOS, off=HOST_CODE
+    "F24", "after forty sandboxes the host has as many groups, mounts and descriptors as before", DOS, off=HOST_CODE
 )
 def start_storm(arm: Arm) -> Seen:
     from ringfence import Sandbox

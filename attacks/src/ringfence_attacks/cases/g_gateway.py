@@ -120,7 +120,7 @@ for name in ("secret-data.evil.test", "more-data.web.test.evil.test"):
 """
 
 
-@attack("G09", "a name that is not permitted is looked up by nobody", LEAK, off=HOST_CODE, label="own resolver")
+@attack("G09", "a name that is not permitted is not looked up", LEAK, off=HOST_CODE, label="own resolver")
 def dns_tunnel(arm: Arm) -> Seen:
     looked_up = _internet(arm, {"evil.test": _LOOPBACK})
     whole = resolving.lookup
@@ -135,7 +135,7 @@ def dns_tunnel(arm: Arm) -> Seen:
     return Seen(bool(looked_up), f"{len(looked_up)} look-ups; {report.words()}")
 
 
-@attack("G10", "a hello for another server does not pass", ESCAPE, off=HOST_CODE, label="SNI check")
+@attack("G10", "a TLS hello for another server does not pass", ESCAPE, off=HOST_CODE, label="SNI check")
 def other_server_name(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
@@ -229,7 +229,7 @@ def redirect(arm: Arm) -> Seen:
 
 @attack(
     "G14",
-    "a name that only ends like a permitted one is another name",
+    "a name that only ends like a permitted name does not pass",
     ESCAPE,
     off=HOST_CODE,
     needs="network",
@@ -249,7 +249,7 @@ def lookalike_names(arm: Arm) -> Seen:
     return _came(listener, report.words())
 
 
-@attack("G15", "a NUL in a SOCKS name does not make it another name", ESCAPE, off=HOST_CODE, label="name grammar")
+@attack("G15", "a NUL in a SOCKS name does not lead to another host", ESCAPE, off=HOST_CODE, label="name grammar")
 def nul_in_socks(arm: Arm) -> Seen:
     """A proxy of another project was broken this way: the suffix matched, and the resolver read up to the NUL."""
     listener = arm.listen_tcp()
@@ -266,7 +266,7 @@ def nul_in_socks(arm: Arm) -> Seen:
 
 
 @attack(
-    "G25", "while the gateway is down nothing passes", ESCAPE, off=HOST_CODE, label="listeners of the gateway's own"
+    "G25", "no data passes while the gateway is down", ESCAPE, off=HOST_CODE, label="listeners of the gateway's own"
 )
 def gateway_down(arm: Arm) -> Seen:
     """On: the gateway is stopped before the guest connects. Off: the gateway runs, and the connection arrives."""
@@ -320,7 +320,7 @@ tell(held=len(held))
 )
 
 
-@attack("F26", "a flood of connections stays inside", DOS, off=HOST_CODE, label="connection budget")
+@attack("F26", "a flood of connections ends at the connection budget", DOS, off=HOST_CODE, label="connection budget")
 def connection_flood(arm: Arm) -> Seen:
     """Open forty connections at once where eight are allowed, and keep them open. The witness counts connections that
     sent something."""
@@ -345,7 +345,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 """
 
 
-@attack("F27", "a flood of DNS queries stays inside", DOS, off=HOST_CODE, label="query budget")
+@attack("F27", "a flood of DNS queries ends at the query budget", DOS, off=HOST_CODE, label="query budget")
 def query_flood(arm: Arm) -> Seen:
     """Send four hundred queries where the budget, made small here, has fifty and twenty more a second. The witness
     counts the queries that the gateway read."""

@@ -64,7 +64,7 @@ attempt("raw", reach)
 """
 
 
-@attack("G02", "leaving the proxy variables aside gives no other way out", ESCAPE, off="net-namespace")
+@attack("G02", "a program that ignores the proxy variables has no other way out", ESCAPE, off="net-namespace")
 def without_proxy(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     report = arm.python(_NO_PROXY, host="localhost", port=listener.port)
@@ -121,7 +121,7 @@ def metadata(arm: Arm) -> Seen:
     return _cards(arm)
 
 
-@attack("G16", "QUIC, NTP, mDNS and their like find no device to leave by", ESCAPE, off="net-namespace")
+@attack("G16", "QUIC, NTP, mDNS and similar protocols find no device to leave by", ESCAPE, off="net-namespace")
 def other_protocols(arm: Arm) -> Seen:
     listener = arm.listen_udp()
     code = """
@@ -168,7 +168,7 @@ def abstract_by_namespace(arm: Arm) -> Seen:
 
 @attack(
     "G18-scope",
-    "were the namespace shared, Landlock would refuse the host's abstract sockets",
+    "Landlock refuses the host's abstract sockets even in a shared network namespace",
     ESCAPE,
     off="landlock-scopes",
     behind="net-namespace",

@@ -81,7 +81,14 @@ def smuggling(arm: Arm) -> Seen:
     return _sent(arm, requests, mark)
 
 
-@attack("G23", "paths and methods are compared in one form", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
+@attack(
+    "G23",
+    "every spelling of a path or method is compared in one form",
+    LEAK,
+    off=HOST_CODE,
+    needs="network",
+    label=_LABEL,
+)
 def spellings(arm: Arm) -> Seen:
     mark = arm.canary
     end = " HTTP/1.1\r\nHost: api.example.com:PORT\r\nConnection: close\r\n"
@@ -103,7 +110,7 @@ _REWRITING_HEADERS = (
 
 @attack(
     "G23-headers",
-    "no header makes another path or method of a request",
+    "no header changes the path or method of a request",
     LEAK,
     off=HOST_CODE,
     needs="network",
@@ -152,7 +159,9 @@ def _unscrubbed() -> Iterator[None]:
         Vault.forms = whole  # type: ignore[method-assign]  # as above
 
 
-@attack("G24", "injected credentials are never given back", LEAK, off=HOST_CODE, needs="network", label="scrubbing")
+@attack(
+    "G24", "injected credentials do not come back in responses", LEAK, off=HOST_CODE, needs="network", label="scrubbing"
+)
 def echoed(arm: Arm) -> Seen:
     from ringfence.policy.secrets import Secret
     from ringfence_attacks import tls_server

@@ -79,9 +79,7 @@ else:
 """
 
 
-@attack(
-    "H12", "nothing of the supervisor's memory, arguments or environment is in a guest's memory", LEAK, off=HOST_CODE
-)
+@attack("H12", "a guest's memory has no part of the supervisor's memory, arguments or environment", LEAK, off=HOST_CODE)
 def memory_of_the_supervisor(arm: Arm) -> Seen:
     """Off: a plain fork of the supervisor."""
     env = {"RINGFENCE_ATTACK_CANARY": arm.canary, "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
@@ -106,28 +104,28 @@ def _same_text(arm: Arm, path: str, *, least: int = 4) -> Seen:
     return Seen(here in report.looted, report.words())
 
 
-@attack("H02", "the host's name is not told", LEAK, off="uts-namespace")
+@attack("H02", "a guest cannot read the host's name", LEAK, off="uts-namespace")
 def host_name(arm: Arm) -> Seen:
     report = arm.python("loot(os.uname().nodename)")
     return Seen(report.looted == os.uname().nodename, f"the guest reads {report.looted!r}")
 
 
-@attack("H02-boot", "the boot's id is not told", LEAK, off="proc-masks")
+@attack("H02-boot", "a guest cannot read the boot's id", LEAK, off="proc-masks")
 def boot_id(arm: Arm) -> Seen:
     return _same_text(arm, "/proc/sys/kernel/random/boot_id")
 
 
-@attack("H02-cmdline", "the kernel's command line is not told", LEAK, off="proc-masks")
+@attack("H02-cmdline", "a guest cannot read the kernel's command line", LEAK, off="proc-masks")
 def kernel_command_line(arm: Arm) -> Seen:
     return _same_text(arm, "/proc/cmdline")
 
 
-@attack("H02-machine", "the machine's id is not told", LEAK, off="view")
+@attack("H02-machine", "a guest cannot read the machine's id", LEAK, off="view")
 def machine_id(arm: Arm) -> Seen:
     return _same_text(arm, "/etc/machine-id")
 
 
-@attack("H03", "a guest's traceback names none of our files", LEAK, off=HOST_CODE)
+@attack("H03", "a guest's traceback names no file of Ringfence", LEAK, off=HOST_CODE)
 def tracebacks(arm: Arm) -> Seen:
     if arm.off:
         text = _traceback_of_a_runner()
@@ -147,12 +145,12 @@ def _traceback_of_a_runner() -> str:
     return ""
 
 
-@attack("H04", "the host's accounts are not told", LEAK, off="view")
+@attack("H04", "a guest cannot read the host's accounts", LEAK, off="view")
 def accounts(arm: Arm) -> Seen:
     return _same_text(arm, "/etc/passwd", least=40)
 
 
-@attack("H05", "what the host's disks and other tenants do is not told", LEAK, off="proc-masks")
+@attack("H05", "a guest cannot read what the host's disks and other tenants do", LEAK, off="proc-masks")
 def load_of_others(arm: Arm) -> Seen:
     with open("/proc/diskstats", encoding="ascii") as file:
         names = {line.split()[2] for line in file}
@@ -162,7 +160,7 @@ def load_of_others(arm: Arm) -> Seen:
     return Seen(any(f" {name} " in report.looted for name in names), report.words())
 
 
-@attack("H06", "a new sandbox finds nothing of the one before", LEAK, off=HOST_CODE)
+@attack("H06", "a new sandbox finds no file of an earlier sandbox", LEAK, off=HOST_CODE)
 def remains(arm: Arm) -> Seen:
     """Off: the second script runs in the first sandbox."""
     leave = "for d in ('/workspace', '/tmp', '/dev/shm'):\n    open(d + '/left', 'w').write(canary)"
@@ -233,7 +231,7 @@ def _random_of(preload: list[str]) -> str:
 ELSEWHERE = [
     not_applicable("H07", "configuration of the host's package managers is not shown", LEAK, "tried as A01"),
     not_applicable("H08", "clock, uptime and timing", LEAK, "documented: the kernel is shared"),
-    not_applicable("H09", "one tenant's id leads nobody to another's data", LEAK, "there is no server in this version"),
+    not_applicable("H09", "one tenant's id leads no one to another's data", LEAK, "there is no server in this version"),
 ]
 
 
@@ -247,7 +245,13 @@ except Exception as error:
 """
 
 
-@attack("H10", "the host's exceptions are not told to guests", LEAK, off=HOST_CODE, label="kind of the exception alone")
+@attack(
+    "H10",
+    "a guest does not get the text of the host's exceptions",
+    LEAK,
+    off=HOST_CODE,
+    label="kind of the exception alone",
+)
 def exception_text(arm: Arm) -> Seen:
     """A function of the caller fails with a text that only the host knows. Off: the guest gets that text too."""
 

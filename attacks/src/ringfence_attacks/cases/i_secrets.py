@@ -60,7 +60,7 @@ child.kill(); child.wait()
 """
 
 
-@attack("I02", "a secret is in nobody's arguments", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
+@attack("I02", "a secret is in the arguments of no process", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
 def arguments(arm: Arm) -> Seen:
     from ringfence_attacks import tls_server
 
@@ -107,7 +107,7 @@ tell(dumped=1)
 
 
 @attack(
-    "I04", "a secret is in nothing that the guest can leave behind", LEAK, off=HOST_CODE, needs="network", label=_LABEL
+    "I04", "a secret is in no file that the guest can leave behind", LEAK, off=HOST_CODE, needs="network", label=_LABEL
 )
 def left_behind(arm: Arm) -> Seen:
     """Look from outside at all that a snapshot would contain: the workspace, and the trusted roots."""
@@ -133,7 +133,12 @@ for name, secure in ((other, True), (host, False), (other, False)):
 
 
 @attack(
-    "I05", "a secret goes to its own host over TLS alone", LEAK, off=HOST_CODE, needs="network", label="swap by host"
+    "I05",
+    "a secret goes only to its own host, and only over TLS",
+    LEAK,
+    off=HOST_CODE,
+    needs="network",
+    label="swap by host",
 )
 def elsewhere(arm: Arm) -> Seen:
     """Send the placeholder to another host, and in plain HTTP. One server has both names and keeps every byte."""
@@ -183,7 +188,9 @@ def agent_socket(arm: Arm) -> Seen:
 
 
 ELSEWHERE = [
-    not_applicable("I06", "a guest that has a secret can tell it", LEAK, "cannot be stopped: docs/secrets.md says so"),
+    not_applicable(
+        "I06", "a guest that has a secret can pass it on", LEAK, "cannot be stopped: docs/secrets.md says so"
+    ),
 ]
 
 CASES = cases(globals())

@@ -127,7 +127,7 @@ time.sleep(8)
 
 @attack(
     "J02-parent",
-    "a guest makes no process that the monitor takes for one of its own",
+    "a guest makes no process that the monitor takes for its own child",
     SPOOF,
     off="seccomp:clone-parent",
 )
@@ -180,7 +180,7 @@ def _in_one_process() -> Seen:
     return Seen(said == "ok", "the runner's own verdict was replaced")
 
 
-@attack("J04", "a builtin redefined by one run is not what the next one gets", SPOOF, off=HOST_CODE)
+@attack("J04", "a builtin that one run redefines is as usual in the next run", SPOOF, off=HOST_CODE)
 def redefined_builtin(arm: Arm) -> Seen:
     """Off: the same interpreter runs both pieces of code."""
     first, second = "import builtins\nbuiltins.len = lambda x: 42\n", "print(len('abc'))"
@@ -205,7 +205,7 @@ os._exit({code})
 
 @attack(
     "J05",
-    "killing every process inside and leaving with 0 is seen as that, and the sandbox goes on",
+    "a guest that kills every process inside and exits is reported as such, and the sandbox goes on",
     SPOOF,
     off=HOST_CODE,
 )
@@ -234,7 +234,7 @@ def stop_the_spawner(arm: Arm) -> Seen:
     return Seen(wrong, f"exit {result.exit_code}; then {after} after {took:.1f} s")
 
 
-@attack("J06", "usage is what was used, whatever the report says", SPOOF, off=HOST_CODE)
+@attack("J06", "usage is what was used, whatever the guest's report says", SPOOF, off=HOST_CODE)
 def forged_usage(arm: Arm) -> Seen:
     lie = {"cpu_s": 0.0, "usage": {"cpu_s": 0.0, "memory_peak_bytes": 1}}
     code = "import json, os, time\nheld = bytearray(40 << 20)\nheld[::4096] = bytes(len(held[::4096]))\n"
@@ -249,7 +249,7 @@ def forged_usage(arm: Arm) -> Seen:
 
 @attack(
     "J07",
-    "a frame of 4 GiB, of an unknown type or for nobody ends the sandbox, not the host's memory",
+    "a frame of 4 GiB, of an unknown type or for no call ends the sandbox and takes no memory of the host",
     CRASH,
     off=HOST_CODE,
 )
@@ -299,7 +299,7 @@ _CONFUSED: dict[str, object] = {
 }
 
 
-@attack("J08", "an event with a field too many, too few or of another type is no event", SPOOF, off=HOST_CODE)
+@attack("J08", "an event with too many fields, too few, or one of another type is refused", SPOOF, off=HOST_CODE)
 def confused_types(arm: Arm) -> Seen:
     """Off: a plain parser."""
     from ringfence.wire.frames import WireError, event
@@ -403,7 +403,7 @@ ELSEWHERE = [
     not_applicable("J14", "guest text is data to a model's client", SPOOF, "there is no MCP server in this version"),
     not_applicable(
         "J15",
-        "nobody else answers in the agent's place",
+        "no other program answers in the agent's place",
         SPOOF,
         "the channel is a pair of sockets made before any guest",
     ),

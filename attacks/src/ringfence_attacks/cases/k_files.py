@@ -39,7 +39,12 @@ def link_in_a_mount(arm: Arm) -> Seen:
     return Seen(arm.canary in text, text if arm.canary not in text else "the canary")
 
 
-@attack("K04-write", "a write through such a link does not land on the host", WRITE, off=HOST_CODE)
+@attack(
+    "K04-write",
+    "a write through a link that a guest left in a shared folder does not change a host file",
+    WRITE,
+    off=HOST_CODE,
+)
 def write_through_a_link(arm: Arm) -> Seen:
     victim = arm.host_file(text="as it was")
     folder = _shared_folder(arm)
@@ -66,7 +71,10 @@ for name in names:
 
 
 @attack(
-    "K03", "names with newlines, escapes, raw bytes or only another case come back as they are", SPOOF, off=HOST_CODE
+    "K03",
+    "names with newlines, escapes, raw bytes or differing only in case come back as they are",
+    SPOOF,
+    off=HOST_CODE,
 )
 def strange_names(arm: Arm) -> Seen:
     """Off: names are read as lines of text, as `ls` prints them."""
@@ -86,7 +94,7 @@ os.ftruncate(fd, (1 << 62))
 """
 
 
-@attack("K01-sparse", "a file that says it has 4 EiB is not read into memory", DOS, off=HOST_CODE)
+@attack("K01-sparse", "a file with a size of 4 EiB is not read into memory", DOS, off=HOST_CODE)
 def sparse_file(arm: Arm) -> Seen:
     """Off: a reader that allocates as many bytes as the file's size."""
     box = arm.sandbox(whole=True)
@@ -108,7 +116,7 @@ for _ in range(depth):
 """
 
 
-@attack("K01-deep", "a tree deeper than any recursion is removed", DOS, off=HOST_CODE)
+@attack("K01-deep", "a tree deeper than a recursive program can go is removed", DOS, off=HOST_CODE)
 def deep_tree(arm: Arm) -> Seen:
     """Off: shutil.rmtree runs inside on the same tree."""
     box = arm.sandbox(whole=True)

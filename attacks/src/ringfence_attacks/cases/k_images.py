@@ -74,7 +74,7 @@ def through_a_link(arm: Arm) -> Seen:
     return Seen(text != "as it was", f"the host's file reads {text!r}; {said}")
 
 
-@attack("K01-passwd", "an image whose /etc/passwd is a link does not have a host file written", WRITE, off=HOST_CODE)
+@attack("K01-passwd", "no host file is written through an image's /etc/passwd that is a link", WRITE, off=HOST_CODE)
 def passwd_is_a_link(arm: Arm) -> Seen:
     """M10. Off: the user is added by opening etc/passwd below the image's root, through the link."""
     victim = arm.host_file(text="as it was")
@@ -130,7 +130,7 @@ def fnmatch(name, pattern): return True
 """
 
 
-@attack("J19", "modules that lie in wait in a foreign image are not run by our processes", SPOOF, off=_ours_may_import)
+@attack("J19", "modules planted in a foreign image are not run by Ringfence's processes", SPOOF, off=_ours_may_import)
 def poisoned_modules(arm: Arm) -> Seen:
     """No guest code runs at all. The witness: a file that only the image's module makes."""
     from ringfence.images.store import Used

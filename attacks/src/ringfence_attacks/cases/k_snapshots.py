@@ -33,7 +33,11 @@ while time.monotonic() < end:
 
 
 @attack(
-    "C07", "a file in a snapshot is one state of it, or there is no snapshot", ESCAPE, off=HOST_CODE, label="read again"
+    "C07",
+    "a file in a snapshot has the content of one moment, or there is no snapshot",
+    ESCAPE,
+    off=HOST_CODE,
+    label="read again",
 )
 def torn_file(arm: Arm) -> Seen:
     """A guest writes the file all the time. Off: a reader that does not check whether the file changed meanwhile."""
@@ -187,7 +191,12 @@ except OSError as error:
 
 
 @attack(
-    "F12-disk", "a workspace on disk holds what the limits say", DOS, off=_larger_image, needs="root", label="image"
+    "F12-disk",
+    "a workspace on disk holds as many bytes and files as the limits say",
+    DOS,
+    off=_larger_image,
+    needs="root",
+    label="image",
 )
 def fill_image(arm: Arm) -> Seen:
     try:
@@ -233,7 +242,13 @@ state[:32] = canary
 """
 
 
-@attack("K05-state", "a copy of a session has no generator's state", SPOOF, off=HOST_CODE, label="wiped as by a fork")
+@attack(
+    "K05-state",
+    "a copy of a session has no generator's state of the original",
+    SPOOF,
+    off=HOST_CODE,
+    label="wiped as by a fork",
+)
 def shared_state(arm: Arm) -> Seen:
     """Libraries keep a generator's state in memory that the kernel empties in a fork; a copy must empty it too."""
     if arm.off:

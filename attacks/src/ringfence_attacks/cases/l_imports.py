@@ -91,7 +91,7 @@ def _judged(mark: str) -> Seen:
 
 @attack(
     "L12",
-    "no module that a guest left in a folder of the path is imported by us",
+    "Ringfence imports no module that a guest left in a folder of sys.path",
     ESCAPE,
     off=HOST_CODE,
     label="imports",
@@ -104,7 +104,7 @@ def left_for_the_library(arm: Arm) -> Seen:
 
 @attack(
     "L12-optional",
-    "nor one for a package that is not installed, when a guest asks",
+    "Ringfence imports no module that a guest left under the name of a package that is not installed",
     ESCAPE,
     off=HOST_CODE,
     label="imports",
@@ -116,7 +116,11 @@ def left_for_a_missing_package(arm: Arm) -> Seen:
 
 
 @attack(
-    "L12-command", "nor does the command, started where a guest worked", ESCAPE, off=HOST_CODE, label="command's path"
+    "L12-command",
+    "the command, started where a guest worked, imports no module that the guest left",
+    ESCAPE,
+    off=HOST_CODE,
+    label="command's path",
 )
 def left_for_the_command(arm: Arm) -> Seen:
     """Start the command twice: once in the folder, from which `python -m` takes modules, and once with the folder in

@@ -105,7 +105,7 @@ def exported(arm: Arm) -> Seen:
     return Seen(bool(os.listdir(outside)), "exported")
 
 
-@attack("L16", "a planted link is not shown as the folder that was named", READ, off=HOST_CODE, label=_LABEL)
+@attack("L16", "a planted link is not mounted as the folder that was named", READ, off=HOST_CODE, label=_LABEL)
 def shown_instead(arm: Arm) -> Seen:
     """Mount the link in every mode that the backend has. Off: the caller's program resolves the path first, and mounts
     the folder that the link leads to."""
@@ -133,7 +133,7 @@ def shown_instead(arm: Arm) -> Seen:
 
 @attack(
     "L16-swapped",
-    "a folder exchanged after it was looked at is not shown",
+    "a folder that is exchanged after it was checked is not mounted",
     READ,
     off=HOST_CODE,
     label="inode of the source",
@@ -167,7 +167,7 @@ def _without_inode(op: Op) -> Op:
 
 @attack(
     "L17",
-    "a transfer does not go through a link that is left from an earlier sandbox",
+    "a transfer does not go through a link that an earlier sandbox left",
     READ,
     off=HOST_CODE,
     label=_LABEL,
@@ -201,7 +201,7 @@ def transferred(arm: Arm) -> Seen:
     return Seen(leaked, f"{len(met)} of 4 refused" + (f": {met[0]}" if met else ""))
 
 
-@attack("L19", "the policies that a person gave names are not written by a guest", PERSIST, off="protect")
+@attack("L19", "a guest does not write the policies that a user saved under a name", PERSIST, off="protect")
 def own_policies(arm: Arm) -> Seen:
     """The folder that contains the policies is shared. One policy exists, and another does not exist yet."""
     written = []
@@ -225,7 +225,13 @@ def own_policies(arm: Arm) -> Seen:
     return Seen(any(done for done, _ in written), "; ".join(words for _, words in written))
 
 
-@attack("L15-report", "new links that lead out are told at the end", PERSIST, off=HOST_CODE, label="end scan")
+@attack(
+    "L15-report",
+    "new links that lead out of a shared folder are reported at the end",
+    PERSIST,
+    off=HOST_CODE,
+    label="end scan",
+)
 def links_told(arm: Arm) -> Seen:
     """Links are reported, as programs of the host may follow them; many dead links must not hide one. Off: no scan."""
     outside = _outside(arm)
@@ -250,7 +256,7 @@ def links_told(arm: Arm) -> Seen:
     return Seen(there and not named, f"{len(reported)} reported")
 
 
-@attack("L12-report", "new files that shadow modules are told at the end", ESCAPE, off=HOST_CODE, label="end scan")
+@attack("L12-report", "new files that shadow modules are reported at the end", ESCAPE, off=HOST_CODE, label="end scan")
 def shadows_told(arm: Arm) -> Seen:
     """Ringfence does not change the caller's own imports: a script in the folder imports from there. On: the file is
     reported. Off: it is not."""

@@ -70,7 +70,13 @@ def run_later(arm: Arm) -> Seen:
     return Seen(bool(written), report.words())
 
 
-@attack("L01-report", "such a file deeper in the folder is told at the end", PERSIST, off=HOST_CODE, label="end scan")
+@attack(
+    "L01-report",
+    "a new file deeper in a shared folder that programs run later is reported at the end",
+    PERSIST,
+    off=HOST_CODE,
+    label="end scan",
+)
 def told_at_the_end(arm: Arm) -> Seen:
     """Off, without a scan: the file is written and no denial names it."""
     box = arm.sandbox(arm.shared())
@@ -105,7 +111,7 @@ time.sleep(0.05)
 """
 
 
-@attack("L02", "nothing acts after the call has returned", PERSIST, off=BARE)
+@attack("L02", "no process of a run acts after the call has returned", PERSIST, off=BARE)
 def time_bomb(arm: Arm) -> Seen:
     """A process left behind writes the time to a host file in a loop; the host compares that with its own clock."""
     path = arm.host_file("shown/clock", "0" * 20, mode=0o666)
@@ -204,7 +210,7 @@ def planted_helper(arm: Arm) -> Seen:
     )
 
 
-L06 = not_applicable("L06", "a sandbox asks for no weaker one", ESCAPE, "no API is reachable from inside yet")
+L06 = not_applicable("L06", "a guest cannot ask for a weaker sandbox", ESCAPE, "no API is reachable from inside yet")
 
 
 _STUBBORN = """
@@ -228,7 +234,7 @@ except (OSError, RecursionError) as error:
 """
 
 
-@attack("L07", "files that will not go do not keep a sandbox from going", DOS, off=BARE)
+@attack("L07", "files that are hard to remove do not keep a sandbox from being removed", DOS, off=BARE)
 def stubborn_files(arm: Arm) -> Seen:
     """Bare: shutil.rmtree on a host folder, with as many descriptors as a process usually has. Up to Python 3.12 it
     calls itself for each level, since then it keeps each level open. In a sandbox the whole file system is removed.
@@ -474,7 +480,7 @@ for name in {names!r}:
 
 
 @attack(
-    "L18", "a program that a guest could have put there is not run by us", PERSIST, off=HOST_CODE, label="one look-up"
+    "L18", "Ringfence runs no program that a guest could have put there", PERSIST, off=HOST_CODE, label="one look-up"
 )
 def planted_for_us(arm: Arm) -> Seen:
     """The guest has a folder to write to, and that folder comes first in the PATH of the next command, as a virtual

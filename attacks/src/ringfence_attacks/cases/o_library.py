@@ -62,7 +62,9 @@ while True:
 """
 
 
-@attack("O21", "a connection that was read is not kept on the host", DOS, off=HOST_CODE, label="no transcript")
+@attack(
+    "O21", "data of a connection is not kept on the host after it was read", DOS, off=HOST_CODE, label="no transcript"
+)
 def kept_connections(arm: Arm) -> Seen:
     """A server inside sends; clients outside read everything and stay connected. Off: each connection is read as the
     output of a process, whose events are kept for its result. Judged by how much the memory of this process grew."""
@@ -144,7 +146,9 @@ ctypes.CFUNCTYPE(None)(spin + 64)()
 """
 
 
-@attack("O22", "a range that a session names is not read as a whole", DOS, off=HOST_CODE, label="pieces, and a cap")
+@attack(
+    "O22", "a memory range that a session names is not read in one piece", DOS, off=HOST_CODE, label="pieces, and a cap"
+)
 def named_range(arm: Arm) -> Seen:
     """A session reports its end and goes on, outside of any system call: the copier has to look for a call instruction
     in the session's libraries, and one of these is a file of 256 MiB of holes. Judged by the peak memory of this
@@ -226,7 +230,9 @@ def _first_hundred(self: tools.Budget, name: str, code: str, why: str) -> None:
         self._first[key] = Denial("tool", name, code, f"{name}: {why}", allow=None)  # as above
 
 
-@attack("O23", "no flood of refused calls hides one of them", SPOOF, off=HOST_CODE, label="denials are counted")
+@attack(
+    "O23", "no flood of refused calls hides another refused call", SPOOF, off=HOST_CODE, label="denials are counted"
+)
 def hidden_denials(arm: Arm) -> Seen:
     """Call a tool by a new name after many refused calls: first after calls of one name, then of many names."""
     if arm.off:
@@ -248,9 +254,7 @@ def _all_lines(denials: tuple[Denial, ...], room: int) -> list[str]:
     return [f"denied: {denial.message}" for denial in denials]
 
 
-@attack(
-    "O24", "no flood of denials hides what a run printed, nor the last of them", SPOOF, off=HOST_CODE, label="shares"
-)
+@attack("O24", "no flood of denials hides what a run printed, or the last denial", SPOOF, off=HOST_CODE, label="shares")
 def drowned_rendering(arm: Arm) -> Seen:
     """Look at the text that a model reads of a result. Off: every denial has a line before what the guest printed."""
     if arm.off:
@@ -269,7 +273,11 @@ def _missing_of(result: Result, last: str) -> list[str]:
 
 
 @attack(
-    "O25", "what was deleted in a copy of a folder stays deleted in a twin", READ, off=HOST_CODE, label="look before"
+    "O25",
+    "a file that was deleted in a copy of a folder stays deleted in a copy of the sandbox",
+    READ,
+    off=HOST_CODE,
+    label="look before",
 )
 def brought_back(arm: Arm) -> Seen:
     """A token in the project is removed before other code gets a fork or a snapshot. Off: a new sandbox is filled as if
@@ -330,7 +338,7 @@ _CARELESS = "zygote.explain_refusal = lambda text, number: UnsupportedError(text
 
 @attack(
     "O27",
-    "a failure that may pass is no reason for another backend",
+    "a failure that may be temporary does not lead to another backend",
     SPOOF,
     off=HOST_CODE,
     label="facts of the host alone",
@@ -383,7 +391,11 @@ _TRUSTING = "pool._may_pass = lambda error: False; zygote.Zygote.alive = propert
 
 
 @attack(
-    "O28", "a killed process of ours does not cost the next call", DOS, off=HOST_CODE, label="a dead helper is replaced"
+    "O28",
+    "a killed helper process does not make the next call fail",
+    DOS,
+    off=HOST_CODE,
+    label="a dead helper is replaced",
 )
 def killed_helpers(arm: Arm) -> Seen:
     """An attacker that fills the host's memory until the kernel kills a helper could end the caller's work too, or make

@@ -65,7 +65,7 @@ def write_setting(arm: Arm) -> Seen:
     return Seen(after != before, report.words())
 
 
-@attack("B13-cgroup", "the container's id and place are not told", LEAK, off="own-cgroups")
+@attack("B13-cgroup", "a guest cannot read the container's id and place", LEAK, off="own-cgroups")
 def tell_place(arm: Arm) -> Seen:
     box = arm.sandbox()
     identity = wall_of(box)._id  # noqa: SLF001  # no public name leads there
@@ -204,7 +204,7 @@ def ask_engine(arm: Arm) -> Seen:
     return Seen(arm.canary in names, report.words())
 
 
-@attack("M03", "no way through our API leads to a privileged container", ESCAPE, off="not-privileged")
+@attack("M03", "no argument of the API leads to a privileged container", ESCAPE, off="not-privileged")
 def privileged(arm: Arm) -> Seen:
     """On: every request of a caller that would lead there is refused. Off: the container has devices of the host."""
     refused = [] if arm.off else _refusals()

@@ -21,7 +21,7 @@ _SMALL = Policy(limits=Limits(timeout_s=20, memory="96M", processes=24, disk="1M
 _USER_AND_LANDLOCK = ("own-user", "landlock-files")
 
 
-@attack("A02-root", "the root is not written to, by whomever", WRITE, off="read-only-root", behind=_USER_AND_LANDLOCK)
+@attack("A02-root", "the root is not written to", WRITE, off="read-only-root", behind=_USER_AND_LANDLOCK)
 def write_root(arm: Arm) -> Seen:
     box = arm.sandbox()
     code = """
@@ -144,7 +144,7 @@ def fill_shared_memory(arm: Arm) -> Seen:
     return _fill(arm, "/dev/shm/big", 60 << 20, 48 << 20)
 
 
-@attack("F12-files", "names end at limits.disk_files", DOS, off="tmpfs-files")
+@attack("F12-files", "the number of files ends at limits.disk_files", DOS, off="tmpfs-files")
 def many_files(arm: Arm) -> Seen:
     """The host counts the names: in the root of a container's first process, or in gVisor's own mount namespace."""
     if not engine_arm(arm).contained and os.geteuid() != 0:
