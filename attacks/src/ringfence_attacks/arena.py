@@ -92,7 +92,7 @@ class GuestReport(Struct):
 
 
 class Arm:
-    """One arm of an attack, as a context manager."""
+    """An arm of an attack, as a context manager: it ends everything that it made."""
 
     backend: str = "process"
 

@@ -143,7 +143,7 @@ def seccomp_program(layer: str, left_out: frozenset[str]) -> bytes:
 
 
 def _opened(rule: table.Rule, left_out: frozenset[str]) -> table.Rule:
-    """Return `rule` without the clauses of these controls. Where the last clause is theirs, the call is allowed."""
+    """Return `rule` without the clauses of these controls. With its last clause left out, a rule allows the call."""
     kept = tuple(clause for clause in rule[:-1] if clause[1][1] not in left_out)
     checks, verdict = rule[-1]
     return (*kept, (checks, table.ALLOW if verdict[1] in left_out else verdict))
@@ -301,7 +301,7 @@ def _not_first(settings: dict[str, Any]) -> None:
 
 
 def _host_processes(settings: dict[str, Any]) -> None:
-    """Share the host's pid namespace. guestd is then one of the host's processes, the only one of its user."""
+    """Share the host's pid namespace. guestd is then a process of the host, with a user that no other process has."""
     settings["host_config"]["PidMode"] = "host"
     settings["entrypoint"] = _guestd_anywhere(settings["entrypoint"])
 

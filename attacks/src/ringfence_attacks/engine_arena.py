@@ -1,4 +1,4 @@
-"""One arm of an attack on a container or on gVisor: the arena, with sandboxes that an engine makes.
+"""An arm of an attack on a container or on gVisor: the arena, with sandboxes that an engine makes.
 
 An arm leaves out a control of the plan, which guestd applies inside, or a control of the engine, which is a setting of
 the request to the engine.

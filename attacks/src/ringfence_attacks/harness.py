@@ -65,7 +65,7 @@ def _run_on_processes(ids: list[str], progress: Progress | None) -> Matrix:
 
 
 def _run_in_two_processes(chosen: list[Attack], rows: dict[str, Row], progress: Progress | None) -> list[Attack]:
-    """Run the attacks that others may run beside, and put their rows into `rows`. Returns the attacks still to run:
+    """Run the attacks that need not run alone, and add a row for each to `rows`. Returns the attacks still to run:
     those that must run alone, and those that the second process left when it died."""
     from ringfence_attacks.second_process import ALONE, Second
 

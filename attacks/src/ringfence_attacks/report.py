@@ -38,7 +38,7 @@ class Row(Struct):
 
 @final
 class Matrix(Struct):
-    """The rows of a run, on one backend and as one user.
+    """The rows of a run on a backend, as root or as an ordinary user.
 
     `noticed`: how many of an engine's controls an attack noticed when they were missing. The number says little when
     only a part of the attacks was run.

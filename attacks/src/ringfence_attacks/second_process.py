@@ -1,4 +1,4 @@
-"""Run attacks in a second process beside this one. Threads would not do: cases change the state of their process.
+"""Run attacks in a second process beside this process. Threads would not do: cases change the state of a process.
 
 The second process is sent ids and answers with rows. Should it die, this process runs the attacks left unanswered.
 """

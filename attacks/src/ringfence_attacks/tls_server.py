@@ -30,7 +30,7 @@ _SILENCE_S = 0.25  # a request is over when nothing came for so long
 
 
 class Echo:
-    """A server for both names. `heard` is what it received over TLS, `plain` what it received without TLS."""
+    """A server for both names. `heard` has the bytes received over TLS, `plain` the bytes received without TLS."""
 
     def __init__(self, authority: Authority) -> None:
         self.heard = b""

@@ -154,7 +154,7 @@ class _Tracer:
         self._end()
 
     def _end(self) -> None:
-        """Kill and reap the process if it is still traced. Until then no other process can get its pid."""
+        """Kill and reap the process if it is still traced. Until then no other process can get the same pid."""
         if not self._traces:
             return
         self._traces = False

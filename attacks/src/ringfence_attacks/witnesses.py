@@ -43,7 +43,7 @@ def _folders_of(pid: int) -> str:
 
 
 class Listener:
-    """A listening socket of the host. It accepts and reads when `received` is called, without a thread of its own."""
+    """A listening socket of the host. `received` accepts and reads; no thread runs."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -88,7 +88,7 @@ class Listener:
 
 @contextlib.contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute of the library, such as a check by a careless one, in this process while the block runs."""
+    """Replace an attribute of the library, such as a check, in this process while the block runs."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -245,7 +245,7 @@ def processes_with(mark: str) -> list[int]:
 
 
 def waiting_process(mark: str, wait_s: float = 3.0) -> int | None:
-    """Wait for a process whose first argument contains `mark` and return its pid; None when none came in time."""
+    """Wait for a process with `mark` in the first argument and return its pid; None when none came in time."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         found = processes_with(mark)

@@ -117,7 +117,7 @@ for number in range(1, 64):  # then by guessing: the first inodes of the same fi
 
 @attack("A05", "no file is opened by its handle", READ, off=BARE, needs="root")
 def by_handle(arm: Arm) -> Seen:
-    """The guest gets the best handle possible: the host itself makes one for a file beside a folder that is shown.
+    """The guest gets the best handle possible: the host makes the handle of a file beside a folder that is shown.
 
     The off arm is bare, because no single control stops this: the kernel requires a capability of the initial user
     namespace. Without root no process of the user may open by handle, therefore no arm would succeed.

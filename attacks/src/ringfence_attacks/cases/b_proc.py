@@ -165,8 +165,8 @@ for name, text in (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "al
 
 @attack("B09", "a process does not make itself a less likely victim of the memory killer", DOS, off=BARE)
 def memory_killer(arm: Arm) -> Seen:
-    """In the bare arm a process may lower its score to the value it started with. Inside, the score starts at the
-    host's value or above, and does not fall.
+    """In the bare arm a process may lower its score to the value at its start. Inside, the score starts at the host's
+    value or above, and does not fall.
 
     Seen by the host, in /proc of the waiting process.
     """

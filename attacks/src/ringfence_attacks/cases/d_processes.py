@@ -120,7 +120,7 @@ def stream_flags(arm: Arm) -> Seen:
 
 @attack("D07", "no process is read or driven by another", READ, off="seccomp:ptrace")
 def tracing(arm: Arm) -> Seen:
-    """The guest attacks its own child, where the kernel permits it; processes of the host have no pid inside."""
+    """The guest attacks a child process, where the kernel permits that; processes of the host have no pid inside."""
     report = arm.python(
         """
         secret = ctypes.create_string_buffer(canary.encode())

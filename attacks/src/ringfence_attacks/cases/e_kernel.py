@@ -30,8 +30,10 @@ def _word(result: int) -> str:
 
 
 def _reached(arm: Arm, attempts: list[Attempt], *, each: bool) -> Seen:
-    """Judge by the attempts that got past the filter. With the control none may; without it, one must, or, with
-    `each`, all must."""
+    """Judge by the attempts that got past the filter: with the control none may, without the control at least one must.
+
+    `each`: without the control all must.
+    """
     got = answers(arm, arm.sandbox(), attempts)
     past = [attempt.name for attempt in attempts if attempt.name in got and got[attempt.name] != -attempt.filtered]
     words = "; ".join(f"{name}: {_word(result)}" for name, result in got.items())

@@ -39,7 +39,7 @@ def _peak(report: GuestReport) -> str:
 
 
 def _took_all_memory(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
-    """Run a script that exits with 0 only when it held all the memory it wanted at once."""
+    """Run a script that exits with 0 only when all the wanted memory was in use at once."""
     report = arm.python(code, policy=policy)
     if arm.name == "on" and report.status != "oom":
         return Seen(report.exit_code == 0, f"expected oom: {_peak(report)}; {report.words()}")

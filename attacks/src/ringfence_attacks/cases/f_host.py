@@ -242,8 +242,7 @@ def start_storm(arm: Arm) -> Seen:
 
 
 def _holdings() -> tuple[int, int]:
-    """Return the number of monitors among the descendants of this process, and of its descriptors, without those of
-    the spares."""
+    """Return two numbers: the monitors below this process, and its open descriptors; the spares' are not counted."""
     from ringfence.backends.process import pool
 
     pools = pool._pools.values()  # noqa: SLF001  # the pool has no public count, and callers need none

@@ -50,7 +50,7 @@ proxy = ("127.0.0.1", 3128)
 
 
 def _careless(arm: Arm, owner: object, name: str, value: object) -> None:
-    """In the arm "off", replace a check of the gateway by a careless one until the arm ends."""
+    """Replace a check of the gateway by a careless check until the arm ends, if this is the arm "off"."""
     if arm.off:
         arm.enter(replaced(owner, name, value))
 

@@ -205,7 +205,7 @@ def _port(said: str) -> int:
 
 @attack("G20", "one sandbox does not reach another", ESCAPE, off="net-namespace")
 def sandbox_to_sandbox(arm: Arm) -> Seen:
-    """A server in the first sandbox prints what it receives; the second sandbox sends it the canary."""
+    """A server in the first sandbox prints all data that comes; the second sandbox tries to send the canary there."""
     server = arm.spawn(_SERVER, box=arm.sandbox())
     port = _port(reported_pid(server)[1])
     report = arm.python(

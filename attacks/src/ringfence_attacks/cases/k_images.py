@@ -1,4 +1,4 @@
-"""K and J19: hostile images: archives that write outside their root, a changed layer, modules for others to import."""
+"""K and J19: hostile images: archives that write outside the root, a changed layer, modules planted for an import."""
 
 from __future__ import annotations
 

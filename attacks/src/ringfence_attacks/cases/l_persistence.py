@@ -78,7 +78,7 @@ def run_later(arm: Arm) -> Seen:
     label="end scan",
 )
 def told_at_the_end(arm: Arm) -> Seen:
-    """Off, without a scan: the file is written and no denial names it."""
+    """Off: no scan; the file is written and no denial names it."""
     box = arm.sandbox(arm.shared())
     arm.python(
         """
@@ -280,7 +280,8 @@ def left_by_the_dead(arm: Arm) -> Seen:
 
 
 def _killed_supervisor(arm: Arm) -> int:
-    """Start a supervisor, kill it, and return its pid. All its processes are stopped first, and none can clean up."""
+    """Return the pid of a supervisor that was started and killed. All its processes are stopped first, and none can
+    clean up."""
     sleep = os.path.realpath("/bin/sleep")
     inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
     code = f"import ringfence\nwith ringfence.Sandbox() as box:\n    box.exec(['python3', '-c', {inner!r}])\n"
@@ -410,9 +411,9 @@ _COUNTED = (".envrc", ".bashrc", ".profile")
     label="ledger of who needs a placeholder",
 )
 def placeholder_taken_away(arm: Arm) -> Seen:
-    """A caller has three sandboxes on one folder, the third of them hostile. The first starts, the second starts, the
-    first ends, the third starts, the second ends. Off: when the second ends, its placeholders are removed though the
-    third needs them; what the third can write before its watch stops it stays in the folder.
+    """A caller has three sandboxes on a folder; the third is hostile. The first starts, the second starts, the first
+    ends, the third starts, the second ends. Off: when the second ends, its placeholders are removed though the third
+    needs them; what the third can write before its watch stops it stays in the folder.
     """
     policy = arm.shared()
     first, second = arm.sandbox(policy), arm.sandbox(policy)

@@ -1,4 +1,4 @@
-"""O: what a guest can do to the host's own process: to its memory, to the results it shows, and to its starts."""
+"""O: attacks on the host's own process: its memory, the results that callers and models read, and its starts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def kept_connections(arm: Arm) -> Seen:
 
 @contextlib.contextmanager
 def _read(box: Sandbox) -> Iterator[int]:
-    """Read all connections in one thread with one buffer, and leave them open: the clients keep no bytes."""
+    """Read all connections in this thread with a single buffer, and leave them open: the clients keep no bytes."""
     buffer, got = bytearray(1 << 16), 0
     with contextlib.ExitStack() as ends, selectors.DefaultSelector() as waiting:
         address = ends.enter_context(box.expose(8000))

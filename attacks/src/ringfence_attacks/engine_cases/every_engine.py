@@ -119,7 +119,7 @@ def fill(path, total):
 
 
 def _fill(arm: Arm, path: str, total: int, limit: int) -> Seen:
-    """Judge by the file's size: the host reads it in the root of the first process; on gVisor the guest reports it."""
+    """Judge by the file's size. The host reads the size in the root of the first process; on gVisor the guest does."""
     box = arm.sandbox(_SMALL)
     report = arm.python(f"{_FILL}\nattempt('fill', fill, path, total)", box=box, path=path, total=total)
     if engine_arm(arm).contained:

@@ -1,4 +1,4 @@
-"""Attacks on the limits around gVisor itself: the count of processes, and the cgroup of the sentry and its helpers."""
+"""Attacks on the limits around gVisor: the count of processes, and the cgroup of the sentry and its helpers."""
 
 from __future__ import annotations
 
