@@ -16,7 +16,7 @@ from backends.container import equipped
 from programs import read_program
 
 SITUATIONS = (Path(__file__).parents[2] / "doctor" / "situations.py").read_text()
-PROBE = read_program("backends/choosing_probe.py")
+PROBE = read_program("backends/auto_probe.py")
 FILTER = "a filter around this process (a container's, mostly) refuses it"
 
 

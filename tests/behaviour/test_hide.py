@@ -16,7 +16,7 @@ from ringfence import Mount, Policy, Sandbox
 if TYPE_CHECKING:
     from ringfence.values import MountMode
 
-LOOK = read_program("behaviour/hidden_look.py")
+LOOK = read_program("behaviour/hide_look.py")
 HIDE = [".env", "secrets", "deep/er/key", "secrets/one", "later", "nowhere/at/all"]
 SHOWN = ["deep", "deep/er", "deep/er/plain", "link", "readme"]
 GONE = {".env": "ENOENT", "deep/er/key": "ENOENT", "secrets/one": "ENOENT", "link": "ENOENT", "later": "ENOENT"}
@@ -132,7 +132,7 @@ def test_the_plan_says_which_of_the_two_a_hidden_path_is(project: Path) -> None:
     assert lines("rw") == ["/data/.env: hidden: an empty, read-only file is in its place"]
 
 
-_AS_USER = read_program("behaviour/hidden_as_user.py")
+_AS_USER = read_program("behaviour/hide_as_user.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")

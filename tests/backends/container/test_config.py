@@ -68,7 +68,7 @@ def test_the_engine_says_that_everything_is_closed(contained: Container) -> None
     assert not any("sock" in mount["Source"] for mount in found["Mounts"])
 
 
-INSIDE = read_program("backends/posture_inside.py")
+INSIDE = read_program("backends/config_inside.py")
 
 
 DEVICES = ["fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]

@@ -245,7 +245,7 @@ def test_without_the_package_nothing_is_started(tmp_path: Path, monkeypatch: pyt
     assert (raised.value.code, (tmp_path / "starts").exists()) == ("extra-missing", False)
 
 
-_SERVICE = read_program("behaviour/passing_failures_service.py")
+_SERVICE = read_program("behaviour/temporary_failures_service.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root it takes a range of uids; tests of rootless Podman do")
@@ -275,7 +275,7 @@ def test_one_service_serves_the_process_and_ends_with_it_however_that_ended() ->
     assert (asked, sockets, lives, ended) == (4, 1, True, True)
 
 
-_KILLED = read_program("behaviour/passing_failures_killed.py")
+_KILLED = read_program("behaviour/temporary_failures_killed.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root it takes a range of uids; tests of rootless Podman do")
