@@ -45,7 +45,7 @@ def engine(request: pytest.FixtureRequest) -> engines.Started:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_engine_that_hangs() -> Iterator[None]:
-    """Docker 20.10 can lose a container's end, and then never answers who removes it: later tests get it anew."""
+    """Docker 20.10 can lose a container's end; removing that container then hangs: Docker is started again."""
     yield
     if "docker" not in engines.started():
         return
@@ -62,7 +62,7 @@ def no_engine_that_hangs() -> Iterator[None]:
 
 @pytest.fixture
 def chosen(engine: engines.Started, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The one that is found when none is named."""
+    """Make `engine` the engine that is found when none is named."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
     yield engine.name
     clients.forget(clients.find())

@@ -27,7 +27,7 @@ CONTROL = Control("none: a test", "full")
 
 
 class FakeBox:
-    """What the layers above need of a sandbox, over a socket whose other end is hostile."""
+    """A stand-in with the parts of a sandbox that the layers above use, over a socket whose other end is hostile."""
 
     def __init__(self) -> None:
         self.backend = "process"

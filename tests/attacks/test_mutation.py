@@ -1,4 +1,4 @@
-"""Each control left out, one by one: an attack must notice. The score is printed; the target is all of them."""
+"""Every control is left out, one after the other, and an attack must notice. The score is printed; the target is 100 %."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What "auto" takes where the process backend cannot serve, on hosts that are made so around an ordinary user."""
+"""The choice of "auto" where the process backend cannot serve, on hosts that refuse an ordinary user something."""
 
 from __future__ import annotations
 

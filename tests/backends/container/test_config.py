@@ -1,4 +1,4 @@
-"""What a container is made with, by the engine's own word and from inside. All of it always; no option opens any."""
+"""The settings that a container is created with, by the engine's own account and from inside; no option opens any."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_what_lies_outside_is_never_shown(
 def test_nor_is_it_when_the_source_itself_is_exchanged(
     make: Callable[..., Sandbox], project: Path, monkeypatch: pytest.MonkeyPatch, mode: MountMode, *, back: bool
 ) -> None:
-    """L16: a folder that another sandbox may write to, and this one only read; once the plan has looked at it."""
+    """L16: another sandbox may write to the folder, this sandbox only reads it; exchanged after the plan's check."""
     place, aside, outside = project / "build", project / "aside", project.parent / "outside"
     place.mkdir()
     os.chown(place, 1000, 1000)

@@ -79,7 +79,7 @@ _BUSY = "import os\nos.fork(); os.fork()\nwhile True: open('/proc/self/stat').re
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a freezer takes a cgroup of ours")
 def test_a_sandbox_that_traces_itself_all_the_time_is_paused_each_time() -> None:
-    """Its sentry waits for threads that it traces: frozen in the wrong order, neither is ever done."""
+    """gVisor's sentry waits for threads that it traces: frozen in the wrong order, neither would ever end."""
     room = Policy(limits=Limits(cpu_time_s=120, timeout_s=120))
     with Sandbox(backend="gvisor", policy=room) as box, box.spawn(["python3", "-c", _BUSY]):
         time.sleep(0.5)

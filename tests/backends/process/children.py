@@ -78,7 +78,7 @@ def child(work: Callable[[Say], None], *, uid: int | None = None, join: Iterable
 
 
 def void(_: object) -> None:
-    """For a lambda whose value nobody wants."""
+    """Discard a value, in a lambda that must return None."""
 
 
 def state_of(pid: int) -> str:

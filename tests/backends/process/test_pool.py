@@ -1,4 +1,4 @@
-"""Policies that differ in limits alone share a template and its rows, and each keeps its own numbers."""
+"""Policies that differ only in limits share a template and its rows of system calls, and each keeps its numbers."""
 
 from __future__ import annotations
 
