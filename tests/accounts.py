@@ -61,7 +61,7 @@ class OrdinaryUser(NamedTuple):
 
 
 def account() -> pwd.struct_passwd:
-    """Return the account for tests when this process is root, made if it is missing; else this process's own account."""
+    """Return the tests' account when this process is root, made if missing; else the account of this process."""
     if os.geteuid() != 0:
         return pwd.getpwuid(os.geteuid())
     try:

@@ -1,4 +1,4 @@
-"""Count what a sandbox could leave on the host, from /proc and /sys: descendants, and anything with Ringfence's name."""
+"""Count what a sandbox could leave on the host, from /proc and /sys: descendants, and files by Ringfence's names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Process(NamedTuple):
 
 
 class Leftovers(NamedTuple):
-    """The counts at one moment, without the library's standing stock: equal before and after a test that left nothing."""
+    """The counts at a moment, without the library's standing stock: equal before and after a test that left nothing."""
 
     processes: frozenset[Process]
     over_stock: tuple[tuple[str, int], ...]  # processes with our names beyond those that the pools say they keep
@@ -111,7 +111,7 @@ def _owner_is_dead(name: str) -> bool:
 
 
 def cgroups_of_the_dead() -> frozenset[str]:
-    """Return Ringfence's cgroups of dead libraries. As root they are at the top of a hierarchy, else in the user's slice."""
+    """Return cgroups of dead libraries: as root at the top of a hierarchy, else in the user's slice."""
     return frozenset(str(d) for d in owner_groups() if _owner_is_dead(d.name))
 
 
@@ -193,7 +193,7 @@ _ENGINES = ("/rf-tests-docker-", "/rf-tests-podman-", "/var/lib/containers/", "/
 
 
 def _is_of_an_engine(row: str) -> bool:
-    """Return whether a mount is an engine's. An engine mounts and unmounts at any time; its containers are counted apart."""
+    """Return whether a mount is an engine's. Engines mount at any time; their containers are counted elsewhere."""
     point = row.split()[4]
     return any(part in f"{point}/" for part in _ENGINES) or "/docker/" in point
 

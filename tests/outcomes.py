@@ -28,7 +28,7 @@ class Outcomes:
 
 
 def wall_of(item: pytest.Item) -> str:
-    """Return the wall that a test needs: an engine among the test's parameters, else the engine of the test's folder."""
+    """Return the wall that a test needs: an engine among the test's parameters, else the engine of the folder."""
     parameters = getattr(item, "callspec", None)
     for value in parameters.params.values() if parameters is not None else ():
         if isinstance(value, str) and value in ENGINES:

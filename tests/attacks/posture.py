@@ -119,7 +119,7 @@ def _limits(pid: int) -> dict[str, list[str]]:
 
 
 def _descriptors(pid: int, *, exact: bool) -> object:
-    """Return the open descriptors by number; not `exact`: only their kinds, as the monitor's numbers depend on the host's
+    """Return the open descriptors by number; not `exact`: only the kinds, as the monitor's numbers depend on the host's
     control groups."""
     try:
         found = {one: _kind(os.readlink(f"/proc/{pid}/fd/{one}")) for one in os.listdir(f"/proc/{pid}/fd")}
@@ -143,7 +143,7 @@ def _environment(pid: int) -> object:
 
 
 def mounts(pid: int) -> dict[str, object]:
-    """Return flags by mount point. Mounts whose number and names depend on the host are one entry, with all flags seen."""
+    """Return flags by mount point. Mounts whose number depends on the host are one entry, with all flags seen."""
     found: dict[str, object] = {}
     binds: set[str] = set()
     masks: set[str] = set()

@@ -1,4 +1,4 @@
-"""Every control is left out, one after the other, and an attack must notice. The score is printed; the target is 100 %."""
+"""Every control is left out in turn, and an attack must notice. The score is printed; the target is 100 %."""
 
 from __future__ import annotations
 

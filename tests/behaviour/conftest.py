@@ -1,4 +1,4 @@
-"""The same tests hold for every backend there is: those marked `everywhere`, and the conformance table."""
+"""Tests for every backend: tests marked `everywhere`, and the conformance table."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _of_everywhere(metafunc: pytest.Metafunc) -> list[object]:
 
 @pytest.fixture(autouse=True)
 def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Without the mark: what the library takes by itself here. With it, what is made without a backend has that one."""
+    """Run a test marked `everywhere` once for each backend, as the default; other tests use the usual default."""
     name = getattr(request, "param", "process")
     if hasattr(request, "param") and name != "process":
         chosen = DECLARED[name].backend()
@@ -80,7 +80,7 @@ def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(params=list(BACKENDS))
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """For what depends on how an interpreter is started."""
+    """Run a test with each way to start an interpreter."""
     found: Backend = BACKENDS[request.param]
     return found
 

@@ -156,7 +156,7 @@ VERBS: dict[str, Play] = {}
 
 
 def floods(*names: str) -> Callable[[Play], Play]:
-    """What the decorated function calls while a guest floods it."""
+    """Register the decorated function for the public names that it calls while a guest floods them."""
 
     def add(play: Play) -> Play:
         for name in names:
@@ -179,7 +179,7 @@ class Place:
 
     @property
     def tree(self) -> Sandbox:
-        """Its files are a flood. It is made when it is first asked for, and stays."""
+        """A sandbox whose files are a flood, made on first use and kept."""
         return self._tree()
 
 
@@ -423,7 +423,7 @@ def _forks(place: Place) -> object:
 
 @floods("Sandbox.expose", "Address.close")
 def _exposed(place: Place) -> object:
-    """As many connections as there may be: most are read, some are not."""
+    """Open as many connections as permitted: most are read, some are not."""
     box = place.box()
     next(iter(box.spawn(["python3", "-c", _SERVER.replace("MEGABYTES", "12")])))
     with box.expose(8000) as address:
@@ -441,7 +441,7 @@ async def _exposed_async() -> None:
 
 
 def _read_all(port: int, *, connections: int, silent: int) -> int:
-    """One thread and one buffer for all of them: what this side holds is nothing."""
+    """Read all connections in this thread with a single buffer: this side keeps no bytes."""
     buffer, got = bytearray(1 << 16), 0
     want = 12 * _MB
     with contextlib.ExitStack() as ends, selectors.DefaultSelector() as waiting:
@@ -519,7 +519,7 @@ def _managed(place: Place) -> object:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    """Of the host's. What a guest's tree made of it is deeper than Python's own removal takes."""
+    """Make a folder of the host. A guest makes a tree there that is too deep for Python's own removal."""
     folder = tempfile.mkdtemp(prefix="rf-tests-", dir="/var/tmp")
     try:
         yield folder

@@ -73,7 +73,7 @@ def test_bytes_go_both_ways_at_once_and_none_is_lost_where_the_client_reads_late
 
 
 def test_what_a_client_has_not_read_is_no_more_than_the_window() -> None:
-    """The server waits for its client, and the host holds what it was told to expect."""
+    """The server waits for the client, and the host keeps no more bytes than the window."""
     sends = "def flood(connection):\n    while True: connection.sendall(bytes(1 << 20))\n"
     code = SILENT.replace("held.append(server.accept()[0])", "held.append(server.accept()[0]); flood(held[-1])")
     with Sandbox() as box:

@@ -94,7 +94,7 @@ for path in ("/data/.env", "/data/secrets/x"):
 
 @pytest.mark.parametrize("second", [False, True])  # another, read-only, mount of the same folder
 def test_a_guest_cannot_move_a_hidden_file_out_of_its_place(project: Path, second: bool) -> None:
-    """Not for itself, and not for the next sandbox with the same policy."""
+    """The file is neither moved for this sandbox, nor for the next sandbox with the same policy."""
     shown = [Mount(str(project), "/more", "ro", hide=["deep/er/key"])] if second else []
     policy = Policy(mounts=[Mount(str(project), "/data", "rw", hide=["deep/er/key"]), *shown])
     code = """

@@ -73,7 +73,7 @@ def rows(process: subprocess.Popen[str]) -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def flooded() -> dict[str, Row]:
-    """All of them by one process, once."""
+    """Run all floods once, in one process."""
     return _run([sys.executable, str(PROGRAM)], {**os.environ, "PYTHONPATH": str(SOURCE)})
 
 

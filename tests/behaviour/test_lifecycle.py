@@ -1,4 +1,4 @@
-"""Many sandboxes of one program, and its policies. What holds for every backend is in the conformance table."""
+"""Many sandboxes of one program, and their policies. The conformance table has what every backend must do."""
 
 from __future__ import annotations
 

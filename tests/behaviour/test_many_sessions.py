@@ -1,4 +1,4 @@
-"""Many sessions at once, each with its state, in little memory; and what is left when their host is killed."""
+"""Many sessions at once, each with a state, in little memory; nothing is left when the host process is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the usual libraries show in a cell, without a screen and without support of their own for us."""
+"""Rich outputs of common libraries in a cell, without a screen and without any support for Ringfence in them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_calls_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_arguments_that_wait_for_their_turn_are_bounded(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guest that takes no answers has its calls wait with us, and chooses how many they are."""
+    """The calls of a guest that takes no answers wait on the host; the guest chooses how many calls there are."""
     monkeypatch.setattr(module, "MAX_WAITING", 2_000_000)
     budget, tools = module.Budget(), {"lookup": lookup}
     calls = [budget.take(line.Said("call", {"id": n, "name": "lookup"}, b"x" * 900_000), tools) for n in range(4)]

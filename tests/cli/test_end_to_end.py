@@ -277,7 +277,7 @@ def test_a_report_is_not_written_to_a_pipe_that_nobody_reads(folder: Path) -> No
 
 
 def test_code_that_is_a_link_is_not_run_and_a_pipe_is(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """L16: the file that it leads to would be shown, and its text with every error."""
+    """L16: else the file that the link leads to would be shown, and its text with every error."""
     private = tmp_path_factory.mktemp("outside") / "private"
     private.write_text("secret = 1")
     (folder / "main.py").symlink_to(private)
@@ -425,6 +425,6 @@ KEEP = read_program("cli/end_to_end_keep.py")
 
 
 def test_snapshots_are_kept_where_the_persons_own_links_lead(ordinary_user: OrdinaryUser) -> None:
-    """The folder of ours is no path that a caller names: no guest may write to it, or hold a link to it."""
+    """The folder is not named by a caller: no guest may write there or place a link there, and links are followed."""
     done = ordinary_user.run(KEEP)
     assert done.stdout == "4 4\n", done.stderr

@@ -1,4 +1,4 @@
-"""One sandbox from the command line, with a pretended sandbox: streams, signals, reports, and always closed."""
+"""The command with a pretended sandbox: streams, signals, reports, and that the sandbox is always closed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Network:
 
 
 class Sandbox:
-    """What tests set before, and see after."""
+    """A pretended sandbox: tests set its results before, and look at the calls afterwards."""
 
     events: tuple[Event, ...] = ()
     result: Result = OK

@@ -25,7 +25,7 @@ HOST = "api.example.com"
 
 
 class Desk:
-    """The Uplink of one sandbox, and its only way out."""
+    """A stand-in for a sandbox's Uplink: everything the sandbox sends goes through the Desk."""
 
     def __init__(self, server: Server, *secrets: Secret, rule: Rule | None = None, port: int = 443) -> None:
         self.network = Network(allow=[HOST]) if rule is None else Network(rules=[rule])

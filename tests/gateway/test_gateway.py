@@ -103,7 +103,7 @@ def test_denials_of_a_run_are_its_own(internet: World) -> None:
     ],
 )
 def test_a_name_that_leads_to_a_refused_address_is_not_dialled(internet: World, address: str, code: str) -> None:
-    """G07, G08: one bad answer among good ones refuses the name."""
+    """G07, G08: a single bad answer among good answers refuses the name."""
     internet.names["web.test"] = ["127.0.0.1", address]
     with internet.sandbox(internet.policy("web.test")) as box:
         result = curl(box, "http://web.test/")
@@ -217,7 +217,7 @@ for method in ("HEAD", "HEAD", "GET", "POST"):
     seen: list[tuple[int, str]] = []
 
     def answer_one(connection: socket.socket) -> None:
-        """Says that the connection stays, and closes it when it has read the next request."""
+        """Promise to keep the connection, and close it after reading the next request."""
         number = len({one for one, _ in seen})
         for turn in range(2):
             data = b""
@@ -514,7 +514,7 @@ def test_without_the_parser_nothing_passes_and_it_is_told_why(internet: World, m
 
 
 def test_without_the_parser_tls_connect_and_socks_pass(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its allowing twin: what is not read needs no package."""
+    """The allowing twin: traffic that is not read needs no package."""
     for name in [name for name in sys.modules if name.startswith(("ringfence.gateway.http.", "h11"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "h11", None)

@@ -69,7 +69,7 @@ def test_a_guest_cannot_fill_the_host_with_names() -> None:
 
 
 def test_a_flood_of_denials_pushes_no_other_one_out_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guest would hide what it tried: 10,000 look-ups take it five seconds."""
+    """A guest would hide a denied target with a flood: 10,000 look-ups take five seconds."""
     monkeypatch.setattr(log, "MOST_DENIALS", 3)
     book, refusal = Logbook(), Refusal("net.not-allowed", "no")
 

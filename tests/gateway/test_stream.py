@@ -1,4 +1,4 @@
-"""Streams of the gateway: one that always has something to say leaves other connections their turns."""
+"""Streams of the gateway: a stream that always has data leaves other connections their turns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _plain() -> int:
 
 
 class _Full:
-    """A TLS session with records of one byte in it."""
+    """A TLS session that always has another record, of a single byte."""
 
     def read(self, size: int) -> bytes:
         del size

@@ -1,4 +1,4 @@
-"""A small internet for tests: names that the gateway's resolver knows, and servers of ours on loopback behind them."""
+"""A small internet for tests: names that the gateway's resolver knows, and servers on loopback behind the names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMITS = Limits(timeout_s=20, memory="512M", processes=64)
 
 
 class World:
-    """`names` is what the gateway finds when it looks a name up; `lookups` is when it did."""
+    """A small internet: `names` has the addresses that the gateway finds, `lookups` the look-ups that it made."""
 
     def __init__(self, loop: Loop, roots: Roots) -> None:
         self.loop = loop
@@ -80,7 +80,7 @@ def curl(box: Sandbox, url: str, *options: str) -> Result:
 
 
 def codes(result: Result) -> list[tuple[str, str]]:
-    """What was denied, and why."""
+    """Return target and code of each denial."""
     return [(denial.target, denial.code) for denial in result.denials]
 
 

@@ -98,7 +98,7 @@ def test_what_we_did_ourselves_to_put_a_name_back_is_no_alarm(tmp_path: Path) ->
 
 
 def test_what_goes_again_before_it_is_expected_is_told(tmp_path: Path) -> None:
-    """It was taken for our own doing: the sandbox went on, and nothing held the name."""
+    """The removal was taken for the library's own: the sandbox went on, and nothing protected the name."""
     placeholders = Placeholders(protected(tmp_path))
     placeholders.make()
     watch = Watch(protected(tmp_path))
@@ -216,7 +216,7 @@ def test_a_repository_that_appeared_and_its_hooks_are_reported(tmp_path: Path) -
 
 
 def test_a_folder_that_git_would_take_for_a_repository_is_reported(tmp_path: Path) -> None:
-    """A bare repository needs no `.git`: whoever runs git in that folder runs its configuration."""
+    """A bare repository needs no `.git`: a user that runs git in that folder runs the repository's configuration."""
 
     def work() -> None:
         for name in ("objects", "refs"):
@@ -228,7 +228,7 @@ def test_a_folder_that_git_would_take_for_a_repository_is_reported(tmp_path: Pat
 
 
 def prepared(folder: Path) -> None:
-    """What an earlier run could leave."""
+    """Make the files of a repository that an earlier run could have left."""
     (folder / "hooks").mkdir(parents=True)
     (folder / "hooks" / "pre-commit").write_text("evil")
     (folder / "config").write_text("[core]\n")
@@ -236,7 +236,7 @@ def prepared(folder: Path) -> None:
 
 
 def test_a_repository_that_became_one_by_its_name_is_reported(tmp_path: Path) -> None:
-    """Its hooks are older than the sandbox."""
+    """The repository's hooks are older than the sandbox."""
     prepared(tmp_path / "deep" / "x")
     moved = tmp_path / "deep" / ".git"
     assert scanned(tmp_path, lambda: (tmp_path / "deep" / "x").rename(moved)) == [("mount.protected-name", "deep/.git")]
@@ -275,7 +275,7 @@ def test_work_in_a_repository_that_was_held_is_not_reported(repository: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="it becomes another user, whom a folder's mode stops")
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
 def test_a_folder_that_was_shut_is_said_not_to_have_been_looked_through(tmp_path: Path, mode: int) -> None:
-    """A later run could open it again, and what is in it would be old then."""
+    """A later run could open the folder again, and the files in it would then be old."""
     shut = tmp_path / "sub"
     shut.mkdir()
     os.chown(shut, 65534, 65534)

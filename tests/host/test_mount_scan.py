@@ -1,4 +1,4 @@
-"""What the look at a writable mount tells of links that lead out, and of files that Python would import for others."""
+"""The scan of a writable mount reports links that lead out, and files that another program's Python would import."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_new_files_that_python_would_import_for_others_are_told(
 
 
 def test_every_package_that_is_imported_by_name_is_known_to_the_scan() -> None:
-    """Of what Ringfence needs and can use, with what these need."""
+    """The packages are those that Ringfence needs or can use, with their own dependencies."""
     source = Path(mount_scan.__file__).parents[1]
     trees = [ast.parse(path.read_text()) for path in source.rglob("*.py")]
     names = {

@@ -85,7 +85,7 @@ def test_a_sandbox_that_misses_nothing_leaves_no_trace_in_the_ledgers(tmp_path: 
 
 
 def test_git_works_beside_placeholders_and_its_status_is_as_before(repository: Path) -> None:
-    """An empty `commondir` would stop git; one that says "." means what its absence means."""
+    """An empty `commondir` would stop git; a file with "." means the same as no file."""
     before = git_status(repository), tree(repository)
     one = made(repository)
     assert (repository / ".git" / "commondir").read_text() == CONTENT["commondir"]
@@ -174,8 +174,8 @@ def test_a_name_that_somebody_else_made_in_the_same_moment_is_theirs(
 
 
 def test_the_last_of_several_sandboxes_removes_them_whatever_the_order(tmp_path: Path, ledgers: Path) -> None:
-    """One starts, a second starts, the first ends, a third starts, the second ends: the third still has them. A set of
-    notes lost the second's with the first's, and the third took what it saw for the user's own."""
+    """The first starts, a second starts, the first ends, a third starts, the second ends: the third keeps placeholders.
+    A set of notes lost the second's with the first's, and the third took the placeholders for the user's own files."""
     one = made(tmp_path)
     inodes = {name: os.stat(tmp_path / name).st_ino for name in ALL}
     two = made(tmp_path)
@@ -196,7 +196,7 @@ def test_each_placeholder_goes_with_the_last_that_needs_that_one(tmp_path: Path)
 
 
 def test_a_guest_that_outlives_its_killed_library_keeps_them(tmp_path: Path) -> None:
-    """Its monitor has the stake too: while that is open, the sandbox counts."""
+    """The sandbox's monitor has the stake open too: until the monitor closes the stake, the sandbox counts."""
     one = made(tmp_path)
     monitors = os.dup(one.fileno())
     two = made(tmp_path)
@@ -227,7 +227,7 @@ def test_a_fork_of_the_caller_keeps_nobody_alive(tmp_path: Path) -> None:
 def test_behind_an_engine_a_dead_library_counts_for_a_moment_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of ours shows when its guest is gone."""
+    """Nothing on the host shows when the guest of a dead library is gone."""
 
     def work(say: Say) -> None:
         made(tmp_path, outlives=True)
@@ -352,7 +352,7 @@ def test_a_link_put_in_the_place_of_a_placeholder_is_not_followed(tmp_path: Path
 
 
 def test_a_folder_exchanged_for_a_link_since_the_plan_gets_none(tmp_path: Path, ledgers: Path) -> None:
-    """By the guest of another sandbox. They would be made where the link leads."""
+    """A guest of another sandbox exchanges the folder. The placeholders would be made where the link leads."""
     (tmp_path / "way" / "project").mkdir(parents=True)
     (tmp_path / "victim" / "project").mkdir(parents=True)
     one = Placeholders(protected(tmp_path / "way" / "project"))

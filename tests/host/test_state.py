@@ -172,7 +172,7 @@ def _facts(path: str) -> dict[str, str | int]:
 
 
 def _leave_behind(project: Path) -> tuple[str, list[str]]:
-    """A process makes a folder with a file, and a file, and is killed. Its name, and their paths, last first."""
+    """Return the name of a killed process, and the paths that it made, last first: a folder with a file, and a file."""
 
     def work(say: Say) -> None:
         owner = state.register()

@@ -36,7 +36,7 @@ def write(folder: Path, data: bytes, name: str = "archive.tar") -> Path:
 
 
 def contents(store: Store, name: str) -> dict[str, str]:
-    """What an image holds besides what every image gets."""
+    """Return the files of an image, without the files that every image gets."""
     root = Path(store.root(images.inspect(name).digest))
     found = {}
     for path in sorted(root.rglob("*")):

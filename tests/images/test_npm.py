@@ -37,7 +37,7 @@ def package(at: Path, needs: dict[str, str]) -> str:
 
 
 def repository(at: Path) -> str:
-    """Of this host's, private to its user."""
+    """Make a git repository on this host that is private to its user."""
     at.mkdir()
     (at / "package.json").write_text('{"name": "private", "version": "1.0.0"}')
     (at / "secret").write_text("private\n")

@@ -1,4 +1,4 @@
-"""What a user does, on the interpreter that runs this; prints one line of JSON. Needs nothing but the package."""
+"""Do what a user does, on the interpreter that runs this; print a line of JSON. Needs only the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Hello(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"hello")
 
     def log_message(self, *_: object) -> None:
-        """To nobody."""
+        """Log nothing."""
 
 
 def run() -> object:

@@ -91,7 +91,7 @@ def _held_by_others() -> set[int]:
 
 
 def settles(to: Census, within_s: float = 10.0) -> Census:
-    """The census once nothing of it is above `to`, or as it is when the time is over."""
+    """Return the census as soon as no count is above `to`, or the census when the time is over."""
     deadline = time.monotonic() + within_s
     while True:
         now = census()

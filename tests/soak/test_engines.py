@@ -51,7 +51,7 @@ def in_engine(backend: object) -> list[object]:
 
 
 def open_here() -> int:
-    """Descriptors but those that the engine's client keeps for its next requests."""
+    """Return the number of open descriptors, without those that the engine's client keeps for later requests."""
     return len(set(map(int, os.listdir("/proc/self/fd"))) - leftovers.stock().descriptors)
 
 

@@ -46,7 +46,7 @@ def test_an_engine_without_settings_of_its_own_makes_sandboxes(podman: Start) ->
 def test_a_folder_of_the_host_that_an_engine_shows_in_every_container_is_refused(
     podman: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_guestd: bool
 ) -> None:
-    """Podman's account of the container does not name the mount: guestd finds it for an ordinary user, as root the host."""
+    """Podman's account of the container does not name the mount: guestd finds it, or, as root, the host does."""
     backend = podman(f'volumes = ["{tmp_path}:/shown:ro"]')
     if by_guestd:
         monkeypatch.setattr(container, "_may_look", lambda _: False)
@@ -77,7 +77,7 @@ def test_secrets_of_the_host_that_mounts_conf_shows_are_not_shown(podman: Start,
 
 @pytest.fixture
 def unlimited(contained: Container, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
-    """Return an engine that reports a host without the controllers of memory and processes, and without swap accounting.
+    """Return an engine that reports a host without controllers of memory and processes, and without swap accounting.
 
     Such an engine leaves the limits out with a warning.
     """

@@ -72,7 +72,7 @@ def test_a_rename_leaves_no_device_on_the_host(tmp_path: Path) -> None:
 
 
 def test_a_guest_gets_none_of_the_hosts_huge_pages() -> None:
-    """No memory limit counts huge pages. Without the filter a file of huge pages can be made even where none are free."""
+    """No memory limit counts huge pages. Without the filter a file of huge pages is made even where none are free."""
     with Sandbox() as box:
         assert box.exec(["python3", "-c", _HUGE]).stdout == "[12, 12]\n"
 

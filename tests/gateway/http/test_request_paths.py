@@ -20,8 +20,8 @@ PATHS = st.lists(st.sampled_from(PIECES), max_size=12).map(lambda parts: "/" + "
 
 
 def _servers(path: str) -> set[str]:
-    """What servers make of a path: each decodes, cuts parameters, takes backslashes for slashes and resolves dots, or
-    does not, in an order of its own."""
+    """Return the forms that servers make of a path. Servers decode, cut parameters, take backslashes for slashes and
+    resolve dots, or some of these, in any order."""
     steps: list[Callable[[str], str]] = [
         lambda text: unquote(text, encoding="latin-1"),
         lambda text: "/".join(part.partition(";")[0] for part in text.split("/")),

@@ -58,7 +58,7 @@ class Guestd:
         return found
 
     def is_over(self) -> bool:
-        """Whether the host has ended it, within a moment."""
+        """Return whether the host has ended the channel, within a moment."""
         self.channel.settimeout(5)
         while _received(self.channel):
             pass

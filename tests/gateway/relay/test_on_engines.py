@@ -35,7 +35,7 @@ def _engines() -> None:
 
 @pytest.fixture(params=WAYS)
 def walled(internet: World, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Its sandboxes are behind a wall. What is missing for one is said."""
+    """Return the small internet with sandboxes of an engine; skip with the reason where the engine is missing."""
     name = str(request.param).rpartition(" ")[2]
     reason = missing(name)
     if reason is not None:

@@ -95,6 +95,6 @@ def test_a_socket_bound_by_way_of_a_link_is_found_where_it_lies() -> None:
 
 
 def test_a_named_pipe_in_a_folder_is_found(tmp_path: Path) -> None:
-    """A read-only mount does not keep a guest from writing to one, and the host's program reads it."""
+    """A read-only mount does not keep a guest from writing to a named pipe, which a program of the host reads."""
     os.mkfifo(tmp_path / "control")
     assert holdings(str(tmp_path), "/nonexistent") == (Holding(str(tmp_path / "control"), "a named pipe"),)

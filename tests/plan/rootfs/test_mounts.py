@@ -59,7 +59,7 @@ def seen(
     stored: tuple[str, ...] = (),
     home: str = "/home/nobody-of-that-name",
 ) -> Rows:
-    """Without the inodes of sources, each of which is the right one."""
+    """Return the rows of a view, without the inodes of the sources."""
     found = view(Policy(mounts=mounts), python_in(*roots), uid=uid, home=home, state=state, stored=stored)
     template, box = (tuple(map(_without_inode, ops)) for ops in (found.template, found.box))
     return rows(replace(found, template=template, box=box))
@@ -129,7 +129,7 @@ def test_a_copy_is_an_overlay_without_protection(folder: Path) -> None:
 @pytest.mark.parametrize("mode", ["ro", "copy", "rw"])
 @pytest.mark.parametrize("path", ["link", "way/in", "link/../project/in"])
 def test_a_source_that_leads_through_a_link_is_refused_in_every_mode(folder: Path, path: str, mode: str) -> None:
-    """A11, L16: a guest could have made it in an earlier run, and what it leads to would be shown."""
+    """A11, L16: a guest could have made the link in an earlier run, and its target would be shown."""
     (folder / "in").mkdir()
     for name in ("link", "way"):
         (folder.parent / name).symlink_to(folder)
@@ -247,7 +247,7 @@ def test_a_target_that_leads_through_a_link_inside_another_mount_is_refused(fold
 
 
 def test_two_mounts_with_one_target_are_refused(folder: Path) -> None:
-    """Also when only the guest's own links make them one."""
+    """The targets are the same even when only the guest's own links make them so."""
     error = refused(Mount(str(folder), "/tmp/in"), Mount("/usr/share", "/var/tmp/in"))
     assert (str(error), error.key) == ("mounts 0 and 1 have the same target /tmp/in", "mounts[1].target")
 
@@ -385,7 +385,7 @@ def test_hiding_a_link_hides_it_and_what_it_leads_to(folder: Path) -> None:
 
 @pytest.mark.parametrize("hidden", ["link", "way/real"])
 def test_in_a_writable_mount_no_part_of_a_hidden_path_is_a_link(folder: Path, hidden: str) -> None:
-    """The guest could replace it, and the next sandbox would hide what the new one leads to."""
+    """The guest could replace the link, and the next sandbox would hide the new link's target."""
     (folder / "kept").mkdir()
     (folder / "kept" / "real").write_text("")
     (folder / "link").symlink_to("kept/real")
@@ -432,7 +432,7 @@ def test_a_layer_would_not_show_what_is_mounted_below_so_there_hide_covers(
 
 
 def test_the_callers_own_python_inside_a_writable_mount_is_read_only(folder: Path) -> None:
-    """What a guest writes into that environment, the next start of Ringfence would import."""
+    """The next start of Ringfence would import files that a guest wrote into that environment."""
     (folder / ".venv" / "bin").mkdir(parents=True)
     _, box = added(seen(Mount(str(folder), mode="rw"), roots=(f"{folder}/.venv/bin",)))
     assert ["protect", f"{folder}/.venv"[1:]] in box
@@ -508,7 +508,7 @@ def test_submodules_are_held_as_repositories_are(folder: Path) -> None:
 
 
 def test_a_submodule_stays_one_whatever_a_guest_does_to_it(folder: Path) -> None:
-    """What the next sandbox knows it by cannot be moved; a folder around it that looks like one is looked into."""
+    """The files that mark a submodule cannot be moved; a folder around it that looks like a repository is searched too."""
     own = folder / ".git" / "modules" / "libs" / "a"
     for name in ("objects", "refs"):
         (own / name).mkdir(parents=True)
