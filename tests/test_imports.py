@@ -1,4 +1,4 @@
-"""Imports go one way, between rooms that a table names. Read from the source by `ast`, without importing it.
+"""Imports go one way, between rooms that a table names. The imports are read from the source by `ast`.
 
 Type-only and late imports count, and so do those that hide in strings: `__import__("ringfence.x")`, a table of module
 names, the text of a program for another interpreter. `sys.modules` with a name of ours is no control flow at all.

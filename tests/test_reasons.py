@@ -1,4 +1,4 @@
-"""What silences a tool, or an error, says why on the same line. Whether the reason holds is for a reader to judge."""
+"""A comment that silences a tool, or a caught error, has a reason on the same line. Readers judge the reason."""
 
 from __future__ import annotations
 

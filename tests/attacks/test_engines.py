@@ -112,7 +112,7 @@ def test_gvisor_holds(attack: Attack) -> None:
 @pytest.mark.proof
 @pytest.mark.parametrize("name", _rows)
 def test_every_control_of_an_engine_is_noticed(name: str) -> None:
-    """Runs after the others of this module, and on its own says nothing."""
+    """Runs after the other tests of this module; alone, this test checks nothing."""
     backend = "gvisor" if name == "gvisor" else "container"
     rows = list(_rows[name].values())
     if len(rows) == len(catalogue(backend)):

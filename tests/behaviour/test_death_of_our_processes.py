@@ -127,7 +127,7 @@ def test_a_run_of_which_nothing_has_run_is_run_in_another_sandbox(monkeypatch: p
 
 
 def test_one_that_waits_for_a_template_hears_at_once_that_it_was_closed() -> None:
-    """Another thread found the zygote dead and closed its templates; the waiting thread used to wait for its timeout."""
+    """Another thread found the zygote dead and closed the templates; the waiting thread used to wait until its timeout."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(20)
     zygote = Zygote.__new__(Zygote)
@@ -311,7 +311,7 @@ def test_a_fault_of_ours_in_one_sandbox_is_the_end_of_that_one_alone() -> None:
 
 
 def test_a_fault_in_a_sandbox_whose_host_has_gone_is_no_further_one() -> None:
-    """The channel is closed by then; a write to it was another fault, which ended the monitor with all its sandboxes."""
+    """The channel is closed by then; a write there was another fault, which ended the monitor with all sandboxes."""
     ours, theirs = socket.socketpair()
     monitor, inside = Mock(), Mock(ready=True, gone=True)
     box = Guestd(monitor, 1, ours, {}, owner=None, inside=lambda *_: inside)  # type: ignore[arg-type]  # a stand-in
@@ -410,7 +410,7 @@ _UNDER_FIRE = read_program("behaviour/death_of_our_processes_under_fire.py")
 def test_whichever_of_our_processes_is_killed_no_error_says_what_is_not_so(
     ordinary_user: OrdinaryUser, who: str, tmp_path: Path
 ) -> None:
-    """Processes are killed at random moments: no EIO, no ENOENT, no limits.memory, no other backend; later runs work."""
+    """Processes are killed at random: no EIO, no ENOENT, no limits.memory, no other backend, and later runs work."""
     if who == "this user":
         done = subprocess.run(
             [sys.executable, "-P", "-c", _UNDER_FIRE, str(Path(leftovers.__file__).parent)],

@@ -1,4 +1,4 @@
-"""A guest with a terminal can draw on the screen; it cannot make the terminal answer, or reach past the screen (J12)."""
+"""A guest with a terminal can draw; it cannot make the terminal answer or reach past the screen (J12)."""
 
 from __future__ import annotations
 

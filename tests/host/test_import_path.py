@@ -109,7 +109,7 @@ def test_a_folder_is_left_out_by_whichever_way_it_came_into_the_path_and_when(mo
 def test_the_working_directory_is_not_looked_into(
     mount: Path, tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The working directory is left out even if no guest was shown it: the next `chdir` may lead to a guest's folder."""
+    """The working directory is left out even if no guest may write there: the next `chdir` may lead to such a folder."""
     monkeypatch.chdir(mount)
     sys.path.insert(0, entry)
     import_path.guard()

@@ -53,7 +53,7 @@ def test_the_callers_own_is_taken_where_the_system_has_none(tmp_path: Path) -> N
 
 
 def test_a_group_that_nobody_else_is_in_may_write(tmp_path: Path) -> None:
-    """Such groups are a user's own group, which goes with the umask 002, and Debian's `staff`, which owns /usr/local."""
+    """Such groups are a user's own group, used with the umask 002, and Debian's `staff`, which owns /usr/local."""
     mine = place(tmp_path / "mine")
     for path in (tmp_path / "mine", Path(mine)):
         path.chmod(0o775)

@@ -18,7 +18,7 @@ AS_ROOT = os.geteuid() == 0
 
 
 def refused(path: str) -> LinkError:
-    """By each way to name it."""
+    """Return the error of every function that opens or resolves the path; all must be the same."""
     errors = []
     for call in (resolve, host_paths.without_links, open_parent, lambda path: open_itself(path, os.O_RDONLY)):
         with pytest.raises(LinkError) as caught:
@@ -137,7 +137,7 @@ for path in sys.argv[1:]:
 
 
 def test_roots_links_are_followed_for_a_user_where_only_root_writes(of_root: Path, ordinary_user: OrdinaryUser) -> None:
-    """And not for root, whose guests write files that look like root's."""
+    """For root the links are not followed: root's guests write files that look like root's."""
 
     def asked(path: Path) -> str:
         return ordinary_user.run(ASK, str(path)).stdout.strip()

@@ -134,7 +134,7 @@ def test_a_file_cut_short_or_made_longer_is_refused(whole: Path) -> None:
 
 @given(at=st.integers(0, 10_000), new=st.binary(min_size=1, max_size=12))
 def test_a_file_altered_by_somebody_who_makes_its_digest_right_again_is_still_checked(at: int, new: bytes) -> None:
-    """The digest has no key: an attacker can alter the file and write a new digest. Every part is checked all the same."""
+    """The digest has no key: an attacker can alter the file and write a new digest. Every part is still checked."""
     import tempfile
 
     from ringfence.snapshots.manifest import hasher

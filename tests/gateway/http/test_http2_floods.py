@@ -1,4 +1,4 @@
-"""Hostile HTTP/2 from inside: a flood ends only the connection it is on, in bounded memory; the next connection works."""
+"""Hostile HTTP/2 from inside: a flood ends only its own connection, in bounded memory; the next connection works."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Guest:
         )
 
     def ends(self) -> int | None:
-        """Return the code of the GOAWAY that ends the connection; None when it ends without. TimeoutError: no end came."""
+        """Return the code of the GOAWAY that ends the connection; None for an end without. TimeoutError: no end came."""
         code = None
         try:
             while data := self.sock.recv(65_536):

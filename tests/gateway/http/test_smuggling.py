@@ -182,7 +182,7 @@ class _Peer:
 
 
 def _exchange(asked: bytes, servers: list[_Peer], *secrets: Secret) -> bytes:
-    """Return the answer to a guest that sends all of `asked` at once; `servers` are the server's connections, in order."""
+    """Return the answer to a guest that sends all of `asked` at once; `servers` are the connections, in order."""
     guest, left = _Peer(asked, b""), list(servers)
     guest.speak()
     desk = Desk(Server(echo), *secrets)

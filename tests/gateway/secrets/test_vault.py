@@ -114,7 +114,7 @@ def test_a_value_of_many_backslashes_is_searched_for_in_reasonable_time() -> Non
 def test_a_long_value_of_many_odd_characters_is_made_ready_in_reasonable_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The value is prepared in the gateway's loop, where every sandbox waits. Measured in bytes to read, not in seconds."""
+    """The gateway's loop prepares the value while every sandbox waits. Measured in bytes to read, not in seconds."""
     sizes: list[int] = []
 
     def compiled(source: bytes, flags: int = 0) -> re.Pattern[bytes]:
@@ -160,7 +160,7 @@ def test_the_lines_of_a_stream_are_not_held_back() -> None:
 
 @given(st.text(st.sampled_from("secrt-valu%&*\n"), max_size=60))
 def test_what_is_held_back_tells_nothing_about_the_value(said: str) -> None:
-    """A server sends back what the guest sent: bytes that came late told the guest which characters are in the secret."""
+    """A server sends back the guest's bytes: a part that came late told the guest which characters are in the secret."""
     data = said.encode()
     mine, other = Forms(["secret-value"]).stream().feed(data), Forms(["0123456789ab"]).stream().feed(data)
     assert len(mine) == len(other)

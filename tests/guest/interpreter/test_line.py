@@ -19,7 +19,7 @@ _LINGERS = _SOCKETS + read_program("guest/line_lingers.py")
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_guest_holds_no_socket_by_which_it_could_hand_us_files(fresh: bool) -> None:
-    """D03: the host would have to close descriptors that it receives, and the guest would choose how long that takes."""
+    """D03: the host would have to close the descriptors received, and the guest would choose how long that takes."""
     backend = ringfence.backends.Process(fresh=fresh)
     assert ringfence.run(f"{_SOCKETS}\nprint(found)", backend=backend).stdout == "[]\n"
     with ringfence.Sandbox(backend=backend) as box:

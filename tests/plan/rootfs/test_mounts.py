@@ -508,7 +508,7 @@ def test_submodules_are_held_as_repositories_are(folder: Path) -> None:
 
 
 def test_a_submodule_stays_one_whatever_a_guest_does_to_it(folder: Path) -> None:
-    """The files that mark a submodule cannot be moved; a folder around it that looks like a repository is searched too."""
+    """The files that mark a submodule cannot be moved; a folder above that looks like a repository is searched too."""
     own = folder / ".git" / "modules" / "libs" / "a"
     for name in ("objects", "refs"):
         (own / name).mkdir(parents=True)
