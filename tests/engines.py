@@ -78,7 +78,7 @@ class Started:
                 return False
 
     def kill(self, *, hard: bool = False) -> None:
-        """End the engine's process and the processes that it started. Docker's containers end with their engine."""
+        """End the engine's process and the processes started by it. Docker's containers end with the engine."""
         if self._process is None:
             return
         if self._process.poll() is None and not hard:

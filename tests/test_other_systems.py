@@ -1,4 +1,4 @@
-"""On another system or machine every module can be imported, and a start reports what is missing and starts nothing."""
+"""On another system every module can be imported, and a start reports what is missing and starts nothing."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _environment(pid: int) -> object:
 
 
 def mounts(pid: int) -> dict[str, object]:
-    """Return flags by mount point. Mounts whose number depends on the host are one entry, with all flags seen."""
+    """Return flags by mount point. Mounts whose number depends on the host share an entry, with all flags seen."""
     found: dict[str, object] = {}
     binds: set[str] = set()
     masks: set[str] = set()
@@ -260,7 +260,7 @@ def _named(argument: str) -> int:
 
 
 def _sleeps(pid: int) -> bool:
-    """Return whether a process sleeps. Until it does, it opens and closes files of its own start."""
+    """Return whether a process sleeps. Before that the process opens and closes files to start."""
     import time
 
     for _ in range(5):

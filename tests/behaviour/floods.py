@@ -156,7 +156,7 @@ VERBS: dict[str, Play] = {}
 
 
 def floods(*names: str) -> Callable[[Play], Play]:
-    """Register the decorated function for the public names that it calls while a guest floods them."""
+    """Register the decorated function for the public names called there, which a guest floods."""
 
     def add(play: Play) -> Play:
         for name in names:

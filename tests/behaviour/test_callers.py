@@ -21,7 +21,7 @@ pytestmark = pytest.mark.everywhere
 
 
 def answers(code: str, *, timeout_s: float = 40) -> list[str]:
-    """Run a program in a separate process and return its lines. The program must end by itself and leave nothing."""
+    """Run a program in a separate process and return the lines printed. The program must end and leave nothing."""
     with Host(code) as host:
         text = host.rest(timeout_s)
     assert host.process.returncode == 0, text

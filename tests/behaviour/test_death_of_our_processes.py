@@ -127,7 +127,7 @@ def test_a_run_of_which_nothing_has_run_is_run_in_another_sandbox(monkeypatch: p
 
 
 def test_one_that_waits_for_a_template_hears_at_once_that_it_was_closed() -> None:
-    """Another thread found the zygote dead and closed the templates; the waiting thread used to wait until its timeout."""
+    """Another thread found the zygote dead and closed the templates; this thread used to wait until the timeout."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(20)
     zygote = Zygote.__new__(Zygote)
@@ -361,7 +361,7 @@ def test_a_monitor_without_a_free_descriptor_refuses_what_is_new_and_keeps_the_r
 def test_a_spawner_whose_descriptors_did_not_arrive_is_a_refusal_and_no_fault(
     answer: dict[str, object], arrived: int, known: int
 ) -> None:
-    """The monitor had run out of descriptors: it crashed, and its sandboxes ended."""
+    """The monitor had run out of descriptors: the monitor crashed, and its sandboxes ended."""
     fds = [os.dup(0) for _ in range(arrived)]
     box = Mock()
     one = Monitor.__new__(Monitor)

@@ -1,4 +1,4 @@
-"""Many sandboxes of one program, and their policies. The conformance table has what every backend must do."""
+"""Many sandboxes of a program, and their policies. The conformance table has what every backend must do."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
 @weaker.needs_cgroup
 def test_each_call_that_the_memory_limit_ended_is_told_so_and_no_other() -> None:
-    """The kernel keeps one count for a sandbox: the first call that read the count took it from the others."""
+    """The kernel keeps a single count for a sandbox: the first call that read the count used to reset it for the rest."""
     with Sandbox(policy=limited(memory="64M", disk="1M"), backend="process") as box:
         hogs = [box.spawn(["python3", "-c", HOG]) for _ in range(2)]
         ended = [hog.wait() for hog in hogs[:1]]
@@ -175,7 +175,7 @@ def test_the_smallest_limits_still_run(policy: Policy) -> None:
 
 @pytest.mark.parametrize("backend", ["process", "auto"])
 def test_too_little_memory_to_start_says_so(backend: Literal["process", "auto"]) -> None:
-    """Holds for "auto" too: it took gVisor, which has 160M for itself that the guest could use."""
+    """Holds for "auto" too, which used to take gVisor, whose own 160M the guest could use."""
     with pytest.raises(ringfence.UnsupportedError, match=r"limits\.memory is too small") as refused:
         ringfence.run("1", policy=limited(memory="64K", disk="4K"), backend=backend)
     assert (refused.value.code, refused.value.fix) == ("memory", "a larger limits.memory")

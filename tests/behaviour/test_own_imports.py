@@ -174,7 +174,7 @@ PYTHONS_OWN = {"encodings", "site", "os", "codecs", "io", "abc", "stat", "posixp
 
 @pytest.mark.parametrize("path", ["absolute", "relative", "none"])
 def test_the_command_runs_nothing_that_an_earlier_guest_left(top: Path, path: str) -> None:
-    """Modules are planted in the working directory and in a folder of PYTHONPATH, the package itself among them."""
+    """Modules, the package's too, are planted in the working directory and in a folder of PYTHONPATH."""
     project = top / "project"
     for name in (set((project / "names.txt").read_text().split()) | {"ringfence"}) - PYTHONS_OWN:
         shutil.copy(project / "planted.txt", project / f"{name}.py")

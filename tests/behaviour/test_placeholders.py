@@ -54,7 +54,7 @@ needs_freezer = pytest.mark.skipif(not can_stand_still(), reason="no freezer: a 
 
 
 def test_a_sandbox_outlives_those_that_came_and_went_before_and_beside_it(project: Path) -> None:
-    """A set of notes lost the second sandbox's entries with the first's: the third's placeholders were removed, its guest
+    """A set of notes lost the second sandbox's entries with the first's: placeholders of the third went, its guest
     wrote the files, and the third sandbox was killed though its guest had done no wrong."""
     first, second = Sandbox(policy=policy(project)).start(), Sandbox(policy=policy(project)).start()
     first.close()

@@ -260,7 +260,7 @@ def test_a_change_right_after_a_snapshot_is_seen_by_the_next(box: Sandbox, chang
 
 
 def test_a_file_is_whole_even_when_it_is_written_all_the_time(box: Sandbox) -> None:
-    """C07: a snapshot has a file as it was at one moment. A file that changes all the time is refused by name."""
+    """C07: a snapshot has the content of a file at a single moment. A file that changes all the time is refused by name."""
     writer = """
 import os
 n = 0
@@ -451,7 +451,7 @@ def test_a_copy_at_the_workspace_is_rolled_back(tmp_path: Path, huge: bool) -> N
 
 @pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
 def test_files_of_another_owner_in_a_copy_at_the_workspace(tmp_path: Path, ordinary_user: OrdinaryUser) -> None:
-    """As root, a guest cannot change another owner's files, and a twin has them. As another user it can delete them."""
+    """As root, a guest cannot change another owner's files, and a twin has them. As another user a guest can delete them."""
     if os.geteuid() != 0:
         pytest.skip("files of another owner are made by root")
     policy = _copy_at_workspace(tmp_path)
@@ -643,7 +643,7 @@ with ringfence.Sandbox(snapshot=kept) as other: print(other.files.read_text("f")
 
 
 def test_a_folder_that_leads_to_a_mount_and_was_moved_stops_no_rollback(ordinary_user: OrdinaryUser) -> None:
-    """Without root the folder belongs to the guest: a rollback took it for a new folder and tried to remove it."""
+    """Without root the folder belongs to the guest: a rollback took the folder for new and tried to remove it."""
     code = read_program("behaviour/snapshots_moved_folder.py")
     done = ordinary_user.run(code)
     assert (done.stdout, done.stderr) == ("True True 0o755\n", "")

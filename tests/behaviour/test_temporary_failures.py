@@ -164,7 +164,7 @@ def test_a_start_that_took_its_whole_time_is_not_tried_again(
 
 
 class Failing:
-    """A backend whose launches raise the given errors, one after the other, and then succeed."""
+    """A backend that raises the given errors in its first launches, in order, and then succeeds."""
 
     isolation = "shared-kernel"
 

@@ -64,7 +64,7 @@ class Screen:
         os.write(self.master, keys)
 
     def end(self) -> int:
-        """Wait for the end of the command and return its exit code. The terminal must be as it was before."""
+        """Wait for the end of the command and return the exit code. The terminal must be as it was before."""
         status: list[int] = []
 
         def ended() -> bool:

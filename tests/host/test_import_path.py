@@ -109,7 +109,7 @@ def test_a_folder_is_left_out_by_whichever_way_it_came_into_the_path_and_when(mo
 def test_the_working_directory_is_not_looked_into(
     mount: Path, tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The working directory is left out even if no guest may write there: the next `chdir` may lead to such a folder."""
+    """The working directory is left out even if no guest may write there: the next `chdir` may go to a guest's folder."""
     monkeypatch.chdir(mount)
     sys.path.insert(0, entry)
     import_path.guard()
@@ -144,7 +144,7 @@ def test_what_is_held_read_only_in_a_mount_is_used(mount: Path) -> None:
 
 
 def test_a_finder_of_somebody_elses_does_not_lead_there(mount: Path) -> None:
-    """Editable installations have such a finder: it knows a folder for a name."""
+    """Editable installations have a finder that knows a folder for a name."""
 
     class Editable:
         @staticmethod
@@ -174,7 +174,7 @@ def test_a_compiled_file_of_the_guests_beside_a_good_one_is_not_run(tmp_path: Pa
 
 
 def test_what_works_for_us_is_us(mount: Path, tmp_path: Path) -> None:
-    """The standard library counts as Ringfence's code, and so do its packages wherever they are installed."""
+    """The standard library counts as Ringfence's code, and so do Ringfence's packages wherever they are installed."""
     (tmp_path / "h11.py").write_text("def ask():\n    import rf_left\n")
     helper = ModuleType("h11")
     exec(compile((tmp_path / "h11.py").read_text(), str(tmp_path / "h11.py"), "exec"), vars(helper))
@@ -212,7 +212,7 @@ def test_what_the_caller_has_us_call_is_the_callers(mount: Path) -> None:
 
 
 def test_a_thread_of_the_standard_librarys_own_finds_no_guests_module_for_its_names(mount: Path) -> None:
-    """An event loop's executor is such a thread: no code of Ringfence or the caller is on its stack."""
+    """In a thread of an event loop's executor no code of Ringfence or the caller is on the stack."""
     for name in ("colorsys", "rf_other"):
         (mount / f"{name}.py").write_text(GUESTS)
         sys.modules.pop(name, None)
@@ -244,7 +244,7 @@ def test_the_finder_stands_first_again_after_another_came(mount: Path) -> None:
 
 
 def test_a_finder_that_came_since_the_start_does_not_stand_first_in_the_next_call(mount: Path) -> None:
-    """The caller's finder searches the path itself: Ringfence's next call found a guest's module through it."""
+    """The caller's finder searches the path: Ringfence's next call used to find a guest's module there."""
     with Sandbox(policy=Policy(mounts=[Mount(mount, mode="rw")])) as box:
         sys.meta_path.insert(0, sys.meta_path[-1])
         list(box.files.list("/"))

@@ -203,7 +203,7 @@ def test_new_files_that_python_would_import_for_others_are_told(
 
 
 def test_every_package_that_is_imported_by_name_is_known_to_the_scan() -> None:
-    """The packages are those that Ringfence needs or can use, with their own dependencies."""
+    """Compares the packages that Ringfence needs or can use, and their dependencies."""
     source = Path(mount_scan.__file__).parents[1]
     trees = [ast.parse(path.read_text()) for path in source.rglob("*.py")]
     names = {

@@ -80,7 +80,7 @@ def test_what_is_not_applicable_is_refused_for_its_reason(name: str) -> None:
 
 @pytest.fixture(scope="module", params=["container", "podman", "gvisor"])
 def walled(request: pytest.FixtureRequest) -> Iterator[RingfenceConfig]:
-    """Return a config that names an engine's backend; the engine is found as its own tools find it."""
+    """Return a config that names an engine's backend; the engine is found as the engine's own tools do."""
     reason = missing(request.param)
     if reason is not None:
         pytest.skip(f"{request.param}: {reason}")

@@ -1,4 +1,4 @@
-"""A single module reads /proc: other users choose the names of their processes, and these names mislead no reader."""
+"""A single module reads /proc: other users choose the names of processes, and no such name misleads the reader."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ VICTIM = read_program("soak/soak_victim.py")
 
 
 def kill_at_random(number: int) -> float:
-    """Start a library process and kill it some milliseconds after it began to work."""
+    """Start a library process and kill the process some milliseconds after its work began."""
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     victim = subprocess.Popen(
         [sys.executable, "-c", VICTIM, str(number)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment

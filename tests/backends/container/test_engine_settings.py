@@ -1,4 +1,4 @@
-"""Engines whose own settings open something that Ringfence closes, or whose host cannot enforce a limit."""
+"""Engines with settings that open something closed by Ringfence, or on a host that cannot enforce a limit."""
 
 from __future__ import annotations
 

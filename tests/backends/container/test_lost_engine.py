@@ -105,7 +105,7 @@ def test_an_engine_that_dies_in_mid_run_is_said_and_leaves_nothing_after_its_ret
 
 
 def test_of_its_connection_nothing_is_left_half_closed(contained: Container) -> None:
-    """A response whose file was closed early complains when it is collected; from Python 3.13 on that is printed."""
+    """A response with a file that was closed early complains when collected; from Python 3.13 on that is printed."""
     with Sandbox(backend=contained) as box:
         assert box.run("1 + 1").value == "2"
         assert box._box is not None

@@ -23,7 +23,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Path]:
-    """Make a folder with file systems mounted below it, one inside another, which any user may write to."""
+    """Make a folder with file systems mounted below, nested, which any user may write to."""
     equipped.skip_unless_root()
     tmp_path.chmod(0o755)
     folder = tmp_path / "project"

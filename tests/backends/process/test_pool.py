@@ -1,4 +1,4 @@
-"""Policies that differ only in limits share a template and its rows of system calls, and each keeps its numbers."""
+"""Policies that differ only in limits share a template and rows of system calls; the numbers stay each policy's."""
 
 from __future__ import annotations
 

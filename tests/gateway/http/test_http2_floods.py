@@ -61,7 +61,7 @@ class Guest:
         )
 
     def ends(self) -> int | None:
-        """Return the code of the GOAWAY that ends the connection; None for an end without. TimeoutError: no end came."""
+        """Return the code of the GOAWAY that ends the connection; None for an end without. TimeoutError: no end."""
         code = None
         try:
             while data := self.sock.recv(65_536):

@@ -48,7 +48,7 @@ class Outside(NamedTuple):
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    """Start two servers that the resolver knows. The gateway trusts their authority; the sandbox does not know it."""
+    """Start two servers that the resolver knows. The gateway trusts their authority; the sandbox does not."""
     loop, roots = Loop(), Roots(tmp_path_factory.mktemp("roots"))
     resolver = service().resolver
     before, resolver.lookup = resolver.lookup, lambda _name, _port: ["127.0.0.1"]

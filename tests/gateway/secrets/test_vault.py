@@ -160,7 +160,7 @@ def test_the_lines_of_a_stream_are_not_held_back() -> None:
 
 @given(st.text(st.sampled_from("secrt-valu%&*\n"), max_size=60))
 def test_what_is_held_back_tells_nothing_about_the_value(said: str) -> None:
-    """A server sends back the guest's bytes: a part that came late told the guest which characters are in the secret."""
+    """A server sends back the guest's bytes: a part that came late told the guest the characters of the secret."""
     data = said.encode()
     mine, other = Forms(["secret-value"]).stream().feed(data), Forms(["0123456789ab"]).stream().feed(data)
     assert len(mine) == len(other)

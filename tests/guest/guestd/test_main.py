@@ -1,4 +1,4 @@
-"""guestd in an engine's sandbox kills every process it can at its end, therefore it starts only as PID 1."""
+"""guestd in an engine's sandbox kills every process it can when it ends, therefore guestd starts only as PID 1."""
 
 from __future__ import annotations
 
