@@ -24,7 +24,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 async def count(box: AsyncSandbox) -> int:
-    """Processes inside: PID 1, spawner, and the one that counts make 3."""
+    """Return the number of processes inside: PID 1, the spawner and the counting process make 3."""
     result = await box.run("import os\nsum(p.isdigit() for p in os.listdir('/proc'))")
     return int(result.value or -1)
 

@@ -195,7 +195,7 @@ def ours(module: str) -> bool:
 
 
 def room(module: str) -> str | None:
-    """The room of a module of ours; None for a module that the table does not know."""
+    """Return the room of a module of Ringfence; None for a module that the table does not know."""
     name = module.removeprefix(PACKAGE).removeprefix(".")
     if not name:
         return "package"

@@ -18,7 +18,7 @@ _BROAD = frozenset(["Exception", "BaseException"])
 
 
 def without_reason(text: str) -> Iterator[tuple[int, str]]:
-    """(line, what) of what has none."""
+    """Return (line, comment) of every comment without a reason."""
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         if _SILENT.search(line):
@@ -35,7 +35,7 @@ def without_reason(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_broad(node: ast.ExceptHandler) -> bool:
-    """Catches all there is, and does not raise it again."""
+    """Return whether a handler catches every exception and does not raise it again."""
     kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
     all_there_is = any(kind is None or (isinstance(kind, ast.Name) and kind.id in _BROAD) for kind in kinds)
     return all_there_is and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))

@@ -24,7 +24,7 @@ TAKES_A_BACKEND = (
 
 
 def names_here(config: pytest.Config) -> list[str]:
-    """Each backend that can run here. One that was asked for by --backend must be able to."""
+    """Return the backends that can run here. A backend named by --backend must be able to run."""
     asked: list[str] = config.getoption("--backend")
     for name in asked:
         reason = "it is not declared" if name not in DECLARED else missing(name)
@@ -52,7 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _of_everywhere(metafunc: pytest.Metafunc) -> list[object]:
-    """The mark names each backend that a test is not for, with the reason. Podman's is Docker's."""
+    """Return the backends of a test marked `everywhere`; the mark names the backends left out, with reasons. Podman's
+    reasons are Docker's."""
     but: dict[str, str] = {}
     for mark in metafunc.definition.iter_markers("everywhere"):
         but |= mark.kwargs

@@ -257,7 +257,7 @@ def _spawned_cells(place: Place) -> object:
 @floods("Sandbox.spawn", "Sandbox.process", "Sandbox.processes", "Process.wait", "Process.running", "Process.write")
 @floods("Process.close_stdin", "Process.signal", "Process.kill", "Process.__iter__", "Process.__next__")
 def _processes(place: Place) -> object:
-    """Read late, read again from the start, written to where nobody reads, and ended while it floods."""
+    """Processes are read late, read again from the start, written to while they do not read, and ended in a flood."""
     box = place.box()
     first = box.spawn(["python3", "-c", _PRINTS])
     time.sleep(0.3)
@@ -343,7 +343,7 @@ def _leaving(place: Place) -> object:
 
 @floods("Files.upload", "Files.unpack", "Files.write", "Files.mkdir", "Files.rename", "Files.chmod", "Files.remove")
 def _arriving(place: Place) -> object:
-    """A folder that a guest has filled goes up again; names of a guest's where a file is to be."""
+    """Upload a folder that a guest has filled, and download to names that a guest made."""
     shared = f"{place.folder}/shared"
     os.mkdir(shared)
     os.chmod(shared, 0o777)

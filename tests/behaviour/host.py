@@ -64,7 +64,7 @@ _NO_WARNINGS = ("-W", "ignore:This process:DeprecationWarning", "-W", "ignore:he
 
 
 class Host:
-    """Runs `code`; `line()` waits for what it prints."""
+    """A library process that runs `code`; `line()` waits for the next line of output."""
 
     def __init__(self, code: str, *, python: str = sys.executable) -> None:
         environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
@@ -101,7 +101,7 @@ class Host:
 
 
 def named(name: str, of: int | None = None) -> list[int]:
-    """Pids of our own processes below one, oldest first."""
+    """Return the pids of library processes below a process, oldest first."""
     found = sorted(leftovers.descendants(of), key=lambda process: (process.started, process.pid))
     return [process.pid for process in found if process.name == name]
 

@@ -221,7 +221,7 @@ print(ringfence.run("import os; os.kill(os.getpid(), 9)").status)
 @pytest.mark.everywhere(container="the engine looks at its PID 1", gvisor="its PID 1 is its own kernel's")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a /proc needs root")
 def test_a_killed_command_loses_no_sandbox_where_the_host_hides_processes() -> None:
-    """hidepid: a PID 1 that cannot be looked at is not one that has ended."""
+    """With hidepid PID 1 cannot be seen in /proc, which does not mean that it has ended."""
     hidden = 'mount --make-rprivate / && mount -t proc -o hidepid=4 proc /proc && exec "$@"'
     command = ["unshare", "-m", "sh", "-c", hidden, "sh", sys.executable, "-c", HIDDEN]
     environment = {**os.environ, "PYTHONPATH": SOURCE}

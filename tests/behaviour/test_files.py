@@ -60,7 +60,7 @@ while True:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The times after which a worker is given up, short enough to wait for."""
+    """Make the times after which a worker is given up short enough for a test."""
     monkeypatch.setattr("ringfence._sync.worker.STALL_S", 1.5)
     monkeypatch.setattr("ringfence._sync.worker._SHORT_S", 1.0)
 
@@ -128,7 +128,7 @@ def test_the_watcher_being_killed_is_told(box: Sandbox, everywhere: str) -> None
 
 
 def test_ten_thousand_files_in_one_folder_are_listed_searched_packed_and_fetched(tmp_path: Path) -> None:
-    """F22: in pages; no answer is one message."""
+    """F22: the list comes in pages; no answer is a single message."""
     with Sandbox(policy=Policy(limits=Limits(disk_files=11_000, disk="60M"))) as box:
         box.run("for i in range(10_000): open(f'f{i:05}', 'w').write('needle' if i % 5000 == 0 else '.')").check()
         assert [info.path for info in box.files.list()] == [f"f{i:05}" for i in range(10_000)]
@@ -138,7 +138,7 @@ def test_ten_thousand_files_in_one_folder_are_listed_searched_packed_and_fetched
 
 
 def test_a_tree_deeper_than_paths_go_comes_out_and_goes_in(tmp_path: Path) -> None:
-    """A27: deeper than paths go."""
+    """A27: the tree is deeper than a path can be long."""
     deep = "import os\nfor _ in range(1200):\n    os.mkdir('d'); os.chdir('d')\nopen('bottom', 'w').close()"
     with Sandbox() as box:
         box.run(deep).check()

@@ -126,7 +126,7 @@ def test_randomness_is_not_copied() -> None:
 
 
 def test_no_copy_has_a_process_number_that_its_memory_had_before(box: Sandbox) -> None:
-    """K05: by the number alone OpenSSL knows a copy, also the one in a wheel, which nobody can give new seeds."""
+    """K05: OpenSSL notices a copy only by a new pid, also the OpenSSL in a wheel, which Ringfence cannot seed."""
     number = "import os; os.getpid()"
     seen = [box.run(number).value]
     with box.fork() as first:

@@ -68,7 +68,8 @@ def test_a_hidden_path_is_absent_and_stays_so(project: Path, mode: MountMode, wr
 def test_what_holds_the_layer_is_not_in_the_guests_view(
     project: Path, tmp_path: Path, mode: MountMode, further: tuple[MountMode, ...], private: bool
 ) -> None:
-    """A folder that all may read is mounted for all sandboxes of a view, another one for each; both together, too."""
+    """A folder that all users may read is mounted once for all sandboxes of a view, other folders for each sandbox; both
+    kinds together, too."""
     project.chmod(0o700 if private else 0o755)
     other = tmp_path / "other"
     fill(other)
@@ -112,7 +113,7 @@ print(sorted({name for top in ("/data", "/more") for _, _, files in os.walk(top)
 
 @pytest.mark.parametrize("mode", ["ro", "copy"])
 def test_what_is_hidden_is_absent_however_it_comes_to_be_there(project: Path, mode: MountMode) -> None:
-    """A link that is replaced by a file, and a file in a folder that was not there either."""
+    """A link that is replaced by a file, and a file in a folder that did not exist either."""
     hide = ["link", "no/folder/yet"]
     with Sandbox(policy=Policy(mounts=[Mount(str(project), "/data", mode, hide=hide)])) as box:
         (project / "link").unlink()

@@ -68,7 +68,7 @@ HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
 @weaker.needs_cgroup
 def test_each_call_that_the_memory_limit_ended_is_told_so_and_no_other() -> None:
-    """The kernel keeps a single count for a sandbox: the first call that read the count used to reset it for the rest."""
+    """The kernel keeps a single count for a sandbox: the first call that read the count reset it for the rest."""
     with Sandbox(policy=limited(memory="64M", disk="1M"), backend="process") as box:
         hogs = [box.spawn(["python3", "-c", HOG]) for _ in range(2)]
         ended = [hog.wait() for hog in hogs[:1]]
@@ -233,7 +233,7 @@ FLOOD = "for number in range(25_000): display(number)"
 def test_a_host_that_reads_more_slowly_than_its_guest_wrote_gets_the_whole_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All inside has ended by then, and the rest of its result lies with the monitor."""
+    """All processes inside have ended by then, and the monitor has the rest of the result."""
     feed, waits = Switchboard.feed, [2.0]
 
     def slowly(self: Switchboard, data: bytes) -> None:

@@ -26,7 +26,7 @@ def pss_kib(pid: int) -> int:
 
 
 def ours() -> set[int]:
-    """Processes below this one."""
+    """Return the library processes below this process."""
     found = [os.getpid()]
     for pid in found:
         for task in Path(f"/proc/{pid}/task").iterdir():

@@ -34,7 +34,7 @@ PLANTED = read_program("behaviour/own_imports_planted.py")
 
 
 def imported_names(folder: Path) -> set[str]:
-    """The first part of all that files below it import, in code or in the text of code."""
+    """Return the first part of every name that files below `folder` import, in code or in programs in strings."""
     files = (path for path in folder.rglob("*.py") if not {"test", "tests", "idlelib"} & set(path.parts))
     texts = (path.read_text(errors="replace") for path in files)
     return {name for text in texts for name in re.findall(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", text, re.MULTILINE)}
@@ -82,7 +82,7 @@ def unexpected(output: str) -> list[str]:
 
 
 def test_every_public_method_is_called() -> None:
-    """A new method stands in the surface first, and is called there from then on."""
+    """A new method is in the surface first, and must be called in `every_method` from then on."""
     stubs = [ROOT / f"tests/surface/{name}.pyi" for name in ("ringfence", "events", "types")]
     tree = ast.parse("\n".join(stub.read_text() for stub in stubs))
     methods = {

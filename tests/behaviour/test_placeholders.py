@@ -23,7 +23,7 @@ SPIN = read_program("behaviour/placeholders_spin.py")
 
 @pytest.fixture
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Open to a guest that is another user."""
+    """Make a project folder that a guest with another uid may write to."""
     folder = tmp_path_factory.mktemp("project")
     for path in (folder, *folder.parents):
         if path == folder or path.name.startswith("pytest-"):
@@ -96,7 +96,7 @@ def test_environments_of_a_manager_that_share_a_folder_end_one_by_one(project: P
 @needs_freezer
 @pytest.mark.parametrize("words", [("clean", "-fdq"), ("stash", "-u")])
 def test_placeholders_that_git_of_the_host_removes_are_put_back(project: Path, words: tuple[str, ...]) -> None:
-    """`git clean` killed an hour's work."""
+    """`git clean` on the host used to end a sandbox after an hour's work."""
     git(project, "init", "-q")
     (project / "file").write_text("1")
     git(project, "add", "file")

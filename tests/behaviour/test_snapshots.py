@@ -1,4 +1,4 @@
-"""Snapshots, rollback and copies of a sandbox's files: exact, cheap the second time, whole, and nobody else's."""
+"""Snapshots, rollback and copies of a sandbox's files: exact, cheap the second time, whole, and kept apart."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_a_change_right_after_a_snapshot_is_seen_by_the_next(box: Sandbox, chang
 
 
 def test_a_file_is_whole_even_when_it_is_written_all_the_time(box: Sandbox) -> None:
-    """C07: a snapshot has the content of a file at a single moment. A file that changes all the time is refused by name."""
+    """C07: a snapshot has a file's content of a single moment. A file that changes all the time is refused by name."""
     writer = """
 import os
 n = 0
@@ -451,7 +451,7 @@ def test_a_copy_at_the_workspace_is_rolled_back(tmp_path: Path, huge: bool) -> N
 
 @pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
 def test_files_of_another_owner_in_a_copy_at_the_workspace(tmp_path: Path, ordinary_user: OrdinaryUser) -> None:
-    """As root, a guest cannot change another owner's files, and a twin has them. As another user a guest can delete them."""
+    """As root, a guest cannot change another owner's files, and a twin has them. As another user a guest deletes them."""
     if os.geteuid() != 0:
         pytest.skip("files of another owner are made by root")
     policy = _copy_at_workspace(tmp_path)

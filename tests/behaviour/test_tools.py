@@ -246,7 +246,7 @@ time.sleep(2)
 
 
 def test_answers_that_a_guest_does_not_take_are_not_heaped_up_for_it() -> None:
-    """They would lie in the memory of the monitor, which no limit of this guest counts."""
+    """Else the answers would fill the memory of the monitor, which no limit of this guest counts."""
     calls: list[None] = []
 
     def much() -> Json:

@@ -189,7 +189,7 @@ def test_without_mkfs_it_says_which_package_is_missing(monkeypatch: pytest.Monke
 
 @needs_root
 def test_more_than_the_host_has_free_is_refused() -> None:
-    """The image is sparse: what the disk cannot take is lost behind the guest's back."""
+    """The image is sparse: data for which the disk has no room would be lost without an error to the guest."""
     info = os.statvfs("/var/lib")
     policy = Policy(limits=Limits(disk=info.f_bavail * info.f_frsize + (8 << 30)))
     with pytest.raises(UnsupportedError, match="bytes free for workspaces") as refused:

@@ -35,7 +35,7 @@ def ringfence(*argv: str, stdin: bytes = b"") -> tuple[int, str, str]:
 
 
 def on_a_terminal(*argv: str, when: bytes = b"", send: bytes = b"") -> tuple[int, bytes]:
-    """Exit code and all that the terminal was sent; `send` is typed once `when` was seen."""
+    """Return exit code and output of a command on a terminal; `send` is typed when `when` was seen in the output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(sys.executable, command(*argv), environment())
@@ -394,7 +394,7 @@ def ringfence_without_input(*argv: str) -> bytes:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_an_attack_that_is_told_to_end_puts_away_what_it_made(number: signal.Signals) -> None:
-    """A terminal that is closed, a service that is stopped: its folders on the host held files of an attack."""
+    """A closed terminal or a stopped service used to leave folders on the host with files of an attack."""
     with subprocess.Popen(
         command("attack", "A01", "A02", "A03", "D09"),
         env=environment(),

@@ -30,7 +30,7 @@ def server_name(*names: bytes, kind: int = 0) -> bytes:
 
 
 def made(*extensions: bytes) -> bytes:
-    """A whole hello in one record."""
+    """Return a whole hello in a single record."""
     body = b"\x03\x03" + bytes(32) + vector(1, b"") + vector(2, b"\x13\x01") + vector(1, b"\0")
     return records(b"\x01" + vector(3, body + vector(2, b"".join(extensions))))
 

@@ -140,7 +140,7 @@ def echo(seen: Seen) -> Answer:
 
 
 class Server:
-    """Listens on loopback; `seen` is its log."""
+    """A server on loopback; `seen` is its log."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler

@@ -26,7 +26,7 @@ TRUST = dict.fromkeys(
 
 
 def files(folder: Path) -> Handler:
-    """Serves a folder; a directory is its index."""
+    """Serve the files of a folder, with an index for a directory."""
 
     def handle(seen: Seen) -> Answer:
         path = folder / seen.target.partition("?")[0].strip("/")

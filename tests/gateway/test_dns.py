@@ -30,7 +30,7 @@ def lookup(name: str) -> str | None:
 
 
 def reply(data: bytes) -> tuple[int, int, bytes]:
-    """Code, number of answers, and everything after the question."""
+    """Return code, number of answers, and everything after the question."""
     made = dns.answer(dns.parse(data), lookup)
     number, flags, questions, answers, authorities, _ = struct.unpack_from("!6H", made)
     assert (number, questions, authorities, flags & 0x8000) == (7, 1, 0, 0x8000)

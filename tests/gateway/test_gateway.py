@@ -487,7 +487,7 @@ print(last[-5:])
 
 
 def _sleeper() -> int:
-    """A fork that does nothing for a while."""
+    """Return the pid of a fork that does nothing for a while."""
     pid = os.fork()
     if pid == 0:
         time.sleep(30)

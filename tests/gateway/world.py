@@ -40,7 +40,7 @@ class World:
 
     @contextmanager
     def https(self, *names: str, handler: Handler = echo) -> Iterator[Server]:
-        """A TLS server that these names lead to."""
+        """Run a TLS server that these names lead to."""
         self.names.update({name: ["127.0.0.1"] for name in names})
         with serving(self.loop, self.roots.server(*names), handler) as server:
             yield server
@@ -75,7 +75,7 @@ def world(loop: Loop, roots: Roots) -> Iterator[World]:
 
 
 def curl(box: Sandbox, url: str, *options: str) -> Result:
-    """The body, then a line with the status."""
+    """Return the result of curl: the body, then a line with the status."""
     return box.exec(["curl", "-sS", "--cacert", "roots.pem", "-w", "\n%{http_code}", *options, url])
 
 
@@ -86,7 +86,7 @@ def codes(result: Result) -> list[tuple[str, str]]:
 
 @contextmanager
 def listening(serve: Callable[[socket.socket], None], address: str = "127.0.0.1") -> Iterator[int]:
-    """A TCP server whose every connection `serve` gets, in a thread."""
+    """Run a TCP server; `serve` gets each connection, in a thread."""
     listener = socket.create_server((address, 0))
 
     def accept() -> None:

@@ -51,7 +51,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Path:
-    """Writable for a guest, which left a module there. Not yet in the path."""
+    """Make a mount that a guest may write to, with a module that a guest left. The mount is not yet in the path."""
     folder = tmp_path / "mount"
     folder.mkdir()
     (folder / "rf_left.py").write_text(GUESTS)
@@ -109,7 +109,7 @@ def test_a_folder_is_left_out_by_whichever_way_it_came_into_the_path_and_when(mo
 def test_the_working_directory_is_not_looked_into(
     mount: Path, tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The working directory is left out even if no guest may write there: the next `chdir` may go to a guest's folder."""
+    """The working directory is left out even if no guest may write there: the next `chdir` may lead elsewhere."""
     monkeypatch.chdir(mount)
     sys.path.insert(0, entry)
     import_path.guard()
@@ -297,7 +297,7 @@ def test_nothing_is_preloaded_from_where_a_guest_can_write(mount: Path, tmp_path
 
 
 def test_every_package_that_works_for_us_is_known_with_what_it_needs() -> None:
-    """inspect-ai calls us, and not we it."""
+    """inspect-ai calls Ringfence, not the other way round."""
     foreign = {one.imported.split(".")[0] for one in all_imports()} - set(sys.stdlib_module_names)
     ours = {"ringfence", "inspect_ai", "pydantic"}
     private = {name for name in foreign if name.startswith("_")} | {"compression"}  # of other versions of Python

@@ -132,7 +132,7 @@ def test_writing_into_a_protected_file_from_the_host_is_no_alarm(repository: Pat
 
 
 def test_a_hidden_file_replaced_by_rename_is_noticed(tmp_path: Path) -> None:
-    """The cover goes with the name it lay on."""
+    """The cover of a hidden file goes with the replaced name."""
     (tmp_path / ".env").write_text("TOKEN=1")
     hidden = Protected(root=str(tmp_path), path=f"{tmp_path}/.env", target="/data/.env", directory=False, hidden=True)
     watch = Watch((hidden,))

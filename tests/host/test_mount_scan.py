@@ -22,14 +22,14 @@ def settle() -> None:
 
 
 def scanned(folder: Path, work: Callable[[], object]) -> list[tuple[str, str]]:
-    """Codes and paths."""
+    """Return code and path of each finding."""
     before = snapshot_before(str(folder))
     work()
     return [(one.code, os.path.relpath(one.target, folder)) for one in end_scan(str(folder), before)]
 
 
 def told(folder: Path, work: Callable[[], object]) -> list[tuple[str, str]]:
-    """Codes and messages."""
+    """Return code and message of each finding."""
     before = snapshot_before(str(folder))
     work()
     return [(one.code, one.message) for one in end_scan(str(folder), before)]

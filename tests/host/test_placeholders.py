@@ -23,7 +23,7 @@ ALL = {*HELD_FILES, *HELD_DIRECTORIES}
 
 @pytest.fixture(autouse=True)
 def ledgers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place of the test's own, so that nothing but this test's sandboxes stand in it."""
+    """Make an empty folder for ledgers, so that only this test's sandboxes are in them."""
     place = tmp_path_factory.mktemp("state")
     place.chmod(0o700)
     root = place / "ringfence"
@@ -293,7 +293,7 @@ def test_two_ways_to_one_folder_are_one_ledger(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_mounted_twice_has_each_placeholder_once(tmp_path: Path, ledgers: Path) -> None:
-    """The second was taken for somebody else's file, and none was ever removed."""
+    """The second placeholder was taken for a file of another program, and neither was ever removed."""
     placeholders = Placeholders((*protected(tmp_path), *protected(tmp_path)))
     placeholders.make()
     assert set(os.listdir(tmp_path)) >= {".mcp.json", ".vscode"}
@@ -304,7 +304,7 @@ def test_a_folder_that_is_mounted_twice_has_each_placeholder_once(tmp_path: Path
 def test_a_stake_that_does_not_fit_on_the_disk_is_an_error_and_leaves_nothing(
     tmp_path: Path, ledgers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A half of one names no folder: after a SIGKILL nothing would be swept."""
+    """Half a stake names no folder: after a SIGKILL nothing would be swept."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:30], offset))
     with pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""A name tells whether its process is still there."""
+"""A process's name shows whether the process still lives."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def own_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def place(folder: Path) -> str:
-    """A program in that folder, which comes first in PATH."""
+    """Make a program in the folder, which comes first in PATH, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / NAME
     program.write_text("#!/bin/sh\n")

@@ -20,7 +20,7 @@ from ringfence.host.state import SweepReport
 
 @pytest.fixture
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state directory of the test's own, so that reports hold this test's things only."""
+    """Make an empty state directory, so that reports name only this test's files."""
     place = tmp_path / "state"
     monkeypatch.setattr(state, "state_dir", lambda: state._own(str(place)))
     return place

@@ -16,7 +16,7 @@ from ringfence.host import state, uids
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A lock directory of the test's own: other sandboxes of this host are not its business."""
+    """Make an empty lock directory, apart from other sandboxes of this host."""
     monkeypatch.setattr(state, "directory", lambda _: str(tmp_path))
     monkeypatch.setattr(uids, "_given_out", lambda _: [])
     yield tmp_path

@@ -27,7 +27,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def package(at: Path, needs: dict[str, str]) -> str:
-    """An archive as a registry has it."""
+    """Return the archive of a package in the form of a registry."""
     text = json.dumps({"name": at.stem, "version": "1.0.0", "dependencies": needs}).encode()
     with tarfile.open(at, "w:gz") as tar:
         entry = tarfile.TarInfo("package/package.json")

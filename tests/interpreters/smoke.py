@@ -47,7 +47,7 @@ def snapshot(box: Sandbox) -> object:
 
 
 def gateway() -> object:
-    """Plain bytes: HTTP needs a package."""
+    """Send plain bytes through the gateway: HTTP would need a package."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = server.server_address[1]

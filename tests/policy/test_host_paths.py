@@ -114,7 +114,7 @@ def test_a_link_made_after_the_look_is_refused_too(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def of_root() -> Iterator[Path]:
-    """Where nobody but root may write."""
+    """Make a folder that only root may write to."""
     if not AS_ROOT:
         pytest.skip("makes folders of root's")
     folder = Path(tempfile.mkdtemp(prefix="rf-links-", dir="/opt"))

@@ -50,7 +50,7 @@ def census() -> Census:
 
 
 def _foreign() -> set[int]:
-    """Everything below another program that uses the library and is no descendant of ours."""
+    """Return all processes below other programs that use the library and are not descendants of this process."""
     ours = {process.pid for process in leftovers.descendants()} | {os.getpid()}
     rows = {int(pid): row for pid in os.listdir("/proc") if pid.isdigit() and (row := leftovers._stat(pid))}
     roots = {

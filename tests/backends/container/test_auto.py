@@ -31,7 +31,7 @@ def engine() -> engines.Started:
 
 @pytest.fixture
 def docker(ordinary_user: OrdinaryUser, engine: engines.Started) -> Iterator[str]:
-    """The tests' engine, which the ordinary user may use for the length of one test."""
+    """Return the tests' engine, which the ordinary user may use during the test."""
     mode = os.stat(engine.socket).st_mode
     os.chown(engine.socket, ordinary_user.uid, -1)
     os.chmod(engine.socket, 0o600)

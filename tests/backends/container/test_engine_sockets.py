@@ -74,7 +74,7 @@ def test_what_does_not_answer_as_an_engine_is_none(
 
 
 def test_one_that_is_late_is_no_engine_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else "auto" would take another wall because this one is busy (O27)."""
+    """Else "auto" would take another backend because this engine is busy (O27)."""
     monkeypatch.setattr(clients, "_TIMEOUT_S", 0.5)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "s"))

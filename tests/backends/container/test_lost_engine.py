@@ -71,7 +71,7 @@ def test_a_paused_container_of_a_killed_library_is_swept(contained: Container) -
 
 @pytest.fixture
 def docker() -> Iterator[engines.Started]:
-    """An engine of this test's own, to be killed."""
+    """Start an engine for this test, which may be killed."""
     reason = engines.missing("docker")
     if reason is not None:
         pytest.skip(reason)

@@ -85,7 +85,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def when_built(patch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """`before`: the engine is asked; `after`: all is mounted."""
+    """Call the functions `before` the engine gets its request and `after` everything is mounted."""
 
     def first(old: Callable[..., Any]) -> Callable[..., Any]:
         def new(*args: Any, **kwargs: Any) -> Any:

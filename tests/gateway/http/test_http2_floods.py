@@ -247,7 +247,7 @@ def test_a_guest_with_room_for_a_large_header_table_does_not_fill_the_hosts_memo
 
 
 class _Ticking(Desk):
-    """Notes in which turn of the loop each request ended."""
+    """A desk that records the turn of the loop in which each request ended."""
 
     turn = 0
 

@@ -49,7 +49,7 @@ class Guestd:
         self.send(relay_frames.OPEN, number, socket.inet_aton(address) + struct.pack(">H", port))
 
     def hear(self, count: int) -> list[tuple[int, int, bytes]]:
-        """The next frames; DATA may be in pieces."""
+        """Return the next frames; DATA may be in pieces."""
         found: list[tuple[int, int, bytes]] = []
         while len(found) < count:
             data = self.channel.recv(1 << 16)
@@ -212,7 +212,7 @@ def test_a_guestd_that_asks_and_reads_no_answer_is_not_read_until_it_does(monkey
     ],
 )
 def test_a_lie_ends_the_sandbox(lie: bytes) -> None:
-    """J07: what broke the format is not read again, and does not run on."""
+    """J07: bytes that broke the format are not read again, and the sandbox does not run on."""
     with relaying() as guestd:
         threading.Thread(target=_send, args=(guestd.channel, lie), daemon=True).start()
         assert guestd.is_over()

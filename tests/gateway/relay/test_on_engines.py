@@ -26,7 +26,7 @@ SOCKS = ("-x", "socks5h://127.0.0.1:3128")
 
 @pytest.fixture(scope="module", autouse=True)
 def _engines() -> None:
-    """Started, and used once, before a test counts what is there."""
+    """Start the engines and use each once, before a test counts what exists."""
     for name in ("gvisor", "container", "podman"):
         if missing(name) is None:
             with Sandbox(backend=DECLARED[name].backend()):

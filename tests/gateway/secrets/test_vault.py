@@ -101,7 +101,7 @@ def test_the_base64_of_a_value_is_found_when_it_is_itself_escaped() -> None:
 
 
 def forms_left(value: str, text: str) -> int:
-    """How many characters are not overwritten."""
+    """Return how many characters of the value are not overwritten."""
     return len(text) - Forms([value]).mask(text.encode()).count(b"*")
 
 

@@ -13,7 +13,7 @@ from ringfence.shared import framing
 
 
 class Guestd:
-    """Keeps the order in which things are passed on."""
+    """A guestd that records the order in which messages and output are passed on."""
 
     congested = False
 

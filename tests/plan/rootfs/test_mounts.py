@@ -44,7 +44,7 @@ def python_in(*roots: str) -> Interpreter:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A project of somebody, as readable as projects are."""
+    """Make a project folder of a user, with the usual modes."""
     os.chmod(tmp_path, 0o755)
     project = tmp_path / "project"
     project.mkdir()
@@ -399,7 +399,7 @@ def test_in_a_writable_mount_no_part_of_a_hidden_path_is_a_link(folder: Path, hi
 def test_a_copy_of_a_folder_with_a_mount_below_is_refused_until_that_is_hidden(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer shows what lies under that mount, which nobody sees on the host."""
+    """A layer would show the files below that mount, which are covered on the host."""
     (folder / "a" / "below").mkdir(parents=True)
     monkeypatch.setattr(mounts, "mounts_of_host", lambda: [("/", "ext4"), (f"{folder}/a/below", "ext4")])
     error = refused(Mount(str(folder), "/data", "copy", hide=["x"]))
@@ -454,7 +454,7 @@ def test_a_target_over_the_interpreter_is_refused(folder: Path) -> None:
 
 
 def held(folder: Path, **more: object) -> dict[str, str]:
-    """Relative path → what is done about it."""
+    """Return, by relative path, the protection that the plan gives the path."""
     shown = seen(Mount(str(folder), "/data", mode="rw", **more))  # type: ignore[arg-type]  # passed on as they are
     ops = [op for op in (*shown.template, *shown.box) if op[0] in ("pin", "protect")]
     return {str(op[1]).removeprefix("data/"): str(op[0]) for op in ops}
