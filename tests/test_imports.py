@@ -79,7 +79,7 @@ MEMBERS = {
     # Faces of a package: what `ringfence.images` and `ringfence.backends` export.
     "images": "images.build",
     "backends": "backends.public",
-    # What is told apart by who runs it: guestd as PID 1 of an engine's box, and what a job needs.
+    # Modules of guestd that differ by where guestd runs: as PID 1 of an engine's sandbox, and the modules a job needs.
     **dict.fromkeys(("guest.guestd.engine_pid1", "guest.guestd.__main__"), "guest.engine"),
     "guest.job_modules": "guest.guestd",
     **dict.fromkeys((f"guest.{name}" for name in ("files", "guestd", "interpreter", "launch")), "guest"),

@@ -546,7 +546,7 @@ def main(names: list[str]) -> None:
             typed = True
         except (RingfenceError, OSError) as error:
             ended, typed = f"{type(error).__name__}: {error}"[:300], True
-        except BaseException as error:  # told, and judged by who started us
+        except BaseException as error:  # reported, and judged by the test
             import traceback
 
             ended, typed = f"{type(error).__name__}: {error}"[:300] + traceback.format_exc()[-600:], False
@@ -554,7 +554,7 @@ def main(names: list[str]) -> None:
         gc.collect()  # what one verb left in the heap is no part of the next one's
         _trim(0)
         print(json.dumps({"play": play.__name__, "ended": ended, "typed": typed, "seconds": seconds}), flush=True)
-        sys.stdin.readline()  # whoever judges looks at us first
+        sys.stdin.readline()  # until the test has read this process's peak memory
     if tree.cache_info().currsize:
         tree().close()
 

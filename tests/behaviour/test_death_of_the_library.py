@@ -73,7 +73,7 @@ def test_killed_after_the_thread_that_started_the_zygote_ended() -> None:
 
 
 def test_killed_after_it_forked_a_child_that_holds_all_descriptors() -> None:
-    """D17: an end of file never comes, because the child has the other ends open; the pidfd reports the death anyway."""
+    """D17: no end of file comes, because the child has the other ends open; the pidfd reports the death anyway."""
     with Host(FORKED) as process:
         assert process.line() == "go"
         mine = host.belongings(process.pid)

@@ -66,7 +66,7 @@ def test_bytes_go_both_ways_at_once_and_none_is_lost_where_the_client_reads_late
                 one.shutdown(socket.SHUT_WR)
 
             threading.Thread(target=send, daemon=True).start()
-            half.wait(3)  # by then everything between is full, and nobody has read
+            half.wait(3)  # by then every buffer between is full, and no byte was read
             while data := one.recv(1 << 16):
                 got += data
     assert (len(got), bytes(got) == sent) == (len(sent), True)

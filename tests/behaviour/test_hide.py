@@ -68,7 +68,7 @@ def test_a_hidden_path_is_absent_and_stays_so(project: Path, mode: MountMode, wr
 def test_what_holds_the_layer_is_not_in_the_guests_view(
     project: Path, tmp_path: Path, mode: MountMode, further: tuple[MountMode, ...], private: bool
 ) -> None:
-    """A folder that all users may read is mounted once for all sandboxes of a view, other folders for each sandbox; both
+    """A folder that all users may read is mounted once for all sandboxes of a view, others for each sandbox; both
     kinds together, too."""
     project.chmod(0o700 if private else 0o755)
     other = tmp_path / "other"

@@ -56,7 +56,7 @@ def verbs() -> set[str]:
 
 
 def rows(process: subprocess.Popen[str]) -> dict[str, Row]:
-    """Return a row for each line of the process. A line is answered when the peak was read; the kernel then counts anew."""
+    """Return a row for each line of the process. A line is answered after the peak was read and the count reset."""
     found: dict[str, Row] = {}
     assert process.stdin is not None
     assert process.stdout is not None

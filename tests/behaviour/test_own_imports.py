@@ -138,7 +138,7 @@ def _sweeps(top: Path, run: subprocess.CompletedProcess[str]) -> None:
     deadline = time.monotonic() + 20
     while (top / "project/.vscode").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not (top / "project/.vscode").exists()  # another process of ours did that
+    assert not (top / "project/.vscode").exists()  # the other library process removed the folder
     assert ran(top) == []
 
 

@@ -67,7 +67,7 @@ def test_a_look_at_what_changed_finds_what_a_look_at_everything_finds(seed: int)
         box.run(f"seed, count = {seed}, 60\n{CHANGES}").check()
         for turn in range(10):
             again = box.snapshot()
-            trees = Trees(box._bound())  # as if nobody had looked before
+            trees = Trees(box._bound())  # as at a first scan
             anew = trees.take(box._running_place())
             trees.close()
             assert again._tree().manifest.entries == anew._tree().manifest.entries
@@ -451,7 +451,7 @@ def test_a_copy_at_the_workspace_is_rolled_back(tmp_path: Path, huge: bool) -> N
 
 @pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
 def test_files_of_another_owner_in_a_copy_at_the_workspace(tmp_path: Path, ordinary_user: OrdinaryUser) -> None:
-    """As root, a guest cannot change another owner's files, and a twin has them. As another user a guest deletes them."""
+    """As root, a guest cannot change another owner's files. As another user a guest can delete them."""
     if os.geteuid() != 0:
         pytest.skip("files of another owner are made by root")
     policy = _copy_at_workspace(tmp_path)

@@ -70,7 +70,7 @@ def test_arguments_that_wait_for_their_turn_are_bounded(box: Sandbox, monkeypatc
     assert [(d.target, d.code, d.count) for d in budget.denials] == [("lookup", "tool.arguments", 2)]
     budget.begin(calls[0])
     assert budget.take(line.Said("call", {"id": 4, "name": "lookup"}, b"x"), tools).refused is None
-    box._tools["wide"] = lambda: "x" * 300_000  # answers that nobody takes
+    box._tools["wide"] = lambda: "x" * 300_000  # answers that the guest does not take
     result = box.run(SENDS_MANY)
     assert {(d.target, d.code) for d in result.denials} == {("lookup", "tool.arguments"), ("unknown", "tool.unknown")}
 

@@ -235,7 +235,7 @@ for method in ("HEAD", "HEAD", "GET", "POST"):
         assert result.stdout.split() == ["200", "200", "200", "closed"], result.stderr
         until(lambda: len(box.network.log()) == 4)
         assert [line.code for line in box.network.log()] == ["net.allowed"] * 3 + ["net.broken"]
-    # POST is asked once: whether the server acted on it, nobody but its client can decide.
+    # POST is sent once: only the client can decide whether the server acted on it.
     assert seen == [(0, "HEAD"), (0, "HEAD"), (1, "HEAD"), (1, "GET"), (2, "GET"), (2, "POST")]
 
 

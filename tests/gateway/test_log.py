@@ -78,7 +78,7 @@ def test_a_flood_of_denials_pushes_no_other_one_out_and_is_counted(monkeypatch: 
         for number, host in enumerate(hosts):
             book.finish(book.begin(host, 0), refusal)
             if number % 7 == 0:
-                book.mark()  # whoever reads the events of a process takes marks of its own
+                book.mark()  # each reader of a process's events takes marks of its own
         return [(denial.target, denial.count) for denial in book.denials(mark)]
 
     assert deny("evil.test", *["x.test"] * 12_000) == [("evil.test", 1), ("x.test", 12_000)]

@@ -160,7 +160,7 @@ def scanned(folder: Path, *work: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 def settle() -> None:
-    """Until what exists is older than a clock tick, as a project is when a sandbox starts."""
+    """Wait until the files are older than a clock tick, as a project's files are when a sandbox starts."""
     time.sleep(0.05)
 
 

@@ -17,7 +17,7 @@ from ringfence.host.mount_scan import Before, end_scan, snapshot_before
 
 
 def settle() -> None:
-    """Until what exists is older than a clock tick, as a project is when a sandbox starts."""
+    """Wait until the files are older than a clock tick, as a project's files are when a sandbox starts."""
     time.sleep(0.05)
 
 
@@ -91,7 +91,7 @@ def test_of_new_links_those_that_lead_out_are_told_by_where_they_lead(tmp_path: 
         for name, target in (WAYS_OUT | WAYS_IN).items():
             (folder / name).symlink_to(f"{folder}2" if target == "project2" else target)
         (folder / "whole").symlink_to(f"{folder}/d")
-        (folder / "by-new").symlink_to("absolute")  # what it leads to is told already
+        (folder / "by-new").symlink_to("absolute")  # its target is reported already
         (folder / "d/e/by-new").symlink_to("../../up/x")
 
     found = end_scan(str(folder), snapshot_before(str(folder)))

@@ -103,7 +103,7 @@ def test_every_check_of_inspects_holds_behind_a_wall(walled: RingfenceConfig) ->
             environments = await provider.sample_init("task", walled, {})
             try:
                 await getattr(self_check, name)(environments["default"])
-            except BaseException as error:  # a check that does not hold; told with the others
+            except BaseException as error:  # a failed check, reported with the other failures
                 failed[name] = error
             finally:
                 await provider.sample_cleanup("task", walled, environments, interrupted=False)

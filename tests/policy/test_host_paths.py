@@ -151,5 +151,5 @@ def test_roots_links_are_followed_for_a_user_where_only_root_writes(of_root: Pat
     (of_root / "of-user").mkdir()
     (of_root / "of-user/of-root").mkdir()
     (of_root / "of-user/of-root/link").symlink_to("/usr")
-    os.chown(of_root / "of-user", ordinary_user.uid, ordinary_user.gid)  # who may put another in its place
+    os.chown(of_root / "of-user", ordinary_user.uid, ordinary_user.gid)  # a user that may replace the link
     assert "is a link to /usr" in asked(of_root / "of-user/of-root/link")

@@ -19,7 +19,7 @@ from ringfence.host import placeholders
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "many_sandboxes.py"
 SOURCE = Path(__file__).parent.parent.parent / "src"
-THREADS = 10  # of the process that nobody kills
+THREADS = 10  # of the process that is not killed
 INNOCENT = ["ok", "done", "0 made", []]
 
 

@@ -75,7 +75,7 @@ def test_an_image_that_was_loaded_under_the_name_of_ours_is_not_used(
     """The image's variables would be guestd's, LD_PRELOAD among them, and its volume a disk without a limit."""
     engine = engines.find(contained.engine, contained.socket)
     roots: list[bytes] = []
-    tar = sweep._tar  # what a stranger who reads the source makes too
+    tar = sweep._tar  # a stranger that reads the source can make the same
 
     def noted(made: Any) -> bytes:
         roots.append(tar(made))

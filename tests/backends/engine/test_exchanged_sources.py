@@ -1,4 +1,4 @@
-"""A folder in a writable mount that somebody exchanges for a link, while an engine builds a sandbox on it.
+"""A folder in a writable mount that is exchanged for a link while an engine builds a sandbox with the folder.
 
 The moments are the worst ones: a link when the engine looks for what to bind, and the folder again when it is done.
 """
@@ -63,7 +63,7 @@ class _Looking:
 
     def __enter__(self) -> Sandbox:
         with pytest.MonkeyPatch.context() as patch:
-            if self._by_guestd:  # as for a caller who is not root
+            if self._by_guestd:  # as for a caller that is not root
                 patch.setattr(container, "_may_look", lambda _: False)
             return self._box.__enter__()
 

@@ -65,7 +65,7 @@ def child(work: Callable[[Say], None], *, uid: int | None = None, join: Iterable
                 os.setresuid(uid, uid, uid)
             work(lambda said: void(os.write(theirs, json.dumps(said).encode() + b"\n")))
             status = 0
-        except BaseException:  # told to the test
+        except BaseException:  # reported to the test
             os.write(theirs, json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
         finally:
             os._exit(status)

@@ -59,7 +59,7 @@ def test_the_host_opens_a_file_without_waiting_for_a_guest_that_has_it_open(tmp_
     (tmp_path / "file").write_text("x")
     with _sharing(tmp_path) as box, box.spawn(["python3", "-c", _LEASE]) as process:
         said = next(iter(process))
-        os.close(os.open(tmp_path / "file", os.O_WRONLY | os.O_NONBLOCK))  # BlockingIOError: somebody has a lease
+        os.close(os.open(tmp_path / "file", os.O_WRONLY | os.O_NONBLOCK))  # BlockingIOError: a process has a lease
         assert getattr(said, "text", None) == "1\n"
 
 

@@ -124,7 +124,7 @@ def test_an_encoded_slash_passes_where_both_readings_fit() -> None:
         "/public/..%C0%AF..%C1%9Csecret",
         "/public/.%C0%2E/secret",
         "/public/%25C0%25AE./secret",
-        "/public/%E2%80%A5/secret",  # a two-dot leader, to who folds compatible characters
+        "/public/%E2%80%A5/secret",  # a two-dot leader, for a server that folds compatible characters
         "/public/%EF%BC%8E%EF%BC%8E%EF%BC%8Fsecret",
         "/public/..%20/secret",  # .NET: spaces around a name are not of it
     ],

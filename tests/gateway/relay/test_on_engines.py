@@ -193,7 +193,7 @@ def test_bytes_move_while_no_call_waits_and_closing_the_sandbox_ends_them(walled
         policy = replace(policy, network=replace(policy.network, upload="10G"))
         with walled.sandbox(policy) as box:
             box.spawn(["python3", "-c", code.replace("PORT", str(port))])
-            wait_until(lambda: counts[0] > 4 << 20, 20)  # nobody asks the sandbox anything
+            wait_until(lambda: counts[0] > 4 << 20, 20)  # no call reads from the sandbox
         assert ended.wait(10)
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "ringfence-relay"])
 

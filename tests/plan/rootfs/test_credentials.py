@@ -81,7 +81,7 @@ def test_a_socket_is_found_at_any_depth_while_somebody_has_it_bound() -> None:
             listener.bind(f"{short}/app/tmp/with spaces in it/puma.sock")
             assert holdings(short, "/nonexistent") == (Holding(f"{deep}/puma.sock", "a socket"),)
             assert holdings(f"{short}/app/tmp", "/nonexistent") == (Holding(f"{deep}/puma.sock", "a socket"),)
-        assert holdings(short, "/nonexistent") == ()  # nobody listens: it is only a name
+        assert holdings(short, "/nonexistent") == ()  # no process listens: it is only a name
 
 
 def test_a_socket_bound_by_way_of_a_link_is_found_where_it_lies() -> None:

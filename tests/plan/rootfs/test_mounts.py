@@ -616,7 +616,7 @@ def test_a_pipe_that_a_guest_left_in_place_of_a_file_of_gits_is_not_waited_for(f
 
 def test_a_device_that_a_link_of_a_guests_leads_to_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine").mkdir()
-    (folder / "mine" / ".git").symlink_to("/dev/ptmx")  # who opens it makes a terminal
+    (folder / "mine" / ".git").symlink_to("/dev/ptmx")  # a process that opens it makes a terminal
     opened: list[object] = []
     real = os.open
 
