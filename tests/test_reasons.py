@@ -54,6 +54,7 @@ def test_everything_that_is_silenced_says_why() -> None:
         f"{path.relative_to(ROOT)}:{line}: {what}"
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent.parent.name != "programs"  # programs of guests, some of them pieces
         for line, what in without_reason(path.read_text())
     ]
     assert found == []
