@@ -255,7 +255,7 @@ def test_every_exception_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def module_tables(path: Path) -> list[int]:
-    """Lines that look a module of ours up in `sys.modules`."""
+    """Return the lines that look a module of Ringfence up in `sys.modules`."""
     found = []
     text = path.read_text()
     for node in ast.walk(ast.parse(text)) if "sys.modules" in text else ():

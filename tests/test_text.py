@@ -1,4 +1,4 @@
-"""Text that a guest wrote ends no line of ours, moves no cursor and is not longer than permitted (J12, J13)."""
+"""Text that a guest wrote ends no line of Ringfence, moves no cursor and is not longer than permitted (J12, J13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each of our own processes may die at any moment: sandboxes that can live on do, others are told lost, guests die."""
+"""Each library process may die at any moment: sandboxes that can live on do, others are reported lost, guests die."""
 
 from __future__ import annotations
 

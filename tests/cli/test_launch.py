@@ -23,7 +23,7 @@ from ringfence.values import replace
 
 
 class Process:
-    """Says what it was told to say, then ends; `hang` sends us a signal instead."""
+    """A pretended process: yields the given events, then ends; `hang` sends this process a signal instead."""
 
     def __init__(self, box: Sandbox) -> None:
         self.box = box

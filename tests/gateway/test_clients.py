@@ -1,4 +1,4 @@
-"""Programs that people use reach a permitted host without set-up, by TLS that nobody reads."""
+"""Programs that people use reach a permitted host without set-up, over TLS that the gateway does not read."""
 
 from __future__ import annotations
 

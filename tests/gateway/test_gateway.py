@@ -125,7 +125,7 @@ def test_a_name_is_looked_up_once_for_each_connection_and_dialled_by_that_answer
 
 @pytest.mark.parametrize("proxy", [False, True])
 def test_the_hello_must_name_the_host(internet: World, proxy: bool) -> None:
-    """G10: another server name, none, or what is no hello reaches nobody."""
+    """G10: a hello with another server name or with none, and bytes that are no hello, reach no server."""
     with internet.https("web.test", "other.test") as server:
         place = f"web.test:{server.port}"
         with internet.sandbox(internet.policy(place)) as box:

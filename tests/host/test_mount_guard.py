@@ -304,7 +304,7 @@ def test_what_was_there_before_and_did_not_change_is_not_reported(repository: Pa
 
 
 def test_a_changed_file_cannot_pass_for_an_old_one(tmp_path: Path) -> None:
-    """mtime can be set back by anybody, ctime by nobody."""
+    """Any user can set mtime back, and no user ctime."""
     (tmp_path / ".envrc").write_text("old")
     settle()
 

@@ -1,4 +1,4 @@
-"""The host's side of a download against tar streams that no worker of ours sends: nothing leaves the folder, ever."""
+"""The host's side of a download against tar streams that no honest worker sends: no file is made outside the folder."""
 
 from __future__ import annotations
 

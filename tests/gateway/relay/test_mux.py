@@ -353,7 +353,7 @@ def test_what_streams_may_be_ahead_is_bounded_in_all(turns: list[tuple[int, int,
 
 
 def test_a_library_that_does_not_read_holds_up_no_connection() -> None:
-    """Output that nobody asks for waits here, within bounds, and streams go on beside it."""
+    """Output that no call reads waits in the host, within bounds, while streams go on."""
     with relaying() as guestd:
         guestd.channel.sendall(frames.pack(frames.STDOUT, 1, bytes(1 << 20)) * 3)
         began = time.monotonic()
