@@ -12,7 +12,7 @@ USER_NAME = "ringfence-test"
 
 
 def let_others_through(folder: Path) -> None:
-    """To a folder of pytest's, which are shut to others. Never what they lie in: /tmp must stay everybody's."""
+    """Open a folder of pytest to other users, and the pytest folders above it. /tmp itself keeps its mode."""
     for path in (folder, *folder.parents):
         if path == folder or path.name.startswith("pytest-"):
             path.chmod(0o755)
@@ -31,7 +31,7 @@ class OrdinaryUser(NamedTuple):
     def run(
         self, code: str | Path, *args: str, stdin: str | None = None, timeout_s: float = 50
     ) -> subprocess.CompletedProcess[str]:
-        """A piece of Python, or a file of it, as this user, with only the variables a login would have."""
+        """Run Python code, or a file of code, as this user, with only the variables that a login would set."""
         mine = os.geteuid() == self.uid
         command = [self.python, "-c", code] if isinstance(code, str) else [self.python, str(code)]
         return subprocess.run(
@@ -61,7 +61,7 @@ class OrdinaryUser(NamedTuple):
 
 
 def account() -> pwd.struct_passwd:
-    """The account of the tests when we are root, made if it is missing; else our own."""
+    """Return the tests' account when this process is root, made if missing; else the account of this process."""
     if os.geteuid() != 0:
         return pwd.getpwuid(os.geteuid())
     try:

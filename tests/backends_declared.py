@@ -1,4 +1,4 @@
-"""The backends that behaviour tests are for, and why one of them cannot run here. Nothing is skipped in silence."""
+"""The backends that behaviour tests run on, and why a backend cannot run here. Nothing is skipped in silence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Declared(NamedTuple):
-    """One way to isolate, and what of the conformance table it declares not applicable."""
+    """A backend, and the rows of the conformance table that do not apply to this backend."""
 
     backend: Callable[[], Backend]  # raises UnsupportedError where there is none
     without: dict[str, str]  # capability → why
@@ -28,7 +28,7 @@ class Declared(NamedTuple):
 
 
 def _contained(name: Literal["docker", "podman"]) -> Backend:
-    """In an engine of the tests' own."""
+    """Return a backend on an engine that the tests started."""
     engine = engines.running(name)
     if isinstance(engine, str):
         raise UnsupportedError(engine)
@@ -60,7 +60,7 @@ OURS = {"process": 2, "container": 2, "podman": 2, "gvisor": 1}
 
 @cache
 def missing(name: str) -> str | None:
-    """Why this host cannot run it; None when it can."""
+    """Return why this host cannot run the backend; None when it can."""
     try:
         Sandbox(backend=DECLARED[name].backend()).plan()
     except UnsupportedError as error:

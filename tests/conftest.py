@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A backend that could not be tested is said and counted, never left out in silence."""
+    """Name and count the backends that could not be tested: none is left out in silence."""
     late = terminalreporter.config.stash.get(outcomes.ONLY_IN_PROOF, 0)
     if late:
         terminalreporter.write_line(f"{late} tests not run: they are for make proof (-m proof)")
@@ -97,7 +97,7 @@ def _settle(wall: str) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test of sandboxes nothing is left: processes, cgroups, mounts, files, descriptors."""
+    """Fail a test that leaves processes, cgroups, mounts, files or descriptors."""
     if not _guarded(request.path):
         yield
         return

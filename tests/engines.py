@@ -31,12 +31,12 @@ _prctl = ctypes.CDLL(None).prctl
 
 
 def _end_with_us() -> None:
-    """SIGTERM when the tests are killed: what they start must not outlive them."""
+    """Ask the kernel for SIGTERM when the tests die: an engine must not outlive the tests that started it."""
     _prctl(1, signal.SIGTERM)
 
 
 class Started:
-    """One engine. `socket` is where it answers."""
+    """An engine. `socket` is the path at which it answers."""
 
     def __init__(self, name: str, folder: Path, command: list[str], at: Path) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Started:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str | None:
-        """None when it answers; else its last words."""
+        """Start the engine. Returns None when the engine answers; else the last line of its log."""
         log = self._folder / "log"
         with open(log, "ab") as out:
             self._process = subprocess.Popen(
@@ -78,7 +78,7 @@ class Started:
                 return False
 
     def kill(self, *, hard: bool = False) -> None:
-        """End the engine's process and what it started; its containers too, as an engine that goes takes them along."""
+        """End the engine's process and the processes started by it. Docker's containers end with the engine."""
         if self._process is None:
             return
         if self._process.poll() is None and not hard:
@@ -111,7 +111,7 @@ class Started:
 
 
 def _using(folder: str, name: str = "") -> list[int]:
-    """Processes that were started with a path in this folder: shims and what holds containers."""
+    """Return the processes that were started with a path in this folder, such as shims and containerd."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and entry.name != str(os.getpid()):
@@ -137,7 +137,7 @@ def _folder(name: str) -> Path:
 
 
 def missing(name: str) -> str | None:
-    """Why this host cannot start that engine; None when it may try."""
+    """Return why this host cannot start that engine; None when it may try."""
     program = {"docker": "dockerd", "podman": "podman"}[name]
     if shutil.which(program, path=_path()) is None:
         return f"{program} is not installed"
@@ -149,7 +149,7 @@ def _path() -> str:
 
 
 def make(name: str) -> Started:
-    """Another engine, not started. The caller ends it."""
+    """Return another engine, which is not started. The caller ends it."""
     folder = _folder(name)
     at = folder / "engine.sock"
     if name == "docker":
@@ -168,7 +168,7 @@ def make(name: str) -> Started:
 
 @cache
 def running(name: str) -> Started | str:
-    """The engine that all tests share, or why there is none."""
+    """Return the engine that all tests share, or in words why there is none."""
     reason = missing(name)
     if reason is not None:
         return reason

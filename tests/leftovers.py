@@ -1,4 +1,4 @@
-"""What a sandbox could leave on the host, counted from /proc and /sys: what descends from us or carries our name."""
+"""Count what a sandbox could leave on the host, from /proc and /sys: descendants, and files by Ringfence's names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Process(NamedTuple):
 
 
 class Leftovers(NamedTuple):
-    """Equal before and after a test when it left nothing, but for the library's standing stock."""
+    """The counts at a moment, without the library's standing stock: equal before and after a test that left nothing."""
 
     processes: frozenset[Process]
     over_stock: tuple[tuple[str, int], ...]  # processes with our names beyond those that the pools say they keep
@@ -60,7 +60,7 @@ def _stat(pid: str) -> tuple[Process, int] | None:
 
 
 def descendants(of: int | None = None) -> frozenset[Process]:
-    """Every process below this one, zombies too: a zombie is a wait that somebody forgot."""
+    """Return every process below this process, zombies too: a zombie is a forgotten wait."""
     root = os.getpid() if of is None else of
     found = [row for pid in os.listdir("/proc") if pid.isdigit() and (row := _stat(pid))]
     children: dict[int, list[Process]] = {}
@@ -76,9 +76,9 @@ def descendants(of: int | None = None) -> frozenset[Process]:
 
 
 def orphans() -> frozenset[Process]:
-    """Processes with our names that were given to PID 1 and whose library is gone.
+    """Return processes with Ringfence's names that PID 1 has inherited and whose library is gone.
 
-    A template outlives its zygote as long as the library lives: that one is another program's standing stock.
+    A template outlives its zygote as long as the library lives: then it is another program's standing stock.
     """
     found = [row for pid in os.listdir("/proc") if pid.isdigit() and (row := _stat(pid))]
     mine = [process for process, parent in found if parent == 1 and process.name.startswith("rf-")]
@@ -86,7 +86,7 @@ def orphans() -> frozenset[Process]:
 
 
 def _is_zombie(pid: int) -> bool:
-    """PID 1 of this machine reaps what is given to it when it gets round to it."""
+    """Return whether a process is a zombie or gone: PID 1 of this machine may reap it late."""
     try:
         return Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -94,7 +94,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _library_lives(pid: int) -> bool:
-    """Zygotes, templates and monitors hold a pidfd of their library as descriptor 4."""
+    """Return whether the library of a process lives: zygotes, templates and monitors have its pidfd as descriptor 4."""
     try:
         text = Path("/proc", str(pid), "fdinfo", "4").read_text()
     except OSError:
@@ -104,19 +104,19 @@ def _library_lives(pid: int) -> bool:
 
 
 def _owner_is_dead(name: str) -> bool:
-    """A cgroup of ours is called <pid>-<start time>-<pid namespace> of the library process that made it."""
+    """Return whether the library process of a cgroup is dead; the name is <pid>-<start time>-<pid namespace> of it."""
     pid, _, rest = name.partition("-")
     row = _stat(pid) if pid.isdigit() else None
     return row is None or str(row[0].started) != rest.partition("-")[0]
 
 
 def cgroups_of_the_dead() -> frozenset[str]:
-    """Ours are at the top of a hierarchy as root, and below the user's slice otherwise."""
+    """Return cgroups of dead libraries: as root at the top of a hierarchy, else in the user's slice."""
     return frozenset(str(d) for d in owner_groups() if _owner_is_dead(d.name))
 
 
 def owner_groups() -> list[Path]:
-    """The cgroup directories of library processes. Other programs make and remove theirs meanwhile."""
+    """Return the cgroup directories of library processes. Other programs may make and remove cgroups meanwhile."""
     found = []
     for base in [*_CGROUPS.glob("ringfence"), *_CGROUPS.glob("*/ringfence")]:
         try:
@@ -138,7 +138,7 @@ def _files() -> frozenset[str]:
 
 
 class Stock(NamedTuple):
-    """What the pools of this process keep between sandboxes, as they say themselves."""
+    """The stock that the pools of this process keep between sandboxes, by the pools' own account."""
 
     zygotes: int
     templates: int
@@ -173,14 +173,14 @@ def stock() -> Stock:
 
 
 def _of_the_gateway() -> list[int]:
-    """Its event loop, which stays as long as the process."""
+    """Return the descriptors of the gateway's event loop, which stays as long as the process."""
     gateway = sys.modules.get("ringfence.gateway.service")
     loops = [one._loop for one in gateway._services.values()] if gateway is not None else []
     return [part.fileno() for loop in loops if loop is not None for part in (loop._selector, loop._ssock, loop._csock)]
 
 
 def _of_the_engines() -> list[int]:
-    """Connections that a client of an engine keeps for its next requests."""
+    """Return the sockets that a client of an engine keeps for later requests."""
     module = sys.modules.get("ringfence.backends.container.api")
     clients = [found.api for found in module._found.values()] if module is not None else []
     adapters = [adapter for api in clients for adapter in api.adapters.values() if hasattr(adapter, "pools")]
@@ -193,7 +193,7 @@ _ENGINES = ("/rf-tests-docker-", "/rf-tests-podman-", "/var/lib/containers/", "/
 
 
 def _is_of_an_engine(row: str) -> bool:
-    """An engine mounts and unmounts when it likes; what it has of ours is counted by asking it."""
+    """Return whether a mount is an engine's. Engines mount at any time; their containers are counted elsewhere."""
     point = row.split()[4]
     return any(part in f"{point}/" for part in _ENGINES) or "/docker/" in point
 
@@ -232,7 +232,7 @@ def count() -> Leftovers:
 
 
 def difference(before: Leftovers, after: Leftovers) -> list[str]:
-    """What is there now and was not before, in words."""
+    """Return what is on the host now and was not before, in words."""
     found = [f"process {p.pid} {p.name!r}" for p in sorted(after.processes - before.processes)]
     found += [f"cgroup {path}" for path in sorted(after.cgroups_of_the_dead - before.cgroups_of_the_dead)]
     found += [f"file {path}" for path in sorted(after.files - before.files)]

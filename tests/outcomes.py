@@ -17,7 +17,7 @@ WALLS = ("none", "docker", "podman", "gvisor")
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """What one pytest process reports, as plain JSON on disk."""
+    """The report of a pytest process, as plain JSON on disk."""
 
     passed: int = 0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)  # by reason
@@ -28,7 +28,7 @@ class Outcomes:
 
 
 def wall_of(item: pytest.Item) -> str:
-    """Return the wall that a test needs: an engine of its parameters, else what its folder is for."""
+    """Return the wall that a test needs: an engine among the test's parameters, else the engine of the folder."""
     parameters = getattr(item, "callspec", None)
     for value in parameters.params.values() if parameters is not None else ():
         if isinstance(value, str) and value in ENGINES:
@@ -38,12 +38,12 @@ def wall_of(item: pytest.Item) -> str:
 
 
 def needs_an_engine(path: Path) -> bool:
-    """Whether tests of several walls may stand in a file, as far as its text and place tell."""
+    """Return whether a file may have tests of several walls, judged by the file's text and folder."""
     return "backends" in path.parts or _NAMES_AN_ENGINE.search(path.read_text()) is not None
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave only the tests of --wall and of --share in `items`, and those of `make proof` where -m names them."""
+    """Keep in `items` only the tests of --wall and --share, and tests of `make proof` only where -m names them."""
     wall, share = config.getoption("--wall"), config.getoption("--share")
     lost = {item.path for item in items if wall == "none" and wall_of(item) != "none"}
     if lost := {path for path in lost if not needs_an_engine(path)}:
@@ -68,7 +68,7 @@ NOT_AVAILABLE = pytest.StashKey[list[str]]()
 
 
 class Recorder:
-    """A plugin of pytest that writes the outcomes to a file when the run ends."""
+    """A pytest plugin that writes the outcomes to a file when the run ends."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
         self._config, self._path = config, path
@@ -132,6 +132,6 @@ def read(path: Path) -> Outcomes | None:
 
 
 def parsed(told: dict[str, Any]) -> Outcomes:
-    """Return what `dataclasses.asdict` and JSON made of outcomes as it was."""
+    """Return the outcomes that `dataclasses.asdict` and JSON have turned into `data`."""
     values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in told.items()}
     return Outcomes(**values)

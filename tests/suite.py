@@ -43,7 +43,7 @@ _CLOSING = re.compile(r"^=*\s*\d+ (passed|failed|skipped|error)")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One command of the run. Without `tests` it passes when its exit code is 0."""
+    """A command of the run. A part without `tests` passes when the exit code is 0."""
 
     name: str
     command: tuple[str, ...]
@@ -56,7 +56,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """How one part ended."""
+    """The end of a part: exit code, time and outcomes."""
 
     name: str
     ok: bool
@@ -101,7 +101,7 @@ def test_parts() -> list[Part]:
 
 
 def _parts_of(wall: str, rows: list[tuple[str, float]]) -> Iterator[Part]:
-    """Cut the files, in their order, into parts of about the same length; a long file into shares of it."""
+    """Cut the files, in order, into parts of about the same length; a long file is cut into shares."""
     options = ("-m", "not measures", "--wall", wall)
     number, kept, length = 1, [], 0.0
     # An engine takes seconds to start and to fill: its parts are longer.

@@ -19,12 +19,12 @@ from ringfence.events import Exit, Gap, Prompt, Stdout
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """As a program would, with the debug mode that sees forgotten coroutines and handles."""
+    """Run `main` as a program would, with asyncio's debug mode, which reports forgotten coroutines and handles."""
     asyncio.run(main(), debug=True)  # type: ignore[arg-type]  # coroutine functions all
 
 
 async def count(box: AsyncSandbox) -> int:
-    """Processes inside: PID 1, spawner, and the one that counts make 3."""
+    """Return the number of processes inside: PID 1, the spawner and the counting process make 3."""
     result = await box.run("import os\nsum(p.isdigit() for p in os.listdir('/proc'))")
     return int(result.value or -1)
 
@@ -324,7 +324,7 @@ def test_a_cancel_at_the_very_moment_something_arrives_is_not_lost() -> None:
 
 
 def test_work_in_a_thread_is_waited_for_however_often_its_caller_is_cancelled() -> None:
-    """Who is let go while the thread still writes would close the file under it."""
+    """A caller that returned while the thread still writes would close the file under the thread."""
     events: list[str] = []
 
     def work() -> None:

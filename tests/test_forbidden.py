@@ -1,4 +1,4 @@
-"""What must not be in the code base: ways in which bytes become code (J09), children that are not ours, stray words."""
+"""Code that is forbidden: ways to turn bytes into code (J09), waits for the caller's children, stray words."""
 
 from __future__ import annotations
 

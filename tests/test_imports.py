@@ -1,4 +1,4 @@
-"""Imports go one way, between rooms that a table names. Read from the source by `ast`, without importing it.
+"""Imports go one way, between rooms that a table names. The imports are read from the source by `ast`.
 
 Type-only and late imports count, and so do those that hide in strings: `__import__("ringfence.x")`, a table of module
 names, the text of a program for another interpreter. `sys.modules` with a name of ours is no control flow at all.
@@ -79,7 +79,7 @@ MEMBERS = {
     # Faces of a package: what `ringfence.images` and `ringfence.backends` export.
     "images": "images.build",
     "backends": "backends.public",
-    # What is told apart by who runs it: guestd as PID 1 of an engine's box, and what a job needs.
+    # Modules of guestd that differ by where guestd runs: as PID 1 of an engine's sandbox, and the modules a job needs.
     **dict.fromkeys(("guest.guestd.engine_pid1", "guest.guestd.__main__"), "guest.engine"),
     "guest.job_modules": "guest.guestd",
     **dict.fromkeys((f"guest.{name}" for name in ("files", "guestd", "interpreter", "launch")), "guest"),
@@ -194,7 +194,7 @@ def ours(module: str) -> bool:
 
 
 def room(module: str) -> str | None:
-    """The room of a module of ours; None for a module that the table does not know."""
+    """Return the room of a module of Ringfence; None for a module that the table does not know."""
     name = module.removeprefix(PACKAGE).removeprefix(".")
     if not name:
         return "package"
@@ -254,7 +254,7 @@ def test_every_exception_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def module_tables(path: Path) -> list[int]:
-    """Lines that look a module of ours up in `sys.modules`."""
+    """Return the lines that look a module of Ringfence up in `sys.modules`."""
     found = []
     text = path.read_text()
     for node in ast.walk(ast.parse(text)) if "sys.modules" in text else ():

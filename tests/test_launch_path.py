@@ -21,7 +21,7 @@ HEAVY = frozenset(
     """.split()  # noqa: SIM905  # a column of words reads better than a column of quotes
 )
 
-# Paid for, with who asks for it. A command of its own does without.
+# Heavy modules that are permitted, with the feature that needs each.
 ALLOWED = {
     "threading": "5 ms: the thread that makes spares, a guard's watch",
     "functools": "threading imports it",

@@ -60,7 +60,7 @@ def test_a_temporary_file_of_ours_is_seen() -> None:
 
 
 def after_a_run() -> leftovers.Leftovers:
-    """When what a run left is removed and its spare is made again."""
+    """Return the count after a run, when its leftovers are removed and its spare is made again."""
     pool.close_all()
     nothing = leftovers.count()
     ringfence.run("1")

@@ -1,4 +1,4 @@
-"""On another system or machine everything can be imported, and a start says what is missing before anything starts."""
+"""On another system every module can be imported, and a start reports what is missing and starts nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is released is what is here: the sdist has all that its Makefile and tests use, the wheel the whole package."""
+"""The released files: the sdist has everything that the Makefile and tests use, the wheel has the whole package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What silences a tool, or an error, says why on the same line. Whether the reason holds is for a reader to judge."""
+"""A comment that silences a tool, or a caught error, has a reason on the same line. Readers judge the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BROAD = frozenset(["Exception", "BaseException"])
 
 
 def without_reason(text: str) -> Iterator[tuple[int, str]]:
-    """(line, what) of what has none."""
+    """Return (line, comment) of every comment without a reason."""
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         if _SILENT.search(line):
@@ -35,7 +35,7 @@ def without_reason(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_broad(node: ast.ExceptHandler) -> bool:
-    """Catches all there is, and does not raise it again."""
+    """Return whether a handler catches every exception and does not raise it again."""
     kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
     all_there_is = any(kind is None or (isinstance(kind, ast.Name) and kind.id in _BROAD) for kind in kinds)
     return all_there_is and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
@@ -54,6 +54,7 @@ def test_everything_that_is_silenced_says_why() -> None:
         f"{path.relative_to(ROOT)}:{line}: {what}"
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent.parent.name != "programs"  # programs of guests, some of them pieces
         for line, what in without_reason(path.read_text())
     ]
     assert found == []

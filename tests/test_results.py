@@ -138,7 +138,7 @@ def _denied(target: str, code: str = "net.not-allowed", count: int = 1) -> Denia
 
 
 def test_denials_push_nothing_out_of_a_rendered_result() -> None:
-    """A guest makes as many as it likes: a model would see them, and not what was printed (O24)."""
+    """A guest can make any number of denials: a model would see only denials, and not the output (O24)."""
     said = replace(
         GOOD,
         status="error",

@@ -37,7 +37,7 @@ class Parameter(NamedTuple):
 
 
 class Unsaid:
-    """A default the stub writes as `...`: there is one, its value is nobody's business."""
+    """A default that the stub writes as `...`: equal to every default, but not to a missing default."""
 
     def __eq__(self, other: object) -> bool:
         return other is not inspect.Parameter.empty
@@ -57,7 +57,7 @@ def classes(module: str) -> list[ast.ClassDef]:
 
 
 def default_value(node: ast.expr, module: str) -> object:
-    """Defaults are literals or values of the surface itself, such as `Policy()`."""
+    """Return the value of a default in the stub: a literal, or a value of the surface, such as `Policy()`."""
     if isinstance(node, ast.Constant) and node.value is ...:
         return Unsaid()
     if isinstance(node, ast.Call):
@@ -129,7 +129,7 @@ def real_kind(owner: type, name: str) -> str:
 
 
 def public_names(owner: type) -> set[str]:
-    """What a user sees on a class beyond what its bases outside the package give."""
+    """Return the public names of a class that come from the class and from bases inside the package."""
     ours = [c for c in owner.__mro__ if c.__module__.split(".")[0] == "ringfence"]
     return {name for c in ours for name in vars(c) if not name.startswith("_")}
 
@@ -245,7 +245,7 @@ CHECKERS = [mypy_errors, pyright_errors]
 
 
 def copy_of(name: str, folder: Path) -> Path:
-    """The checkers would take surface/ringfence.pyi for the package if they ran beside it."""
+    """Copy a file of the surface: type checkers would take surface/ringfence.pyi for the package if run beside it."""
     copy = folder / name
     copy.write_text((SURFACE / name).read_text())
     return copy

@@ -1,4 +1,4 @@
-"""Text that a guest wrote ends no line of ours, moves no cursor and is not longer than permitted (J12, J13)."""
+"""Text that a guest wrote ends no line of Ringfence, moves no cursor and is not longer than permitted (J12, J13)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_cut_never_leaves_a_character_that_is_obeyed() -> None:
 
 
 def test_no_other_module_spells_characters_of_its_own() -> None:
-    """Ten modules did, each in its own way. The guest's own side writes for the guest."""
+    """Ten modules used to, each in its own way. The guest's side is left out: it writes for the guest."""
     allowed = {SOURCE / "text.py"}
     sanitisers = [
         path.relative_to(SOURCE)

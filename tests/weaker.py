@@ -22,5 +22,5 @@ _SAID = re.compile(r"ringfence: (weaker than the policy's default here|what woul
 
 
 def without(said: str) -> str:
-    """What a command said, less what it says of every run on such a host."""
+    """Return what a command printed, without the warnings that every run prints on a host without a cgroup."""
     return _SAID.sub("", said)

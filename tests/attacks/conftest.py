@@ -1,4 +1,4 @@
-"""What a library process opens once and keeps, opened before anything is counted."""
+"""Open what a library process opens once and keeps, before anything is counted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ringfence.host import state
 
 @pytest.fixture(scope="session", autouse=True)
 def settled() -> None:
-    """The zygote, the place of the placeholders' ledgers, which the first writable mount makes, and the place of what
-    was found out about gVisor."""
+    """Start the zygote, and make the folders of the placeholders' ledgers, which the first writable mount makes, and of
+    what was found out about gVisor."""
     state.directory("gvisor")
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="rf-tests-", dir="/var/tmp") as folder:
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Reads the posture of a running sandbox: each of its processes from outside, the guest from inside. Plain data.
+"""Read the posture of a running sandbox, as plain data: each process from outside, the guest from inside.
 
 A script of its own, so that it runs as an ordinary user too: prints JSON. What differs from host to host is put into
 words that do not: uids, host paths, kernel-dependent masks.
@@ -119,7 +119,8 @@ def _limits(pid: int) -> dict[str, list[str]]:
 
 
 def _descriptors(pid: int, *, exact: bool) -> object:
-    """By number; of the monitor, whose numbers follow the host's control groups, the kinds."""
+    """Return the open descriptors by number; not `exact`: only the kinds, as the monitor's numbers depend on the host's
+    control groups."""
     try:
         found = {one: _kind(os.readlink(f"/proc/{pid}/fd/{one}")) for one in os.listdir(f"/proc/{pid}/fd")}
     except PermissionError:
@@ -142,7 +143,7 @@ def _environment(pid: int) -> object:
 
 
 def mounts(pid: int) -> dict[str, object]:
-    """Flags by mount point; those whose number and names are the host's are counted as one, by their flags."""
+    """Return flags by mount point. Mounts whose number depends on the host share an entry, with all flags seen."""
     found: dict[str, object] = {}
     binds: set[str] = set()
     masks: set[str] = set()
@@ -160,7 +161,7 @@ def mounts(pid: int) -> dict[str, object]:
 
 
 def inner_status(said: dict[str, object]) -> dict[str, object]:
-    """The guest's own words, without what names this host."""
+    """Return the guest's own report, without everything that names this host."""
     environment, root = said["environment"], said["root"]
     assert isinstance(environment, dict)
     assert isinstance(root, list)
@@ -171,7 +172,7 @@ def inner_status(said: dict[str, object]) -> dict[str, object]:
 
 
 def _of_the_interpreter() -> set[str]:
-    """First folders of where the caller's Python lies, which may be anywhere."""
+    """Return the top folders of the caller's Python, which may be anywhere."""
     from ringfence.plan.rootfs.interpreter import interpreter
 
     return {root.split("/")[1] for root in interpreter().roots} - {
@@ -187,7 +188,7 @@ def _of_the_interpreter() -> set[str]:
 
 
 def posture(*, copied: bool) -> dict[str, object]:
-    """Of a sandbox with a session and a command in it; `copied`: of a copy of a copy of such a one."""
+    """Return the posture of a sandbox with a session and a command; `copied`: of a copy of a copy of that sandbox."""
     from ringfence import Limits, Policy, Sandbox
 
     policy = Policy(limits=Limits(processes=64, open_files=512, cpu_time_s=20))
@@ -223,7 +224,7 @@ def _posture_of(box: Sandbox) -> dict[str, object]:
 
 
 def _same_namespace(one: int, other: int) -> bool:
-    """Whether both are in one pid namespace, as far as we may look."""
+    """Return whether both processes are in one pid namespace; True when this user must not look."""
     try:
         return os.readlink(f"/proc/{one}/ns/pid") == os.readlink(f"/proc/{other}/ns/pid")
     except OSError:
@@ -242,7 +243,7 @@ def _parent(pid: int) -> int:
 
 
 def _named(argument: str) -> int:
-    """The process below this one whose first argument is that."""
+    """Wait for a sleeping process below this process with that first argument, and return its pid."""
     import time
 
     for _ in range(200):
@@ -259,7 +260,7 @@ def _named(argument: str) -> int:
 
 
 def _sleeps(pid: int) -> bool:
-    """Whether a process has begun to sleep. Before that it opens and closes what it is made of."""
+    """Return whether a process sleeps. Before that the process opens and closes files to start."""
     import time
 
     for _ in range(5):

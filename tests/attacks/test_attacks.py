@@ -1,4 +1,4 @@
-"""Every escape attempt, with and without its control, as this user and as an ordinary one.
+"""Every escape attempt, with and without the control, as this user and as an ordinary user.
 
 How the control could be bypassed is the attack itself; that the test would notice is its arm without the control, which
 must succeed for a verdict of "held".
@@ -46,7 +46,7 @@ def _files(top: Path) -> dict[str, int]:
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the test above already runs as an ordinary user")
 def test_every_attack_holds_as_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
-    """Their Python is one that the user may change, and no arm of any attack does so."""
+    """The user may change the Python that runs, and no arm of any attack changes it."""
     place = ordinary_user.home / f"rf-tests-{os.getpid()}"
     try:
         made = ordinary_user.run(_VENV, str(place))
@@ -127,14 +127,14 @@ def test_a_second_fence_that_does_not_hold_alone_is_inconclusive() -> None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A few quick ones, as many as are worth a second process."""
+    """Name a few quick attacks, as many as are worth a second process."""
     found = [each.id for each in catalogue() if each.id.startswith(("E0", "A0"))][:16]
     monkeypatch.setattr(harness, "_MANY", len(found))
     return found
 
 
 def test_two_processes_give_the_rows_that_one_gives(names: list[str]) -> None:
-    """In the catalogue's order, whoever ran them; the cases that measure are run alone."""
+    """The rows are in the catalogue's order, whichever process ran them; cases that measure are run alone."""
     told: list[tuple[int, int, str]] = []
     whole = harness.run(names, progress=lambda *seen: told.append(seen))
     assert [row.id for row in whole.rows] == names
@@ -144,7 +144,7 @@ def test_two_processes_give_the_rows_that_one_gives(names: list[str]) -> None:
 
 
 def test_what_a_second_process_owed_when_it_died_is_run_here(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is killed after its first answer, and may then be in the middle of another."""
+    """The second process is killed after its first answer, and may then be in the middle of another attack."""
     before = set(Path("/var/tmp").glob("ringfence-attack-*"))
     whole = second_process.Second.answer
 
@@ -162,7 +162,7 @@ def test_what_a_second_process_owed_when_it_died_is_run_here(names: list[str], m
 
 
 def test_a_traced_process_that_does_nothing_is_killed_and_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left to the tracer, it would keep its sandbox from ending, and Docker from answering."""
+    """A process left to the tracer would keep its sandbox from ending, and Docker from answering."""
     monkeypatch.setattr(tracer, "_DEADLINE_S", 0.3)
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
         with pytest.raises(TimeoutError), tracer._Tracer(process.pid) as tracing:

@@ -45,7 +45,7 @@ def engine(request: pytest.FixtureRequest) -> engines.Started:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_engine_that_hangs() -> Iterator[None]:
-    """Docker 20.10 can lose a container's end, and then never answers who removes it: later tests get it anew."""
+    """Docker 20.10 can lose a container's end; removing that container then hangs: Docker is started again."""
     yield
     if "docker" not in engines.started():
         return
@@ -62,7 +62,7 @@ def no_engine_that_hangs() -> Iterator[None]:
 
 @pytest.fixture
 def chosen(engine: engines.Started, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The one that is found when none is named."""
+    """Make `engine` the engine that is found when none is named."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
     yield engine.name
     clients.forget(clients.find())
@@ -113,7 +113,7 @@ def test_gvisor_holds(attack: Attack, engine: str) -> None:
 @pytest.mark.proof
 @pytest.mark.parametrize("name", _rows)
 def test_every_control_of_an_engine_is_noticed(name: str) -> None:
-    """Runs after the others of this module, and on its own says nothing."""
+    """Runs after the other tests of this module; alone, this test checks nothing."""
     backend = "gvisor" if name == "gvisor" else "container"
     rows = list(_rows[name].values())
     if len(rows) != len(catalogue(backend)):

@@ -27,7 +27,7 @@ CONTROL = Control("none: a test", "full")
 
 
 class FakeBox:
-    """What the layers above need of a sandbox, over a socket whose other end is hostile."""
+    """A stand-in with the parts of a sandbox that the layers above use, over a socket whose other end is hostile."""
 
     def __init__(self) -> None:
         self.backend = "process"
@@ -58,7 +58,7 @@ class FakeBox:
 
 
 def flood(first: bytes) -> Callable[[socket.socket], None]:
-    """`first`, then rubbish for as long as somebody takes it, 64 MiB at most."""
+    """Yield `first`, then rubbish as long as the reader takes more, 64 MiB at most."""
 
     def send(sock: socket.socket) -> None:
         sock.settimeout(2)
@@ -104,7 +104,7 @@ def box() -> Iterator[FakeBox]:
 
 
 def play(box: FakeBox, monitor: Callable[[socket.socket], None]) -> threading.Thread:
-    """The monitor speaks when it was asked for something."""
+    """Play a monitor that sends `data` after the first request."""
 
     def answer() -> None:
         heard = b""

@@ -1,4 +1,4 @@
-"""Each control left out, one by one: an attack must notice. The score is printed; the target is all of them."""
+"""Every control is left out in turn, and an attack must notice. The score is printed; the target is 100 %."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_attack_notices_that_the_control_is_missing(control: str) -> None:
 
 
 def test_the_score_is_whole() -> None:
-    """Runs after the others of this module, and on its own says nothing."""
+    """Runs after the other tests of this module; alone, this test checks nothing."""
     if len(_noticed) == len(PLAN):
         hidden = ", ".join(f"{one.control} ({one.unseen})" for one in _noticed if one.unseen)
         whole = score(tuple(_noticed))

@@ -38,7 +38,7 @@ def read(*args: str) -> object:
 
 
 def _without_groups(seen: Any) -> object:
-    """A user's guest keeps the groups of its caller, which are others for each: the golden user has none."""
+    """Remove the groups: a user's guest keeps its caller's groups, which differ; the golden user has none."""
     for one in (seen["inside"], *seen["outside"].values()):
         one["status"]["Groups"] = " "
     seen["inside"]["ids"][2] = []
@@ -56,7 +56,7 @@ def test_the_posture_is_the_golden_one() -> None:
 
 
 def test_the_posture_of_a_copy_of_a_copy_is_the_golden_one() -> None:
-    """Its processes, the session that was copied among them, and what runs in it: nothing tells it from any other."""
+    """All processes are compared, the copied session among them: no posture differs from an original's."""
     assert read("copy") == golden("root" if os.geteuid() == 0 else "user")
 
 

@@ -1,4 +1,4 @@
-"""The same tests hold for every backend there is: those marked `everywhere`, and the conformance table."""
+"""Tests for every backend: tests marked `everywhere`, and the conformance table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TAKES_A_BACKEND = (
 
 
 def names_here(config: pytest.Config) -> list[str]:
-    """Each backend that can run here. One that was asked for by --backend must be able to."""
+    """Return the backends that can run here. A backend named by --backend must be able to run."""
     asked: list[str] = config.getoption("--backend")
     for name in asked:
         reason = "it is not declared" if name not in DECLARED else missing(name)
@@ -52,7 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _of_everywhere(metafunc: pytest.Metafunc) -> list[object]:
-    """The mark names each backend that a test is not for, with the reason. Podman's is Docker's."""
+    """Return the backends of a test marked `everywhere`; the mark names the backends left out, with reasons. Podman's
+    reasons are Docker's."""
     but: dict[str, str] = {}
     for mark in metafunc.definition.iter_markers("everywhere"):
         but |= mark.kwargs
@@ -68,7 +69,7 @@ def _of_everywhere(metafunc: pytest.Metafunc) -> list[object]:
 
 @pytest.fixture(autouse=True)
 def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Without the mark: what the library takes by itself here. With it, what is made without a backend has that one."""
+    """Run a test marked `everywhere` once for each backend, as the default; other tests use the usual default."""
     name = getattr(request, "param", "process")
     if hasattr(request, "param") and name != "process":
         chosen = DECLARED[name].backend()
@@ -80,7 +81,7 @@ def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(params=list(BACKENDS))
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """For what depends on how an interpreter is started."""
+    """Run a test with each way to start an interpreter."""
     found: Backend = BACKENDS[request.param]
     return found
 

@@ -169,7 +169,7 @@ async def main(top: str, here: str, *, asyncs: bool) -> None:
             done = eval(code, names)
             if hasattr(done, "send"):  # a coroutine
                 await done
-        except Exception as error:  # told to the test, which knows which may fail
+        except Exception as error:  # reported to the test, which knows the calls that may fail
             print(f"{name}: {type(error).__name__}: {error}")
 
 

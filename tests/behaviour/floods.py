@@ -156,7 +156,7 @@ VERBS: dict[str, Play] = {}
 
 
 def floods(*names: str) -> Callable[[Play], Play]:
-    """What the decorated function calls while a guest floods it."""
+    """Register the decorated function for the public names called there, which a guest floods."""
 
     def add(play: Play) -> Play:
         for name in names:
@@ -179,7 +179,7 @@ class Place:
 
     @property
     def tree(self) -> Sandbox:
-        """Its files are a flood. It is made when it is first asked for, and stays."""
+        """A sandbox whose files are a flood, made on first use and kept."""
         return self._tree()
 
 
@@ -257,7 +257,7 @@ def _spawned_cells(place: Place) -> object:
 @floods("Sandbox.spawn", "Sandbox.process", "Sandbox.processes", "Process.wait", "Process.running", "Process.write")
 @floods("Process.close_stdin", "Process.signal", "Process.kill", "Process.__iter__", "Process.__next__")
 def _processes(place: Place) -> object:
-    """Read late, read again from the start, written to where nobody reads, and ended while it floods."""
+    """Processes are read late, read again from the start, written to while they do not read, and ended in a flood."""
     box = place.box()
     first = box.spawn(["python3", "-c", _PRINTS])
     time.sleep(0.3)
@@ -343,7 +343,7 @@ def _leaving(place: Place) -> object:
 
 @floods("Files.upload", "Files.unpack", "Files.write", "Files.mkdir", "Files.rename", "Files.chmod", "Files.remove")
 def _arriving(place: Place) -> object:
-    """A folder that a guest has filled goes up again; names of a guest's where a file is to be."""
+    """Upload a folder that a guest has filled, and download to names that a guest made."""
     shared = f"{place.folder}/shared"
     os.mkdir(shared)
     os.chmod(shared, 0o777)
@@ -423,7 +423,7 @@ def _forks(place: Place) -> object:
 
 @floods("Sandbox.expose", "Address.close")
 def _exposed(place: Place) -> object:
-    """As many connections as there may be: most are read, some are not."""
+    """Open as many connections as permitted: most are read, some are not."""
     box = place.box()
     next(iter(box.spawn(["python3", "-c", _SERVER.replace("MEGABYTES", "12")])))
     with box.expose(8000) as address:
@@ -441,7 +441,7 @@ async def _exposed_async() -> None:
 
 
 def _read_all(port: int, *, connections: int, silent: int) -> int:
-    """One thread and one buffer for all of them: what this side holds is nothing."""
+    """Read all connections in this thread with a single buffer: this side keeps no bytes."""
     buffer, got = bytearray(1 << 16), 0
     want = 12 * _MB
     with contextlib.ExitStack() as ends, selectors.DefaultSelector() as waiting:
@@ -519,7 +519,7 @@ def _managed(place: Place) -> object:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    """Of the host's. What a guest's tree made of it is deeper than Python's own removal takes."""
+    """Make a folder of the host. A guest makes a tree there that is too deep for Python's own removal."""
     folder = tempfile.mkdtemp(prefix="rf-tests-", dir="/var/tmp")
     try:
         yield folder
@@ -546,7 +546,7 @@ def main(names: list[str]) -> None:
             typed = True
         except (RingfenceError, OSError) as error:
             ended, typed = f"{type(error).__name__}: {error}"[:300], True
-        except BaseException as error:  # told, and judged by who started us
+        except BaseException as error:  # reported, and judged by the test
             import traceback
 
             ended, typed = f"{type(error).__name__}: {error}"[:300] + traceback.format_exc()[-600:], False
@@ -554,7 +554,7 @@ def main(names: list[str]) -> None:
         gc.collect()  # what one verb left in the heap is no part of the next one's
         _trim(0)
         print(json.dumps({"play": play.__name__, "ended": ended, "typed": typed, "seconds": seconds}), flush=True)
-        sys.stdin.readline()  # whoever judges looks at us first
+        sys.stdin.readline()  # until the test has read this process's peak memory
     if tree.cache_info().currsize:
         tree().close()
 

@@ -1,4 +1,4 @@
-"""A library process of its own that a test can kill, and what on this machine belongs to it."""
+"""A separate library process that a test can kill, and everything on this machine that belongs to the process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ UIDS = Path("/run/ringfence/uid")
 
 
 class Belongings(NamedTuple):
-    """What would outlive a library process if nobody cleaned up."""
+    """Processes, cgroups and locks that would outlive a library process without a cleanup."""
 
     processes: frozenset[leftovers.Process]
     groups: frozenset[str]
     uids: frozenset[tuple[str, int]]  # path and inode of the lock files that it holds
 
     def left(self) -> list[str]:
-        """What of it is still there."""
+        """Return in words which of the belongings still exist."""
         alive = {row[0] for pid in os.listdir("/proc") if pid.isdigit() and (row := leftovers._stat(pid))}
         found = [f"process {p.pid} {p.name}" for p in self.processes & alive if not leftovers._is_zombie(p.pid)]
         found += [f"cgroup {path}" for path in self.groups if os.path.isdir(path)]
@@ -64,7 +64,7 @@ _NO_WARNINGS = ("-W", "ignore:This process:DeprecationWarning", "-W", "ignore:he
 
 
 class Host:
-    """Runs `code`; `line()` waits for what it prints."""
+    """A library process that runs `code`; `line()` waits for the next line of output."""
 
     def __init__(self, code: str, *, python: str = sys.executable) -> None:
         environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
@@ -83,7 +83,7 @@ class Host:
         return self.process.stdout.readline().strip()
 
     def rest(self, timeout_s: float = 30) -> str:
-        """All it still prints, once it has ended."""
+        """Wait for the end of the process and return the rest of its output."""
         return self.process.communicate(timeout=timeout_s)[0]
 
     def kill(self) -> None:
@@ -101,7 +101,7 @@ class Host:
 
 
 def named(name: str, of: int | None = None) -> list[int]:
-    """Pids of our own processes below one, oldest first."""
+    """Return the pids of library processes below a process, oldest first."""
     found = sorted(leftovers.descendants(of), key=lambda process: (process.started, process.pid))
     return [process.pid for process in found if process.name == name]
 
@@ -114,6 +114,6 @@ def wait_until_gone(what: Belongings, within_s: float = 3.0) -> list[str]:
 
 
 def sweep() -> None:
-    """As the next program that uses the library does it."""
+    """Sweep as the next program that uses the library does."""
     code = "from ringfence.host import state; state.sweep()"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": SOURCE}, check=True, timeout=30)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.everywhere
 
 
 def answers(code: str, *, timeout_s: float = 40) -> list[str]:
-    """What a program of its own printed. It must end by itself, and leave nothing."""
+    """Run a program in a separate process and return the lines printed. The program must end and leave nothing."""
     with Host(code) as host:
         text = host.rest(timeout_s)
     assert host.process.returncode == 0, text
@@ -198,7 +198,7 @@ with ringfence.Sandbox() as box: print(box.exec(["python3", "-c", show]).stdout.
 
 @pytest.mark.parametrize(("mine", "its"), [("-1000", "0"), ("0", "0"), ("300", "300")])
 def test_a_guest_is_not_spared_when_memory_runs_out_though_its_caller_is(tmp_path: Path, mine: str, its: str) -> None:
-    """By a stand-in for /proc: to be spared takes a right that root of a container has not."""
+    """Uses a stand-in for /proc: to lower the score takes a right that root of a container does not have."""
     (tmp_path / "self").mkdir()
     told = tmp_path / "self" / "oom_score_adj"
     told.write_text(f"{mine}\n")
@@ -221,7 +221,7 @@ print(ringfence.run("import os; os.kill(os.getpid(), 9)").status)
 @pytest.mark.everywhere(container="the engine looks at its PID 1", gvisor="its PID 1 is its own kernel's")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a /proc needs root")
 def test_a_killed_command_loses_no_sandbox_where_the_host_hides_processes() -> None:
-    """hidepid: a PID 1 that cannot be looked at is not one that has ended."""
+    """With hidepid PID 1 cannot be seen in /proc, which does not mean that it has ended."""
     hidden = 'mount --make-rprivate / && mount -t proc -o hidepid=4 proc /proc && exec "$@"'
     command = ["unshare", "-m", "sh", "-c", hidden, "sh", sys.executable, "-c", HIDDEN]
     environment = {**os.environ, "PYTHONPATH": SOURCE}
@@ -302,7 +302,7 @@ def test_a_fork_of_the_caller_waits_for_no_lock_of_a_thread_it_has_not() -> None
 
 
 def test_threads_that_begin_at_once_share_one_template() -> None:
-    """In a process of its own: here a plan was made long ago."""
+    """Runs in a separate process: this process has a plan already."""
     code = read_program("behaviour/callers_threads_at_once.py")
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=50, check=False
@@ -311,7 +311,7 @@ def test_threads_that_begin_at_once_share_one_template() -> None:
 
 
 def test_policies_that_differ_in_limits_share_a_template_of_a_python_below_tmp() -> None:
-    """What lies below the guest's own /tmp is bound for each sandbox anew, from sources that the template keeps."""
+    """Mounts below the guest's own /tmp are bound for each sandbox anew, from sources that the template keeps."""
     code = """
 import ringfence
 from ringfence import Limits, Policy

@@ -32,7 +32,7 @@ def test_a_backend_conforms(backend_name: str, one: Check) -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__.rpartition(".")[2])
 def test_every_check_that_is_written_is_in_the_table(module: ModuleType) -> None:
-    """A check is a public function whose first parameter is a sandbox or a maker of them."""
+    """A check is a public function whose first parameter is a sandbox or a maker of sandboxes."""
     written = {
         name
         for name, found in vars(module).items()

@@ -1,4 +1,4 @@
-"""Each of our own processes may die at any moment: sandboxes that can live on do, others are told lost, guests die."""
+"""Each library process may die at any moment: sandboxes that can live on do, others are reported lost, guests die."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_a_killed_zygote_takes_no_sandbox_along_and_the_next_one_starts_another(
 
 
 def test_a_zygote_that_was_killed_a_moment_ago_is_replaced_without_a_word(tmp_path: Path) -> None:
-    """Its socket is closed before its process has ended: every attempt met the same dead one. Here it stands still."""
+    """A killed zygote's socket closes before the process has ended, and every attempt met the same zygote. Here it is
+    stopped instead."""
     alone = Policy(mounts=[Mount(str(tmp_path))])  # no spare serves for it
     with Sandbox(policy=alone) as box:
         zygote = box._box.template.zygote  # type: ignore[union-attr]  # a started sandbox has one
@@ -127,7 +128,7 @@ def test_a_run_of_which_nothing_has_run_is_run_in_another_sandbox(monkeypatch: p
 
 
 def test_one_that_waits_for_a_template_hears_at_once_that_it_was_closed() -> None:
-    """The zygote was found dead by another thread, which closed all that came of it: this one waited out its time."""
+    """Another thread found the zygote dead and closed the templates; this thread used to wait until the timeout."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(20)
     zygote = Zygote.__new__(Zygote)
@@ -229,7 +230,7 @@ def test_a_monitor_killed_between_two_snapshots_is_an_error_of_the_second() -> N
 
 
 def result_after_killing(name: str) -> tuple[str, str]:
-    """How a one-shot run ends when every process of ours of that name is killed while its code runs."""
+    """Return how a one-shot run ends when every library process of that name is killed while the code runs."""
     results: list[ringfence.Result] = []
     code = "open('/proc/self/comm', 'w').write('rf-test-runs')\nimport time\ntime.sleep(60)"
     thread = threading.Thread(target=lambda: results.append(ringfence.run(code, timeout_s=30)))
@@ -311,7 +312,7 @@ def test_a_fault_of_ours_in_one_sandbox_is_the_end_of_that_one_alone() -> None:
 
 
 def test_a_fault_in_a_sandbox_whose_host_has_gone_is_no_further_one() -> None:
-    """Its channel is closed by then; that was one more fault, and the end of the monitor with all its sandboxes."""
+    """The channel is closed by then; a write there was another fault, which ended the monitor with all sandboxes."""
     ours, theirs = socket.socketpair()
     monitor, inside = Mock(), Mock(ready=True, gone=True)
     box = Guestd(monitor, 1, ours, {}, owner=None, inside=lambda *_: inside)  # type: ignore[arg-type]  # a stand-in
@@ -368,7 +369,7 @@ def test_a_monitor_without_a_free_descriptor_refuses_what_is_new_and_keeps_the_r
 def test_a_spawner_whose_descriptors_did_not_arrive_is_a_refusal_and_no_fault(
     answer: dict[str, object], arrived: int, known: int
 ) -> None:
-    """The monitor ran out of them: it crashed, and its sandboxes with it."""
+    """The monitor had run out of descriptors: the monitor crashed, and its sandboxes ended."""
     fds = [os.dup(0) for _ in range(arrived)]
     box = Mock()
     one = Monitor.__new__(Monitor)
@@ -403,7 +404,7 @@ _STRAYS = read_program("behaviour/death_of_our_processes_strays.py")
 
 
 def test_an_orphan_of_one_sandbox_is_reaped_while_another_one_starts() -> None:
-    """Unreaped it keeps its PID 1, and with it uid and cgroup; a busy view always has one that starts."""
+    """An orphan that is not reaped keeps PID 1, and so uid and cgroup; on a busy view some sandbox always starts."""
     done = subprocess.run(
         [sys.executable, "-c", _STRAYS], env={"PYTHONPATH": host.SOURCE}, capture_output=True, text=True, check=True
     )
@@ -417,7 +418,7 @@ _UNDER_FIRE = read_program("behaviour/death_of_our_processes_under_fire.py")
 def test_whichever_of_our_processes_is_killed_no_error_says_what_is_not_so(
     ordinary_user: OrdinaryUser, who: str, tmp_path: Path
 ) -> None:
-    """Each by its number, at random moments: no EIO, no ENOENT, no limits.memory, no other wall, and then it works."""
+    """Processes are killed at random: no EIO, no ENOENT, no limits.memory, no other backend, and later runs work."""
     if who == "this user":
         done = subprocess.run(
             [sys.executable, "-P", "-c", _UNDER_FIRE, str(Path(leftovers.__file__).parent)],

@@ -62,7 +62,7 @@ def test_killed_while_spares_wait() -> None:
 
 
 def test_killed_after_the_thread_that_started_the_zygote_ended() -> None:
-    """D17: a death signal of the parent would have come with that thread's end, and killed everything too early."""
+    """D17: a parent's death signal would come when that thread ends, and kill everything too early."""
     with Host(THREAD) as process:
         assert (process.line(), process.line()) == ("1 True", "go")
         mine = host.belongings(process.pid)
@@ -73,7 +73,7 @@ def test_killed_after_the_thread_that_started_the_zygote_ended() -> None:
 
 
 def test_killed_after_it_forked_a_child_that_holds_all_descriptors() -> None:
-    """D17: an end of file never comes, because the child holds the other ends; the pidfd tells it anyway."""
+    """D17: no end of file comes, because the child has the other ends open; the pidfd reports the death anyway."""
     with Host(FORKED) as process:
         assert process.line() == "go"
         mine = host.belongings(process.pid)

@@ -33,7 +33,7 @@ def test_a_list_that_is_not_read_to_its_end_leaves_no_worker(box: Sandbox, every
 
 
 def test_a_file_whose_size_only_the_guest_chose_is_read_up_to_a_cap(box: Sandbox) -> None:
-    """With holes it costs the guest nothing. What the caller names a size for is read."""
+    """A file of holes costs the guest nothing. With a size named by the caller the read succeeds."""
     sizes = {"text": 1 << 24, "more-text": (1 << 24) + 1, "most": 1 << 26, "more": (1 << 26) + 1}
     code = f"import os\nfor name, size in {sizes!r}.items():"
     box.run(f"{code}\n    os.truncate(os.open(name, os.O_CREAT | os.O_RDWR), size)").check()
@@ -60,7 +60,7 @@ while True:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The times after which a worker is given up, short enough to wait for."""
+    """Make the times after which a worker is given up short enough for a test."""
     monkeypatch.setattr("ringfence._sync.worker.STALL_S", 1.5)
     monkeypatch.setattr("ringfence._sync.worker._SHORT_S", 1.0)
 
@@ -128,7 +128,7 @@ def test_the_watcher_being_killed_is_told(box: Sandbox, everywhere: str) -> None
 
 
 def test_ten_thousand_files_in_one_folder_are_listed_searched_packed_and_fetched(tmp_path: Path) -> None:
-    """F22: in pages; no answer is one message."""
+    """F22: the list comes in pages; no answer is a single message."""
     with Sandbox(policy=Policy(limits=Limits(disk_files=11_000, disk="60M"))) as box:
         box.run("for i in range(10_000): open(f'f{i:05}', 'w').write('needle' if i % 5000 == 0 else '.')").check()
         assert [info.path for info in box.files.list()] == [f"f{i:05}" for i in range(10_000)]
@@ -138,7 +138,7 @@ def test_ten_thousand_files_in_one_folder_are_listed_searched_packed_and_fetched
 
 
 def test_a_tree_deeper_than_paths_go_comes_out_and_goes_in(tmp_path: Path) -> None:
-    """A27: deeper than paths go."""
+    """A27: the tree is deeper than a path can be long."""
     deep = "import os\nfor _ in range(1200):\n    os.mkdir('d'); os.chdir('d')\nopen('bottom', 'w').close()"
     with Sandbox() as box:
         box.run(deep).check()
@@ -188,7 +188,7 @@ def test_a_cancelled_task_leaves_nothing_on_either_side(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_its_owner_shut_stops_neither_a_list_nor_a_watch() -> None:
-    """Names that can be read, of files that cannot be looked at; and links whose target the kernel keeps to itself."""
+    """Names that can be listed, of files that cannot be examined; and links whose target the kernel does not show."""
     with Sandbox() as box:
         box.exec(["sh", "-c", "mkdir half none; touch half/in none/in; chmod 644 half; chmod 0 none"]).check()
         assert [info.path for info in box.files.list(recursive=True)] == ["half", "none"]
@@ -221,7 +221,7 @@ def test_a_folder_by_a_link_is_there_and_a_rename_of_nothing_makes_none() -> Non
 def test_a_task_that_is_cancelled_while_the_host_opens_its_side_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a thread opened for a caller who no longer waits for it has to be closed all the same."""
+    """Files that a thread opened for a cancelled caller have to be closed all the same."""
     opened = threading.Event()
     kinds: list[type[Landing] | type[Leaving]] = [Landing, Leaving]
     for kind in kinds:
@@ -284,7 +284,7 @@ def test_a_hundred_megabytes_pass_in_little_memory(tmp_path: Path) -> None:
 
 
 def test_a_magic_link_leads_nowhere(box: Sandbox) -> None:
-    """J18: such a link is the kernel's own way to a file, past every name on it."""
+    """J18: a magic link is the kernel's own way to a file, past every name on the path."""
     box.files.write("real", "content")
     for path in ("/proc/self/cwd/real", "/proc/self/root/etc/passwd", "/proc/self/exe", "/proc/1/root/etc/passwd"):
         with pytest.raises(OSError, match=r"symbolic links|Permission denied|not permitted"):

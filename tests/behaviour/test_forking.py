@@ -1,4 +1,4 @@
-"""A copy of a sandbox has its files and its sessions' memory, and nothing that ties it to the original."""
+"""A copy of a sandbox has the files and the memory of the original's sessions, and no tie to the original."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pid_of(box: Sandbox, name: str = "python") -> int:
 
 @weaker.needs_cgroup
 def test_a_sandbox_that_was_paused_because_it_was_idle_is_copied_with_its_memory() -> None:
-    """On cgroup v1 a frozen session never stopped for the copy: fork() waited for ever, and the session was killed."""
+    """A session that cgroup v1 had frozen never stopped for the copy: fork() hung, and the session was killed."""
     with Sandbox(policy=Policy(limits=Limits(idle_s=0.3, on_idle="pause")), backend="process") as box:
         box.run("x = 1").check()
         while box.state != "paused":
@@ -126,7 +126,7 @@ def test_randomness_is_not_copied() -> None:
 
 
 def test_no_copy_has_a_process_number_that_its_memory_had_before(box: Sandbox) -> None:
-    """K05: by the number alone OpenSSL knows a copy, also the one in a wheel, which nobody can give new seeds."""
+    """K05: OpenSSL notices a copy only by a new pid, also the OpenSSL in a wheel, which Ringfence cannot seed."""
     number = "import os; os.getpid()"
     seen = [box.run(number).value]
     with box.fork() as first:
@@ -177,7 +177,7 @@ def test_each_outlives_the_other() -> None:
 
 
 def test_a_copy_can_make_no_namespaces(box: Sandbox) -> None:
-    """Its whole posture is compared with the golden file in attacks/test_posture."""
+    """The whole posture of a copy is compared with the golden file in attacks/test_posture."""
     box.run("1").check()
     with box.fork() as copy, copy.fork() as second:
         for each in (copy, second):
@@ -214,7 +214,7 @@ def test_open_files_below_the_workspace_go_along_with_their_positions(box: Sandb
 
 
 def test_open_files_are_closed_on_exec_in_a_copy_as_in_the_original(box: Sandbox) -> None:
-    """Descriptor 5 is the first that a copy opens, where it belongs; the others are moved there."""
+    """A copy opens descriptor 5 first, in the right place; the other descriptors are moved to their numbers."""
     box.run(
         "import os\nfiles = [open(name, 'w') for name in 'abcd']\nos.set_inheritable(files[1].fileno(), True)"
     ).check()
@@ -328,7 +328,7 @@ def with_token(value: str = "sk-of-this-sandbox") -> Policy:
 
 
 def knows_its_placeholder(copy: Sandbox) -> bool:
-    """Whether the gateway of the copy knows what its memory holds."""
+    """Return whether the gateway of a copy knows the placeholder in the copy's memory."""
     assert copy._box is not None
     assert copy._box.outlet is not None
     return copy.run("print(token)").stdout.strip() == copy._box.outlet.env["TOKEN"]
@@ -391,7 +391,7 @@ SMALL = Policy(limits=Limits(memory="128M", disk="16M"))  # with /dev/shm 224 Mi
 
 
 def held_bytes(snapshot: Snapshot) -> int:
-    """What its images take of the host's memory."""
+    """Return the bytes of the host's memory that the images of a snapshot take."""
     return sum(os.fstat(each.memory.fd).st_blocks * 512 for each in sessions_of(snapshot))
 
 
@@ -435,7 +435,7 @@ def test_a_guests_file_in_memory_is_not_taken_for_ours_by_its_name() -> None:
 
 @weaker.needs_cgroup
 def test_an_image_is_no_larger_than_the_sandboxs_limit() -> None:
-    """What a copy has not written to is in no limit of its own: with new memory each time, copies of copies grow."""
+    """Pages that a copy has not written to count in no limit: copies of copies, each with new memory, would grow."""
     with Sandbox(policy=SMALL) as box:
         box.run("x = b'x' * (110 << 20)").check()
         with box.fork() as copy:

@@ -36,7 +36,7 @@ HELD = (
 
 
 class Row(NamedTuple):
-    """How a flood ended, and what the process had then come to."""
+    """How a flood ended, and the peak memory of the process."""
 
     ended: str
     typed: bool
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def verbs() -> set[str]:
-    """Every method and property that the surface's classes have, and every function."""
+    """Return every method and property of the surface's classes, and every function."""
     found = {name for name in ringfence.__all__ if inspect.isfunction(getattr(ringfence, name))}
     for kind in HELD:
         fields = set(getattr(kind, "__fields__", ()))
@@ -56,7 +56,7 @@ def verbs() -> set[str]:
 
 
 def rows(process: subprocess.Popen[str]) -> dict[str, Row]:
-    """Each line is answered when the peak has been read; the kernel then counts anew."""
+    """Return a row for each line of the process. A line is answered after the peak was read and the count reset."""
     found: dict[str, Row] = {}
     assert process.stdin is not None
     assert process.stdout is not None
@@ -73,7 +73,7 @@ def rows(process: subprocess.Popen[str]) -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def flooded() -> dict[str, Row]:
-    """All of them by one process, once."""
+    """Run all floods once, in one process."""
     return _run([sys.executable, str(PROGRAM)], {**os.environ, "PYTHONPATH": str(SOURCE)})
 
 

@@ -119,7 +119,7 @@ def test_a_javascript_cell_past_its_time_is_interrupted_and_the_state_is_kept(bo
 
 @pytest.mark.parametrize("code", [ENDLESS[0], *ENDLESS[2:4]])
 def test_an_interrupt_ends_a_cell_beside_a_handler_of_the_guests(box: Sandbox, code: str) -> None:
-    """A loop after an await then belongs to who handles the signal: it is killed, and that is said."""
+    """The guest's handler gets the signal, and a loop after an await goes on: the session is killed and says so."""
     js(box, "process.on('SIGINT', () => {})").check()
     result = js(box, code, timeout_s=0.4)
     assert (result.status, result.state_kept) == ("timeout", not code.startswith(AFTER_A_TIMER))

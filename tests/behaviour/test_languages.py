@@ -1,4 +1,4 @@
-"""Every language: its default session or its one run, compile errors apart, and what is said of a missing tool."""
+"""Every language: default sessions or single runs, compile errors, and the message for a missing tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents' programs use works under the default policy, with the caller's own packages."""
+"""Libraries that agents' programs use work under the default policy, with the caller's own packages."""
 
 from __future__ import annotations
 

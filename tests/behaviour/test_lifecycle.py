@@ -1,4 +1,4 @@
-"""Many sandboxes of one program, and its policies. What holds for every backend is in the conformance table."""
+"""Many sandboxes of a program, and their policies. The conformance table has what every backend must do."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_runs_from_many_threads_are_each_their_own() -> None:
 
 
 def test_many_policies_in_turn_do_not_pile_up() -> None:
-    """More views than templates are kept."""
+    """The test uses more views than templates are kept for."""
     for number in range(12):
         policy = Policy(limits=Limits(processes=20 + number))
         assert ringfence.run("1", policy=policy).value == "1"

@@ -68,7 +68,7 @@ HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
 @weaker.needs_cgroup
 def test_each_call_that_the_memory_limit_ended_is_told_so_and_no_other() -> None:
-    """The kernel keeps one count for the sandbox: whoever read it first had taken it from the others."""
+    """The kernel keeps a single count for a sandbox: the first call that read the count reset it for the rest."""
     with Sandbox(policy=limited(memory="64M", disk="1M"), backend="process") as box:
         hogs = [box.spawn(["python3", "-c", HOG]) for _ in range(2)]
         ended = [hog.wait() for hog in hogs[:1]]
@@ -95,7 +95,7 @@ def test_cpu_time_in_a_result_is_the_calls_and_not_the_sandboxs() -> None:
 
 
 def test_who_ignores_sigxcpu_is_told_as_out_of_cpu_time() -> None:
-    """Without a cgroup RLIMIT_CPU holds it, and its hard limit kills with a signal that says nothing."""
+    """Without a cgroup RLIMIT_CPU enforces the limit; its hard limit kills with a signal that has no reason."""
     call = arguments.Call({"kind": "exec"}, ("x",), 30.0, 1.0)
     end = {"ev": "exit", "why": None, "code": None, "signal": signal.SIGKILL}
     told = [arguments._verdict(call, {**end, "cpu_s": spent}, oom=False, raised=False) for spent in (2.6, 0.4)]
@@ -175,7 +175,7 @@ def test_the_smallest_limits_still_run(policy: Policy) -> None:
 
 @pytest.mark.parametrize("backend", ["process", "auto"])
 def test_too_little_memory_to_start_says_so(backend: Literal["process", "auto"]) -> None:
-    """Also where another backend could be taken: gVisor ran it, with 160M of its own that the guest could use."""
+    """Holds for "auto" too, which used to take gVisor, whose own 160M the guest could use."""
     with pytest.raises(ringfence.UnsupportedError, match=r"limits\.memory is too small") as refused:
         ringfence.run("1", policy=limited(memory="64K", disk="4K"), backend=backend)
     assert (refused.value.code, refused.value.fix) == ("memory", "a larger limits.memory")
@@ -187,7 +187,7 @@ def test_the_largest_number_of_processes_runs() -> None:
 
 @weaker.needs_cgroup
 def test_a_cgroup_that_cannot_be_made_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at cgroup.max.descendants of a delegated group: mkdir says EAGAIN there."""
+    """mkdir fails with EAGAIN at cgroup.max.descendants of a delegated group."""
 
     def full(*_: object) -> NoReturn:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), "/sys/fs/cgroup/x")
@@ -233,7 +233,7 @@ FLOOD = "for number in range(25_000): display(number)"
 def test_a_host_that_reads_more_slowly_than_its_guest_wrote_gets_the_whole_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All inside has ended by then, and the rest of its result lies with the monitor."""
+    """All processes inside have ended by then, and the monitor has the rest of the result."""
     feed, waits = Switchboard.feed, [2.0]
 
     def slowly(self: Switchboard, data: bytes) -> None:

@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 
 def test_processes_are_forks_unless_the_code_chooses_another_way(backend: Backend) -> None:
-    """On 3.14 as before: its fork server wants the main program in a file."""
+    """Holds on Python 3.14 too, whose default, a fork server, needs the main program in a file."""
     code = """
 import multiprocessing
 first = multiprocessing.get_start_method(allow_none=True), multiprocessing.get_start_method()

@@ -1,4 +1,4 @@
-"""Managers and environments: what an agent owns stays its own, within its policy and quota, and ends when told."""
+"""Managers and environments: an agent's things are the agent's alone, within policy and quota, until they are ended."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ LOOK_FOR = read_program("behaviour/managers_look_for.py")
 
 @pytest.mark.everywhere(gvisor="find takes too long in it")
 def test_no_agent_finds_what_another_keeps_in_files_processes_or_the_state_directory(tmp_path: Path) -> None:
-    """The marker lives in one agent's file, variable and argument; another looks everywhere for it.
+    """The marker is in one agent's file, variable and argument; another agent searches everywhere for the marker.
 
     It is searched for backwards, so that the search does not find itself. The witness is that the same search in the
     first agent's sandbox finds it, and that the state directory on the host holds it.
@@ -310,7 +310,7 @@ def test_a_link_that_a_guest_makes_leads_no_mount_out_of_the_ceiling(tmp_path: P
 
 
 def try_live_rules() -> str:
-    """What the ceiling says to more than it has."""
+    """Return the error for rules that permit more than the ceiling does."""
     network = Network(allow=["a.example", "b.example"])
     with SandboxManager(policy=Policy(network=network)) as manager:
         agent = manager.environment("a", policy=Policy(network=Network(allow=["a.example"])))
@@ -327,7 +327,7 @@ ASK = "import socket\ntry: socket.getaddrinfo('b.example', 443)\nexcept OSError:
 
 
 def try_asking() -> list[tuple[tuple[str, int, bool], ...]]:
-    """What an agent's requests are before, with one sandbox that asked and lives, and with another that ended."""
+    """Return an agent's requests before any, with a live sandbox that asked, and after another that ended."""
     seen = []
     with SandboxManager(policy=Policy(network=Network(allow=["a.example"]))) as manager:
         agent = manager.environment("a")
@@ -548,7 +548,7 @@ def test_warm_sandboxes_wait_unused_are_handed_out_once_and_replaced() -> None:
 
 
 def test_a_warm_sandbox_is_not_given_to_who_brings_a_secret_of_his_own() -> None:
-    """Two secrets of one name are equal, whatever their values."""
+    """Two secrets with the same name are equal, whatever the values are."""
 
     def policy(value: str) -> Policy:
         network = Network(allow=["a.test"])

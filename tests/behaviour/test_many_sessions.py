@@ -1,4 +1,4 @@
-"""Many sessions at once, each with its state, in little memory; and what is left when their host is killed."""
+"""Many sessions at once, each with a state, in little memory; nothing is left when the host process is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pss_kib(pid: int) -> int:
 
 
 def ours() -> set[int]:
-    """Processes below this one."""
+    """Return the library processes below this process."""
     found = [os.getpid()]
     for pid in found:
         for task in Path(f"/proc/{pid}/task").iterdir():

@@ -1,4 +1,4 @@
-"""The same library as a user without rights and without set-up: containment whole, weaker limits said."""
+"""The library for a user without rights and without set-up: full containment, and weaker limits are reported."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ except ringfence.UnsupportedError as e: say(e.code, bool(e.fix))
 def test_the_warning_of_weaker_limits_names_the_callers_line_and_comes_with_the_first_start(
     ordinary_user: OrdinaryUser,
 ) -> None:
-    """Not with a plan, nor with the sandbox that is tried before it: what the plan says is the same."""
+    """A plan does not warn, nor the sandbox that is tried for the plan: the plan itself says the same."""
     code = read_program("behaviour/ordinary_user_warned.py")
     planned, warned, again = told(ordinary_user, code)
     if planned[1]:
@@ -98,7 +98,7 @@ def test_the_warning_of_weaker_limits_names_the_callers_line_and_comes_with_the_
 
 
 def test_too_little_memory_is_refused_with_the_reason_and_for_this_policy_alone(ordinary_user: OrdinaryUser) -> None:
-    """Without a cgroup by what a process starts with, with one when the first process is killed."""
+    """Without a cgroup the memory of a starting process decides; with a cgroup, that the first process is killed."""
     code = """
 from ringfence.backends import auto
 try:

@@ -34,7 +34,7 @@ PLANTED = read_program("behaviour/own_imports_planted.py")
 
 
 def imported_names(folder: Path) -> set[str]:
-    """The first part of all that files below it import, in code or in the text of code."""
+    """Return the first part of every name that files below `folder` import, in code or in programs in strings."""
     files = (path for path in folder.rglob("*.py") if not {"test", "tests", "idlelib"} & set(path.parts))
     texts = (path.read_text(errors="replace") for path in files)
     return {name for text in texts for name in re.findall(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", text, re.MULTILINE)}
@@ -42,7 +42,7 @@ def imported_names(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="session")
 def names() -> str:
-    """Of everything that our source imports, that the standard library does, and that packages which work for us do."""
+    """Return all names that Ringfence's source, the standard library, and packages that Ringfence uses import."""
     found = {one.imported.split(".")[0] for one in all_imports()} | set(sys.stdlib_module_names) | HELPERS
     found |= imported_names(Path(sysconfig.get_path("stdlib")))
     for package in HELPERS:
@@ -82,7 +82,7 @@ def unexpected(output: str) -> list[str]:
 
 
 def test_every_public_method_is_called() -> None:
-    """A new method stands in the surface first, and is called there from then on."""
+    """A new method is in the surface first, and must be called in `every_method` from then on."""
     stubs = [ROOT / f"tests/surface/{name}.pyi" for name in ("ringfence", "events", "types")]
     tree = ast.parse("\n".join(stub.read_text() for stub in stubs))
     methods = {
@@ -118,7 +118,7 @@ def test_no_method_runs_what_a_guest_left_in_a_folder_of_the_path(top: Path, pla
 def test_nor_does_one_of_an_ordinary_user_whose_python_lacks_packages(
     top: Path, half: str, ordinary_user: OrdinaryUser
 ) -> None:
-    """h11, h2 and their like are not there: the gateway looks for them when the guest makes a request."""
+    """h11, h2 and similar packages are missing: the gateway looks for them when the guest makes a request."""
     agent = shutil.copy(SCRIPT, top / "project/agent.py")
     for path in (top, *top.rglob("*")):
         os.chown(path, ordinary_user.uid, ordinary_user.gid)
@@ -138,7 +138,7 @@ def _sweeps(top: Path, run: subprocess.CompletedProcess[str]) -> None:
     deadline = time.monotonic() + 20
     while (top / "project/.vscode").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not (top / "project/.vscode").exists()  # another process of ours did that
+    assert not (top / "project/.vscode").exists()  # the other library process removed the folder
     assert ran(top) == []
 
 
@@ -174,7 +174,7 @@ PYTHONS_OWN = {"encodings", "site", "os", "codecs", "io", "abc", "stat", "posixp
 
 @pytest.mark.parametrize("path", ["absolute", "relative", "none"])
 def test_the_command_runs_nothing_that_an_earlier_guest_left(top: Path, path: str) -> None:
-    """In its working directory, and in a folder that PYTHONPATH names. The package itself is planted, too."""
+    """Modules, the package's too, are planted in the working directory and in a folder of PYTHONPATH."""
     project = top / "project"
     for name in (set((project / "names.txt").read_text().split()) | {"ringfence"}) - PYTHONS_OWN:
         shutil.copy(project / "planted.txt", project / f"{name}.py")
@@ -186,7 +186,7 @@ def test_the_command_runs_nothing_that_an_earlier_guest_left(top: Path, path: st
 
 
 def test_the_command_says_that_the_guest_could_write_to_a_folder_of_its_path(tmp_path: Path) -> None:
-    """And says nothing where none is: the working directory is no part of its path."""
+    """The command does not warn of the working directory, which is not in its path."""
     (tmp_path / "lib").mkdir()
     shown = command("exec", "--explain", "--rw", str(tmp_path), "--", "true", path=f"{tmp_path}/lib").stdout
     assert f"  {tmp_path}/lib: writable, and a folder of sys.path" in shown
@@ -222,7 +222,7 @@ def test_our_own_package_is_never_writable(place: str) -> None:
 
 @pytest.mark.parametrize("place", ["bin", "site-packages", "a helper"])
 def test_no_folder_of_our_python_that_its_next_start_runs_is_writable(place: str) -> None:
-    """`bin` holds the command itself; `site-packages` runs every `.pth` in it."""
+    """`bin` has the command itself; Python runs every `.pth` in `site-packages`."""
     packages = Path(sysconfig.get_path("purelib"))
     source = {"bin": Path(sys.prefix, "bin"), "site-packages": packages, "a helper": packages / "h11"}[place]
     with pytest.raises(PolicyError, match="belongs to the Python that runs Ringfence"):
@@ -263,7 +263,7 @@ def test_the_next_command_elsewhere_takes_nothing_of_a_folder_of_pythonpath_that
 
 
 def test_a_startup_file_in_a_folder_of_pythonpath_below_the_working_folder_is_held(tmp_path: Path) -> None:
-    """The command leaves that folder out for itself, and the next Python starts with it all the same."""
+    """The command leaves that folder out of its own path, but the next Python would start with the folder."""
     (tmp_path / "src").mkdir()
     startup = tmp_path / "src/sitecustomize.py"
     startup.write_text("")

@@ -1,4 +1,4 @@
-"""A writable folder of the host while sandboxes run in it: who else uses it does them no harm, nor they it."""
+"""A writable folder of the host while sandboxes use it: other users of the folder and the sandboxes do no harm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPIN = read_program("behaviour/placeholders_spin.py")
 
 @pytest.fixture
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Open to a guest that is another user."""
+    """Make a project folder that a guest with another uid may write to."""
     folder = tmp_path_factory.mktemp("project")
     for path in (folder, *folder.parents):
         if path == folder or path.name.startswith("pytest-"):
@@ -54,8 +54,8 @@ needs_freezer = pytest.mark.skipif(not can_stand_still(), reason="no freezer: a 
 
 
 def test_a_sandbox_outlives_those_that_came_and_went_before_and_beside_it(project: Path) -> None:
-    """A set of notes lost the second's with the first's: the third's placeholders went under it, its guest wrote them,
-    and it was killed for what it had not done."""
+    """A set of notes lost the second sandbox's entries with the first's: placeholders of the third went, its guest
+    wrote the files, and the third sandbox was killed though its guest had done no wrong."""
     first, second = Sandbox(policy=policy(project)).start(), Sandbox(policy=policy(project)).start()
     first.close()
     with Sandbox(policy=policy(project)) as third, third.spawn(["python3", "-c", SPIN, str(project), "1"]) as process:
@@ -96,7 +96,7 @@ def test_environments_of_a_manager_that_share_a_folder_end_one_by_one(project: P
 @needs_freezer
 @pytest.mark.parametrize("words", [("clean", "-fdq"), ("stash", "-u")])
 def test_placeholders_that_git_of_the_host_removes_are_put_back(project: Path, words: tuple[str, ...]) -> None:
-    """`git clean` killed an hour's work."""
+    """`git clean` on the host used to end a sandbox after an hour's work."""
     git(project, "init", "-q")
     (project / "file").write_text("1")
     git(project, "add", "file")
@@ -116,7 +116,7 @@ def test_placeholders_that_git_of_the_host_removes_are_put_back(project: Path, w
 
 @needs_freezer
 def test_a_guest_that_is_faster_than_we_are_is_stopped(project: Path) -> None:
-    """It spins on a name that the host removes again and again. Once it was in time, it is not let go on."""
+    """The guest writes in a loop to a name that the host removes again and again. After a write it is stopped."""
     with Sandbox(policy=policy(project)) as box, box.spawn(["python3", "-c", SPIN, str(project), "3"]) as process:
         next(iter(process))
         for _ in range(10):
@@ -155,7 +155,7 @@ def test_two_sandboxes_on_one_folder_both_go_on_when_a_name_is_removed(project: 
 
 @needs_freezer
 def test_a_folder_that_is_mounted_twice_is_protected_again_in_both_places(project: Path) -> None:
-    """It was in one of them: the guest wrote by the other, and nobody was told."""
+    """The file was protected in one place only: the guest wrote in the other place, and nothing was reported."""
     mounts = [Mount(project, target=target, mode="rw") for target in ("/a", "/b")]
     with Sandbox(policy=Policy(mounts=mounts)) as box:
         (project / ".envrc").unlink()
@@ -185,7 +185,7 @@ def test_a_pause_while_a_name_is_put_back_is_not_undone(project: Path, monkeypat
 @needs_freezer
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_file_of_the_guests_with_the_placeholders_number_is_not_protected_for_it(project: Path) -> None:
-    """The mount's folder lies in the guest's own /tmp: it moved that, and put one of the same number in its place."""
+    """The mount is in the guest's own /tmp: the guest moved the folder and made a file with the same inode number."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=777", "none", project], check=True)
     guest = read_program("behaviour/placeholders_guest.py")
     try:
@@ -212,7 +212,7 @@ def test_a_mount_that_was_exchanged_since_the_plan_is_a_lost_sandbox_and_no_raw_
 
 @needs_freezer
 def test_the_guest_of_a_mount_around_another_ends_its_sandbox_at_most(project: Path) -> None:
-    """It may remove placeholders that lie below the top of its own mount. Nothing is written by the one inside."""
+    """The outer guest can remove the inner sandbox's placeholders. The inner guest still writes nothing."""
     inner = project / "inner"
     inner.mkdir()
     inner.chmod(0o777)
@@ -236,7 +236,7 @@ for _ in range(200):
 
 
 def test_a_protected_file_that_the_host_replaces_stops_the_sandbox_and_says_so(project: Path) -> None:
-    """A33. It was told as "the guest took its own supervisor down", which no guest had done."""
+    """A33. The report used to be "the guest took its own supervisor down", which no guest had done."""
     git(project, "init", "-q")
     with Sandbox(policy=policy(project)) as box:
         process = box.spawn(["sleep", "5"])

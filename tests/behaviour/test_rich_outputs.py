@@ -1,4 +1,4 @@
-"""What the usual libraries show in a cell, without a screen and without support of their own for us."""
+"""Rich outputs of common libraries in a cell, without a screen and without any support for Ringfence in them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_value_that_is_cut_says_so() -> None:
 
 @pytest.mark.parametrize("language", ["python", "javascript"])
 def test_objects_beyond_the_most_of_a_cell_are_printed_and_the_session_goes_on(language: str) -> None:
-    """The host hangs up on a line that says too much (F16), which would be the end of the guest's variables."""
+    """The host closes a line with too much output (F16), and the guest's variables would be lost."""
     show = {
         "python": "x = 5\nfor i in range(21000): display(i)\n'last'",
         "javascript": "var x = 5; for (let i = 0; i < 21000; i++) display(i); 'last'",

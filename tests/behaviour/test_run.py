@@ -309,7 +309,7 @@ def test_other_languages_run_with_streams_exit_codes_and_variables(code: str) ->
 
 
 def test_a_runs_own_time_sets_the_limit_where_no_policy_was_given() -> None:
-    """Past the default of 30 s: the limit itself, CPU time and lifetime, and nothing else of the policy."""
+    """A time above the default of 30 s changes the limit, CPU time and lifetime, and no other part of the policy."""
     longer = Policy(limits=Limits(timeout_s=4000, cpu_time_s=4000, lifetime_s=4000))
     assert ringfence.run("1", timeout_s=4000).policy_digest == longer.digest
     assert asyncio.run(ringfence.run_async("1", timeout_s=4000)).policy_digest == longer.digest

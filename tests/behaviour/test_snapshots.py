@@ -1,4 +1,4 @@
-"""Snapshots, rollback and copies of a sandbox's files: exact, cheap the second time, whole, and nobody else's."""
+"""Snapshots, rollback and copies of a sandbox's files: exact, cheap the second time, whole, and kept apart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_look_at_what_changed_finds_what_a_look_at_everything_finds(seed: int)
         box.run(f"seed, count = {seed}, 60\n{CHANGES}").check()
         for turn in range(10):
             again = box.snapshot()
-            trees = Trees(box._bound())  # as if nobody had looked before
+            trees = Trees(box._bound())  # as at a first scan
             anew = trees.take(box._running_place())
             trees.close()
             assert again._tree().manifest.entries == anew._tree().manifest.entries
@@ -126,7 +126,7 @@ def test_with_few_processes_nothing_stays_that_would_take_one_of_them() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_held() -> Iterator[None]:
-    """Content goes with the snapshots and sandboxes that need it; the tests delete what they take."""
+    """Fail a test that leaves content in the store: content goes with the snapshots and sandboxes that need it."""
     yield
     assert own_store()._pieces == {}
 
@@ -189,7 +189,7 @@ def test_no_file_of_a_guest_keeps_it_from_being_rolled_back(box: Sandbox, kept: 
 
 
 def test_a_rollback_that_begins_with_removing_everything_leaves_mounts_alone(tmp_path: Path) -> None:
-    """Folders of the host below /workspace; in a writable one more mounts of ours lie, which protect names in it."""
+    """Folders of the host are mounted below /workspace; the writable folder has more mounts, which protect names."""
     tmp_path.chmod(0o755)
     for name in ("rw", "ro"):
         (tmp_path / name).mkdir()
@@ -245,7 +245,7 @@ for i in range(1000): open(f"d{i % 10}/f{i}", "wb").write(os.urandom(16_000))
 
 @pytest.mark.parametrize("change", ["open('f', 'r+').write('B')", "os.pwrite(fd, b'B', 0)", "m[0] = 66"])
 def test_a_change_right_after_a_snapshot_is_seen_by_the_next(box: Sandbox, change: str) -> None:
-    """In the same tick, by a descriptor, or by a mapping that sets no time: the file is read again."""
+    """A change in the same clock tick, by a descriptor, or by a mapping that sets no time: the file is read again."""
     box.run("import os, mmap\nfd = os.open('f', os.O_RDWR | os.O_CREAT)\nos.write(fd, b'A' * 5000)")
     box.run("m = mmap.mmap(fd, 0)\nm[0] = 65")
     for wait in (0.0, 0.2):
@@ -260,7 +260,7 @@ def test_a_change_right_after_a_snapshot_is_seen_by_the_next(box: Sandbox, chang
 
 
 def test_a_file_is_whole_even_when_it_is_written_all_the_time(box: Sandbox) -> None:
-    """C07: each file is one state of it. A file that never stands still is refused by name."""
+    """C07: a snapshot has a file's content of a single moment. A file that changes all the time is refused by name."""
     writer = """
 import os
 n = 0
@@ -412,7 +412,7 @@ def test_no_other_wall_shows_a_copy_that_it_could_not_keep(tmp_path: Path) -> No
 
 @pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
 def test_a_folder_of_the_mounts_source_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
-    """It was EXDEV: such a folder cannot be moved."""
+    """The removal failed with EXDEV: a folder of a lower layer cannot be moved."""
     with Sandbox(policy=_copy_at_workspace(tmp_path)) as box:
         box.exec(["sh", "-c", "mkdir -p gone/deep/of-the-guest/too; echo x > gone/deep/of-the-guest/too/f"]).check()
         box.files.remove("gone", recursive=True)
@@ -421,7 +421,7 @@ def test_a_folder_of_the_mounts_source_is_removed_with_all_that_is_in_it(tmp_pat
 
 @pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
 def test_a_copy_elsewhere_starts_from_its_source_again(tmp_path: Path) -> None:
-    """It is a mount like any other, and no part of what is kept: the page on snapshots says so."""
+    """A copy elsewhere is a mount like any other, and no part of a snapshot: the page on snapshots says so."""
     policy = _copy_at_workspace(tmp_path)
     source = policy.mounts[0].source
     mounts = [Mount(source, target=target, mode="copy") for target in ("/data", "/workspace/data")]
@@ -434,7 +434,7 @@ def test_a_copy_elsewhere_starts_from_its_source_again(tmp_path: Path) -> None:
 @pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
 @pytest.mark.parametrize("huge", [False, True], ids=["by what differs", "by removing everything"])
 def test_a_copy_at_the_workspace_is_rolled_back(tmp_path: Path, huge: bool) -> None:
-    """To before and after the changes: folders of a lower layer cannot be moved, only emptied in their place."""
+    """Rolled back to before and after the changes: folders of a lower layer cannot be moved, only emptied in place."""
     with Sandbox(policy=_copy_at_workspace(tmp_path)) as box:
         first, before = box.exec(LISTING).check().stdout, box.snapshot()
         box.run(CHANGED).check()
@@ -451,7 +451,7 @@ def test_a_copy_at_the_workspace_is_rolled_back(tmp_path: Path, huge: bool) -> N
 
 @pytest.mark.everywhere(gvisor=COPY_WORKSPACE, container=COPY_WORKSPACE)
 def test_files_of_another_owner_in_a_copy_at_the_workspace(tmp_path: Path, ordinary_user: OrdinaryUser) -> None:
-    """As root the guest can change nothing of theirs, so a twin has them. As another user it can delete them."""
+    """As root, a guest cannot change another owner's files. As another user a guest can delete them."""
     if os.geteuid() != 0:
         pytest.skip("files of another owner are made by root")
     policy = _copy_at_workspace(tmp_path)
@@ -643,7 +643,7 @@ with ringfence.Sandbox(snapshot=kept) as other: print(other.files.read_text("f")
 
 
 def test_a_folder_that_leads_to_a_mount_and_was_moved_stops_no_rollback(ordinary_user: OrdinaryUser) -> None:
-    """Without root that folder is the guest's own, so it was told and would be removed with what is in it."""
+    """Without root the folder belongs to the guest: a rollback took the folder for new and tried to remove it."""
     code = read_program("behaviour/snapshots_moved_folder.py")
     done = ordinary_user.run(code)
     assert (done.stdout, done.stderr) == ("True True 0o755\n", "")

@@ -20,7 +20,7 @@ HEADLESS = read_program("behaviour/spawn_headless.py")
 
 
 def test_a_process_whose_first_thread_has_ended_is_killed_with_its_tree(box: Sandbox, everywhere: str) -> None:
-    """It reads as a zombie in /proc, and its other threads run on."""
+    """The process is shown as a zombie in /proc while other threads of the process run on."""
     with box.spawn(["python3", "-c", HEADLESS]) as process:
         next(iter(process))
         time.sleep(0.4)
@@ -38,7 +38,7 @@ IN_FLIGHT = read_program("behaviour/spawn_in_flight.py")
 
 
 def test_a_command_that_is_refused_did_not_run() -> None:
-    """The guest has as many descriptors on their way as it may: a new process cannot be handed over."""
+    """The guest has sent as many descriptors as permitted: the descriptors of a new process cannot be passed."""
     with Sandbox() as box:
         with box.spawn(["python3", "-c", IN_FLIGHT]) as holder:
             next(event for event in holder if isinstance(event, Stdout))

@@ -61,7 +61,7 @@ def test_calls_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_arguments_that_wait_for_their_turn_are_bounded(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guest that takes no answers has its calls wait with us, and chooses how many they are."""
+    """The calls of a guest that takes no answers wait on the host; the guest chooses how many calls there are."""
     monkeypatch.setattr(module, "MAX_WAITING", 2_000_000)
     budget, tools = module.Budget(), {"lookup": lookup}
     calls = [budget.take(line.Said("call", {"id": n, "name": "lookup"}, b"x" * 900_000), tools) for n in range(4)]
@@ -70,7 +70,7 @@ def test_arguments_that_wait_for_their_turn_are_bounded(box: Sandbox, monkeypatc
     assert [(d.target, d.code, d.count) for d in budget.denials] == [("lookup", "tool.arguments", 2)]
     budget.begin(calls[0])
     assert budget.take(line.Said("call", {"id": 4, "name": "lookup"}, b"x"), tools).refused is None
-    box._tools["wide"] = lambda: "x" * 300_000  # answers that nobody takes
+    box._tools["wide"] = lambda: "x" * 300_000  # answers that the guest does not take
     result = box.run(SENDS_MANY)
     assert {(d.target, d.code) for d in result.denials} == {("lookup", "tool.arguments"), ("unknown", "tool.unknown")}
 
@@ -246,7 +246,7 @@ time.sleep(2)
 
 
 def test_answers_that_a_guest_does_not_take_are_not_heaped_up_for_it() -> None:
-    """They would lie in the memory of the monitor, which no limit of this guest counts."""
+    """Else the answers would fill the memory of the monitor, which no limit of this guest counts."""
     calls: list[None] = []
 
     def much() -> Json:

@@ -35,7 +35,7 @@ os.close(fd)
 
 
 def loops() -> list[str]:
-    """Devices with an image of ours below them."""
+    """Return the loop devices with an image of Ringfence."""
     found = []
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
@@ -88,7 +88,7 @@ def test_an_image_of_any_size_is_exact(size: int, files: int) -> None:
 
 @needs_root
 def test_memory_is_not_shared_with_it() -> None:
-    """In memory this would be a kill, or the memory's limit would have to grow with the disk."""
+    """In memory the guest would be killed, or the memory limit would have to include the disk limit."""
     policy = Policy(limits=Limits(memory="64M", disk="300M"))
     with Sandbox(policy=policy, workspace="disk", backend="process") as box:
         assert box._box is not None
@@ -189,7 +189,7 @@ def test_without_mkfs_it_says_which_package_is_missing(monkeypatch: pytest.Monke
 
 @needs_root
 def test_more_than_the_host_has_free_is_refused() -> None:
-    """The image is sparse: what the disk cannot take is lost behind the guest's back."""
+    """The image is sparse: data for which the disk has no room would be lost without an error to the guest."""
     info = os.statvfs("/var/lib")
     policy = Policy(limits=Limits(disk=info.f_bavail * info.f_frsize + (8 << 30)))
     with pytest.raises(UnsupportedError, match="bytes free for workspaces") as refused:
@@ -199,7 +199,7 @@ def test_more_than_the_host_has_free_is_refused() -> None:
 
 @needs_root
 def test_a_host_that_does_not_let_us_set_the_size_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In many containers /sys is read-only."""
+    """A read-only /sys, as in many containers, does not let Ringfence set the size."""
 
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system", "/sys/fs/ext4/loop0/reserved_clusters")
@@ -266,7 +266,7 @@ except UnsupportedError as e: say(e.code, "disk: only a folder" in str(e), bool(
 
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os._exit(0)", "sys.exit(0)"])
 def test_a_folder_is_gone_after_its_library(ordinary_user: OrdinaryUser, how: str) -> None:
-    """By the sweep that the zygote starts, or by that of the next start."""
+    """The folder is removed by the sweep that the zygote starts, or by the sweep of the next start."""
     code = f"""
 box = Sandbox(workspace="disk").start()
 box.exec(["sh", "-c", "mkdir -p a/b; chmod 0 a; ln -s / out"])

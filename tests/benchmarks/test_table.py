@@ -1,4 +1,4 @@
-"""The benchmarks run and judge. Their numbers are not tested here: they belong to a quiet machine."""
+"""The benchmarks run and judge. The numbers are not tested here: that needs a quiet machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as a backend would make them, for tests of what is said about them."""
+"""Results as a backend would make them, for tests of the command's messages."""
 
 from __future__ import annotations
 

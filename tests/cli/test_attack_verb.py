@@ -206,7 +206,7 @@ def test_from_the_folder_of_a_clone_the_attempts_are_found() -> None:
 
 
 def test_attempts_that_a_guest_planted_in_the_working_folder_are_not_run(tmp_path: Path) -> None:
-    """L12: the command runs what is installed, not what the last guest left where somebody works."""
+    """L12: the command runs the installed package, not a package that a guest left in the working folder."""
     planted = tmp_path / "ringfence_attacks-9.dist-info"
     planted.mkdir()
     (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: ringfence-attacks\nVersion: 9\n")

@@ -35,7 +35,7 @@ def ringfence(*argv: str, stdin: bytes = b"") -> tuple[int, str, str]:
 
 
 def on_a_terminal(*argv: str, when: bytes = b"", send: bytes = b"") -> tuple[int, bytes]:
-    """Exit code and all that the terminal was sent; `send` is typed once `when` was seen."""
+    """Return exit code and output of a command on a terminal; `send` is typed when `when` was seen in the output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(sys.executable, command(*argv), environment())
@@ -277,7 +277,7 @@ def test_a_report_is_not_written_to_a_pipe_that_nobody_reads(folder: Path) -> No
 
 
 def test_code_that_is_a_link_is_not_run_and_a_pipe_is(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """L16: the file that it leads to would be shown, and its text with every error."""
+    """L16: else the file that the link leads to would be shown, and its text with every error."""
     private = tmp_path_factory.mktemp("outside") / "private"
     private.write_text("secret = 1")
     (folder / "main.py").symlink_to(private)
@@ -394,7 +394,7 @@ def ringfence_without_input(*argv: str) -> bytes:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_an_attack_that_is_told_to_end_puts_away_what_it_made(number: signal.Signals) -> None:
-    """A terminal that is closed, a service that is stopped: its folders on the host held files of an attack."""
+    """A closed terminal or a stopped service used to leave folders on the host with files of an attack."""
     with subprocess.Popen(
         command("attack", "A01", "A02", "A03", "D09"),
         env=environment(),
@@ -425,6 +425,6 @@ KEEP = read_program("cli/end_to_end_keep.py")
 
 
 def test_snapshots_are_kept_where_the_persons_own_links_lead(ordinary_user: OrdinaryUser) -> None:
-    """The folder of ours is no path that a caller names: no guest may write to it, or hold a link to it."""
+    """The folder is not named by a caller: no guest may write there or place a link there, and links are followed."""
     done = ordinary_user.run(KEEP)
     assert done.stdout == "4 4\n", done.stderr

@@ -15,7 +15,7 @@ from ringfence.cli import main
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root file system of one program, and a store of its own."""
+    """Return the archive of a root file system with a single program, and use an empty store."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     path = tmp_path / "root.tar"
     with tarfile.open(path, "w") as tar:

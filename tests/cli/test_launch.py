@@ -1,4 +1,4 @@
-"""One sandbox from the command line, with a pretended sandbox: streams, signals, reports, and always closed."""
+"""The command with a pretended sandbox: streams, signals, reports, and that the sandbox is always closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringfence.values import replace
 
 
 class Process:
-    """Says what it was told to say, then ends; `hang` sends us a signal instead."""
+    """A pretended process: yields the given events, then ends; `hang` sends this process a signal instead."""
 
     def __init__(self, box: Sandbox) -> None:
         self.box = box
@@ -73,7 +73,7 @@ class Network:
 
 
 class Sandbox:
-    """What tests set before, and see after."""
+    """A pretended sandbox: tests set its results before, and look at the calls afterwards."""
 
     events: tuple[Event, ...] = ()
     result: Result = OK

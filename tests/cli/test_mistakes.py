@@ -1,4 +1,4 @@
-"""Wrong input: one clear message with its fix, the exit code of `help exit`, and nothing started."""
+"""Wrong input: a clear message with a fix, the exit code of `help exit`, and nothing is started."""
 
 # ruff: noqa: E501  # a row of a table is one line
 
@@ -230,7 +230,7 @@ def test_ctrl_c_before_anything_ran_is_130(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_working_folder_that_was_removed_is_named_where_it_matters(tmp_path: Path) -> None:
-    """Nothing of it is shown by default, so a command without paths runs."""
+    """The working folder is not shown by default, therefore a command without paths runs."""
     gone = tmp_path / "gone"
     gone.mkdir()
     command = f"cd {gone} && rmdir {gone} && {sys.executable} -m ringfence"

@@ -1,4 +1,4 @@
-"""ringfence shell and --tty on a real terminal: what one sees and types, and that the terminal is left as it was."""
+"""ringfence shell and --tty on a real terminal: output, input, and that the terminal is left as it was."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RINGFENCE = (sys.executable, "-m", "ringfence")
 
 
 class Screen:
-    """A terminal of ours with a `ringfence` on it."""
+    """A terminal that the test holds, with `ringfence` running on it."""
 
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         self.master, self.slave = pty.openpty()
@@ -64,7 +64,7 @@ class Screen:
         os.write(self.master, keys)
 
     def end(self) -> int:
-        """Its exit code, when it has ended by itself and left the terminal as it was."""
+        """Wait for the end of the command and return the exit code. The terminal must be as it was before."""
         status: list[int] = []
 
         def ended() -> bool:

@@ -42,7 +42,7 @@ def test_a_late_reader_sees_a_gap() -> None:
 
 
 def test_no_character_is_made_across_a_gap() -> None:
-    """Of which no byte stood beside the other in what the guest wrote."""
+    """The bytes on both sides of a gap were not next to each other in the guest's output."""
     log = EventLog(200)
     log.add(STDOUT, b"\xe2\x82")
     assert read(log) == [Stdout(b"\xe2\x82", "", 2)]

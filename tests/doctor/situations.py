@@ -18,7 +18,7 @@ _EPERM, _EACCES = 1, 13
 
 
 def refuse(*calls: int, error: int) -> None:
-    """A filter like a container engine's: these calls fail, all others pass."""
+    """Install a filter like a container engine's: these calls fail, all other calls pass."""
     load_number = struct.pack("HBBI", 0x20, 0, 0, 0)
     program = load_number
     for position, number in enumerate(calls):
@@ -66,7 +66,7 @@ def masked_proc() -> None:
 
 
 def apparmor() -> None:
-    """As Ubuntu since 23.10: unshare succeeds, and what needs a right inside is denied."""
+    """Pretend to be Ubuntu since 23.10: unshare succeeds, and everything that needs a right inside is denied."""
     pretend_settings(apparmor_restrict_unprivileged_userns="1")
     refuse(_MOUNT, error=_EACCES)
 

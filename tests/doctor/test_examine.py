@@ -1,4 +1,4 @@
-"""What an examination promises its callers, whatever the host: deadlines, one report as table, JSON and script."""
+"""The promises of an examination on every host: deadlines, and the same report as table, JSON and script."""
 
 from __future__ import annotations
 

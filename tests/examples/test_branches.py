@@ -1,4 +1,4 @@
-"""The tree search finds its way, and leaves where it began untouched."""
+"""The example of a tree search finds a way, and leaves the first sandbox as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo is the first thing a newcomer runs: it works, as root and as a user, and without a terminal it is plain."""
+"""The demo, which newcomers run first, works as root and as a user, and prints plain text without a terminal."""
 
 from __future__ import annotations
 

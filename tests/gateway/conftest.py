@@ -1,4 +1,4 @@
-"""One event loop and one authority for the tests of the gateway."""
+"""Fixtures: an event loop and an authority for the tests of the gateway."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture
 def internet(loop: Loop, roots: Roots, request: pytest.FixtureRequest) -> Iterator[World]:
-    """With --backend NAME, its sandboxes are of that backend."""
+    """Return a small internet. With --backend NAME its sandboxes are of that backend."""
     with world(loop, roots) as made:
         for name in request.config.getoption("--backend"):
             made.backend = DECLARED[name].backend()

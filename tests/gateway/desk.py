@@ -25,7 +25,7 @@ HOST = "api.example.com"
 
 
 class Desk:
-    """The Uplink of one sandbox, and its only way out."""
+    """A stand-in for a sandbox's Uplink: everything the sandbox sends goes through the Desk."""
 
     def __init__(self, server: Server, *secrets: Secret, rule: Rule | None = None, port: int = 443) -> None:
         self.network = Network(allow=[HOST]) if rule is None else Network(rules=[rule])
@@ -70,7 +70,7 @@ class Desk:
 
     @property
     def said(self) -> list[tuple[str | None, str | None, int | None, str | None]]:
-        """The log, for comparing: method, path, status, code of the refusal."""
+        """Return the log for comparison: method, path, status, code of the refusal."""
         return [
             (entry.method, entry.path, status, None if refusal is None else refusal.code)
             for entry, status, refusal in self.lines
@@ -136,7 +136,7 @@ def trusting(roots: Path) -> Iterator[None]:
 
 
 def wait_until(holds: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """The gateway's side of a connection may end a moment after the client's."""
+    """Wait until `condition` is true: the gateway's side of a connection may end a moment after the client's."""
     deadline = time.monotonic() + timeout_s
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -7,7 +7,7 @@ import struct
 
 
 def real(name: str | None) -> bytes:
-    """As OpenSSL sends it."""
+    """Return a hello as OpenSSL sends it."""
     context = ssl.create_default_context()
     context.check_hostname = name is not None
     context.verify_mode = ssl.CERT_NONE if name is None else ssl.CERT_REQUIRED
@@ -30,7 +30,7 @@ def server_name(*names: bytes, kind: int = 0) -> bytes:
 
 
 def made(*extensions: bytes) -> bytes:
-    """A whole hello in one record."""
+    """Return a whole hello in a single record."""
     body = b"\x03\x03" + bytes(32) + vector(1, b"") + vector(2, b"\x13\x01") + vector(1, b"\0")
     return records(b"\x01" + vector(3, body + vector(2, b"".join(extensions))))
 
@@ -41,7 +41,7 @@ def records(message: bytes, size: int = 1 << 14) -> bytes:
 
 
 def message_of(hello: bytes) -> bytes:
-    """What the records of a hello hold, joined."""
+    """Return the content of a hello's records, joined."""
     joined, at = b"", 0
     while at < len(hello):
         size = int.from_bytes(hello[at + 3 : at + 5], "big")

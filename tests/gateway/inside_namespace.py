@@ -64,7 +64,7 @@ def web_server(address: str, log: list[bytes]) -> None:
 
 
 def elsewhere(log: list[bytes]) -> None:
-    """PUBLIC, in a namespace of this thread's own, at the other end of a cable."""
+    """Serve as PUBLIC in a new network namespace of this thread, at the other end of a virtual cable."""
     here, there = str(os.getpid()), str(threading.get_native_id())
     assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
     for words in (

@@ -1,4 +1,4 @@
-"""Servers that tests make: an authority of their own, and one TLS server that speaks HTTP/1.1 and HTTP/2 and notes."""
+"""Servers for tests: an authority, and a TLS server for HTTP/1.1 and HTTP/2 that keeps every request."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 class Seen(NamedTuple):
-    """One request as the server saw it. Trailers are among its headers."""
+    """A request as the server saw it. The headers include trailers."""
 
     protocol: str
     method: str
@@ -116,7 +116,7 @@ Handler = Callable[[Seen], Answer]
 
 
 def echo(seen: Seen) -> Answer:
-    """What most tests ask: the request itself, or a shape of it that the path names."""
+    """Answer with the request itself, or with a form of the request that the path names."""
     path = seen.target.partition("?")[0]
     told = json.dumps([[name.decode(), value.decode()] for name, value in seen.headers]).encode()
     authorization = (seen.header("authorization") or "").encode()
@@ -140,7 +140,7 @@ def echo(seen: Seen) -> Answer:
 
 
 class Server:
-    """Listens on loopback; `seen` is its log."""
+    """A server on loopback; `seen` is its log."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -281,7 +281,7 @@ def _seen2(headers: Headers, body: bytes) -> Seen:
 
 
 def frame(first: int, payload: bytes) -> bytes:
-    """Of a websocket, as a server sends it; `first` is its kind, and 0x80 when it is the last of its message."""
+    """Return a websocket frame as a server sends it; `first` is the kind, plus 0x80 for the last frame of a message."""
     if len(payload) < 126:
         return bytes([first, len(payload)]) + payload
     if len(payload) < 1 << 16:

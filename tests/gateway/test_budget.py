@@ -1,4 +1,4 @@
-"""Budgets above a sandbox's own: of all sandboxes of a process, and of one target among them (G26)."""
+"""Budgets that sandboxes share: for all sandboxes of a process, and for a single target of all (G26)."""
 
 from __future__ import annotations
 

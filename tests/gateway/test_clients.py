@@ -1,4 +1,4 @@
-"""Programs that people use reach a permitted host without set-up, by TLS that nobody reads."""
+"""Programs that people use reach a permitted host without set-up, over TLS that the gateway does not read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRUST = dict.fromkeys(
 
 
 def files(folder: Path) -> Handler:
-    """Serves a folder; a directory is its index."""
+    """Serve the files of a folder, with an index for a directory."""
 
     def handle(seen: Seen) -> Answer:
         path = folder / seen.target.partition("?")[0].strip("/")

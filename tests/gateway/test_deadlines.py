@@ -184,7 +184,7 @@ def test_a_resolver_that_hangs_holds_up_its_own_connection_alone(
 def test_a_server_that_never_answers_the_connection_is_given_up(
     internet: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its queue is full, so the kernel does not answer."""
+    """The listener's queue is full, and therefore the kernel does not answer."""
     monkeypatch.setattr(dial, "CONNECT_S", 0.5)
     internet.names["full.test"] = ["127.0.0.1"]
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:

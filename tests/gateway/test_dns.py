@@ -1,4 +1,4 @@
-"""DNS from a guest: one strict shape, answered from a table; nothing it sends makes the parser fail or forward."""
+"""DNS from a guest: a strict form, answered from a table; no bytes of a guest make the parser fail or forward."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lookup(name: str) -> str | None:
 
 
 def reply(data: bytes) -> tuple[int, int, bytes]:
-    """Code, number of answers, and everything after the question."""
+    """Return code, number of answers, and everything after the question."""
     made = dns.answer(dns.parse(data), lookup)
     number, flags, questions, answers, authorities, _ = struct.unpack_from("!6H", made)
     assert (number, questions, authorities, flags & 0x8000) == (7, 1, 0, 0x8000)
@@ -111,7 +111,7 @@ def test_any_bytes_are_a_query_or_malformed_and_an_answer_is_no_longer_than_a_re
 
 
 def reference_accepts(data: bytes) -> bool:
-    """A reader of its own: one question, labels within bounds, then nothing or one OPT."""
+    """Judge a query independently of the parser: a single question, labels within bounds, then nothing or an OPT."""
     at = 12
     while data[at]:
         at += data[at] + 1

@@ -103,7 +103,7 @@ def test_denials_of_a_run_are_its_own(internet: World) -> None:
     ],
 )
 def test_a_name_that_leads_to_a_refused_address_is_not_dialled(internet: World, address: str, code: str) -> None:
-    """G07, G08: one bad answer among good ones refuses the name."""
+    """G07, G08: a single bad answer among good answers refuses the name."""
     internet.names["web.test"] = ["127.0.0.1", address]
     with internet.sandbox(internet.policy("web.test")) as box:
         result = curl(box, "http://web.test/")
@@ -125,7 +125,7 @@ def test_a_name_is_looked_up_once_for_each_connection_and_dialled_by_that_answer
 
 @pytest.mark.parametrize("proxy", [False, True])
 def test_the_hello_must_name_the_host(internet: World, proxy: bool) -> None:
-    """G10: another server name, none, or what is no hello reaches nobody."""
+    """G10: a hello with another server name or with none, and bytes that are no hello, reach no server."""
     with internet.https("web.test", "other.test") as server:
         place = f"web.test:{server.port}"
         with internet.sandbox(internet.policy(place)) as box:
@@ -217,7 +217,7 @@ for method in ("HEAD", "HEAD", "GET", "POST"):
     seen: list[tuple[int, str]] = []
 
     def answer_one(connection: socket.socket) -> None:
-        """Says that the connection stays, and closes it when it has read the next request."""
+        """Promise to keep the connection, and close it after reading the next request."""
         number = len({one for one, _ in seen})
         for turn in range(2):
             data = b""
@@ -235,7 +235,7 @@ for method in ("HEAD", "HEAD", "GET", "POST"):
         assert result.stdout.split() == ["200", "200", "200", "closed"], result.stderr
         until(lambda: len(box.network.log()) == 4)
         assert [line.code for line in box.network.log()] == ["net.allowed"] * 3 + ["net.broken"]
-    # POST is asked once: whether the server acted on it, nobody but its client can decide.
+    # POST is sent once: only the client can decide whether the server acted on it.
     assert seen == [(0, "HEAD"), (0, "HEAD"), (1, "HEAD"), (1, "GET"), (2, "GET"), (2, "POST")]
 
 
@@ -487,7 +487,7 @@ print(last[-5:])
 
 
 def _sleeper() -> int:
-    """A fork that does nothing for a while."""
+    """Return the pid of a fork that does nothing for a while."""
     pid = os.fork()
     if pid == 0:
         time.sleep(30)
@@ -514,7 +514,7 @@ def test_without_the_parser_nothing_passes_and_it_is_told_why(internet: World, m
 
 
 def test_without_the_parser_tls_connect_and_socks_pass(internet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its allowing twin: what is not read needs no package."""
+    """The allowing twin: traffic that is not read needs no package."""
     for name in [name for name in sys.modules if name.startswith(("ringfence.gateway.http.", "h11"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "h11", None)

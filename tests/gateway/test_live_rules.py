@@ -92,7 +92,7 @@ except OSError:
 
 
 def test_an_address_in_copied_memory_never_means_another_host(internet: World) -> None:
-    """By a rule for tcp nobody says a name again: what was for the first host went to the second."""
+    """With a rule for tcp no name is sent again: data for the first host went to the second."""
     with listening(lambda connection: connection.sendall(b"welcome")) as port:
         internet.names.update({name: ["127.0.0.1"] for name in ("one.test", "two.test")})
         rules = tuple(Rule(f"{name}.test:{port}", protocol="tcp") for name in ("one", "two"))

@@ -69,7 +69,7 @@ def test_a_guest_cannot_fill_the_host_with_names() -> None:
 
 
 def test_a_flood_of_denials_pushes_no_other_one_out_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guest would hide what it tried: 10,000 look-ups take it five seconds."""
+    """A guest would hide a denied target with a flood: 10,000 look-ups take five seconds."""
     monkeypatch.setattr(log, "MOST_DENIALS", 3)
     book, refusal = Logbook(), Refusal("net.not-allowed", "no")
 
@@ -78,7 +78,7 @@ def test_a_flood_of_denials_pushes_no_other_one_out_and_is_counted(monkeypatch: 
         for number, host in enumerate(hosts):
             book.finish(book.begin(host, 0), refusal)
             if number % 7 == 0:
-                book.mark()  # whoever reads the events of a process takes marks of its own
+                book.mark()  # each reader of a process's events takes marks of its own
         return [(denial.target, denial.count) for denial in book.denials(mark)]
 
     assert deny("evil.test", *["x.test"] * 12_000) == [("evil.test", 1), ("x.test", 12_000)]

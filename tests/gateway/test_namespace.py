@@ -1,4 +1,4 @@
-"""With the host's real resolver, in a network namespace with a DNS server, a metadata service and a packet capture."""
+"""The host's real resolver, in a network namespace with a DNS server, a metadata service and a packet capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A narrowed network permits nothing that its ceiling refuses. The judge is what the gateway itself decides by."""
+"""A narrowed network permits nothing that its ceiling refuses, judged by the gateway's own rules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ rules = st.one_of(
 
 @st.composite
 def networks(draw: st.DrawFn, like: Network | None = None) -> Network:
-    """With `like`, one that may take parts of it as they are: two drawn apart seldom fit."""
+    """Draw a network. With `like`, parts may be taken from that network: two networks drawn apart seldom fit."""
 
     def part(name: str, fresh: st.SearchStrategy[Any]) -> Any:
         return draw(fresh if like is None else st.one_of(st.just(getattr(like, name)), fresh))

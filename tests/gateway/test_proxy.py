@@ -1,4 +1,4 @@
-"""What the proxy reads itself: CONNECT, and URLs of requests."""
+"""The proxy's own reading of CONNECT and of the URLs of requests."""
 
 from __future__ import annotations
 

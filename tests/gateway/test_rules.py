@@ -1,4 +1,4 @@
-"""What a policy says about one name and port."""
+"""The rules of a policy for a name and a port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringfence.policy.secrets import Secret
 
 
 def said(network: Network, name: str, port: int) -> tuple[str | None, str | None]:
-    """The line that permits it, or the reason against it."""
+    """Return the policy's entry that permits the name and port, and the code of the refusal."""
     verdict = decide(network, name, port)
     return verdict.entry, None if verdict.refusal is None else verdict.refusal.code
 

@@ -1,4 +1,4 @@
-"""Streams of the gateway: one that always has something to say leaves other connections their turns."""
+"""Streams of the gateway: a stream that always has data leaves other connections their turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READS = 64
 
 
 async def _turns_of_others(stream: ByteStream) -> int:
-    """While so many reads find something there."""
+    """Return the turns that others get while so many reads find data."""
     turns = 0
 
     async def others() -> None:
@@ -39,7 +39,7 @@ async def _plain() -> int:
 
 
 class _Full:
-    """A TLS session with records of one byte in it."""
+    """A TLS session that always has another record, of a single byte."""
 
     def read(self, size: int) -> bytes:
         del size
@@ -60,7 +60,7 @@ def test_a_peer_that_never_pauses_leaves_others_their_turns() -> None:
 
 
 class _Empty:
-    """A TLS session in which nobody says anything: keys are updated again and again, say."""
+    """A TLS session without data, such as one in which keys are updated again and again."""
 
     def read(self, size: int) -> bytes:
         del size
@@ -68,7 +68,7 @@ class _Empty:
 
 
 async def _fruitless() -> int:
-    """How much of it was taken."""
+    """Return how many bytes were taken."""
     theirs, ours = socket.socketpair()
     with theirs, ours:
         for sock in (theirs, ours):

@@ -96,7 +96,7 @@ def _lines_run(size: int) -> int:
 
 
 def test_a_hello_of_small_records_in_small_pieces_costs_what_it_is_long() -> None:
-    """Else one guest's hellos hold up the connections of all others: the loop is theirs too."""
+    """Else a guest's hellos hold up the connections of all sandboxes, which share the loop."""
     assert _lines_run(200) < 3 * _lines_run(100)
 
 
@@ -146,7 +146,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 @given(st.integers(0, len(REAL) - 1), st.integers(0, 255))
 def test_a_changed_byte_never_hides_the_name(at: int, value: int) -> None:
-    """What is accepted has the name somewhere in its bytes, as a server would read it."""
+    """A hello that is accepted has the name somewhere in its bytes, as a server would read the name."""
     changed = REAL[:at] + bytes([value]) + REAL[at + 1 :]
     try:
         found = tls_hello.parse(changed)

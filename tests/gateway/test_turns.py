@@ -1,4 +1,4 @@
-"""One loop serves every sandbox: whatever stands in one read, others have their turn after a few events of it."""
+"""A single loop serves every sandbox: however much a read brings, other connections get a turn after a few events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small internet for tests: names that the gateway's resolver knows, and servers of ours on loopback behind them."""
+"""A small internet for tests: names that the gateway's resolver knows, and servers on loopback behind the names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMITS = Limits(timeout_s=20, memory="512M", processes=64)
 
 
 class World:
-    """`names` is what the gateway finds when it looks a name up; `lookups` is when it did."""
+    """A small internet: `names` has the addresses that the gateway finds, `lookups` the look-ups that it made."""
 
     def __init__(self, loop: Loop, roots: Roots) -> None:
         self.loop = loop
@@ -40,7 +40,7 @@ class World:
 
     @contextmanager
     def https(self, *names: str, handler: Handler = echo) -> Iterator[Server]:
-        """A TLS server that these names lead to."""
+        """Run a TLS server that these names lead to."""
         self.names.update({name: ["127.0.0.1"] for name in names})
         with serving(self.loop, self.roots.server(*names), handler) as server:
             yield server
@@ -75,18 +75,18 @@ def world(loop: Loop, roots: Roots) -> Iterator[World]:
 
 
 def curl(box: Sandbox, url: str, *options: str) -> Result:
-    """The body, then a line with the status."""
+    """Return the result of curl: the body, then a line with the status."""
     return box.exec(["curl", "-sS", "--cacert", "roots.pem", "-w", "\n%{http_code}", *options, url])
 
 
 def codes(result: Result) -> list[tuple[str, str]]:
-    """What was denied, and why."""
+    """Return target and code of each denial."""
     return [(denial.target, denial.code) for denial in result.denials]
 
 
 @contextmanager
 def listening(serve: Callable[[socket.socket], None], address: str = "127.0.0.1") -> Iterator[int]:
-    """A TCP server whose every connection `serve` gets, in a thread."""
+    """Run a TCP server; `serve` gets each connection, in a thread."""
     listener = socket.create_server((address, 0))
 
     def accept() -> None:

@@ -1,4 +1,4 @@
-"""What jobs need is computed from the packages: it is loaded while our files can be seen, or sent as text."""
+"""The modules that jobs need are computed from the packages, and loaded while the files are visible or sent as text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _imports(module: str, *, in_functions: bool) -> Iterator[str]:
 
 @pytest.mark.parametrize("how", ["load", "load_late"])
 def test_no_file_is_opened_for_what_a_job_imports_late(how: str) -> None:
-    """For `load_late` none of the standard library's either."""
+    """With `load_late` no file of the standard library is opened either."""
     names = [
         name for name in _modules("guest/files", "guest/interpreter") if name != "ringfence.guest.files.zip_stream"
     ]
@@ -55,7 +55,7 @@ def test_no_file_is_opened_for_what_a_job_imports_late(how: str) -> None:
 
 
 def test_what_jobs_import_inside_functions_is_loaded_late() -> None:
-    """But what a type checker alone needs is not: `typing` and the like cost more than a sandbox."""
+    """Imports for type checkers only are left out: `typing` and similar modules cost more than a sandbox."""
     for module in _modules("guest/files"):
         wanted = {name for name in _imports(module, in_functions=True) if not name.startswith("ringfence.")}
         found = set(job_modules.imports_in_functions(_file(module).read_text()))

@@ -37,7 +37,7 @@ GUESTS = "mark = 'guest'\n"
 
 @pytest.fixture(autouse=True)
 def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What was shown writable is never forgotten, but for a test."""
+    """Restore the import state: the library never drops a folder that was shown writable."""
     for name in ("_written", "_kinds"):
         monkeypatch.setattr(import_path, name, {})
     monkeypatch.setattr(import_path, "_verdicts", [{}])
@@ -51,7 +51,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Path:
-    """Writable for a guest, which left a module there. Not yet in the path."""
+    """Make a mount that a guest may write to, with a module that a guest left. The mount is not yet in the path."""
     folder = tmp_path / "mount"
     folder.mkdir()
     (folder / "rf_left.py").write_text(GUESTS)
@@ -66,7 +66,7 @@ def as_ours(code: str, **given: object) -> dict[str, Any]:
 
 
 def is_found(name: str = "rf_left") -> bool:
-    """By an import of ours."""
+    """Return whether an import by Ringfence's own code finds the module."""
     try:
         as_ours(f"import {name}")
     except ModuleNotFoundError:
@@ -109,7 +109,7 @@ def test_a_folder_is_left_out_by_whichever_way_it_came_into_the_path_and_when(mo
 def test_the_working_directory_is_not_looked_into(
     mount: Path, tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even one that no guest was shown: the next `chdir` may lead to one."""
+    """The working directory is left out even if no guest may write there: the next `chdir` may lead elsewhere."""
     monkeypatch.chdir(mount)
     sys.path.insert(0, entry)
     import_path.guard()
@@ -144,7 +144,7 @@ def test_what_is_held_read_only_in_a_mount_is_used(mount: Path) -> None:
 
 
 def test_a_finder_of_somebody_elses_does_not_lead_there(mount: Path) -> None:
-    """As editable installations have one: it knows a folder for a name."""
+    """Editable installations have a finder that knows a folder for a name."""
 
     class Editable:
         @staticmethod
@@ -174,7 +174,7 @@ def test_a_compiled_file_of_the_guests_beside_a_good_one_is_not_run(tmp_path: Pa
 
 
 def test_what_works_for_us_is_us(mount: Path, tmp_path: Path) -> None:
-    """The standard library, and a package of ours wherever it is installed."""
+    """The standard library counts as Ringfence's code, and so do Ringfence's packages wherever they are installed."""
     (tmp_path / "h11.py").write_text("def ask():\n    import rf_left\n")
     helper = ModuleType("h11")
     exec(compile((tmp_path / "h11.py").read_text(), str(tmp_path / "h11.py"), "exec"), vars(helper))
@@ -187,7 +187,8 @@ def test_what_works_for_us_is_us(mount: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_caller_has_us_call_is_the_callers(mount: Path) -> None:
-    """A function of its own; one of an installed package, which is told by where we call it; a signal's handler."""
+    """The caller's own function, a function of an installed package, told apart by the place of the call, and a signal
+    handler."""
     sys.path.insert(0, str(mount))
     import_path.shown_writable([str(mount)])
 
@@ -211,7 +212,7 @@ def test_what_the_caller_has_us_call_is_the_callers(mount: Path) -> None:
 
 
 def test_a_thread_of_the_standard_librarys_own_finds_no_guests_module_for_its_names(mount: Path) -> None:
-    """As an event loop's executor, which looks a name up for us: no code of ours or the caller's is to be seen."""
+    """In a thread of an event loop's executor no code of Ringfence or the caller is on the stack."""
     for name in ("colorsys", "rf_other"):
         (mount / f"{name}.py").write_text(GUESTS)
         sys.modules.pop(name, None)
@@ -243,7 +244,7 @@ def test_the_finder_stands_first_again_after_another_came(mount: Path) -> None:
 
 
 def test_a_finder_that_came_since_the_start_does_not_stand_first_in_the_next_call(mount: Path) -> None:
-    """A caller's, which asks the path itself: the next call of ours found a guest's module by it."""
+    """The caller's finder searches the path: Ringfence's next call used to find a guest's module there."""
     with Sandbox(policy=Policy(mounts=[Mount(mount, mode="rw")])) as box:
         sys.meta_path.insert(0, sys.meta_path[-1])
         list(box.files.list("/"))
@@ -296,7 +297,7 @@ def test_nothing_is_preloaded_from_where_a_guest_can_write(mount: Path, tmp_path
 
 
 def test_every_package_that_works_for_us_is_known_with_what_it_needs() -> None:
-    """inspect-ai calls us, and not we it."""
+    """inspect-ai calls Ringfence, not the other way round."""
     foreign = {one.imported.split(".")[0] for one in all_imports()} - set(sys.stdlib_module_names)
     ours = {"ringfence", "inspect_ai", "pydantic"}
     private = {name for name in foreign if name.startswith("_")} | {"compression"}  # of other versions of Python
@@ -316,7 +317,7 @@ def test_every_package_that_works_for_us_is_known_with_what_it_needs() -> None:
 
 
 def test_a_folder_that_a_download_fills_is_left_out_and_one_for_a_single_file_is_not(tmp_path: Path) -> None:
-    """What a folder holds has the guest's names; a file has the one that the caller asked for."""
+    """Files in a downloaded folder have names that the guest chose; a single file has the caller's name."""
     for name, folder in (("tree", True), ("file", False)):
         (tmp_path / name).mkdir()
         Landing(tmp_path / name, "src/name", folder=folder, caps=Caps(1 << 20, 50)).give_up()

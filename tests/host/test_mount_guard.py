@@ -98,7 +98,7 @@ def test_what_we_did_ourselves_to_put_a_name_back_is_no_alarm(tmp_path: Path) ->
 
 
 def test_what_goes_again_before_it_is_expected_is_told(tmp_path: Path) -> None:
-    """It was taken for our own doing: the sandbox went on, and nothing held the name."""
+    """The removal was taken for the library's own: the sandbox went on, and nothing protected the name."""
     placeholders = Placeholders(protected(tmp_path))
     placeholders.make()
     watch = Watch(protected(tmp_path))
@@ -132,7 +132,7 @@ def test_writing_into_a_protected_file_from_the_host_is_no_alarm(repository: Pat
 
 
 def test_a_hidden_file_replaced_by_rename_is_noticed(tmp_path: Path) -> None:
-    """The cover goes with the name it lay on."""
+    """The cover of a hidden file goes with the replaced name."""
     (tmp_path / ".env").write_text("TOKEN=1")
     hidden = Protected(root=str(tmp_path), path=f"{tmp_path}/.env", target="/data/.env", directory=False, hidden=True)
     watch = Watch((hidden,))
@@ -160,7 +160,7 @@ def scanned(folder: Path, *work: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 def settle() -> None:
-    """Until what exists is older than a clock tick, as a project is when a sandbox starts."""
+    """Wait until the files are older than a clock tick, as a project's files are when a sandbox starts."""
     time.sleep(0.05)
 
 
@@ -216,7 +216,7 @@ def test_a_repository_that_appeared_and_its_hooks_are_reported(tmp_path: Path) -
 
 
 def test_a_folder_that_git_would_take_for_a_repository_is_reported(tmp_path: Path) -> None:
-    """A bare repository needs no `.git`: whoever runs git in that folder runs its configuration."""
+    """A bare repository needs no `.git`: a user that runs git in that folder runs the repository's configuration."""
 
     def work() -> None:
         for name in ("objects", "refs"):
@@ -228,7 +228,7 @@ def test_a_folder_that_git_would_take_for_a_repository_is_reported(tmp_path: Pat
 
 
 def prepared(folder: Path) -> None:
-    """What an earlier run could leave."""
+    """Make the files of a repository that an earlier run could have left."""
     (folder / "hooks").mkdir(parents=True)
     (folder / "hooks" / "pre-commit").write_text("evil")
     (folder / "config").write_text("[core]\n")
@@ -236,7 +236,7 @@ def prepared(folder: Path) -> None:
 
 
 def test_a_repository_that_became_one_by_its_name_is_reported(tmp_path: Path) -> None:
-    """Its hooks are older than the sandbox."""
+    """The repository's hooks are older than the sandbox."""
     prepared(tmp_path / "deep" / "x")
     moved = tmp_path / "deep" / ".git"
     assert scanned(tmp_path, lambda: (tmp_path / "deep" / "x").rename(moved)) == [("mount.protected-name", "deep/.git")]
@@ -275,7 +275,7 @@ def test_work_in_a_repository_that_was_held_is_not_reported(repository: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="it becomes another user, whom a folder's mode stops")
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
 def test_a_folder_that_was_shut_is_said_not_to_have_been_looked_through(tmp_path: Path, mode: int) -> None:
-    """A later run could open it again, and what is in it would be old then."""
+    """A later run could open the folder again, and the files in it would then be old."""
     shut = tmp_path / "sub"
     shut.mkdir()
     os.chown(shut, 65534, 65534)
@@ -304,7 +304,7 @@ def test_what_was_there_before_and_did_not_change_is_not_reported(repository: Pa
 
 
 def test_a_changed_file_cannot_pass_for_an_old_one(tmp_path: Path) -> None:
-    """mtime can be set back by anybody, ctime by nobody."""
+    """Any user can set mtime back, and no user ctime."""
     (tmp_path / ".envrc").write_text("old")
     settle()
 

@@ -1,4 +1,4 @@
-"""What the look at a writable mount tells of links that lead out, and of files that Python would import for others."""
+"""The scan of a writable mount reports links that lead out, and files that another program's Python would import."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ringfence.host.mount_scan import Before, end_scan, snapshot_before
 
 
 def settle() -> None:
-    """Until what exists is older than a clock tick, as a project is when a sandbox starts."""
+    """Wait until the files are older than a clock tick, as a project's files are when a sandbox starts."""
     time.sleep(0.05)
 
 
 def scanned(folder: Path, work: Callable[[], object]) -> list[tuple[str, str]]:
-    """Codes and paths."""
+    """Return code and path of each finding."""
     before = snapshot_before(str(folder))
     work()
     return [(one.code, os.path.relpath(one.target, folder)) for one in end_scan(str(folder), before)]
 
 
 def told(folder: Path, work: Callable[[], object]) -> list[tuple[str, str]]:
-    """Codes and messages."""
+    """Return code and message of each finding."""
     before = snapshot_before(str(folder))
     work()
     return [(one.code, one.message) for one in end_scan(str(folder), before)]
@@ -91,7 +91,7 @@ def test_of_new_links_those_that_lead_out_are_told_by_where_they_lead(tmp_path: 
         for name, target in (WAYS_OUT | WAYS_IN).items():
             (folder / name).symlink_to(f"{folder}2" if target == "project2" else target)
         (folder / "whole").symlink_to(f"{folder}/d")
-        (folder / "by-new").symlink_to("absolute")  # what it leads to is told already
+        (folder / "by-new").symlink_to("absolute")  # its target is reported already
         (folder / "d/e/by-new").symlink_to("../../up/x")
 
     found = end_scan(str(folder), snapshot_before(str(folder)))
@@ -203,7 +203,7 @@ def test_new_files_that_python_would_import_for_others_are_told(
 
 
 def test_every_package_that_is_imported_by_name_is_known_to_the_scan() -> None:
-    """Of what Ringfence needs and can use, with what these need."""
+    """Compares the packages that Ringfence needs or can use, and their dependencies."""
     source = Path(mount_scan.__file__).parents[1]
     trees = [ast.parse(path.read_text()) for path in source.rglob("*.py")]
     names = {

@@ -23,7 +23,7 @@ ALL = {*HELD_FILES, *HELD_DIRECTORIES}
 
 @pytest.fixture(autouse=True)
 def ledgers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place of the test's own, so that nothing but this test's sandboxes stand in it."""
+    """Make an empty folder for ledgers, so that only this test's sandboxes are in them."""
     place = tmp_path_factory.mktemp("state")
     place.chmod(0o700)
     root = place / "ringfence"
@@ -85,7 +85,7 @@ def test_a_sandbox_that_misses_nothing_leaves_no_trace_in_the_ledgers(tmp_path: 
 
 
 def test_git_works_beside_placeholders_and_its_status_is_as_before(repository: Path) -> None:
-    """An empty `commondir` would stop git; one that says "." means what its absence means."""
+    """An empty `commondir` would stop git; a file with "." means the same as no file."""
     before = git_status(repository), tree(repository)
     one = made(repository)
     assert (repository / ".git" / "commondir").read_text() == CONTENT["commondir"]
@@ -174,8 +174,8 @@ def test_a_name_that_somebody_else_made_in_the_same_moment_is_theirs(
 
 
 def test_the_last_of_several_sandboxes_removes_them_whatever_the_order(tmp_path: Path, ledgers: Path) -> None:
-    """One starts, a second starts, the first ends, a third starts, the second ends: the third still has them. A set of
-    notes lost the second's with the first's, and the third took what it saw for the user's own."""
+    """The first starts, a second starts, the first ends, a third starts, the second ends: the third keeps placeholders.
+    A set of notes lost the second's with the first's, and the third took the placeholders for the user's own files."""
     one = made(tmp_path)
     inodes = {name: os.stat(tmp_path / name).st_ino for name in ALL}
     two = made(tmp_path)
@@ -196,7 +196,7 @@ def test_each_placeholder_goes_with_the_last_that_needs_that_one(tmp_path: Path)
 
 
 def test_a_guest_that_outlives_its_killed_library_keeps_them(tmp_path: Path) -> None:
-    """Its monitor has the stake too: while that is open, the sandbox counts."""
+    """The sandbox's monitor has the stake open too: until the monitor closes the stake, the sandbox counts."""
     one = made(tmp_path)
     monitors = os.dup(one.fileno())
     two = made(tmp_path)
@@ -227,7 +227,7 @@ def test_a_fork_of_the_caller_keeps_nobody_alive(tmp_path: Path) -> None:
 def test_behind_an_engine_a_dead_library_counts_for_a_moment_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of ours shows when its guest is gone."""
+    """Nothing on the host shows when the guest of a dead library is gone."""
 
     def work(say: Say) -> None:
         made(tmp_path, outlives=True)
@@ -293,7 +293,7 @@ def test_two_ways_to_one_folder_are_one_ledger(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_mounted_twice_has_each_placeholder_once(tmp_path: Path, ledgers: Path) -> None:
-    """The second was taken for somebody else's file, and none was ever removed."""
+    """The second placeholder was taken for a file of another program, and neither was ever removed."""
     placeholders = Placeholders((*protected(tmp_path), *protected(tmp_path)))
     placeholders.make()
     assert set(os.listdir(tmp_path)) >= {".mcp.json", ".vscode"}
@@ -304,7 +304,7 @@ def test_a_folder_that_is_mounted_twice_has_each_placeholder_once(tmp_path: Path
 def test_a_stake_that_does_not_fit_on_the_disk_is_an_error_and_leaves_nothing(
     tmp_path: Path, ledgers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A half of one names no folder: after a SIGKILL nothing would be swept."""
+    """Half a stake names no folder: after a SIGKILL nothing would be swept."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:30], offset))
     with pytest.raises(OSError, match="No space left"):
@@ -352,7 +352,7 @@ def test_a_link_put_in_the_place_of_a_placeholder_is_not_followed(tmp_path: Path
 
 
 def test_a_folder_exchanged_for_a_link_since_the_plan_gets_none(tmp_path: Path, ledgers: Path) -> None:
-    """By the guest of another sandbox. They would be made where the link leads."""
+    """A guest of another sandbox exchanges the folder. The placeholders would be made where the link leads."""
     (tmp_path / "way" / "project").mkdir(parents=True)
     (tmp_path / "victim" / "project").mkdir(parents=True)
     one = Placeholders(protected(tmp_path / "way" / "project"))

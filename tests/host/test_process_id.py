@@ -1,4 +1,4 @@
-"""A name tells whether its process is still there."""
+"""A process's name shows whether the process still lives."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_a_name_holds_pid_start_time_and_pid_namespace() -> None:
 
 
 def test_without_a_proc_of_its_own_nobody_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pid namespace of its own and without its /proc a process took itself for the host's, and all others there
-    for gone: their groups were swept."""
+    """In a new pid namespace, without its /proc, a process took itself for a process of the host, and all other
+    libraries for dead: their cgroups were swept."""
     gone = f"{2**22 - 1}-1-{process_id.pid_namespace()}"
     assert process_id.is_dead(gone)
     real = os.stat

@@ -33,7 +33,7 @@ def own_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def place(folder: Path) -> str:
-    """A program in that folder, which comes first in PATH."""
+    """Make a program in the folder, which comes first in PATH, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / NAME
     program.write_text("#!/bin/sh\n")
@@ -53,7 +53,7 @@ def test_the_callers_own_is_taken_where_the_system_has_none(tmp_path: Path) -> N
 
 
 def test_a_group_that_nobody_else_is_in_may_write(tmp_path: Path) -> None:
-    """A user's own, under the umask 002 that goes with it; Debian's `staff`, whose /usr/local is."""
+    """Such groups are a user's own group, used with the umask 002, and Debian's `staff`, which owns /usr/local."""
     mine = place(tmp_path / "mine")
     for path in (tmp_path / "mine", Path(mine)):
         path.chmod(0o775)
@@ -75,7 +75,7 @@ def open_folder(top: Path) -> str:
 
 
 def give_to_a_group(path: str | Path) -> None:
-    """One that nobody knows: anybody may be in it."""
+    """Give a path to an unknown group, which any user may be in."""
     if os.geteuid() != 0:
         pytest.skip("only root can give a file to a group that it is not in")
     os.chown(path, -1, 54321)
@@ -282,7 +282,7 @@ _OUTSIDE = (
 def test_where_the_hosts_root_is_no_user_of_this_namespace_its_programs_are_still_taken(
     ordinary_user: OrdinaryUser,
 ) -> None:
-    """As in a user namespace that maps the caller alone: root's files belong to nobody there."""
+    """In a user namespace that maps only the caller, root's files belong to the user "nobody"."""
     code = f"import os, sys; os.execv('/usr/bin/unshare', ['unshare', '--user', sys.executable, '-c', {_OUTSIDE!r}])"
     done = ordinary_user.run(code)
     assert done.returncode == 0, done.stderr

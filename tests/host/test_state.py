@@ -20,7 +20,7 @@ from ringfence.host.state import SweepReport
 
 @pytest.fixture
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state directory of the test's own, so that reports hold this test's things only."""
+    """Make an empty state directory, so that reports name only this test's files."""
     place = tmp_path / "state"
     monkeypatch.setattr(state, "state_dir", lambda: state._own(str(place)))
     return place
@@ -172,7 +172,7 @@ def _facts(path: str) -> dict[str, str | int]:
 
 
 def _leave_behind(project: Path) -> tuple[str, list[str]]:
-    """A process makes a folder with a file, and a file, and is killed. Its name, and their paths, last first."""
+    """Return the name of a killed process, and the paths that it made, last first: a folder with a file, and a file."""
 
     def work(say: Say) -> None:
         owner = state.register()

@@ -1,4 +1,4 @@
-"""What /etc/subuid and /etc/subgid say."""
+"""The ranges of ids in /etc/subuid and /etc/subgid."""
 
 from __future__ import annotations
 

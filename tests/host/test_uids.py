@@ -1,4 +1,4 @@
-"""A uid is held by one sandbox of one process at a time, and is free when that process is gone."""
+"""A uid is held by a single sandbox at a time, and is free when the sandbox's process is gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringfence.host import state, uids
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A lock directory of the test's own: other sandboxes of this host are not its business."""
+    """Make an empty lock directory, apart from other sandboxes of this host."""
     monkeypatch.setattr(state, "directory", lambda _: str(tmp_path))
     monkeypatch.setattr(uids, "_given_out", lambda _: [])
     yield tmp_path
@@ -122,7 +122,7 @@ def test_a_thousand_holds_are_fast(directory: Path) -> None:
 
 
 def test_processes_that_hold_and_release_at_once_never_share_a_uid(directory: Path) -> None:
-    """Each child marks its uid with O_EXCL while it holds it; a uid held twice finds the mark."""
+    """A child marks a uid with O_EXCL while holding it; a second holder of the same uid finds the mark."""
     marks = directory / "marks"
     marks.mkdir()
 

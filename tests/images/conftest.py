@@ -1,4 +1,4 @@
-"""A store of its own for every test, and one small Debian image that is built once and kept in .cache."""
+"""Fixtures: an empty store for every test, and a small Debian image that is built once and kept in .cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def debian_archive() -> Path:
-    """A Debian with Python as an archive of ours: built by the package itself, once."""
+    """Return an archive of Debian with Python, which the package itself builds once."""
     path = CACHE / f"debian-{'-'.join(PACKAGES)}.tar"
     if path.exists():
         return path

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class E(NamedTuple):
-    """One entry of a tar, exactly as it is to be written."""
+    """An entry of a tar, exactly as the test wants it written."""
 
     name: str
     data: bytes = b""
@@ -65,7 +65,7 @@ def config(layers: list[bytes], **inner: object) -> dict[str, Any]:
 
 
 def docker(layers: list[bytes], described: dict[str, Any] | None = None, *, packed: bool = False) -> bytes:
-    """As `docker save` writes it; `packed`: with layers compressed, as some tools do."""
+    """Return an archive in the form of `docker save`; `packed`: with compressed layers, as some tools write."""
     text = json.dumps(config(layers) if described is None else described).encode()
     names = [f"blobs/sha256/{sha(layer)}" for layer in layers]
     manifest = [{"Config": f"{sha(text)}.json", "RepoTags": ["x:latest"], "Layers": names}]

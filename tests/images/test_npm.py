@@ -27,7 +27,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def package(at: Path, needs: dict[str, str]) -> str:
-    """An archive as a registry has it."""
+    """Return the archive of a package in the form of a registry."""
     text = json.dumps({"name": at.stem, "version": "1.0.0", "dependencies": needs}).encode()
     with tarfile.open(at, "w:gz") as tar:
         entry = tarfile.TarInfo("package/package.json")
@@ -37,7 +37,7 @@ def package(at: Path, needs: dict[str, str]) -> str:
 
 
 def repository(at: Path) -> str:
-    """Of this host's, private to its user."""
+    """Make a git repository on this host that is private to its user."""
     at.mkdir()
     (at / "package.json").write_text('{"name": "private", "version": "1.0.0"}')
     (at / "secret").write_text("private\n")

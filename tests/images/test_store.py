@@ -267,7 +267,7 @@ _ON_A_SMALL_DISK = read_program("images/store_on_a_small_disk.sh")
 
 
 def _on_a_disk(script: str, folder: Path, archived: Path) -> tuple[str, str]:
-    """What `script` says, in mounts of its own, where it finds a folder to mount a disk on."""
+    """Run `script` in a new mount namespace, with a folder to mount a disk on, and return its output."""
     disk = folder / "disk"
     disk.mkdir()
     done = subprocess.run(

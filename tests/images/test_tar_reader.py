@@ -1,4 +1,4 @@
-"""The reader of images' tars: what it takes, what it refuses, and that no bytes make it do anything else."""
+"""The reader of images' tars: which tars are read, which are refused, and that no bytes cause anything else."""
 
 from __future__ import annotations
 

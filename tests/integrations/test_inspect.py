@@ -47,7 +47,7 @@ CHECKS = sorted(set(self_check.__all__) - NOT_APPLICABLE.keys())
 def inside(
     work: Callable[[RingfenceSandboxEnvironment], Awaitable[T]], config: RingfenceConfig | str | None = PROCESS
 ) -> T:
-    """`work` with an environment made and cleaned up as Inspect does it, in one event loop."""
+    """Run `work` with an environment that is made and cleaned up as Inspect does, in a single event loop."""
 
     async def whole() -> T:
         provider = RingfenceSandboxEnvironment
@@ -80,7 +80,7 @@ def test_what_is_not_applicable_is_refused_for_its_reason(name: str) -> None:
 
 @pytest.fixture(scope="module", params=["container", "podman", "gvisor"])
 def walled(request: pytest.FixtureRequest) -> Iterator[RingfenceConfig]:
-    """A config that names a backend with a wall; its engine is found as the engine's own tools find it."""
+    """Return a config that names an engine's backend; the engine is found as the engine's own tools do."""
     reason = missing(request.param)
     if reason is not None:
         pytest.skip(f"{request.param}: {reason}")
@@ -94,7 +94,7 @@ def walled(request: pytest.FixtureRequest) -> Iterator[RingfenceConfig]:
 
 
 def test_every_check_of_inspects_holds_behind_a_wall(walled: RingfenceConfig) -> None:
-    """As above, with a sandbox for each; a few at once, because the slow ones only wait."""
+    """Every check runs in its own sandbox; a few run at once, because the slow checks only wait."""
     failed: dict[str, BaseException] = {}
 
     async def one(name: str, room: asyncio.Semaphore) -> None:
@@ -103,7 +103,7 @@ def test_every_check_of_inspects_holds_behind_a_wall(walled: RingfenceConfig) ->
             environments = await provider.sample_init("task", walled, {})
             try:
                 await getattr(self_check, name)(environments["default"])
-            except BaseException as error:  # a check that does not hold; told with the others
+            except BaseException as error:  # a failed check, reported with the other failures
                 failed[name] = error
             finally:
                 await provider.sample_cleanup("task", walled, environments, interrupted=False)
@@ -258,7 +258,7 @@ def test_an_unknown_key_of_a_config_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def inspect_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Inspect opens its trace log with its first task and keeps it: not ours, and not counted as left behind."""
+    """Run a first task: Inspect then opens a trace log and keeps it open, which must not count as left behind."""
     model = get_model("mockllm/model", custom_outputs=[])
     asyncio.run(eval_async(Task(solver=[]), model=model, log_dir=str(tmp_path_factory.mktemp("first"))))
 

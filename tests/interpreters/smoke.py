@@ -1,4 +1,4 @@
-"""What a user does, on the interpreter that runs this; prints one line of JSON. Needs nothing but the package."""
+"""Do what a user does, on the interpreter that runs this; print a line of JSON. Needs only the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Hello(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"hello")
 
     def log_message(self, *_: object) -> None:
-        """To nobody."""
+        """Log nothing."""
 
 
 def run() -> object:
@@ -47,7 +47,7 @@ def snapshot(box: Sandbox) -> object:
 
 
 def gateway() -> object:
-    """Plain bytes: HTTP needs a package."""
+    """Send plain bytes through the gateway: HTTP would need a package."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = server.server_address[1]

@@ -20,7 +20,7 @@ _TELL = "import sys; print(*sys.version_info[:2], sys.implementation.name)"
 
 
 def found() -> dict[str, str]:
-    """Version → interpreter, of those that are another version than ours and not too old."""
+    """Return, by version, the interpreters of other versions than this one that are not too old."""
     folders = [folder for folder in (*os.get_exec_path(), "/usr/bin", "/usr/local/bin") if os.access(folder, os.R_OK)]
     paths = [path for folder in folders for path in sorted(Path(folder).glob("python3.*[0-9]"))]
     paths += sorted(Path.home().glob(".pyenv/versions/*/bin/python3"))
@@ -75,7 +75,7 @@ print(done.value, done.backend)
 
 @pytest.mark.parametrize("above", ["/var/tmp", "/tmp", "/opt"])
 def test_a_virtual_environment_works_wherever_it_lies(above: str) -> None:
-    """In a sandbox /var/tmp is a link to /tmp, which is the guest's own."""
+    """/var/tmp is a link to /tmp in a sandbox, and /tmp is the guest's own."""
     if not os.access(above, os.W_OK):
         pytest.skip(f"{above} is not ours to write to")
     with tempfile.TemporaryDirectory(prefix="rf-tests-", dir=above) as folder:

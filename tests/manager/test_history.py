@@ -1,4 +1,4 @@
-"""What an agent ran, cut to lines, and what its sandboxes used and asked for, added up."""
+"""The history of an agent: the runs, cut to lines, and the sums of usage and requests of all sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applies a view's operations in namespaces of its own and runs a command there. A program: one JSON object on stdin.
+"""Apply a view's operations in new namespaces and run a command there. A program: reads a JSON object from stdin.
 
 Written apart from guest/launch/mounts.py, and as short as it can be: what the planner promises must hold for any applier.
 As root the guest is an unmapped uid of its own; as another user, that user in a user namespace.

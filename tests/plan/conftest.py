@@ -55,7 +55,7 @@ def inside(request: pytest.FixtureRequest) -> Inside:
 
 @pytest.fixture
 def project(inside: Inside, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder that belongs to whoever applies the view, outside every home and every sandbox's own folders."""
+    """Make a folder of the user that applies the view, outside every home and every sandbox's own folders."""
     folder = Path(tempfile.mkdtemp(prefix="rf-project-", dir="/var/tmp"))
     if request.node.callspec.params["inside"] == "user" and os.geteuid() == 0:
         user: OrdinaryUser = request.getfixturevalue("ordinary_user")

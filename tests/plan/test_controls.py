@@ -67,7 +67,7 @@ def test_the_product_imports_no_attack() -> None:
 
 
 def made(tree: ast.AST) -> Iterator[str]:
-    """Where a program makes Controls or another class of them."""
+    """Return the places where a program makes Controls or a subclass."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Controls":
             yield ast.unparse(node)

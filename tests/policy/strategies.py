@@ -67,7 +67,7 @@ mounts = st.builds(
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
-    """Any policy whose secrets could be written to a file."""
+    """Draw a policy whose secrets could be written to a file."""
     network = draw(networks)
     denied = [parse_pattern(entry) for entry in network.deny]
     hosts = [] if network.allow == "public" else list(network.allow)

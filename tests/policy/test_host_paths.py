@@ -18,7 +18,7 @@ AS_ROOT = os.geteuid() == 0
 
 
 def refused(path: str) -> LinkError:
-    """By each way to name it."""
+    """Return the error of every function that opens or resolves the path; all must be the same."""
     errors = []
     for call in (resolve, host_paths.without_links, open_parent, lambda path: open_itself(path, os.O_RDONLY)):
         with pytest.raises(LinkError) as caught:
@@ -114,7 +114,7 @@ def test_a_link_made_after_the_look_is_refused_too(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def of_root() -> Iterator[Path]:
-    """Where nobody but root may write."""
+    """Make a folder that only root may write to."""
     if not AS_ROOT:
         pytest.skip("makes folders of root's")
     folder = Path(tempfile.mkdtemp(prefix="rf-links-", dir="/opt"))
@@ -137,7 +137,7 @@ for path in sys.argv[1:]:
 
 
 def test_roots_links_are_followed_for_a_user_where_only_root_writes(of_root: Path, ordinary_user: OrdinaryUser) -> None:
-    """And not for root, whose guests write files that look like root's."""
+    """For root the links are not followed: root's guests write files that look like root's."""
 
     def asked(path: Path) -> str:
         return ordinary_user.run(ASK, str(path)).stdout.strip()
@@ -151,5 +151,5 @@ def test_roots_links_are_followed_for_a_user_where_only_root_writes(of_root: Pat
     (of_root / "of-user").mkdir()
     (of_root / "of-user/of-root").mkdir()
     (of_root / "of-user/of-root/link").symlink_to("/usr")
-    os.chown(of_root / "of-user", ordinary_user.uid, ordinary_user.gid)  # who may put another in its place
+    os.chown(of_root / "of-user", ordinary_user.uid, ordinary_user.gid)  # a user that may replace the link
     assert "is a link to /usr" in asked(of_root / "of-user/of-root/link")

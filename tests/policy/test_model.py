@@ -1,4 +1,4 @@
-"""Policy values: what the constructors accept, what they make of it, and what they refuse."""
+"""Policy values: the arguments that constructors accept, the values made, and the arguments refused."""
 
 from __future__ import annotations
 

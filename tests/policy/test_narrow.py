@@ -184,7 +184,7 @@ def test_an_address_is_no_way_around_a_denied_name() -> None:
 
 
 def test_long_lists_are_compared_in_reasonable_time() -> None:
-    """Not every entry with every other: this would be minutes."""
+    """To compare every entry with every other would take minutes."""
     hosts = [f"*.h{number}.com" for number in range(2000)]
     network = Network(allow=hosts, ports=list(range(1000, 1020)))
     assert net(network, network) == []

@@ -1,4 +1,4 @@
-"""Sizes have one grammar, and everything outside it is a PolicyError."""
+"""Sizes have a single grammar, and any other text is a PolicyError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stranger sees of `scripts/setup`, and what it leaves: in a project made here, with nothing to download."""
+"""The output of `scripts/setup` and the files left, in a project made by the test, with nothing to download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /proc says is read in one place: names in it are others' to choose, and mislead nobody."""
+"""A single module reads /proc: other users choose the names of processes, and no such name misleads the reader."""
 
 from __future__ import annotations
 

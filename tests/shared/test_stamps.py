@@ -1,4 +1,4 @@
-"""What is remembered between two looks, whatever changed, and that it is whole after its way to the worker."""
+"""The stamps kept between two scans, whatever changed, and that the stamps are whole after the way to the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A walk through a tree that a guest made costs memory by its names, not by its depth times their number."""
+"""A walk through a guest's tree needs memory for the names, not for the depth times the number of names."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_text_made_to_be_slow_is_not(store: Store, old: str, new: str) -> None:
 
 
 def test_many_texts_made_to_be_slow_are_not(store: Store) -> None:
-    """Small ones in which every line differs, and long ones with many hunks: a guest has room for thousands."""
+    """Small texts in which every line differs, and long texts with many hunks: a guest has room for thousands."""
     blank = [b"\n"] * 19_000
     old = {f"s{number}": b"x\n" * 190 + b"%d\n" % number for number in range(300)}
     new = {name: data.replace(b"x", b"y") for name, data in old.items()}

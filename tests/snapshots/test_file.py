@@ -1,4 +1,4 @@
-"""A snapshot as one file: whole or refused, whatever byte of it is another; nothing half-made on either side."""
+"""A snapshot in a file: loaded whole or refused, whichever byte was changed; nothing half-made on either side."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_file_cut_short_or_made_longer_is_refused(whole: Path) -> None:
 
 @given(at=st.integers(0, 10_000), new=st.binary(min_size=1, max_size=12))
 def test_a_file_altered_by_somebody_who_makes_its_digest_right_again_is_still_checked(at: int, new: bytes) -> None:
-    """The digest has no key: whoever alters the file can write another. Then every part is judged by itself."""
+    """The digest has no key: an attacker can alter the file and write a new digest. Every part is still checked."""
     import tempfile
 
     from ringfence.snapshots.manifest import hasher

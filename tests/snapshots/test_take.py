@@ -1,4 +1,4 @@
-"""What a worker sends is hostile: a stream that no honest one sends is refused, and nothing of it is kept."""
+"""Streams from a hostile worker: a stream that no honest worker sends is refused, and no part of it is kept."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_stream_without_an_end_or_a_tree_is_refused(store: Store, stream: byte
 
 
 def test_a_sandbox_cannot_name_content_that_it_never_had(store: Store) -> None:
-    """Whoever knows the digest of another sandbox's file would otherwise get that file out of a snapshot of his own."""
+    """Else a guest that knows the digest of another sandbox's file would get the file out of its own snapshot."""
     theirs = lineage(store, b"secret of another sandbox")
     one = taking(store)
     with pytest.raises(SnapshotError, match="never had"):
@@ -215,7 +215,7 @@ def test_any_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
 
 
 def steps(now: list[Entry], wanted: list[Entry]) -> list[tuple[str, str]]:
-    """What is ordered, without content."""
+    """Return the ordered steps, without content."""
     store = Store()
     line = lineage(store, b"")
     data = b"".join(orders(Manifest(now), Manifest(wanted), store))

@@ -50,7 +50,7 @@ def census() -> Census:
 
 
 def _foreign() -> set[int]:
-    """Everything below another program that uses the library and is no descendant of ours."""
+    """Return all processes below other programs that use the library and are not descendants of this process."""
     ours = {process.pid for process in leftovers.descendants()} | {os.getpid()}
     rows = {int(pid): row for pid in os.listdir("/proc") if pid.isdigit() and (row := leftovers._stat(pid))}
     roots = {
@@ -91,7 +91,7 @@ def _held_by_others() -> set[int]:
 
 
 def settles(to: Census, within_s: float = 10.0) -> Census:
-    """The census once nothing of it is above `to`, or as it is when the time is over."""
+    """Return the census as soon as no count is above `to`, or the census when the time is over."""
     deadline = time.monotonic() + within_s
     while True:
         now = census()

@@ -1,4 +1,4 @@
-"""Many sandboxes of many threads and programs on one folder, some of them killed: nobody is harmed, nothing is left."""
+"""Many sandboxes of many threads and programs on a folder, some killed: no sandbox is harmed, nothing is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringfence.host import placeholders
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "many_sandboxes.py"
 SOURCE = Path(__file__).parent.parent.parent / "src"
-THREADS = 10  # of the process that nobody kills
+THREADS = 10  # of the process that is not killed
 INNOCENT = ["ok", "done", "0 made", []]
 
 
@@ -75,7 +75,7 @@ class Storm:
             process.communicate()
 
     def rage(self, each: int) -> list[object]:
-        """Return what the process that nobody kills says of its sandboxes, each kind with its count."""
+        """Return how the sandboxes of the process that is not killed ended, each kind with a count."""
         main = self.program(THREADS, each)
         others = [threading.Thread(target=self.run_commands, kwargs={"killed": each}) for each in (False, True, True)]
         others.append(threading.Thread(target=self.kill_programs))

@@ -37,7 +37,7 @@ def at_rest() -> Census:
 
 
 def not_above(before: Census, after: Census) -> dict[str, tuple[int, int]]:
-    """What grew. Other programs come and go, so less is fine."""
+    """Return the counts that grew. Other programs come and go, therefore smaller counts are fine."""
     rows = zip(Census._fields, before, after, strict=True)
     return {name: (had, has) for name, had, has in rows if has > had}
 
@@ -100,7 +100,7 @@ VICTIM = read_program("soak/soak_victim.py")
 
 
 def kill_at_random(number: int) -> float:
-    """A library process that works until it is killed, some milliseconds after it began."""
+    """Start a library process and kill the process some milliseconds after its work began."""
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     victim = subprocess.Popen(
         [sys.executable, "-c", VICTIM, str(number)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment

@@ -1,4 +1,4 @@
-"""The host's side of a download against tar streams that no worker of ours sends: nothing leaves the folder, ever."""
+"""The host's side of a download against tar streams that no honest worker sends: no file is made outside the folder."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_numbers_and_streams_that_are_not_right_are_refused(tmp_path: Path, data
 
 
 def extension(flag: str, body: bytes) -> bytes:
-    """A header of a header, with the bytes that belong to it."""
+    """Return an extension header of a tar, with its bytes."""
     block = bytearray(tarstream.header(b"x", tarstream.FILE, size=len(body), mode=0o644, mtime=0))
     block[156] = ord(flag)
     block[148:156] = b" " * 8

@@ -40,7 +40,7 @@ values = st.recursive(
 
 
 def read(data: bytes) -> list[Frame] | None:
-    """None: a WireError, the only exception there may be."""
+    """Return what was read; None for a WireError, the only exception permitted."""
     try:
         return Reader().feed(data)
     except WireError:

@@ -154,7 +154,7 @@ def test_an_end_of_file_is_a_loss() -> None:
 
 
 def test_what_is_opened_after_the_end_has_ended() -> None:
-    """Its caller looked just before the end: nobody would ever tell it."""
+    """The caller checked just before the end: else no event would ever report the end."""
     switch, _ = opened()
     switch.feed(b"")
     assert switch.open().end == {"ev": "over", "why": "lost"}

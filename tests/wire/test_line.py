@@ -1,4 +1,4 @@
-"""What an interpreter says on its line: messages or WireError, whatever comes, compared with a reference (J02, J07)."""
+"""An interpreter's line: any bytes are messages or a WireError, compared with a reference reader (J02, J07)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def packed(message: object, data: bytes) -> bytes:
 
 
 def heard(*pieces: bytes) -> list[tuple[object, bytes]] | None:
-    """None: a WireError, the only exception there may be."""
+    """Return what was read; None for a WireError, the only exception permitted."""
     reader = line.Reader()
     try:
         return [(dict(said.fields), said.data) for piece in pieces for said in reader.feed(piece)]
@@ -64,7 +64,7 @@ def is_finite(value: object) -> bool:
 
 
 def reference(message: object, data: bytes) -> bool:
-    """Whether our own code could have said it, written down a second time and otherwise."""
+    """Return whether Ringfence's own interpreter could have sent the message: a second, independent statement."""
     match message:
         case {"m": "display", "value": bool(), "mimes": list(sizes), **rest} if not rest:
             return 1 <= len(sizes) <= 32 and _sizes_fit(sizes, len(data))

@@ -1,7 +1,7 @@
-"""Give a case what it works with in an arm: sandboxes with or without the control, canaries, witnesses on the host.
+"""What a case works with in an arm: sandboxes with or without the control, canaries, witnesses on the host.
 
-Everything here belongs to one arm and is gone when the arm ends. This module alone makes sandboxes from plans without
-a control; no public name of Ringfence leads to one.
+Everything that an arm makes is gone when the arm ends. Only this module and `engine_arena` make sandboxes from plans
+without a control; no public name of Ringfence leads to such a sandbox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringfence_attacks import witnesses
 from ringfence_attacks.case import BARE, HOST_CODE, NotApplicable, Seen
 from ringfence_attacks.controls import Lacking, without
 from ringfence_attacks.guest_prelude import PRELUDE
-from ringfence_attacks.tracer import host_pid, pid_told
+from ringfence_attacks.tracer import host_pid, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,31 +38,32 @@ if TYPE_CHECKING:
     from ringfence.values import Argv, MountMode, Workspace
     from ringfence_attacks.case import ArmName, Attack
 
-# Small, so that an arm without one control cannot take much of the host; one policy, so that spares serve most cases.
+# Small limits, so that an arm without one control cannot take much of the host; one policy, so that most cases get a
+# spare sandbox.
 LIMITS = Limits(timeout_s=10, cpu_time_s=10, memory="256M", processes=48, open_files=256, disk="8M", disk_files=2000)
 POLICY = Policy(limits=LIMITS)
 _BARE_S = 20.0
 
 
 @final
-class Told(Struct):
-    """The end of a guest script and the lines that the script wrote. `stdout` and `stderr` are guest-made."""
+class GuestReport(Struct):
+    """How a guest script ended, and the lines that the script wrote. `stdout` and `stderr` are guest-made."""
 
     status: str
     exit_code: int | None
     signal: int | None
     stdout: str
     stderr: str
-    result: Result | None  # None: it was a plain process on the host
+    result: Result | None  # None for a plain process on the host
 
     @property
     def met(self) -> dict[str, str]:
-        """What each attempt met: an errno's name or "ok"; of an attempt that was repeated, the last word."""
+        """What each attempt met: an errno's name or "ok"; for a repeated attempt, what the last try met."""
         return {str(said["tried"]): str(said.get("met")) for said in self._said() if "tried" in said}
 
     @property
     def looted(self) -> str:
-        """All the loot that the guest reports."""
+        """All bytes that the guest reports as stolen."""
         return "\n".join(str(said["loot"]) for said in self._said() if "loot" in said)
 
     def said(self, key: str) -> object:
@@ -91,14 +92,14 @@ class Told(Struct):
 
 
 class Arm:
-    """One arm of an attack, as a context manager."""
+    """An arm of an attack, as a context manager: it ends everything that it made."""
 
     backend: str = "process"
 
     def __init__(self, attack: Attack, name: ArmName) -> None:
         self.attack = attack
         self.name = name
-        self.off = name == "off"  # the control is missing
+        self.off = name == "off"  # whether the control is missing
         self.bare = self.off and attack.off == (BARE,)
         self.canary = os.urandom(16).hex()  # differs in every arm
         self._ends = contextlib.ExitStack()
@@ -120,9 +121,9 @@ class Arm:
         workspace: Workspace = "auto",
         used: Used | None = None,
     ) -> Sandbox:
-        """Start a sandbox of this arm, which the arm's end closes. `whole`: with every control, whatever the arm.
+        """Start a sandbox of this arm; the arm closes the sandbox when it ends.
 
-        `used`: a root file system that is not the host's.
+        `whole`: with every control, in every arm. `used`: a root file system that is not the host's.
         """
         if self.bare:
             raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
@@ -130,11 +131,11 @@ class Arm:
         launcher = made._launcher  # noqa: SLF001  # no public way leads to a plan without a control
         if used is not None:
             launcher = Launcher(("process",), policy, FoundImage(Image("attack"), used.root))
-            made._launcher = launcher  # noqa: SLF001  # nor to a tree without a name
+            made._launcher = launcher  # noqa: SLF001  # no public way leads to a root file system without a name
         if not whole and self._weakens:
             launcher.controls = Lacking(weaken=self.weaken)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a weaker limit is for the matrix's reader, not for each of its rows
+            warnings.simplefilter("ignore")  # weaker limits are shown with the matrix, not with each of its rows
             return self._ends.enter_context(made)
 
     @property
@@ -165,20 +166,24 @@ class Arm:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 8,
         **values: object,
-    ) -> Told:
-        """Run a guest script in a new sandbox, or in `box`; bare, as a plain process. `values`: its globals."""
+    ) -> GuestReport:
+        """Run a guest script in a new sandbox, or in `box`; in a bare arm, as a plain process on the host.
+
+        `values` are global variables of the script.
+        """
         script = self.script(code, **values)
         if self.bare:
             return self._plain([sys.executable, "-I", "-c", script], env, timeout_s)
         place = box or self.sandbox(policy)
-        return told(self.run(place, script, env=env, timeout_s=timeout_s))
+        return guest_report(self.run(place, script, env=env, timeout_s=timeout_s))
 
     def run(
         self, box: Sandbox, code: str, *, env: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Result:
         """Run `code` in a process of its own, as `ringfence.run` does, but keep the sandbox.
 
-        `Sandbox.run` keeps an interpreter alive between calls; what an attack does to that one is another question.
+        `Sandbox.run` keeps an interpreter alive between calls; what an attack does to that interpreter is another
+        question.
         """
         place = box._running_place()  # noqa: SLF001  # no public call is one process in a sandbox that stays
         limits = box.policy.limits
@@ -194,34 +199,35 @@ class Arm:
         return completed(place, call)
 
     def script(self, code: str, **values: object) -> str:
-        """Return the whole text that runs: prelude, values as literals, code."""
+        """Return the whole text of a guest script: prelude, values as literals, code."""
         given = "".join(f"{name} = {value!r}\n" for name, value in values.items())
         return PRELUDE + given + textwrap.dedent(code)
 
     def exec(
         self, argv: Argv, *, policy: Policy = POLICY, box: Sandbox | None = None, timeout_s: float = 8, stdin: str = ""
-    ) -> Told:
-        """Run a command in a new sandbox, or in `box`; bare, as a plain process."""
+    ) -> GuestReport:
+        """Run a command in a new sandbox, or in `box`; in a bare arm, as a plain process on the host."""
         if self.bare:
             return self._plain(list(argv), None, timeout_s)
         place = box or self.sandbox(policy)
-        return told(place.exec(list(argv), timeout_s=timeout_s, stdin=stdin))
+        return guest_report(place.exec(list(argv), timeout_s=timeout_s, stdin=stdin))
 
     def spawn(self, code: str, *, box: Sandbox, **values: object) -> Process:
-        """Start a guest script that goes on while the host does something. The arm's end kills the script."""
+        """Start a guest script that runs while the host does something. The arm kills the script when it ends."""
         argv = ["python3", "-c", self.script(code, **values)]
         return self._ends.enter_context(box.spawn(argv))
 
     def waiting(self, code: str, *, box: Sandbox, **values: object) -> tuple[int, str]:
-        """Return the host's pid of a guest that has run `code` and now waits to be looked at, and what the guest met.
+        """Run `code` in a guest that then sleeps, for the host to look at. Returns its pid on the host, and what the
+        code's attempts met.
 
-        A guest that the code ends proves nothing: TimeoutError, with what it said.
+        Raises TimeoutError, with the guest's output, when the guest ended before it slept: that proves nothing.
         """
         script = f"{textwrap.dedent(code)}\ntell(pid=os.getpid())\ntime.sleep(8)\n"
-        inner, said = pid_told(self.spawn(script, box=box, **values))
-        return host_pid(box, inner), said_words(said)
+        inner, said = reported_pid(self.spawn(script, box=box, **values))
+        return host_pid(box, inner), attempts_met(said)
 
-    def _plain(self, argv: list[str], env: Mapping[str, str] | None, timeout_s: float) -> Told:
+    def _plain(self, argv: list[str], env: Mapping[str, str] | None, timeout_s: float) -> GuestReport:
         base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
         done = subprocess.run(
             argv,
@@ -236,7 +242,7 @@ class Arm:
         code = done.returncode
         status = "ok" if code == 0 else "error"
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-        return Told(status, code if code >= 0 else None, -code if code < 0 else None, out, err, None)
+        return GuestReport(status, code if code >= 0 else None, -code if code < 0 else None, out, err, None)
 
     # canaries and witnesses
 
@@ -247,14 +253,15 @@ class Arm:
 
     @property
     def directory(self) -> str:
-        """A host directory of this arm, open to a guest with another uid: that uid is another attack's control."""
+        """A host directory of this arm, made on first use. Guests with another uid may enter: that their uid differs is
+        the control of another attack."""
         if self._directory is None:
             self._directory = self._ends.enter_context(witnesses.host_folder())
             os.chmod(self._directory, 0o755 if self.has_other_uid else 0o700)
         return self._directory
 
     def host_file(self, name: str = "canary", text: str | None = None, *, mode: int = 0o644) -> str:
-        """Make a host file with this arm's canary in it and return its path."""
+        """Make a host file that holds `text`, or this arm's canary, and return its path."""
         path = os.path.join(self.directory, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
@@ -263,10 +270,11 @@ class Arm:
         return path
 
     def listen_tcp(self, *, ipv6: bool = False) -> witnesses.Listener:
-        """Listen on the host's loopback. `received()` is the listener's log."""
-        return self._ends.enter_context(witnesses.tcp(self.canary, ipv6=ipv6))
+        """Listen on a TCP port of the host's loopback. `received()` is the listener's log."""
+        return self._ends.enter_context(witnesses.tcp(ipv6=ipv6))
 
     def listen_udp(self) -> witnesses.Listener:
+        """Listen on a UDP port of the host's loopback."""
         return self._ends.enter_context(witnesses.udp())
 
     def listen_abstract(self) -> witnesses.Listener:
@@ -275,48 +283,51 @@ class Arm:
 
     def listen_path(self) -> witnesses.Listener:
         """Listen on a unix socket with a path, in this arm's directory."""
-        return self._ends.enter_context(witnesses.path(os.path.join(self.directory, "sock"), self.canary))
+        return self._ends.enter_context(witnesses.path(os.path.join(self.directory, "sock")))
 
     def victim(self) -> witnesses.Victim:
         """Start a process of the host that sleeps, with the canary in its environment and memory."""
         return self._ends.enter_context(witnesses.Victim(self.canary))
 
     def environ(self, name: str = "RINGFENCE_ATTACK_CANARY") -> str:
-        """Put the canary into this process's environment while the arm lasts. Returns the variable's name."""
+        """Put the canary into the environment of this process until the arm ends. Returns the variable's name."""
         self._ends.enter_context(witnesses.environment(name, self.canary))
         return name
 
     def host_key(self) -> int:
-        """Put a key with the canary into this process's session keyring. NotApplicable where there are no keys."""
+        """Put a key with the canary into the session keyring of this process, and return the key's number.
+
+        Raises NotApplicable where the kernel has no keys.
+        """
         try:
             return self._ends.enter_context(witnesses.session_key(self.canary))
         except OSError as error:
             raise NotApplicable(f"the host has no session keyring to put a key into: {error.strerror}") from None
 
-    def stolen(self, told: Told) -> Seen:
-        """Judge: the attack succeeded when the canary is in the guest's loot or output."""
-        return Seen(self.canary in told.looted or self.canary in told.stdout, told.words())
+    def stolen(self, report: GuestReport) -> Seen:
+        """Judge an arm: the attack succeeded when the canary is in the guest's loot or output."""
+        return Seen(self.canary in report.looted or self.canary in report.stdout, report.words())
 
     def shared(self, mode: MountMode = "rw") -> Policy:
-        """Return a policy that shows this arm's directory, under the path that it has on the host."""
+        """Return a policy that mounts this arm's directory at the path that the directory has on the host."""
         os.chmod(self.directory, 0o777 if self.has_other_uid else 0o700)
         return POLICY.replace(mounts=[Mount(self.directory, mode=mode)])
 
     def workspace_bytes(self, box: Sandbox) -> int:
-        """Return the bytes in use in the workspace, with deleted files that are still open."""
+        """Return the bytes in use in the workspace; deleted files that are still open count."""
         return box.files.usage().bytes
 
     def enter(self, manager: contextlib.AbstractContextManager[witnesses.T]) -> witnesses.T:
-        """Enter a context that must end with the arm."""
+        """Enter a context manager; the arm leaves the context when it ends."""
         return self._ends.enter_context(manager)
 
 
-def said_words(said: str) -> str:
-    """Return what a running guest says its attempts met, for `Seen.what`."""
-    met = Told("ok", None, None, said, "", None).met
+def attempts_met(said: str) -> str:
+    """Return what the attempts of a running guest met, from its output until now, for `Seen.what`."""
+    met = GuestReport("ok", None, None, said, "", None).met
     return "; ".join(f"{name}: {word}" for name, word in met.items())
 
 
-def told(result: Result) -> Told:
+def guest_report(result: Result) -> GuestReport:
     """Return a guest script's Result in the form that cases judge."""
-    return Told(result.status, result.exit_code, result.signal, result.stdout, result.stderr, result)
+    return GuestReport(result.status, result.exit_code, result.signal, result.stdout, result.stderr, result)

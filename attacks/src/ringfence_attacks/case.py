@@ -3,15 +3,15 @@
     @attack("A01", "a host file outside the view is not read", READ, off="view")
     def absolute_path(arm: Arm) -> Seen:
         path = arm.host_file()
-        told = arm.python("steal(path)", path=path)
-        return arm.stolen(told)
+        report = arm.python("steal(path)", path=path)
+        return arm.stolen(report)
 
     CASES = cases(globals())
 
 The function is called once for each arm, with fixtures of that arm alone, and says whether the attack succeeded there.
-It judges by what can be seen outside: bytes of a random canary, a file's content, a listener's log, a process that
-lives or does not. That a guest says it was refused is no evidence; it is written down, so that the layer which said no
-is known.
+The function judges by what can be seen outside: bytes of a random canary, a file's content, a listener's log, a process
+that lives or does not. That a guest says it was refused is no evidence; the refusal is written down all the same, to
+show which layer refused.
 """
 
 from __future__ import annotations
@@ -42,18 +42,17 @@ SPOOF: Outcome = "SPOOF"
 PERSIST: Outcome = "PERSIST"
 
 BARE = "bare"  # the off arm is a plain process on the host: only for what harms nothing there
-HOST_CODE = (
-    "host code"  # the control is the library's own code; where `arm.off`, the case does the careless thing itself
-)
+# The control is the library's own code; where `arm.off`, the case does itself what a careless program would do.
+HOST_CODE = "host code"
 
 
 class NotApplicable(Exception):  # noqa: N818  # not an error: the case has nothing to try here
-    """Raised by a case that has nothing to try with this host, user or image; the text is the reason."""
+    """A case has nothing to try with this host, user or image; the text is the reason."""
 
 
 @final
 class Seen(Struct):
-    """The outcome of one arm. `what` is for people: the errno each attempt met, or the witness's word."""
+    """The outcome of one arm. `what` is for people: the errno that each attempt met, or what the witness saw."""
 
     succeeded: bool
     what: str
@@ -61,7 +60,7 @@ class Seen(Struct):
 
 @final
 class Attack(Struct):
-    """An entry of the catalogue."""
+    """An entry of the catalogue: an attack, the control against it, and the function that plays an arm."""
 
     id: str  # letter and number; a variant has a suffix: "J17-signals"
     title: str  # what must be true
@@ -69,15 +68,15 @@ class Attack(Struct):
     off: tuple[str, ...]  # controls that the arm "off" leaves out: names of `controls`, or BARE, or HOST_CODE
     play: Play
     change: Change | None = None  # instead of `off`: what the arm "off" does to the plan
-    # Controls that stand before this one. With them, the arm "alone" leaves out these and must still fail; "off" leaves
-    # out these and `off`; "on" is the whole sandbox.
+    # Controls that would stop the attack before this one does. Where there are any, the arm "alone" leaves out only
+    # these and must still fail; "off" leaves out these and `off`; "on" is the whole sandbox.
     behind: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # "root", "user", "cgroup", "landlock", "network"
-    label: str = ""  # of the control, where `off` does not name it
+    label: str = ""  # the control in words, where `off` does not name the control
 
     @property
     def control(self) -> str:
-        """The control that holds, in words."""
+        """The control that stops the attack, in words."""
         if self.label:
             return self.label
         return " + ".join(self.off) if self.off else getattr(self.change, "__name__", "plan").replace("_", "-")
@@ -103,7 +102,7 @@ def attack(
 
 
 def not_applicable(id: str, title: str, outcome: Outcome, reason: str) -> Attack:  # noqa: A002  # as above
-    """Make an entry for an id that gives the process backend nothing to try, with the reason."""
+    """Return an entry for an id that gives the process backend nothing to try, with the reason."""
 
     def play(arm: Arm) -> Seen:
         del arm
@@ -113,11 +112,11 @@ def not_applicable(id: str, title: str, outcome: Outcome, reason: str) -> Attack
 
 
 def cases(module: Mapping[str, object]) -> tuple[Attack, ...]:
-    """Return the attacks of a module in source order, those in lists and tuples too."""
+    """Return the attacks of a module in source order, with the attacks in lists and tuples."""
     found: list[Attack] = []
     for value in module.values():
         several = value if isinstance(value, list | tuple) else [value]
-        found += [one for one in several if isinstance(one, Attack)]
+        found += [each for each in several if isinstance(each, Attack)]
     return tuple(found)
 
 

@@ -1,8 +1,8 @@
-"""Name every control and say what leaves it out: each attack must succeed where its control is missing.
+"""The controls, by name, and how each is left out: an attack must succeed where its control is missing.
 
-Three tables: controls of the plan, which the process backend applies, and guestd inside a box of an engine; what a
-container is created with; and gVisor's OCI configuration. `Lacking` carries what an arm leaves out into a launch. No
-policy key, argument, variable or option of the product leads here.
+There are three tables: the controls of the plan, which the process backend applies, and guestd inside a sandbox of an
+engine; the settings that a container is created with; and gVisor's OCI configuration. `Lacking` carries what an arm
+leaves out into a launch. No policy key, argument, variable or option of the product leads here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ringfence.plan.model import LinuxPlan, Op
 
-    Change: TypeAlias = Callable[[dict[str, Any]], None]  # of what an engine is asked for, in place
+    Change: TypeAlias = Callable[[dict[str, Any]], None]  # changes the request to an engine in place
 
 
 def unchanged(plan: LinuxPlan) -> LinuxPlan:
@@ -31,7 +31,7 @@ def unchanged(plan: LinuxPlan) -> LinuxPlan:
 
 @final
 class Lacking(Controls):
-    """The controls of an arm in which something is missing: from the plan, or from what an engine is asked for."""
+    """The controls of an arm that leaves some out: `weaken` from the plan, `changes` from the request to an engine."""
 
     weaken: Callable[[LinuxPlan], LinuxPlan] = unchanged
     changes: tuple[Change, ...] = ()
@@ -64,7 +64,7 @@ _SHOWN = ("view", "read-only", "protect", "pin", "watch")
 _SHOWN_BY: dict[str, type[Op]] = {"protect": Protect, "pin": Pin}
 _RLIMITS = {"rlimit-core": "CORE", "rlimit-nofile": "NOFILE", "rlimit-sigpending": "SIGPENDING", "rlimit-cpu": "CPU"}
 
-_MANY = 10_000  # processes: more than any attack starts, fewer than the host's own limit
+_MANY = 10_000  # a limit of processes: more than any attack starts, fewer than the host's own limit
 
 PLAN = (
     *_NAMESPACES,
@@ -83,7 +83,7 @@ PLAN = (
 
 
 def without(plan: LinuxPlan, *controls: str) -> LinuxPlan:
-    """Return `plan` with these controls left out, not to be shared. ValueError for a name not in PLAN."""
+    """Return a plan that leaves out these controls and is not shared. Raises ValueError for a name not in PLAN."""
     filters = frozenset(control[8:] for control in controls if control.startswith("seccomp:"))
     for control in controls:
         if not control.startswith("seccomp:"):
@@ -121,7 +121,7 @@ def _without_one(plan: LinuxPlan, control: str) -> LinuxPlan:
 
 
 def _open_filter(plan: LinuxPlan, left_out: frozenset[str]) -> LinuxPlan:
-    """Return `plan` with both layers of the filter compiled without these controls. ValueError for an unknown name."""
+    """Return `plan` with both filters compiled without these controls. Raises ValueError for an unknown name."""
     fence = plan.fence
     if fence.seccomp is not None:
         fence = replace(fence, seccomp=seccomp_program("guest", left_out).hex())
@@ -131,7 +131,7 @@ def _open_filter(plan: LinuxPlan, left_out: frozenset[str]) -> LinuxPlan:
 
 
 def seccomp_program(layer: str, left_out: frozenset[str]) -> bytes:
-    """Return a layer of the filter, "guest" or "last", without some controls. ValueError for an unknown control."""
+    """Return a layer of the filter, "guest" or "last", without some controls. Raises ValueError for an unknown name."""
     strange = sorted(left_out.difference(compiler.CONTROLS))
     if strange:
         raise ValueError(f"no such seccomp control: {', '.join(strange)}")
@@ -141,7 +141,7 @@ def seccomp_program(layer: str, left_out: frozenset[str]) -> bytes:
 
 
 def _opened(rule: table.Rule, left_out: frozenset[str]) -> table.Rule:
-    """Return `rule` without the clauses of these controls; a last clause among them allows instead."""
+    """Return `rule` without the clauses of these controls. With its last clause left out, a rule allows the call."""
     kept = tuple(clause for clause in rule[:-1] if clause[1][1] not in left_out)
     checks, verdict = rule[-1]
     return (*kept, (checks, table.ALLOW if verdict[1] in left_out else verdict))
@@ -150,13 +150,15 @@ def _opened(rule: table.Rule, left_out: frozenset[str]) -> table.Rule:
 def _without_view(plan: LinuxPlan, control: str) -> LinuxPlan:
     if control == "view":
         return replace(plan, template=(*plan.template, Bind("/", "mnt")))
-    if control == "watch":  # what has a placeholder is still made: the operations name it
+    if control == "watch":  # paths with a placeholder stay: the operations name them
         return replace(plan, protected=tuple(path for path in plan.protected if path.missing))
     change = _writable if control == "read-only" else _left_out(_SHOWN_BY[control])
     return replace(plan, template=change(plan.template), ops=change(plan.ops))
 
 
 def _left_out(kind: type[Op]) -> Callable[[Iterable[Op]], tuple[Op, ...]]:
+    """Return a function that leaves the operations of one kind out."""
+
     def change(ops: Iterable[Op]) -> tuple[Op, ...]:
         return tuple(op for op in ops if not isinstance(op, kind))
 
@@ -168,11 +170,12 @@ def _writable(ops: Iterable[Op]) -> tuple[Op, ...]:
     return tuple(replace(op, writable=True) if isinstance(op, Bind) else op for op in ops)
 
 
-# Controls of a container: changes of what it is created with.
+# Controls of a container: changes of the settings that the container is created with.
 
 _MORE = 1 << 30
-_IDLE_PID_1 = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"  # reaps its own child alone
-# guestd refuses to be anything but PID 1: it ends by killing every process that it may.
+_IDLE_PID_1 = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"  # reaps its own child and no orphan
+# guestd refuses to run as another process than PID 1, because at its end it kills every process that it may. This
+# program starts it as any process, and only where it is not root.
 _GUESTD_ANYWHERE = f"""
 import os, sys
 assert os.geteuid() != 0
@@ -232,7 +235,10 @@ def _ulimit(name: str, value: int) -> Change:
 
 
 def _tmpfs(option: str, value: str) -> Change:
-    """Return a change of an option of every memory file system that has it. Podman's volume: see `AFTERWARDS`."""
+    """Return a change that sets an option of the memory file systems that have that option.
+
+    Podman's volume is not among them: see `REMOUNTED_AFTER_START`.
+    """
 
     def change(settings: dict[str, Any]) -> None:
         config = settings["host_config"]
@@ -243,14 +249,17 @@ def _tmpfs(option: str, value: str) -> Change:
     return change
 
 
-def _is_guestds(target: str) -> bool:
-    """Return whether a mount is a copy that an attack shows below guestd's place; guestd itself is never writable."""
+def _is_below_guestd(target: str) -> bool:
+    """Return whether a mount is a copy that an attack mounts below guestd's folder.
+
+    guestd's folder itself never becomes writable.
+    """
     return target.startswith(f"{guestd_bundle.INSIDE}/")
 
 
 def _guestd_writable(settings: dict[str, Any]) -> None:
     for mount in settings["host_config"]["Mounts"]:
-        if _is_guestds(mount["Target"]):
+        if _is_below_guestd(mount["Target"]):
             mount["ReadOnly"] = False
 
 
@@ -266,7 +275,7 @@ def _device(settings: dict[str, Any]) -> None:
 
 
 def _masks(settings: dict[str, Any]) -> None:
-    """Unmask all of /proc and /sys. Podman takes the word as an option."""
+    """Unmask all of /proc and /sys. Podman takes a security option for that."""
     if "MaskedPaths" in settings["host_config"]:
         settings["host_config"]["MaskedPaths"] = []
     else:
@@ -281,7 +290,7 @@ def _read_only_paths(settings: dict[str, Any]) -> None:
 
 
 def _guestd_anywhere(entrypoint: list[str]) -> list[str]:
-    """Return a command that starts guestd as any process: the same Python, with a program as the last word."""
+    """Return a command that starts guestd as any process: the same Python, with `_GUESTD_ANYWHERE` as its program."""
     return [*entrypoint[:-1], "-c", _GUESTD_ANYWHERE]
 
 
@@ -290,14 +299,14 @@ def _not_first(settings: dict[str, Any]) -> None:
 
 
 def _host_processes(settings: dict[str, Any]) -> None:
-    """Show the host's processes. guestd is among them, as a user that has no other process."""
+    """Share the host's pid namespace. guestd is then a process of the host, with a user that no other process has."""
     settings["host_config"]["PidMode"] = "host"
     settings["entrypoint"] = _guestd_anywhere(settings["entrypoint"])
 
 
 def _host_ipc(settings: dict[str, Any]) -> None:
     settings["host_config"]["IpcMode"] = "host"
-    settings["host_config"].pop("ShmSize", None)  # the host's has its own
+    settings["host_config"].pop("ShmSize", None)  # the host's /dev/shm has a size already
 
 
 def _host_names(settings: dict[str, Any]) -> None:
@@ -310,7 +319,7 @@ def _privileged(settings: dict[str, Any]) -> None:
 
 
 def _shared_memory(settings: dict[str, Any]) -> None:
-    """Enlarge /dev/shm: a file system of Ringfence where files are counted, else the engine's."""
+    """Enlarge /dev/shm: Ringfence's own file system where the policy counts files, else the engine's."""
     config = settings["host_config"]
     config["ShmSize"] = 256 << 20
     words = config["Tmpfs"].get("/dev/shm", "").split(",")
@@ -357,8 +366,9 @@ CONTAINER: dict[str, Change] = {
 }
 
 
-# What is to be mounted anew in a started container of Podman's: its volume is made before it is asked for.
-AFTERWARDS = {"tmpfs-bytes": "size=64m", "tmpfs-files": "nr_inodes=20000"}
+# Controls that are left out by mounting Podman's volume anew in the started container: Podman makes the volume before
+# the request for the container is changed.
+REMOUNTED_AFTER_START = {"tmpfs-bytes": "size=64m", "tmpfs-files": "nr_inodes=20000"}
 
 
 # Controls of gVisor: changes of its OCI configuration.
@@ -375,7 +385,7 @@ def _gvisor_writable(*, guestd: bool) -> Change:
     def change(config: dict[str, Any]) -> None:
         for mount in config["mounts"]:
             target = mount["destination"]
-            if mount["type"] == "bind" and target != guestd_bundle.INSIDE and _is_guestds(target) is guestd:
+            if mount["type"] == "bind" and target != guestd_bundle.INSIDE and _is_below_guestd(target) is guestd:
                 mount["options"] = ["rbind", "rw"]
 
     return change
@@ -415,14 +425,12 @@ GVISOR: dict[str, Change] = {
 }
 
 
-# Which control of an engine stands for which control of the plan.
-
-
-def of(backend: str) -> dict[str, Change]:
+def of_engine(backend: str) -> dict[str, Change]:
+    """Return the controls of an engine, each with the change that leaves the control out."""
     return CONTAINER if backend == "container" else GVISOR
 
 
-_SAME = {
+_EQUIVALENTS = {
     "container": {
         "net-namespace": "network-none",
         "pid-namespace": "own-pids",
@@ -441,21 +449,22 @@ _SAME = {
 }
 
 
-def same(backend: str) -> dict[str, str]:
-    """Return which control of an engine stands for which control of the plan."""
-    return _SAME[backend]
+def equivalents(backend: str) -> dict[str, str]:
+    """Return, by control of the plan, the control of an engine that does the same."""
+    return _EQUIVALENTS[backend]
 
 
-_PROCESSES = {"pids-limit", "ulimit-nproc"}  # behind the one that guestd sets
+_PROCESSES = {"pids-limit", "ulimit-nproc"}  # the engine's limits of processes, beside the limit that guestd sets
 
 
-def at_the_engine(backend: str, missing: tuple[str, ...], judged: tuple[str, ...]) -> list[str]:
-    """Return the engine's controls to leave out: named in `missing`, or standing for a control of the plan there.
+def left_out_of_engine(backend: str, missing: tuple[str, ...], judged: tuple[str, ...]) -> list[str]:
+    """Return the engine's controls to leave out: those named in `missing`, and the equivalents of the plan's controls.
 
-    A second fence that the attack is not about (`judged`) goes with the first.
+    A second control that stops the same attack is left out with the first, unless the attack is about it (`judged`).
     """
-    known, same = of(backend), _SAME[backend]
-    found = [same.get(name, name) for name in missing if not (name == "process-limit" and _PROCESSES & {*judged})]
+    known = of_engine(backend)
+    engines = _EQUIVALENTS[backend]
+    found = [engines.get(name, name) for name in missing if not (name == "process-limit" and _PROCESSES & {*judged})]
     if any(name.startswith("seccomp") or name == "last-layer" for name in missing) and "engine-seccomp" not in judged:
         found.append("engine-seccomp")
     if "pids-limit" in found and "ulimit-nproc" not in judged:

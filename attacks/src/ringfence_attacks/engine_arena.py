@@ -1,7 +1,7 @@
-"""One arm of an attack on a container or under gVisor: the arena, with sandboxes that an engine makes.
+"""An arm of an attack on a container or on gVisor: the arena, with sandboxes that an engine makes.
 
-What an arm leaves out is a control of the plan, which guestd applies inside, or a control of the engine, which is in
-what the engine is asked for.
+An arm leaves out a control of the plan, which guestd applies inside, or a control of the engine, which is a setting of
+the request to the engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class EngineArm(Arm):
-    """An Arm whose sandboxes an engine makes. `also`: a change that a case makes beside its controls."""
+    """An Arm whose sandboxes an engine makes. `also`: a further change of the request to the engine, set by a case."""
 
     def __init__(self, attack: Attack, name: ArmName, backend: str) -> None:
         super().__init__(attack, name)
@@ -47,6 +47,7 @@ class EngineArm(Arm):
 
     @property
     def contained(self) -> bool:
+        """Whether the sandbox is a container, and not gVisor's."""
         return self.backend == "container"
 
     def sandbox(
@@ -60,7 +61,7 @@ class EngineArm(Arm):
         if self.bare:
             raise AssertionError(f"{self.attack.id}: the off arm is a plain process, and has no sandbox")
         if workspace != "auto":
-            raise NotApplicable("of the process backend alone")
+            raise NotApplicable("only the process backend has workspaces on disk")
         made = Sandbox(policy=policy, backend=self.backend)  # type: ignore[arg-type]  # of harness.ENGINES
         if used is not None:
             made._launcher = Launcher((self.backend,), policy, FoundImage(Image("attack"), used.root))  # noqa: SLF001  # no public way leads there
@@ -68,12 +69,12 @@ class EngineArm(Arm):
         try:
             launcher.sandbox_plan()
         except UnsupportedError as error:
-            if error.code != "mounts":  # what is not shown cannot be attacked
+            if error.code != "mounts":  # a mount that the engine cannot make cannot be attacked
                 raise
             raise NotApplicable(str(error)) from None
         launcher.controls = self._controls(whole=whole)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # as in the arena
+            warnings.simplefilter("ignore")  # weaker limits are shown with the matrix, not with each of its rows
             box = self.enter(made)
         if not whole:
             self._weaken_volume(box)
@@ -82,8 +83,8 @@ class EngineArm(Arm):
     def _controls(self, *, whole: bool) -> Controls:
         changes = [self.also] if self.also else []
         if not whole:
-            names = controls.at_the_engine(self.backend, self.missing, self.attack.off)
-            changes += [controls.of(self.backend)[name] for name in names]
+            names = controls.left_out_of_engine(self.backend, self.missing, self.attack.off)
+            changes += [controls.of_engine(self.backend)[name] for name in names]
         checked = not changes
         return controls.Lacking(
             engine_settings=checked,
@@ -97,15 +98,16 @@ class EngineArm(Arm):
         inside = tuple(name for name in self.missing if name in controls.PLAN)
         if inside:
             left = controls.without(plan, *inside)
-            # What the engine is asked for is a control of its own.
+            # The container's own limit of processes stays: that limit is a control of the engine.
             plan = replace(left, processes=plan.processes) if self.contained else left
         if self.off and self.attack.change is not None:
             plan = self.attack.change(plan, self)
         return plan
 
     def _weaken_volume(self, box: Sandbox) -> None:
-        names = controls.at_the_engine(self.backend, self.missing, self.attack.off)
-        for name, options in controls.AFTERWARDS.items():
+        """Mount Podman's volume anew without the limits that this arm leaves out."""
+        names = controls.left_out_of_engine(self.backend, self.missing, self.attack.off)
+        for name, options in controls.REMOUNTED_AFTER_START.items():
             if name in names and self.contained and wall_of(box)._engine.name == "podman":  # noqa: SLF001  # as above
                 into = [programs.find("nsenter", path="") or "/usr/bin/nsenter", f"--target={wall_of(box).pid}"]
                 subprocess.run(
@@ -119,17 +121,18 @@ class EngineArm(Arm):
         return (found.f_blocks - found.f_bfree) * found.f_frsize
 
     def inspect(self, box: Sandbox) -> dict[str, Any]:
-        """Return what the engine reports of its container."""
+        """Return the engine's own description of the container of `box`."""
         wall = wall_of(box)
         found: dict[str, Any] = wall._engine.api.inspect_container(wall._id)  # noqa: SLF001  # as above
         return found
 
 
 def engine_arm(arm: Arm) -> EngineArm:
-    """Return `arm` as what it is in a case that is played on engines alone."""
+    """Return `arm` as an EngineArm, for a case that is played on engines alone."""
     assert isinstance(arm, EngineArm)
     return arm
 
 
 def wall_of(box: Sandbox) -> Any:
+    """Return the object that holds the container, or gVisor's process, of a started sandbox."""
     return box._box._wall  # type: ignore[union-attr]  # noqa: SLF001  # started; no public name leads there

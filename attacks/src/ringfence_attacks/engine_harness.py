@@ -1,6 +1,7 @@
-"""Runs attacks on sandboxes that an engine makes: which attacks a backend has, their arms, and the score of controls.
+"""Run attacks on sandboxes that an engine makes: which attacks a backend has, their arms, and the score of controls.
 
-Most are the process backend's own, played unchanged in another box; `engine_cases` has those that an engine adds.
+Most attacks are the process backend's own, played unchanged in another sandbox; `engine_cases` has the attacks that an
+engine adds.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
 
 
 def catalogue(backend: str) -> tuple[Attack, ...]:
-    """Return every attack on a backend, by id."""
+    """Return every attack on a backend, sorted by id."""
     from ringfence_attacks.cases import all_cases
-    from ringfence_attacks.engine_cases import container, files, gvisor, images, limits
+    from ringfence_attacks.engine_cases import container, every_engine, gvisor, images
 
     own_to_it = (*container.CASES, *images.CASES) if backend == "container" else gvisor.CASES
-    own = (*files.CASES, *limits.CASES, *own_to_it)
+    own = (*every_engine.CASES, *own_to_it)
     left_out = selection.NOT_OWN[backend]
     borrowed = [each for each in all_cases() if each.id in selection.REUSED[backend]]
     return tuple(sorted((*(each for each in own if each.id not in left_out), *borrowed), key=lambda each: each.id))
 
 
 def in_every_run(backend: str) -> tuple[Attack, ...]:
-    """Return the attacks that cost little and together name every control of the engine."""
+    """Return the attacks that every test run plays: they take little time and together name every control."""
     chosen = selection.IN_EVERY_RUN[backend]
     return tuple(each for each in catalogue(backend) if each.id in chosen or each.id not in selection.REUSED[backend])
 
@@ -60,7 +61,7 @@ def run(backend: str, ids: list[str], progress: Progress | None) -> Matrix:
 
 
 def run_one(attack: Attack, backend: str) -> Row:
-    """Play all arms of an attack and judge."""
+    """Play all arms of an attack and return the row with the verdict."""
     started = time.monotonic()
     why = missing_here(attack)
     if why is not None:
@@ -76,7 +77,7 @@ def run_one(attack: Attack, backend: str) -> Row:
 
 
 def play(attack: Attack, name: ArmName, backend: str) -> Seen:
-    """Play an arm. A failure of the harness or the library is no success of the attack, and is reported."""
+    """Play an arm. An error of the harness or the library is no success of the attack, and is reported in `Seen`."""
     try:
         with EngineArm(attack, name, backend) as arm:
             return attack.play(arm)
@@ -87,9 +88,9 @@ def play(attack: Attack, name: ArmName, backend: str) -> Seen:
 
 
 def unnoticed(backend: str, rows: Iterable[Row]) -> tuple[dict[str, str], list[str]]:
-    """Return, by control, the first attack that got through without it; and the controls that no attack noticed.
+    """Return, by control, the first attack that succeeded without that control; and the controls no attack noticed.
 
-    Controls are the engine's, and those of the plan that these attacks name.
+    The controls are the engine's, and the controls of the plan that these attacks name.
     """
     by_id = {each.id: each for each in catalogue(backend)}
     noticed: dict[str, str] = {}
@@ -100,8 +101,8 @@ def unnoticed(backend: str, rows: Iterable[Row]) -> tuple[dict[str, str], list[s
             named |= {control for control in attack.off if control in controls.PLAN}
         if "off" in row.succeeded and row.verdict == "held":
             for control in attack.off:
-                noticed.setdefault(controls.same(backend).get(control, control), row.id)
-    whole = {*controls.of(backend), *(named - set(controls.same(backend)))}
+                noticed.setdefault(controls.equivalents(backend).get(control, control), row.id)
+    whole = {*controls.of_engine(backend), *(named - set(controls.equivalents(backend)))}
     return {name: noticed[name] for name in sorted(whole) if name in noticed}, sorted(whole - set(noticed))
 
 

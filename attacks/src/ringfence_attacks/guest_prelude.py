@@ -1,6 +1,6 @@
-"""Hold the text put before every guest script of an attack: raw system calls, and a line of JSON for each attempt.
+"""The text put before every guest script of an attack: raw system calls, and a line of JSON for each attempt.
 
-Runs inside the sandbox, or outside it where the off arm is a plain process. Nothing here is believed.
+It runs inside the sandbox, or outside where the off arm is a plain process. What it reports is not taken as evidence.
 """
 
 PRELUDE = r'''
@@ -10,12 +10,12 @@ _libc.syscall.restype = ctypes.c_long
 AT_FDCWD = -100
 
 def tell(**said):
-    """One line for the host: what was met, or bytes that were stolen."""
+    """Write a line for the host: what an attempt met, or bytes that were stolen."""
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
 
 def call(number, *args):
-    """A raw system call, every integer as a whole word. Raises OSError."""
+    """Make a raw system call, every integer as a whole word. Raises OSError."""
     words = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
     result = _libc.syscall(ctypes.c_long(number), *words)
     if result < 0:
@@ -24,7 +24,7 @@ def call(number, *args):
     return result
 
 def attempt(name, function, *args, **kwargs):
-    """Try, and tell which errno was met or "ok". Returns the result, or None."""
+    """Call `function` and report the errno it met, or "ok". Returns the result, or None after an error."""
     try:
         result = function(*args, **kwargs)
     except OSError as error:
@@ -51,7 +51,7 @@ def spill(path, text, flags=0):
         os.close(fd)
 
 def loot(data):
-    """Bytes that should not have been seen, for the host to compare with its canary."""
+    """Report bytes that the guest should not have seen; the host looks for its canary in them."""
     tell(loot=data.decode("latin-1") if isinstance(data, bytes) else str(data))
 
 def steal(path, name=None):

@@ -1,4 +1,4 @@
-"""Run attacks: every arm of every case, then the verdict. An arm without the control that fails proves nothing."""
+"""Run attacks: every arm of every case, then the verdict. An attack that fails without its control proves nothing."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 ENGINES = ("container", "gvisor")  # backends whose sandboxes an engine makes
-_MANY = 40  # attacks from which on a second process pays
+_MANY = 40  # from this number of attacks on, a second process saves time
 
 
 def catalogue(backend: str | None = None) -> tuple[Attack, ...]:
-    """Return every attack on a backend, by id; without a name, on the process backend."""
+    """Return every attack on a backend, sorted by id; without a name, on the process backend."""
     if backend in ENGINES:
         from ringfence_attacks import engine_harness
 
@@ -37,7 +37,7 @@ def catalogue(backend: str | None = None) -> tuple[Attack, ...]:
 
 
 def run(ids: Iterable[str] = (), *, backend: str | None = None, progress: Progress | None = None) -> Matrix:
-    """Run the attacks named, or all. `progress` gets how many are done, of how many, and the next attack's id.
+    """Run the named attacks, or all. `progress` gets the number done, the number chosen, and the next attack's id.
 
     Raises UnsupportedError for a backend that has no attacks here, LookupError for an unknown id.
     """
@@ -50,13 +50,13 @@ def run(ids: Iterable[str] = (), *, backend: str | None = None, progress: Progre
             raise UnsupportedError(f"there are no attacks for the {backend} backend yet", fix="--backend process")
         return _run_on_processes(list(ids), progress)
     finally:
-        remove_folders(os.getpid())  # a signal may have come between a folder's making and its arm
+        remove_folders(os.getpid())  # a signal may have come after a folder was made and before its arm began
 
 
 def _run_on_processes(ids: list[str], progress: Progress | None) -> Matrix:
     chosen = _chosen(ids)
     rows: dict[str, Row] = {}
-    for attack in _left_by_two(chosen, rows, progress) if len(chosen) >= _MANY else chosen:
+    for attack in _run_in_two_processes(chosen, rows, progress) if len(chosen) >= _MANY else chosen:
         if progress is not None:
             progress(len(rows), len(chosen), attack.id)
         rows[attack.id] = run_one(attack)
@@ -64,8 +64,9 @@ def _run_on_processes(ids: list[str], progress: Progress | None) -> Matrix:
     return Matrix("process", "root" if os.geteuid() == 0 else "user", os.uname().release, in_order)
 
 
-def _left_by_two(chosen: list[Attack], rows: dict[str, Row], progress: Progress | None) -> list[Attack]:
-    """Run what can run beside something else in two processes. Returns what has to be run alone."""
+def _run_in_two_processes(chosen: list[Attack], rows: dict[str, Row], progress: Progress | None) -> list[Attack]:
+    """Run the attacks that need not run alone, and add a row for each to `rows`. Returns the attacks still to run:
+    those that must run alone, and those that the second process left when it died."""
     from ringfence_attacks.second_process import ALONE, Second
 
     todo = deque(attack for attack in chosen if attack.id not in ALONE)
@@ -94,7 +95,7 @@ def _chosen(ids: list[str]) -> list[Attack]:
 
 
 def run_one(attack: Attack) -> Row:
-    """Play all arms of an attack and judge."""
+    """Play all arms of an attack and return the row with the verdict."""
     started = time.monotonic()
     missing = missing_here(attack)
     if missing is not None:
@@ -110,8 +111,11 @@ def run_one(attack: Attack) -> Row:
 
 
 def proven(off_arm: Callable[[], Seen], tries: int = 3) -> Seen:
-    """Play the arm without the control until it succeeds: one success proves that the attack works, and a race
-    that was lost on a busy machine proves nothing. An arm with the control is never played again."""
+    """Play the arm without the control until the attack succeeds there, at most `tries` times.
+
+    One success proves that the attack works; a race that was lost on a busy machine proves nothing. An arm with the
+    control is never played again.
+    """
     seen = off_arm()
     while not seen.succeeded and tries > 1:
         tries -= 1
@@ -120,7 +124,7 @@ def proven(off_arm: Callable[[], Seen], tries: int = 3) -> Seen:
 
 
 def judged(attack: Attack, seen: dict[str, Seen], started: float) -> Row:
-    """Return the row that an attack's arms add up to."""
+    """Return the row of an attack, with the verdict that follows from what was seen in its arms."""
     return _row(attack, _verdict(seen), seen, _detail(seen), started)
 
 
@@ -130,7 +134,7 @@ def not_here(attack: Attack, why: str, started: float) -> Row:
 
 
 def play(attack: Attack, name: ArmName) -> Seen:
-    """Play an arm. A failure of the harness or the library is no success of the attack, and is reported."""
+    """Play an arm. An error of the harness or the library is no success of the attack, and is reported in `Seen`."""
     with Arm(attack, name) as arm:
         try:
             return attack.play(arm)
@@ -143,11 +147,11 @@ def play(attack: Attack, name: ArmName) -> Seen:
 def _verdict(seen: dict[str, Seen]) -> Verdict:
     if seen["on"].succeeded:
         return "got through"
-    broken = any(one.what.startswith("broken: ") for one in seen.values())
+    broken = any(arm.what.startswith("broken: ") for arm in seen.values())
     if broken or not seen["off"].succeeded:
         return "inconclusive"
     if "alone" in seen and seen["alone"].succeeded:
-        return "inconclusive"  # the second fence does not hold by itself: not known to be one
+        return "inconclusive"  # with the first controls missing the attack succeeds: this control stops nothing
     return "held"
 
 
@@ -155,7 +159,7 @@ def _detail(seen: dict[str, Seen]) -> str:
     if not seen["off"].succeeded and not seen["on"].succeeded:
         return "the attack failed without the control too"
     if "alone" in seen and seen["alone"].succeeded:
-        return "the attack succeeded with only the first fence missing"
+        return "the attack succeeded with only the first controls missing"
     return seen["on"].what
 
 
@@ -166,15 +170,15 @@ def _row(attack: Attack, verdict: Verdict, seen: dict[str, Seen], detail: str, s
         outcome=attack.outcome,
         control=attack.control,
         verdict=verdict,
-        arms={name: one.what for name, one in seen.items()},
+        arms={name: arm.what for name, arm in seen.items()},
         detail=detail,
         seconds=time.monotonic() - started,
-        succeeded=tuple(name for name, one in seen.items() if one.succeeded),
+        succeeded=tuple(name for name, arm in seen.items() if arm.succeeded),
     )
 
 
 def missing_here(attack: Attack) -> str | None:
-    """Return what an attack needs and this host or user lacks; None when nothing is lacking."""
+    """Return what an attack needs and this host or user lacks, in words; None when nothing is lacking."""
     as_root = os.geteuid() == 0
     for need in attack.needs:
         if need == "root" and not as_root:
@@ -183,7 +187,7 @@ def missing_here(attack: Attack) -> str | None:
             return "only as an ordinary user"
         if need == "cgroup" and not has_cgroup():
             return "no cgroup can be had here"
-        if need == "network" and (lacking := _lacking()):
+        if need == "network" and (lacking := _missing_packages()):
             return f"the host's Python has no {lacking}"
         if need == "landlock" and not _landlock():
             return "this kernel has no Landlock with scopes"
@@ -191,14 +195,15 @@ def missing_here(attack: Attack) -> str | None:
 
 
 def has_cgroup() -> bool:
+    """Return whether the process backend can limit memory by a cgroup here."""
     from ringfence.backends.auto import prepare
     from ringfence_attacks.arena import POLICY
 
     return "memory" not in prepare("process", "host", POLICY).plan().enforcement.weaker
 
 
-def _lacking() -> str:
-    """Return the missing packages that reading requests takes."""
+def _missing_packages() -> str:
+    """Return the names of the packages that the gateway needs to read requests and that are not installed."""
     from ringfence.gateway.secrets.trust import check_packages
 
     try:

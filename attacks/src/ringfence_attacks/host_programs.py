@@ -1,4 +1,4 @@
-"""Start host programs for a case: a supervisor that may be killed, and a command on a terminal."""
+"""Start programs on the host for a case: a supervisor that may be killed, and a command on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(ringfence.__file__)))
 
 
 def host_process(code: str, *, timeout_s: float = 20, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run Python code that uses Ringfence as a separate process, with `path` as PATH."""
+    """Run Python code that uses Ringfence in a separate process, with `path` as PATH."""
     return subprocess.run(
         [sys.executable, "-I", "-c", f"{own_package()}\n{code}"],
         env={
@@ -37,7 +37,7 @@ _ON_TERMINAL = "import os, sys\nfd = os.open(sys.argv[1], os.O_RDWR)\nos.execvp(
 
 
 def under_terminal(argv: list[str], *, typed: str, timeout_s: float = 8) -> str:
-    """Run `argv` with a controlling terminal on which `typed` was typed. Returns the output, which goes to a pipe."""
+    """Run `argv` on a controlling terminal where `typed` was typed. Returns its output, which goes to a pipe."""
     main, other = pty.openpty()
     try:
         with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Leave out one control after another and look whether an attack notices. An unnoticed control is a finding."""
+"""Leave out one control after another and look whether an attack succeeds. A control that none notices is a finding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @final
 class Mutation(Struct):
-    """A control left out. `noticed_by` is the first attack that then succeeded; `unseen` says why none can here."""
+    """A control left out. `noticed_by`: the first attack that succeeded; `unseen`: why no attack can on this host."""
 
     control: str
     noticed_by: str | None
@@ -26,8 +26,8 @@ class Mutation(Struct):
 def mutate(control: str) -> Mutation:
     """Run the arm "off" of the attacks that name `control`, until one succeeds.
 
-    For a second fence the arm leaves out those before it too (`Attack.behind`); that the attack fails with only the
-    first ones missing is the arm "alone", which the matrix judges.
+    For a second control the arm leaves out the controls before it too (`Attack.behind`). Whether the attack fails with
+    only the first controls missing is seen in the arm "alone", which the matrix judges.
     """
     reasons: list[str] = []
     failed = False
@@ -45,13 +45,13 @@ def mutate(control: str) -> Mutation:
 
 
 def _naming(control: str) -> list[Attack]:
-    """Return the attacks that name a control; attacks that leave out nothing else come first and say most."""
+    """Return the attacks that name a control, first the attacks that leave out nothing else: they prove most."""
     named = [attack for attack in catalogue() if control in attack.off]
     return sorted(named, key=lambda attack: (len(attack.off), len(attack.behind)))
 
 
 def mutate_all(progress: Callable[[str], None] | None = None) -> tuple[Mutation, ...]:
-    """Leave out every control of the plan, in the order of `controls.PLAN`."""
+    """Leave out every control of the plan, one at a time, in the order of `controls.PLAN`."""
     found: list[Mutation] = []
     for control in controls.PLAN:
         if progress is not None:
@@ -61,6 +61,6 @@ def mutate_all(progress: Callable[[str], None] | None = None) -> tuple[Mutation,
 
 
 def score(mutations: tuple[Mutation, ...]) -> str:
-    """Return how many controls were noticed, of those that can be seen here, such as "57/57"."""
-    seen = [one for one in mutations if one.unseen is None]
-    return f"{sum(one.noticed_by is not None for one in seen)}/{len(seen)}"
+    """Return how many of the controls that an attack can notice on this host were noticed, as in "57/57"."""
+    seen = [mutation for mutation in mutations if mutation.unseen is None]
+    return f"{sum(mutation.noticed_by is not None for mutation in seen)}/{len(seen)}"

@@ -1,4 +1,4 @@
-"""Race for a name: a guest swaps a folder with a link in a loop, while the host uses that name. Bounded in time."""
+"""Races for a name: a guest swaps a folder with a link in a loop while the host uses that name, for a limited time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 _RACE_S = 0.8
-_LONGER_S = 5.0  # on a busy host, until there were enough tries, and one that was not refused
-_ENOUGH = 10
+_LONGER_S = 5.0  # added on a busy host, until there were enough tries and one of them was not refused
+_ENOUGH = 10  # tries
 
 _SWAP = """
 tell(ready=True)
@@ -30,19 +30,20 @@ while time.monotonic() < end:
 
 
 class Race:
-    """Count tries of the host, and how each ended."""
+    """A race: counts the host's tries, the guest's wins and the refusals."""
 
     def __init__(self) -> None:
         self.tries = self.wins = self.refused = 0
         self._started = time.monotonic()
 
     def goes_on(self) -> bool:
+        """Return whether to try again: the time is not over, or too little was proven and the longer time is not."""
         passed = time.monotonic() - self._started
         proves = self.tries >= _ENOUGH and self.refused < self.tries
         return passed < _RACE_S or (not proves and passed < _RACE_S + _LONGER_S)
 
     def attempt(self, work: Callable[[], bool | None], refusal: type[Exception] = OSError) -> None:
-        """Do `work` once and count. `work` may return whether the guest won; a refusal is no win."""
+        """Do `work` once and count the try. `work` may return whether the guest won; a refusal is no win."""
         self.tries += 1
         try:
             self.wins += work() is True
@@ -50,7 +51,7 @@ class Race:
             self.refused += 1
 
     def judge(self, what: str) -> Seen:
-        """Judge the race. Too few tries, or none that was not refused, prove nothing."""
+        """Judge the race. AssertionError when there were too few tries or all were refused: that proves nothing."""
         if self.tries < _ENOUGH:
             raise AssertionError(f"only {self.tries} tries: the race proves nothing")
         if self.refused == self.tries:
@@ -59,7 +60,7 @@ class Race:
 
 
 class Swapping:
-    """Show a folder to a sandbox, in which a guest swaps `place` with a link to a folder that is not shown."""
+    """A folder shared with a sandbox, in which a guest swaps `place` with a link to a folder that is not shared."""
 
     def __init__(self, arm: Arm, *, whole: bool = False) -> None:
         self._canary = arm.canary

@@ -1,4 +1,4 @@
-"""Hold what a run of attacks came to: a row for each attack, as a table for people, machines and the docs."""
+"""The result of a run of attacks: a row for each attack, in a table for people, machines and the docs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERDICTS: tuple[Verdict, ...] = ("held", "got through", "inconclusive", "not app
 @final
 class Row(Struct):
     """The outcome of an attack. `arms`: what was seen without the control ("off"), with every control ("on"), and, for
-    a second fence, without the first ("alone")."""
+    a second control, with only the first ones missing ("alone")."""
 
     id: str
     title: str
@@ -38,9 +38,10 @@ class Row(Struct):
 
 @final
 class Matrix(Struct):
-    """The rows of a run, on one backend and as one user.
+    """The rows of a run on a backend, as root or as an ordinary user.
 
-    `noticed`: how many controls of an engine an attack noticed the lack of. After a part of the attacks it says little.
+    `noticed`: how many of an engine's controls an attack noticed when they were missing. The number says little when
+    only a part of the attacks was run.
     """
 
     backend: str
@@ -54,7 +55,7 @@ class Matrix(Struct):
 
     @property
     def score(self) -> str:
-        """How many of the attacks that were tried held, such as "104/104"."""
+        """How many of the attacks that were tried were stopped, as in "104/104"."""
         tried = len(self.rows) - self.count("not applicable")
         return f"{self.count('held')}/{tried}"
 

@@ -1,6 +1,6 @@
-"""Run attacks in a second process beside this one: cases change what belongs to a process, hence no threads.
+"""Run attacks in a second process beside this process. Threads would not do: cases change the state of a process.
 
-It is asked by id and answers with rows. Should it die, what it owed is run here.
+The second process is sent ids and answers with rows. Should it die, this process runs the attacks left unanswered.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
     from ringfence_attacks.case import Attack
 
-# Measured by a clock, by CPU time, by our memory or by what the whole host's user has left: nothing runs beside these.
+# Attacks measured by a clock, by CPU time, by the memory of this process or by what is left of a limit of the host's
+# user: nothing runs beside them.
 ALONE = frozenset(
     ["A33", "D13-cpu", "F08", "F16", "F16-monitor", "F24", "F33-inotify", "J06", "L02", "L08", "O21", "O22"]
 )
-_AHEAD = 3  # asked for before the answers are fetched, so that it never waits for us
+_AHEAD = 3  # attacks sent before their answers are read, so that the second process never waits for this one
 
 
 class Second:
-    """The second process, as a context manager."""
+    """The second process, as a context manager: `ask` sends an attack, `answer` reads a row."""
 
     def __init__(self) -> None:
-        ours = f"{own_package()}; sys.path += {sys.path!r}"  # where the packages are that this process has
+        path = f"{own_package()}; sys.path += {sys.path!r}"  # the same packages as in this process
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", f"{ours}; from ringfence_attacks.second_process import serve; serve()"],
+            [sys.executable, "-I", "-c", f"{path}; from ringfence_attacks.second_process import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -44,7 +45,7 @@ class Second:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the process end, which it does at the end of its input; kill it where an interrupt left it in a case."""
+        """Close the process's input, at which it ends; kill the process when an interrupt left attacks unanswered."""
         if self._owed:
             self._process.kill()
         self._process.communicate()
@@ -57,7 +58,7 @@ class Second:
 
     @property
     def owed(self) -> tuple[Attack, ...]:
-        """The attacks that were asked for and not answered."""
+        """The attacks that were sent and not answered."""
         return tuple(self._owed)
 
     def ask(self, attack: Attack) -> None:
@@ -67,10 +68,10 @@ class Second:
             self._process.stdin.write(attack.id + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return  # it died: `answer` says so
+            return  # the process died: `answer` reports that
 
     def answer(self) -> Row | None:
-        """Wait for the next row. None: the process died, and `owed` is what is left to do."""
+        """Wait for the next row and return it. Return None when the process died: `owed` is then left to run."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -80,7 +81,7 @@ class Second:
         return Row(**{**fields, "succeeded": tuple(fields["succeeded"])})
 
     def answered(self) -> bool:
-        """Return whether an answer is there now."""
+        """Return whether an answer can be read without waiting."""
         import select
 
         assert self._process.stdout is not None

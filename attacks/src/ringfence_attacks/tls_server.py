@@ -1,6 +1,7 @@
-"""Serve TLS on the loopback for an attack, and make the gateway know that server. Nothing leaves the machine.
+"""A TLS server on the loopback, which the gateway knows while an attack lasts. Nothing leaves the machine.
 
-It notes every byte it is sent, and sends each request back as its answer: the echo that a careless service gives.
+The server keeps every byte that it receives, and answers each request with the request itself, as a careless service
+might.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 HOST, OTHER = "api.example.com", "other.example.com"
 _ZONE = ".example.com"
-_SILENCE_S = 0.25  # a request is over when nothing more comes
+_SILENCE_S = 0.25  # a request is over when nothing came for so long
 
 
 class Echo:
-    """A server for both names. `heard` is what came over TLS, `plain` what came without."""
+    """A server for both names. `heard` has the bytes received over TLS, `plain` the bytes received without TLS."""
 
     def __init__(self, authority: Authority) -> None:
         self.heard = b""
@@ -77,21 +78,22 @@ class Echo:
 
     @staticmethod
     def _answer(sock: socket.socket) -> bytes:
-        asked = sock.recv(65_536)
+        request = sock.recv(65_536)
         sock.settimeout(_SILENCE_S)
         with contextlib.suppress(TimeoutError):
             while more := sock.recv(65_536):
-                asked += more
-        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(asked)}\r\nConnection: close\r\n\r\n".encode()
-        sock.sendall(head + asked)
-        return asked
+                request += more
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(request)}\r\nConnection: close\r\n\r\n".encode()
+        sock.sendall(head + request)
+        return request
 
 
 @contextlib.contextmanager
 def _known(authority: Authority) -> Iterator[None]:
-    """Have this process's gateway trust the attack's authority and find the server's names on loopback."""
+    """Make the gateway of this process trust the attack's authority and resolve the server's names to loopback."""
     resolver = service().resolver
-    roots, lookup = stream.trusted_roots, resolver.lookup
+    roots = stream.trusted_roots
+    lookup = resolver.lookup
 
     def trust(context: ssl.SSLContext) -> None:
         context.load_verify_locations(cadata=authority.certificate.decode())
@@ -99,11 +101,13 @@ def _known(authority: Authority) -> Iterator[None]:
     def find(name: str, port: int) -> list[str]:
         return ["127.0.0.1"] if name.endswith(_ZONE) else lookup(name, port)
 
-    stream.trusted_roots, resolver.lookup = trust, find
+    stream.trusted_roots = trust
+    resolver.lookup = find
     try:
         yield
     finally:
-        stream.trusted_roots, resolver.lookup = roots, lookup
+        stream.trusted_roots = roots
+        resolver.lookup = lookup
 
 
 def echo(arm: Arm) -> Echo:
@@ -120,8 +124,8 @@ def policy(server: Echo, *secrets: Secret, rules: tuple[Rule, ...] = (), allow: 
     return Policy(network=network, secrets=secrets, limits=LIMITS)
 
 
-# For guest scripts: one request over TLS by hand, and what came back. The guest checks no certificate: it has none of
-# the attack's authority, and a guest that trusts everybody is what an attacker would be.
+# For guest scripts: sends one request over TLS and returns what came back. The guest checks no certificate: it does not
+# have the certificate of the attack's authority, and an attacker would trust every server.
 FETCH = r"""
 import socket, ssl
 def fetch(host, port, data, tls=True):

@@ -1,7 +1,7 @@
 """Read from outside, by ptrace, what the kernel answered to a guest's system calls: the witness for filters.
 
-The guest announces each attempt by a call that no kernel grants (`getpriority` of a kind there is none of), then makes
-it. What came back is read from the stopped process, not from what the guest says.
+The guest announces each attempt by a call that every kernel refuses (`getpriority` with a kind that does not exist),
+then makes the attempt. The answer is read from the stopped process, not from what the guest says.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ os._exit(0)
 
 @final
 class Attempt(Struct):
-    """A system call that harms nothing, or whose arguments the kernel itself refuses, with another errno than the
-    filter's."""
+    """A system call that harms nothing, or whose arguments the kernel refuses with another errno than the filter."""
 
     name: str
     number: int
@@ -60,7 +59,7 @@ class Attempt(Struct):
 
 
 def host_pid(box: Sandbox, inner: int) -> int:
-    """Return the host's pid of the process that is `inner` inside. LookupError when there is none."""
+    """Return the host's pid of the process with the pid `inner` inside. Raises LookupError when there is none."""
     if inner == 1:
         return _init_of(box)
     for pid in inside(box):
@@ -72,8 +71,8 @@ def host_pid(box: Sandbox, inner: int) -> int:
 def inside(box: Sandbox) -> list[int]:
     """Return the host's pids of all processes inside: descendants of the monitor in PID 1's namespace.
 
-    The monitor has other sandboxes too. An ordinary user may not see whose namespace is whose: what is not known to be
-    another sandbox's counts.
+    The monitor has other sandboxes too. An ordinary user cannot always read a process's namespace: a process whose
+    namespace cannot be read counts as inside.
     """
     init = _init_of(box)
     own = _pid_namespace(init)
@@ -89,21 +88,22 @@ def _pid_namespace(pid: int) -> str | None:
 
 
 def monitor_of(box: Sandbox) -> int:
+    """Return the pid of the monitor, which is the parent of PID 1."""
     return int(status_of(_init_of(box))["PPid"])
 
 
 def _init_of(box: Sandbox) -> int:
-    """Return PID 1 by its pidfd, which the library holds under private names."""
-    wall = getattr(box._box, "_wall", None)  # noqa: SLF001  # as above
+    """Return the host's pid of the sandbox's PID 1, from private names of the library."""
+    wall = getattr(box._box, "_wall", None)  # noqa: SLF001  # no public name leads there
     if wall is not None:
-        return int(wall.pid)  # as a container's engine tells it
+        return int(wall.pid)  # as the container's engine reports it
     held = box._box._init_pidfd  # type: ignore[union-attr]  # noqa: SLF001  # a started sandbox has one
     with open(f"/proc/self/fdinfo/{held}", encoding="utf-8") as file:
         return int(next(line for line in file if line.startswith("Pid:")).split()[1])
 
 
-def pid_told(process: Process, wait_s: float = _DEADLINE_S) -> tuple[int, str]:
-    """Return the pid that a spawned guest reported, and its output until then. TimeoutError when no pid came."""
+def reported_pid(process: Process, wait_s: float = _DEADLINE_S) -> tuple[int, str]:
+    """Return the pid that a spawned guest reported, and its output until then. Raises TimeoutError when none came."""
     said = ""
     end = time.monotonic() + wait_s
     for event in process:
@@ -112,7 +112,7 @@ def pid_told(process: Process, wait_s: float = _DEADLINE_S) -> tuple[int, str]:
             return int(said.rpartition('"pid": ')[2].rstrip(" }\n")), said
         if time.monotonic() > end:
             break
-    raise TimeoutError(f"the guest did not tell its pid: {said[-300:]}")
+    raise TimeoutError(f"the guest did not report its pid: {said[-300:]}")
 
 
 def answers(arm: Arm, box: Sandbox, attempts: list[Attempt], *, before: str = "") -> dict[str, int]:
@@ -122,15 +122,15 @@ def answers(arm: Arm, box: Sandbox, attempts: list[Attempt], *, before: str = ""
     """
     script = [(each.number, each.args) for each in attempts]
     process = arm.spawn(_ATTEMPTS.format(before=before), box=box, attempts=script)
-    with _Tracer(host_pid(box, pid_told(process)[0])) as tracer:
+    with _Tracer(host_pid(box, reported_pid(process)[0])) as tracer:
         process.write("go\n")
         found = tracer.follow([each.number for each in attempts])
     return {attempts[index].name: result for index, result in found.items()}
 
 
 class _Tracer:
-    """Trace a process, as a context manager. What is still traced at the end is killed and reaped here: no other
-    process can, and its sandbox, even its engine, would wait for ever."""
+    """A tracer of one process, as a context manager. At the end a process that is still traced is killed and reaped:
+    no other process can do that, and its sandbox, or even its engine, would wait for ever."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -154,7 +154,7 @@ class _Tracer:
         self._end()
 
     def _end(self) -> None:
-        """Kill and reap what is still traced. No other process gets that pid before."""
+        """Kill and reap the process if it is still traced. Until then no other process can get the same pid."""
         if not self._traces:
             return
         self._traces = False
@@ -178,7 +178,7 @@ class _Tracer:
         raise TimeoutError("the traced process did nothing for too long")
 
     def follow(self, numbers: list[int]) -> dict[int, int]:
-        """Return the result of each attempt, by the attempt's index."""
+        """Let the process run and return the result of each attempt that it made, by the attempt's index."""
         found: dict[int, int] = {}
         index = wanted = None
         while True:
@@ -202,7 +202,8 @@ class _Tracer:
                 found[index], index = result, None
 
     def _info(self) -> tuple[int, int, int, int, int]:
-        """Return (kind, number, two arguments, result) of a stop; the middle three on entry, the last on exit."""
+        """Return (kind, number, two arguments, result) of a stop. Number and arguments are valid on entry to a call,
+        the result on exit."""
         buffer = ctypes.create_string_buffer(88)
         self._ptrace(_SYSCALL_INFO, len(buffer), buffer)
         number, first, second = struct.unpack_from("QQQ", buffer, 24)

@@ -1,4 +1,4 @@
-"""Put things on the host that an attack would touch: listeners, a process, a variable, a key; each notes what came."""
+"""Witnesses on the host: listeners, a process, a variable, a key and files that an attack reaches if it succeeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _GRACE_S = 0.15
-_PLACE = "/var/tmp"  # not /tmp: a plan that shows the host's root shows what the sandbox's root covers there
+_PLACE = "/var/tmp"  # not /tmp: a sandbox covers the host's /tmp with its own, even where it shows the host's root
 
 
 def host_folder() -> tempfile.TemporaryDirectory[str]:
@@ -30,7 +30,7 @@ def host_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def remove_folders(pid: int) -> None:
-    """Remove the folders that a process left behind."""
+    """Remove the folders of arms that the process `pid` left behind."""
     import shutil
 
     for entry in os.scandir(_PLACE):
@@ -43,11 +43,10 @@ def _folders_of(pid: int) -> str:
 
 
 class Listener:
-    """A socket of the host that accepts and notes, in the case's own thread: no other thread runs."""
+    """A listening socket of the host. `received` accepts and reads; no thread runs."""
 
-    def __init__(self, sock: socket.socket, greeting: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._greeting = greeting
         self._accepted: list[socket.socket] = []
         sock.setblocking(False)
 
@@ -62,11 +61,11 @@ class Listener:
         return name.decode().lstrip("\0") if isinstance(name, bytes) else str(name)
 
     def received(self, wait_s: float = _GRACE_S) -> list[bytes]:
-        """Return the first bytes of each connection and datagram that came. Greets the clients that connected."""
+        """Return the first bytes of each connection, or each datagram, that has come."""
         if self._socket.type & socket.SOCK_STREAM:
             while self._ready(self._socket, 0):
                 self._accepted.append(self._socket.accept()[0])
-            return [self._first_bytes(one, wait_s) for one in self._accepted]
+            return [self._first_bytes(connection, wait_s) for connection in self._accepted]
         found: list[bytes] = []
         while self._ready(self._socket, wait_s if not found else 0):
             found.append(self._socket.recv(4096))
@@ -83,13 +82,13 @@ class Listener:
         return bool(select.select([sock], [], [], wait_s)[0])
 
     def close(self) -> None:
-        for one in (*self._accepted, self._socket):
-            one.close()
+        for sock in (*self._accepted, self._socket):
+            sock.close()
 
 
 @contextlib.contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replace a part of the library by a careless one, in this process."""
+    """Replace an attribute of the library, such as a check, in this process while the block runs."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -107,9 +106,8 @@ def _listening(sock: socket.socket) -> Iterator[Listener]:
         listener.close()
 
 
-def tcp(canary: str, *, ipv6: bool = False) -> contextlib.AbstractContextManager[Listener]:
-    """Listen on a port of loopback. A client gets the canary when the judge accepts, not before."""
-    del canary
+def tcp(*, ipv6: bool = False) -> contextlib.AbstractContextManager[Listener]:
+    """Listen on a TCP port of loopback."""
     family, host = (socket.AF_INET6, "::1") if ipv6 else (socket.AF_INET, "127.0.0.1")
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.bind((host, 0))
@@ -118,20 +116,22 @@ def tcp(canary: str, *, ipv6: bool = False) -> contextlib.AbstractContextManager
 
 
 def udp() -> contextlib.AbstractContextManager[Listener]:
+    """Listen on a UDP port of loopback."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
     return _listening(sock)
 
 
 def abstract(canary: str) -> contextlib.AbstractContextManager[Listener]:
+    """Listen on an abstract unix socket, whose name ends with the canary."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(f"\0ringfence-attack-{canary}")
     sock.listen(64)
     return _listening(sock)
 
 
-def path(name: str, canary: str) -> contextlib.AbstractContextManager[Listener]:
-    del canary
+def path(name: str) -> contextlib.AbstractContextManager[Listener]:
+    """Listen on a unix socket at the path `name`, open to any user."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(name)
     os.chmod(name, 0o777)
@@ -150,7 +150,7 @@ sys.stdin.read()
 
 
 class Victim:
-    """A waiting process of the host's user, with the canary in its arguments, environment and memory."""
+    """A sleeping process of the host's user, with the canary in its arguments, environment and memory."""
 
     def __init__(self, canary: str) -> None:
         self._process = subprocess.Popen(
@@ -169,7 +169,7 @@ class Victim:
 
     @property
     def alive(self) -> bool:
-        """Return whether the process lives, after a moment in which a signal may arrive."""
+        """Whether the process lives, after a moment in which a signal may still arrive."""
         deadline = time.monotonic() + _GRACE_S
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -185,6 +185,7 @@ class Victim:
 
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable of this process's environment while the block runs."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -223,7 +224,7 @@ def session_key(canary: str) -> Iterator[int]:
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """Return /proc/<pid>/status as the host sees that file; {} when the process is gone."""
+    """Return the fields of /proc/<pid>/status as the host reads them; {} when the process is gone."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
@@ -232,7 +233,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def processes_with(mark: str) -> list[int]:
-    """Return host pids of processes anywhere whose first argument holds `mark`. Zombies have no arguments."""
+    """Return the pids of all processes on the host whose first argument contains `mark`. Zombies have no arguments."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -244,7 +245,7 @@ def processes_with(mark: str) -> list[int]:
 
 
 def waiting_process(mark: str, wait_s: float = 3.0) -> int | None:
-    """Wait for a process whose first argument holds `mark` and return its pid."""
+    """Wait for a process with `mark` in the first argument and return its pid; None when none came in time."""
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         found = processes_with(mark)
@@ -255,7 +256,7 @@ def waiting_process(mark: str, wait_s: float = 3.0) -> int | None:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a host file; "" when there is none."""
+    """Return the text of a host file; "" when the file cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -264,7 +265,7 @@ def text_of(path: str) -> str:
 
 
 def handle_of(path: str) -> bytes:
-    """Return the kernel's handle of a host file, for `open_by_handle_at`. Raises OSError where there is none."""
+    """Return the kernel's handle of a host file, for `open_by_handle_at`. Raises OSError when the file has none."""
     import ctypes
 
     buffer = ctypes.create_string_buffer(_HANDLE_HEAD + _HANDLE_MAX)
@@ -288,8 +289,8 @@ print(open(sys.argv[2]).read())
 
 
 def setting_of(pid: int, path: str) -> str:
-    """Return what `path` below /proc/sys reads in the user namespace of `pid`: a child of this process enters that
-    namespace, and no other."""
+    """Return the value of `path` below /proc/sys in the user namespace of `pid`, read by a child process that enters
+    only that namespace. Raises OSError when it cannot."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _IN_USER_NAMESPACE, str(pid), f"/proc/sys/{path}"],
         capture_output=True,
@@ -303,7 +304,7 @@ def setting_of(pid: int, path: str) -> str:
 
 
 def holds(directory: str, mark: str) -> bool:
-    """Return whether a file anywhere below `directory` holds `mark`. Links are not followed."""
+    """Return whether a file anywhere below `directory` contains `mark`. Links are not followed."""
     for top, _, names in os.walk(directory):
         paths = [f"{top}/{name}" for name in names]
         if any(os.path.isfile(path) and not os.path.islink(path) and mark in text_of(path) for path in paths):
@@ -312,7 +313,7 @@ def holds(directory: str, mark: str) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the living processes below `pid`, nearest first."""
+    """Return the pids of all processes below `pid`, nearest first."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

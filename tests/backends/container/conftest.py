@@ -1,4 +1,4 @@
-"""The engines these tests run on: Docker and Podman, each where it can be started."""
+"""Fixtures: the engines for these tests, Docker and Podman, where they can be started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ordinary user with the Engine SDK, for tests of what only such a user meets."""
+"""An ordinary user with the Engine SDK, for tests of situations that only an ordinary user meets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("docker", "requests", "urllib3", "idna", "certifi", "charset_normal
 
 
 def sdk(user: OrdinaryUser) -> Path:
-    """A folder that this user can read, with the packages of the extra `docker`."""
+    """Return a folder that the user can read, with the packages of the extra `docker`."""
     folder = user.source.parent / "sdk"
     if not folder.exists():
         for name in _PACKAGES:

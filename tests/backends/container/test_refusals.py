@@ -126,7 +126,7 @@ def test_nothing_that_opens_a_container_can_be_asked_for() -> None:
 
 
 def test_a_container_whose_time_is_up_is_gone_from_the_engine(contained: Container) -> None:
-    """Killed from outside: guestd inside stands still, and answers nobody."""
+    """The container is killed from outside: guestd inside is stopped and answers no request."""
     api = clients.find(contained.engine, contained.socket).api
     with Sandbox(backend=contained) as box:
         process = box.spawn(["sleep", "600"])
@@ -169,7 +169,7 @@ def test_a_backend_without_an_engine_is_unsupported_not_lost() -> None:
 def test_a_name_in_an_image_that_podman_would_read_as_options_is_refused_there(
     contained: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """The engine's working directory has a folder `data`: that, of the host, was shown at /x."""
+    """The engine's working directory has a folder `data`: this folder of the host was shown at /x."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "store"))
     root = tmp_path / "root"
     for folder in ("bin", "other", name):

@@ -1,4 +1,4 @@
-"""Podman without root, as an ordinary user has it: its service is started by us and ends with us."""
+"""Podman of an ordinary user, without root: Ringfence starts the service and ends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROBE = read_program("backends/rootless_probe.py")
 
 @pytest.fixture(scope="module")
 def places(ordinary_user: OrdinaryUser) -> Iterator[dict[str, str]]:
-    """Variables that keep all of Podman's files in one folder, which goes with its last process."""
+    """Return variables that keep all of Podman's files in one folder, removed after Podman's last process."""
     equipped.skip_unless_root()
     for program in ("podman", "newuidmap"):
         if shutil.which(program) is None:
@@ -68,7 +68,7 @@ def test_a_sandbox_runs_and_nobody_inside_is_a_user_of_the_host(said: dict[str, 
 
 
 def test_limits_that_no_cgroup_holds_are_said_to_be_weaker_and_refused_by_a_strict_policy(said: dict[str, Any]) -> None:
-    """The other arm is a host that delegates cgroups to its users: there the engine holds them."""
+    """On a host that delegates cgroups to its users the engine enforces the limits: then the test ends early."""
     if said["memory"][1] == "full":
         assert said["peak"] is not None
         return
@@ -101,7 +101,7 @@ if sys.argv[1] == "killed": os._exit(0)
 
 
 def test_without_a_runtime_directory_its_holder_ends_too(ordinary_user: OrdinaryUser, places: dict[str, str]) -> None:
-    """With the library, or with the next one where it was killed: then it would hold a namespace for nobody."""
+    """The holder of the namespace ends with the library, or, when the library was killed, with the next start."""
     variables = {name: value for name, value in places.items() if name != "XDG_RUNTIME_DIR"}
     code = _START.format(sdk=str(equipped.sdk(ordinary_user)), variables=variables)
     for how in ("killed", "by itself"):
@@ -120,8 +120,8 @@ def _services(folder: str) -> list[str]:
 
 
 def _processes(folder: str) -> list[tuple[int, str, str]]:
-    """Number, name and words of those that were given these files: Podman's service, its containers, and what holds the
-    user's namespace."""
+    """Return pid, name and command line of each process with this runtime directory: Podman's service, its containers,
+    and the process that holds the user's namespace."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -49,7 +49,7 @@ def test_a_policy_for_a_kernel_of_its_own_is_refused_without_one(docker: Contain
 
 
 def test_a_runtime_that_is_not_known_is_not_told_as_a_kernel_of_its_own(docker: Container) -> None:
-    """It may be runc under another name, as nvidia's is, and many hosts have that one as their default."""
+    """An unknown runtime may be runc under another name, as NVIDIA's is, which many hosts have as the default."""
     renamed = replace(docker, runtime="renamed")
     with Sandbox(backend=renamed) as box:
         assert box.run("6 * 7").value == "42"

@@ -40,7 +40,7 @@ def make(request: pytest.FixtureRequest, busybox: str, musl: str, node: str) -> 
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A store of this module, and a folder for the trees that go into it."""
+    """Return a store for this module, and a folder for the trees to import."""
     folder = tmp_path_factory.mktemp("bare")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder / "data"))
@@ -82,7 +82,7 @@ def musl(roots: Path) -> str:
 
 @pytest.fixture(scope="module")
 def node(roots: Path) -> str:
-    """Node with the libraries it names, and nothing else: no shell, no Python."""
+    """Make an image of Node with the libraries that Node needs, and nothing else: no shell, no Python."""
     needed("/usr/bin/node", "ldd")
     root = roots / "node"
     said = subprocess.run(["ldd", "/usr/bin/node"], check=True, capture_output=True, text=True).stdout

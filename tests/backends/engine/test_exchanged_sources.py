@@ -1,4 +1,4 @@
-"""A folder in a writable mount that somebody exchanges for a link, while an engine builds a sandbox on it.
+"""A folder in a writable mount that is exchanged for a link while an engine builds a sandbox with the folder.
 
 The moments are the worst ones: a link when the engine looks for what to bind, and the folder again when it is done.
 """
@@ -63,7 +63,7 @@ class _Looking:
 
     def __enter__(self) -> Sandbox:
         with pytest.MonkeyPatch.context() as patch:
-            if self._by_guestd:  # as for a caller who is not root
+            if self._by_guestd:  # as for a caller that is not root
                 patch.setattr(container, "_may_look", lambda _: False)
             return self._box.__enter__()
 
@@ -85,7 +85,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def when_built(patch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """`before`: the engine is asked; `after`: all is mounted."""
+    """Call the functions `before` the engine gets its request and `after` everything is mounted."""
 
     def first(old: Callable[..., Any]) -> Callable[..., Any]:
         def new(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,7 @@ def test_what_lies_outside_is_never_shown(
 def test_nor_is_it_when_the_source_itself_is_exchanged(
     make: Callable[..., Sandbox], project: Path, monkeypatch: pytest.MonkeyPatch, mode: MountMode, *, back: bool
 ) -> None:
-    """L16: a folder that another sandbox may write to, and this one only read; once the plan has looked at it."""
+    """L16: another sandbox may write to the folder, this sandbox only reads it; exchanged after the plan's check."""
     place, aside, outside = project / "build", project / "aside", project.parent / "outside"
     place.mkdir()
     os.chown(place, 1000, 1000)

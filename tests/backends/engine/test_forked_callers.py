@@ -1,4 +1,4 @@
-"""Callers that fork: a child holds nothing of its parent's sandboxes, and can make its own."""
+"""Callers that fork: a child process keeps no part of the parent's sandboxes open, and can make new sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder that guestd runs from: made whole or not at all, and swept after those who were killed."""
+"""The folder that guestd runs from: made completely or not at all, and swept after a process that was killed."""
 
 from __future__ import annotations
 

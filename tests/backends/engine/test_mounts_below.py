@@ -1,4 +1,4 @@
-"""What the host has mounted below a mount's source: read-only with it."""
+"""Mounts of the host below the source of a mount are read-only when the mount is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Path]:
-    """A folder with file systems mounted below it, one in the other, that everybody may write to."""
+    """Make a folder with file systems mounted below, nested, which any user may write to."""
     equipped.skip_unless_root()
     tmp_path.chmod(0o755)
     folder = tmp_path / "project"

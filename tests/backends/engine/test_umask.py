@@ -1,4 +1,4 @@
-"""A caller whose umask closes what it makes: guests are another user, and see their root all the same."""
+"""A caller with a closed umask: guests are another user, and can read their root all the same."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_a_guest_at_its_limit_of_processes_is_still_served() -> None:
 
 
 def test_a_guest_cannot_fill_the_file_that_takes_errors_of_guestd() -> None:
-    """gVisor of 2022 lets it open what PID 1 has open."""
+    """gVisor of 2022 lets a guest open the files that PID 1 has open."""
     code = "for n in range(32):\n  try: open(f'/proc/1/fd/{n}', 'wb', 0).write(b'x' * 9999)\n  except OSError: pass"
     with Sandbox(backend="gvisor") as box:
         assert box.exec(["timeout", "10", "python3", "-c", code]).exit_code is not None
@@ -79,7 +79,7 @@ _BUSY = "import os\nos.fork(); os.fork()\nwhile True: open('/proc/self/stat').re
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a freezer takes a cgroup of ours")
 def test_a_sandbox_that_traces_itself_all_the_time_is_paused_each_time() -> None:
-    """Its sentry waits for threads that it traces: frozen in the wrong order, neither is ever done."""
+    """gVisor's sentry waits for threads that it traces: frozen in the wrong order, neither would ever end."""
     room = Policy(limits=Limits(cpu_time_s=120, timeout_s=120))
     with Sandbox(backend="gvisor", policy=room) as box, box.spawn(["python3", "-c", _BUSY]):
         time.sleep(0.5)

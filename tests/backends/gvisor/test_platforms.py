@@ -24,7 +24,7 @@ esac
 
 @pytest.fixture
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that answers as runsc does, and its notes beside it."""
+    """Make a program that answers as runsc does, and a file of notes on its platforms."""
     program = tmp_path / "runsc"
     monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path), *programs.SYSTEM_FOLDERS))
     monkeypatch.setattr(runsc, "_found", {})

@@ -1,4 +1,4 @@
-"""Forked children for tests: run a function in another process, as another user, and hear what it says."""
+"""Forked children for tests: run a function in another process, as another user, and read its messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Child:
         return self.wait()
 
     def wait(self) -> int:
-        """Exit code, negative for a signal."""
+        """Wait for the end and return the exit code, negative for a signal."""
         if self._status is None:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._status
@@ -65,7 +65,7 @@ def child(work: Callable[[Say], None], *, uid: int | None = None, join: Iterable
                 os.setresuid(uid, uid, uid)
             work(lambda said: void(os.write(theirs, json.dumps(said).encode() + b"\n")))
             status = 0
-        except BaseException:  # told to the test
+        except BaseException:  # reported to the test
             os.write(theirs, json.dumps({"failed": traceback.format_exc()}).encode() + b"\n")
         finally:
             os._exit(status)
@@ -78,11 +78,11 @@ def child(work: Callable[[Say], None], *, uid: int | None = None, join: Iterable
 
 
 def void(_: object) -> None:
-    """For a lambda whose value nobody wants."""
+    """Discard a value, in a lambda that must return None."""
 
 
 def state_of(pid: int) -> str:
-    """R, S, D, Z … of a process, or "gone"."""
+    """Return the state of a process: R, S, D, Z …, or "gone"."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]

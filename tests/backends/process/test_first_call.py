@@ -1,4 +1,4 @@
-"""The first sandbox of a process: what is begun early ends with it or is used, and its template is replaced."""
+"""The first sandbox of a process: a zygote that was started early is used or ended, and the template is replaced."""
 
 from __future__ import annotations
 

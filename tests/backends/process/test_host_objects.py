@@ -55,11 +55,11 @@ def _sharing(folder: Path) -> Sandbox:
 
 
 def test_the_host_opens_a_file_without_waiting_for_a_guest_that_has_it_open(tmp_path: Path) -> None:
-    """A lease makes whoever opens the file wait until its holder gives it up, 45 s by default."""
+    """A lease makes a process that opens the file wait until the holder gives the lease up, 45 s by default."""
     (tmp_path / "file").write_text("x")
     with _sharing(tmp_path) as box, box.spawn(["python3", "-c", _LEASE]) as process:
         said = next(iter(process))
-        os.close(os.open(tmp_path / "file", os.O_WRONLY | os.O_NONBLOCK))  # BlockingIOError: somebody has a lease
+        os.close(os.open(tmp_path / "file", os.O_WRONLY | os.O_NONBLOCK))  # BlockingIOError: a process has a lease
         assert getattr(said, "text", None) == "1\n"
 
 
@@ -72,7 +72,7 @@ def test_a_rename_leaves_no_device_on_the_host(tmp_path: Path) -> None:
 
 
 def test_a_guest_gets_none_of_the_hosts_huge_pages() -> None:
-    """They are counted by no limit of memory. A file of them can be made, without the filter, where there are none."""
+    """No memory limit counts huge pages. Without the filter a file of huge pages is made even where none are free."""
     with Sandbox() as box:
         assert box.exec(["python3", "-c", _HUGE]).stdout == "[12, 12]\n"
 

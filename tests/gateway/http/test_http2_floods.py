@@ -1,4 +1,4 @@
-"""Hostile HTTP/2 from inside: each flood ends its own connection, in bounded memory, and the next one works."""
+"""Hostile HTTP/2 from inside: a flood ends only its own connection, in bounded memory; the next connection works."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Guest:
         )
 
     def ends(self) -> int | None:
-        """The code of the GOAWAY that ends the connection; None when it ends without. TimeoutError: it does not end."""
+        """Return the code of the GOAWAY that ends the connection; None for an end without. TimeoutError: no end."""
         code = None
         try:
             while data := self.sock.recv(65_536):
@@ -197,7 +197,7 @@ def _indexed(value: bytes) -> bytes:
 
 
 def test_a_small_request_that_names_a_large_header_many_times_ends_the_connection(loop: Loop, server: Server) -> None:
-    """It stays below what one request may be; but a hundred of them, 3 KB, are six million bytes to look at."""
+    """A single request stays below its limit; but a hundred requests, 3 KB in all, are six million bytes to look at."""
     with open_desk(loop, Desk(server, rule=Rule(HOST, paths=["/public/"]))) as desk:
         with guest(desk) as one:
             head = b"\x82\x87\x01" + bytes([len(HOST)]) + HOST.encode() + b"\x84"  # GET https: HOST /
@@ -222,7 +222,7 @@ def test_a_client_may_name_all_of_its_header_table_in_every_request(loop: Loop, 
 def test_a_guest_with_room_for_a_large_header_table_does_not_fill_the_hosts_memory(
     loop: Loop, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What we have written stands in a table of ours as well, and each header is looked for in all of it."""
+    """The gateway's own table has the headers that it wrote, and each new header is looked for in the whole table."""
     sides: list[http2.Side] = []
     begin = http2.Side.begin
 
@@ -247,7 +247,7 @@ def test_a_guest_with_room_for_a_large_header_table_does_not_fill_the_hosts_memo
 
 
 class _Ticking(Desk):
-    """Notes in which turn of the loop each request ended."""
+    """A desk that records the turn of the loop in which each request ended."""
 
     turn = 0
 
@@ -400,7 +400,7 @@ def test_a_guest_that_never_reads_holds_up_nobody_and_little_memory(loop: Loop, 
 def test_the_body_of_a_refused_request_is_taken_up_to_a_size(
     loop: Loop, server: Server, size: int, is_reset: bool
 ) -> None:
-    """A reset right behind the answer would make curl forget it; one that goes on for ever is reset."""
+    """A reset right after the answer would make curl forget the answer; a body that never ends is reset."""
     with open_desk(loop, Desk(server, TOKEN)) as desk, guest(desk) as one:
         headers = [(":method", "TRACE"), *HEADERS[1:]]
         one.http.send_headers(1, headers)

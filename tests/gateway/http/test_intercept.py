@@ -331,7 +331,7 @@ def test_an_upload_beyond_the_budget_is_cut(
 def test_a_client_that_does_not_trust_the_sandboxs_certificate_is_told_of_in_the_log(
     loop: Loop, server: Server, roots: Roots
 ) -> None:
-    """Where it says so: the newest curl looks at the certificate after the handshake, and just goes."""
+    """Only a client that sends an alert is logged: the newest curl checks the certificate late and just disconnects."""
     context = ssl.create_default_context(cafile=str(roots.path))
     with open_desk(loop, Desk(server, TOKEN)) as desk:
         with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as plain:

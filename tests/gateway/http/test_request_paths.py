@@ -20,8 +20,8 @@ PATHS = st.lists(st.sampled_from(PIECES), max_size=12).map(lambda parts: "/" + "
 
 
 def _servers(path: str) -> set[str]:
-    """What servers make of a path: each decodes, cuts parameters, takes backslashes for slashes and resolves dots, or
-    does not, in an order of its own."""
+    """Return the forms that servers make of a path. Servers decode, cut parameters, take backslashes for slashes and
+    resolve dots, or some of these, in any order."""
     steps: list[Callable[[str], str]] = [
         lambda text: unquote(text, encoding="latin-1"),
         lambda text: "/".join(part.partition(";")[0] for part in text.split("/")),
@@ -124,7 +124,7 @@ def test_an_encoded_slash_passes_where_both_readings_fit() -> None:
         "/public/..%C0%AF..%C1%9Csecret",
         "/public/.%C0%2E/secret",
         "/public/%25C0%25AE./secret",
-        "/public/%E2%80%A5/secret",  # a two-dot leader, to who folds compatible characters
+        "/public/%E2%80%A5/secret",  # a two-dot leader, for a server that folds compatible characters
         "/public/%EF%BC%8E%EF%BC%8E%EF%BC%8Fsecret",
         "/public/..%20/secret",  # .NET: spaces around a name are not of it
     ],

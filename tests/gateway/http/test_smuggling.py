@@ -31,7 +31,7 @@ def server(loop: Loop, roots: Roots) -> Iterator[Server]:
 
 
 def _raw(desk: Desk, data: bytes, *, alpn: str = "http/1.1") -> bytes:
-    """What comes back for raw bytes, until the gateway closes or nothing more comes."""
+    """Return the answer to raw bytes, until the gateway closes the connection or nothing more comes."""
     context = ssl.create_default_context(cadata=desk.authority.certificate.decode())
     context.set_alpn_protocols([alpn])
     with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as plain:
@@ -145,7 +145,7 @@ def test_a_secrets_host_that_speaks_something_else_than_a_websocket_is_cut_off(l
 
 
 class _Peer:
-    """A stream that says what the test has it say, and notes what it is told."""
+    """A stream that sends the test's words and keeps everything written to it."""
 
     def __init__(self, *words: bytes, takes: Callable[[bytes], bool] = lambda _: True) -> None:
         self._words = list(words)
@@ -182,7 +182,7 @@ class _Peer:
 
 
 def _exchange(asked: bytes, servers: list[_Peer], *secrets: Secret) -> bytes:
-    """What a guest is told that asks all this at once; each connection to the server is the next of `servers`."""
+    """Return the answer to a guest that sends all of `asked` at once; `servers` are the connections, in order."""
     guest, left = _Peer(asked, b""), list(servers)
     guest.speak()
     desk = Desk(Server(echo), *secrets)

@@ -49,7 +49,7 @@ class Guestd:
         self.send(relay_frames.OPEN, number, socket.inet_aton(address) + struct.pack(">H", port))
 
     def hear(self, count: int) -> list[tuple[int, int, bytes]]:
-        """The next frames; DATA may be in pieces."""
+        """Return the next frames; DATA may be in pieces."""
         found: list[tuple[int, int, bytes]] = []
         while len(found) < count:
             data = self.channel.recv(1 << 16)
@@ -58,7 +58,7 @@ class Guestd:
         return found
 
     def is_over(self) -> bool:
-        """Whether the host has ended it, within a moment."""
+        """Return whether the host has ended the channel, within a moment."""
         self.channel.settimeout(5)
         while _received(self.channel):
             pass
@@ -212,7 +212,7 @@ def test_a_guestd_that_asks_and_reads_no_answer_is_not_read_until_it_does(monkey
     ],
 )
 def test_a_lie_ends_the_sandbox(lie: bytes) -> None:
-    """J07: what broke the format is not read again, and does not run on."""
+    """J07: bytes that broke the format are not read again, and the sandbox does not run on."""
     with relaying() as guestd:
         threading.Thread(target=_send, args=(guestd.channel, lie), daemon=True).start()
         assert guestd.is_over()
@@ -353,7 +353,7 @@ def test_what_streams_may_be_ahead_is_bounded_in_all(turns: list[tuple[int, int,
 
 
 def test_a_library_that_does_not_read_holds_up_no_connection() -> None:
-    """Output that nobody asks for waits here, within bounds, and streams go on beside it."""
+    """Output that no call reads waits in the host, within bounds, while streams go on."""
     with relaying() as guestd:
         guestd.channel.sendall(frames.pack(frames.STDOUT, 1, bytes(1 << 20)) * 3)
         began = time.monotonic()

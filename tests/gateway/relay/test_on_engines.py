@@ -26,7 +26,7 @@ SOCKS = ("-x", "socks5h://127.0.0.1:3128")
 
 @pytest.fixture(scope="module", autouse=True)
 def _engines() -> None:
-    """Started, and used once, before a test counts what is there."""
+    """Start the engines and use each once, before a test counts what exists."""
     for name in ("gvisor", "container", "podman"):
         if missing(name) is None:
             with Sandbox(backend=DECLARED[name].backend()):
@@ -35,7 +35,7 @@ def _engines() -> None:
 
 @pytest.fixture(params=WAYS)
 def walled(internet: World, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Its sandboxes are behind a wall. What is missing for one is said."""
+    """Return the small internet with sandboxes of an engine; skip with the reason where the engine is missing."""
     name = str(request.param).rpartition(" ")[2]
     reason = missing(name)
     if reason is not None:
@@ -193,7 +193,7 @@ def test_bytes_move_while_no_call_waits_and_closing_the_sandbox_ends_them(walled
         policy = replace(policy, network=replace(policy.network, upload="10G"))
         with walled.sandbox(policy) as box:
             box.spawn(["python3", "-c", code.replace("PORT", str(port))])
-            wait_until(lambda: counts[0] > 4 << 20, 20)  # nobody asks the sandbox anything
+            wait_until(lambda: counts[0] > 4 << 20, 20)  # no call reads from the sandbox
         assert ended.wait(10)
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "ringfence-relay"])
 

@@ -1,4 +1,4 @@
-"""A process that holds a secret, killed so that it would leave a core file: a real one, looked through byte by byte.
+"""A process with a secret is killed by a signal that leaves a core file, which is searched byte by byte.
 
 Control arm: the same process without a sandbox leaves a core file that holds the value.
 """
@@ -18,7 +18,7 @@ CODE = read_program("gateway/coredump_code.py")
 
 
 def _cores(folder: Path, arm: str) -> list[bytes]:
-    """What the process left, in a folder of its own."""
+    """Run the process in a new folder and return the core files that it left."""
     inside = folder / arm
     inside.mkdir()
     done = subprocess.run(
@@ -42,7 +42,7 @@ def test_a_core_file_of_the_process_that_holds_a_secret_does_not_hold_it(tmp_pat
 
 
 def test_a_policy_that_is_only_checked_changes_no_limit_of_its_caller(tmp_path: Path) -> None:
-    """Nothing happens in a constructor: what keeps core files away begins when the gateway takes the secrets."""
+    """Nothing happens in a constructor: the protection from core files begins when the gateway takes the secrets."""
     command = [sys.executable, "-c", CODE, "unstarted"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True True\n", done.stderr

@@ -134,7 +134,7 @@ FORMS: dict[str, Callable[[str], str | bytes | Sequence[str | bytes]]] = {
 
 
 def rows() -> dict[str, tuple[str, bool]]:
-    """Of the page's table: form → example, found."""
+    """Return the rows of the page's table: form → (example, found)."""
     _, _, rest = PAGE.read_text().partition("## Which forms are found\n")
     lines = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")][2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -48,7 +48,7 @@ class Outside(NamedTuple):
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
-    """Two servers, and a resolver that knows them. The gateway trusts their authority; the sandbox cannot know it."""
+    """Start two servers that the resolver knows. The gateway trusts their authority; the sandbox does not."""
     loop, roots = Loop(), Roots(tmp_path_factory.mktemp("roots"))
     resolver = service().resolver
     before, resolver.lookup = resolver.lookup, lambda _name, _port: ["127.0.0.1"]
@@ -144,7 +144,7 @@ GO = read_program("gateway/secrets_inside_go.go")
 
 @pytest.fixture(scope="module")
 def go_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Without libc: its own resolver, its own TLS."""
+    """Return a Go program, which has its own resolver and TLS, and no libc."""
     if shutil.which("go") is None:
         pytest.skip("no go here")
     folder = tmp_path_factory.mktemp("go")
@@ -382,7 +382,7 @@ _AS_USER = read_program("gateway/secrets_inside_as_user.py")
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")
 def test_it_is_the_same_for_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
-    """With the packages copied where that user can read them."""
+    """The packages are copied to a folder that the user can read."""
     installed = Path(h11.__file__).parents[1]
     with tempfile.TemporaryDirectory(prefix="rf-tests-") as folder:
         for pattern in _PACKAGES:

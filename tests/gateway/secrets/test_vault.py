@@ -101,7 +101,7 @@ def test_the_base64_of_a_value_is_found_when_it_is_itself_escaped() -> None:
 
 
 def forms_left(value: str, text: str) -> int:
-    """How many characters are not overwritten."""
+    """Return how many characters of the value are not overwritten."""
     return len(text) - Forms([value]).mask(text.encode()).count(b"*")
 
 
@@ -114,7 +114,7 @@ def test_a_value_of_many_backslashes_is_searched_for_in_reasonable_time() -> Non
 def test_a_long_value_of_many_odd_characters_is_made_ready_in_reasonable_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the gateway's loop, where every sandbox waits for it. CountedSocket in what is to be read, not in seconds."""
+    """The gateway's loop prepares the value while every sandbox waits. Measured in bytes to read, not in seconds."""
     sizes: list[int] = []
 
     def compiled(source: bytes, flags: int = 0) -> re.Pattern[bytes]:
@@ -160,7 +160,7 @@ def test_the_lines_of_a_stream_are_not_held_back() -> None:
 
 @given(st.text(st.sampled_from("secrt-valu%&*\n"), max_size=60))
 def test_what_is_held_back_tells_nothing_about_the_value(said: str) -> None:
-    """A server sends back what a guest said: that a part of it came late was how its characters could be guessed."""
+    """A server sends back the guest's bytes: a part that came late told the guest the characters of the secret."""
     data = said.encode()
     mine, other = Forms(["secret-value"]).stream().feed(data), Forms(["0123456789ab"]).stream().feed(data)
     assert len(mine) == len(other)
@@ -168,7 +168,7 @@ def test_what_is_held_back_tells_nothing_about_the_value(said: str) -> None:
 
 @given(st.lists(st.integers(1, 12), max_size=9), st.sampled_from([b"", b"to", b"x" * 300]))
 def test_messages_of_grpc_pass_whole_and_without_the_value_however_they_are_cut(cuts: list[int], before: bytes) -> None:
-    """Whoever waits for the end of a message would wait for ever where its last characters are held back."""
+    """A client that waits for the end of a message would wait for ever if the last characters were kept back."""
     scrubber, value = Forms(["token-0123456789"]).messages(), b"token-0123456789"
     sent, masked = (_grpc(before + one + b" token-01") + _grpc(b"") for one in (value, b"*" * len(value)))
     got, rest = b"", sent

@@ -67,7 +67,7 @@ def test_a_message_that_breaks_off_passes_as_far_as_it_came() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\xc1\x01x",  # compressed, which nobody agreed on
+        b"\xc1\x01x",  # compressed, without an agreement on compression
         b"\x81\x81abcdx",  # masked, as only clients do
         b"\x83\x01x",
         b"\x89\x7e\x00\x7ex",

@@ -78,7 +78,7 @@ def test_more_entries_than_may_be_are_refused_before_they_are_looked_at(fd: int)
 
 @pytest.mark.parametrize("names", [[], ["a"]])
 def test_what_lies_before_an_archive_is_refused(fd: int, names: list[str]) -> None:
-    """Offsets that allow for it do not make it a part of the archive."""
+    """Bytes before an archive are no part of the archive, even where the offsets leave room for them."""
     data = io.BytesIO(b"#!/bin/sh\n")
     with zipfile.ZipFile(data, "a") as archive:
         for name in names:

@@ -1,4 +1,4 @@
-"""Which mounts of a box were asked for, as its table of mounts tells it."""
+"""The check of a sandbox's mount table: which mounts were asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cell printed before it said something reaches the host before that, also when both come in one moment."""
+"""Output that a cell printed before a message reaches the host before the message, even when both come at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringfence.shared import framing
 
 
 class Guestd:
-    """Keeps the order in which things are passed on."""
+    """A guestd that records the order in which messages and output are passed on."""
 
     congested = False
 
@@ -24,7 +24,7 @@ class Guestd:
         self.passed.append((kind, data))
 
     def watch(self, *_: object) -> None:
-        """Nothing is waited for here."""
+        """Do nothing: these tests wait for no descriptor."""
 
     unwatch = watch
 

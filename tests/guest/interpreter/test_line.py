@@ -1,4 +1,4 @@
-"""The line of an interpreter to the host: what a guest could do by it to the monitor, which its neighbours share."""
+"""The line of an interpreter to the host: what a guest could do through it to the monitor, which sandboxes share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINGERS = _SOCKETS + read_program("guest/line_lingers.py")
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_guest_holds_no_socket_by_which_it_could_hand_us_files(fresh: bool) -> None:
-    """D03: those we take are ours to close, and what that costs is the guest's to choose."""
+    """D03: the host would have to close the descriptors received, and the guest would choose how long that takes."""
     backend = ringfence.backends.Process(fresh=fresh)
     assert ringfence.run(f"{_SOCKETS}\nprint(found)", backend=backend).stdout == "[]\n"
     with ringfence.Sandbox(backend=backend) as box:

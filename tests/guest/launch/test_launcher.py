@@ -17,7 +17,7 @@ PYTHON = os.path.realpath(sys.executable)
 
 
 def launch(*argv: str, launcher: str | None = None) -> tuple[int, str]:
-    """Exit code and what it said. Descriptor 3 is closed, so a zygote that does start ends at once."""
+    """Return exit code and output. Descriptor 3 is closed, therefore a zygote that does start ends at once."""
     program = launcher or zygote_start.launcher()
     done = subprocess.run([program, *argv], capture_output=True, text=True, env={}, timeout=10, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -34,7 +34,7 @@ def test_it_starts_nothing_but_a_python(program: str) -> None:
 
 
 def test_a_link_to_it_does_not_make_other_files_ours(tmp_path: Path) -> None:
-    """The zygote is the file beside the launcher: beside a link anybody could put one."""
+    """The zygote is the file beside the launcher: beside a link any user could put a file."""
     link = tmp_path / "launch"
     link.symlink_to(zygote_start.launcher())
     (tmp_path / "__main__.py").write_text("print('foreign code')")

@@ -1,4 +1,4 @@
-"""What a sandbox with a network hands over when it is ready: all of its listeners, or it does not start."""
+"""The listeners that a sandbox with a network passes to the host: all of them, or the sandbox does not start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTLETS = Outlets(ports=(80, 443), proxy=3128, streams=64)  # and the resolver's
 
 
 def taken(count: int) -> list[int]:
-    """What a box keeps of so many listeners."""
+    """Send `count` listeners to a sandbox and return the descriptors that it keeps."""
     box = object.__new__(ProcessBox)
     box.plan = SimpleNamespace(outlets=OUTLETS)  # type: ignore[assignment]  # all that is asked of it
     ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)

@@ -24,7 +24,7 @@ PROBE = read_program("guest/syscall_rows_probe.py")
 
 
 def writer(program: Program) -> int:
-    """Opens /dev/null, writes four bytes to it, closes it."""
+    """Add rows that open /dev/null, write four bytes to the file, and close it."""
     opened = program.call(OPENAT, AT_FDCWD, b"/dev/null", os.O_WRONLY, what="open")
     written = program.call(WRITE, 0, b"four", 4, what="write", least=4)
     closed = program.call(CLOSE, 0, what="close")
@@ -75,7 +75,7 @@ def test_a_failure_ends_the_run_and_is_told_by_the_name_of_its_call() -> None:
 
 
 def test_what_python_does_between_rows_may_fail_and_is_told_as_a_rows_failure_is() -> None:
-    """In a new process: raised, it would go up the stack of the one that made it, which has a loop to go on with."""
+    """The rows run in a new process: an exception would go up the stack of the process that made it."""
     for program in both():
         first = program.stop(lambda: os.stat("/no/such"))
         writer(program)

@@ -530,7 +530,7 @@ def test_an_order_is_not_taken_where_nobody_listens(tmp_path: Path) -> None:
 def test_a_scope_with_fewer_controllers_than_its_manager_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with DisableControllers=memory in app.slice: strict plans claimed memory.max, and nothing held it."""
+    """With DisableControllers=memory in app.slice strict plans claimed memory.max, which nothing enforced."""
     scope = tmp_path / f"ringfence-{process_id.name()}-1.scope"
     scope.mkdir()
     (scope / "cgroup.controllers").write_text("cpu pids\n")

@@ -10,7 +10,7 @@ from ringfence.plan.rootfs.protected import Protected
 
 
 class Rows(NamedTuple):
-    """A view in rows."""
+    """The operations of a view as rows."""
 
     template: list[list[Any]]
     box: list[list[Any]]

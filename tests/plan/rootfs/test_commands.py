@@ -1,4 +1,4 @@
-"""What a named program brings along."""
+"""The libraries and files that a listed program needs."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_socket_is_found_at_any_depth_while_somebody_has_it_bound() -> None:
             listener.bind(f"{short}/app/tmp/with spaces in it/puma.sock")
             assert holdings(short, "/nonexistent") == (Holding(f"{deep}/puma.sock", "a socket"),)
             assert holdings(f"{short}/app/tmp", "/nonexistent") == (Holding(f"{deep}/puma.sock", "a socket"),)
-        assert holdings(short, "/nonexistent") == ()  # nobody listens: it is only a name
+        assert holdings(short, "/nonexistent") == ()  # no process listens: it is only a name
 
 
 def test_a_socket_bound_by_way_of_a_link_is_found_where_it_lies() -> None:
@@ -95,6 +95,6 @@ def test_a_socket_bound_by_way_of_a_link_is_found_where_it_lies() -> None:
 
 
 def test_a_named_pipe_in_a_folder_is_found(tmp_path: Path) -> None:
-    """A read-only mount does not keep a guest from writing to one, and the host's program reads it."""
+    """A read-only mount does not keep a guest from writing to a named pipe, which a program of the host reads."""
     os.mkfifo(tmp_path / "control")
     assert holdings(str(tmp_path), "/nonexistent") == (Holding(str(tmp_path / "control"), "a named pipe"),)

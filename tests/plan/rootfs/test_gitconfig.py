@@ -1,4 +1,4 @@
-"""Git's configuration as git reads it, and what in it leads to files of a writable mount."""
+"""Git's configuration, read as git does, and the settings that lead to files of a writable mount."""
 
 from __future__ import annotations
 

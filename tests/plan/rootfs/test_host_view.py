@@ -1,4 +1,4 @@
-"""What a guest sees: the layout of its root, and that it works and shows nothing else when it is applied."""
+"""The view of a guest: the layout of the root, and that the applied view works and shows nothing else."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ print(json.dumps({path: names(path) for path in ("/root", "/home", "/var", "/run
 
 
 def _expected(path: str, python_roots: tuple[str, ...]) -> list[str]:
-    """Of a home or another closed folder: only the way down to the interpreter."""
+    """Return what a home or another closed folder may show: only the way down to the interpreter."""
     return sorted({root[len(path) :].strip("/").split("/")[0] for root in python_roots if within(root, path)})
 
 

@@ -44,7 +44,7 @@ def python_in(*roots: str) -> Interpreter:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A project of somebody, as readable as projects are."""
+    """Make a project folder of a user, with the usual modes."""
     os.chmod(tmp_path, 0o755)
     project = tmp_path / "project"
     project.mkdir()
@@ -59,7 +59,7 @@ def seen(
     stored: tuple[str, ...] = (),
     home: str = "/home/nobody-of-that-name",
 ) -> Rows:
-    """Without the inodes of sources, each of which is the right one."""
+    """Return the rows of a view, without the inodes of the sources."""
     found = view(Policy(mounts=mounts), python_in(*roots), uid=uid, home=home, state=state, stored=stored)
     template, box = (tuple(map(_without_inode, ops)) for ops in (found.template, found.box))
     return rows(replace(found, template=template, box=box))
@@ -129,7 +129,7 @@ def test_a_copy_is_an_overlay_without_protection(folder: Path) -> None:
 @pytest.mark.parametrize("mode", ["ro", "copy", "rw"])
 @pytest.mark.parametrize("path", ["link", "way/in", "link/../project/in"])
 def test_a_source_that_leads_through_a_link_is_refused_in_every_mode(folder: Path, path: str, mode: str) -> None:
-    """A11, L16: a guest could have made it in an earlier run, and what it leads to would be shown."""
+    """A11, L16: a guest could have made the link in an earlier run, and its target would be shown."""
     (folder / "in").mkdir()
     for name in ("link", "way"):
         (folder.parent / name).symlink_to(folder)
@@ -247,7 +247,7 @@ def test_a_target_that_leads_through_a_link_inside_another_mount_is_refused(fold
 
 
 def test_two_mounts_with_one_target_are_refused(folder: Path) -> None:
-    """Also when only the guest's own links make them one."""
+    """The targets are the same even when only the guest's own links make them so."""
     error = refused(Mount(str(folder), "/tmp/in"), Mount("/usr/share", "/var/tmp/in"))
     assert (str(error), error.key) == ("mounts 0 and 1 have the same target /tmp/in", "mounts[1].target")
 
@@ -385,7 +385,7 @@ def test_hiding_a_link_hides_it_and_what_it_leads_to(folder: Path) -> None:
 
 @pytest.mark.parametrize("hidden", ["link", "way/real"])
 def test_in_a_writable_mount_no_part_of_a_hidden_path_is_a_link(folder: Path, hidden: str) -> None:
-    """The guest could replace it, and the next sandbox would hide what the new one leads to."""
+    """The guest could replace the link, and the next sandbox would hide the new link's target."""
     (folder / "kept").mkdir()
     (folder / "kept" / "real").write_text("")
     (folder / "link").symlink_to("kept/real")
@@ -399,7 +399,7 @@ def test_in_a_writable_mount_no_part_of_a_hidden_path_is_a_link(folder: Path, hi
 def test_a_copy_of_a_folder_with_a_mount_below_is_refused_until_that_is_hidden(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer shows what lies under that mount, which nobody sees on the host."""
+    """A layer would show the files below that mount, which are covered on the host."""
     (folder / "a" / "below").mkdir(parents=True)
     monkeypatch.setattr(mounts, "mounts_of_host", lambda: [("/", "ext4"), (f"{folder}/a/below", "ext4")])
     error = refused(Mount(str(folder), "/data", "copy", hide=["x"]))
@@ -432,7 +432,7 @@ def test_a_layer_would_not_show_what_is_mounted_below_so_there_hide_covers(
 
 
 def test_the_callers_own_python_inside_a_writable_mount_is_read_only(folder: Path) -> None:
-    """What a guest writes into that environment, the next start of Ringfence would import."""
+    """The next start of Ringfence would import files that a guest wrote into that environment."""
     (folder / ".venv" / "bin").mkdir(parents=True)
     _, box = added(seen(Mount(str(folder), mode="rw"), roots=(f"{folder}/.venv/bin",)))
     assert ["protect", f"{folder}/.venv"[1:]] in box
@@ -454,7 +454,7 @@ def test_a_target_over_the_interpreter_is_refused(folder: Path) -> None:
 
 
 def held(folder: Path, **more: object) -> dict[str, str]:
-    """Relative path → what is done about it."""
+    """Return, by relative path, the protection that the plan gives the path."""
     shown = seen(Mount(str(folder), "/data", mode="rw", **more))  # type: ignore[arg-type]  # passed on as they are
     ops = [op for op in (*shown.template, *shown.box) if op[0] in ("pin", "protect")]
     return {str(op[1]).removeprefix("data/"): str(op[0]) for op in ops}
@@ -508,7 +508,7 @@ def test_submodules_are_held_as_repositories_are(folder: Path) -> None:
 
 
 def test_a_submodule_stays_one_whatever_a_guest_does_to_it(folder: Path) -> None:
-    """What the next sandbox knows it by cannot be moved; a folder around it that looks like one is looked into."""
+    """The files that mark a submodule cannot be moved; a folder above that looks like a repository is searched too."""
     own = folder / ".git" / "modules" / "libs" / "a"
     for name in ("objects", "refs"):
         (own / name).mkdir(parents=True)
@@ -616,7 +616,7 @@ def test_a_pipe_that_a_guest_left_in_place_of_a_file_of_gits_is_not_waited_for(f
 
 def test_a_device_that_a_link_of_a_guests_leads_to_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine").mkdir()
-    (folder / "mine" / ".git").symlink_to("/dev/ptmx")  # who opens it makes a terminal
+    (folder / "mine" / ".git").symlink_to("/dev/ptmx")  # a process that opens it makes a terminal
     opened: list[object] = []
     real = os.open
 

@@ -79,7 +79,7 @@ def _holds(check: table.Check, args: Args) -> bool:
 
 
 def by_table(layer: str, number: int, args: Args, without: frozenset[str]) -> table.Verdict:
-    """What the table says, read clause by clause: the second opinion on the compiler."""
+    """Return the table's verdict, read clause by clause: the second opinion on the compiler."""
     rest = table.UNKNOWN if layer == "guest" else (((), table.ALLOW),)
     rules = table.guest_rules() if layer == "guest" else table.last_rules()
     if number & 0x40000000 and "abi" not in without:

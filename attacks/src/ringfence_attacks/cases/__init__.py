@@ -1,4 +1,4 @@
-"""The cases of the process backend: modules by the letter of the catalogue."""
+"""The attacks on the process backend. The letter of a module is a chapter of the catalogue."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ if TYPE_CHECKING:
 
 
 def all_cases() -> tuple[Attack, ...]:
-    """Import all cases and return them."""
+    """Import every module of cases and return all cases, module by module."""
     from ringfence_attacks.cases import (
         a_files,
-        a_hostside,
+        a_host_reads,
         a_mounts,
         b_proc,
         c_races,
@@ -19,27 +19,26 @@ def all_cases() -> tuple[Attack, ...]:
         d_terminals,
         e_kernel,
         f_exhaustion,
+        f_host,
         g_gateway,
         g_network,
         g_requests,
         h_leaks,
         i_secrets,
         j_spoofing,
-        k_archives,
+        k_files,
         k_images,
         k_snapshots,
         k_transfers,
         l_imports,
         l_next_command,
         l_persistence,
-        o_host_side,
-        o_results,
-        o_starts,
+        o_library,
     )
 
     modules = (
         a_files,
-        a_hostside,
+        a_host_reads,
         a_mounts,
         b_proc,
         c_races,
@@ -47,21 +46,20 @@ def all_cases() -> tuple[Attack, ...]:
         d_terminals,
         e_kernel,
         f_exhaustion,
+        f_host,
         g_gateway,
         g_network,
         g_requests,
         h_leaks,
         i_secrets,
         j_spoofing,
-        k_archives,
+        k_files,
         k_images,
         k_snapshots,
         k_transfers,
         l_imports,
         l_next_command,
         l_persistence,
-        o_host_side,
-        o_results,
-        o_starts,
+        o_library,
     )
     return tuple(case for module in modules for case in module.CASES)

@@ -1,4 +1,4 @@
-"""A: files of the host, read or written from inside. What concerns the host's own opening of guest files is last."""
+"""A: files of the host, read or written from inside a sandbox. The host's own reads of guest files: a_host_reads."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 @attack("A01", "a host file is not read by its absolute path", READ, off="view")
 def absolute_path(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         for place in (path, "/mnt" + path, "/root/.ssh/id_rsa", "/home", "/etc/shadow"):
             steal(place)
         """,
         path=arm.host_file(),
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack("A02", "a host file is not read through the root links of /proc", READ, off="view")
 def root_links(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         pids = ["self", "thread-self", str(os.getppid())] + [name for name in os.listdir("/proc") if name.isdigit()]
         for pid in pids:
@@ -55,12 +55,12 @@ def root_links(arm: Arm) -> Seen:
         """,
         path=arm.host_file(),
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack("A03", "a host file is not read by climbing from a directory that is open", READ, off="view")
 def climbing(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         up = "../" * 40
         for name, start in (("cwd", "/proc/self/cwd"), ("root", "/"), ("tmp", "/tmp")):
@@ -74,7 +74,7 @@ def climbing(arm: Arm) -> Seen:
         """,
         path=arm.host_file(),
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 _CHROOT = """
@@ -86,10 +86,10 @@ attempt("pivot_root", call, 155, b".", b".")
 
 
 def _chroot(arm: Arm) -> Seen:
-    """Seen by the host: the guest's `/` was the jail, because what it wrote to `/` lies there."""
+    """Seen by the host: the guest's `/` was the jail when the file that it wrote to `/` is in the jail."""
     box = arm.sandbox()
-    told = arm.python(_CHROOT, box=box, canary=arm.canary)
-    return Seen(box.files.exists("jail/proof"), told.words())
+    report = arm.python(_CHROOT, box=box, canary=arm.canary)
+    return Seen(box.files.exists("jail/proof"), report.words())
 
 
 A04 = attack(
@@ -106,7 +106,7 @@ buffer = ctypes.create_string_buffer(bytes.fromhex(handle), len(handle) // 2)
 fd = attempt("open_by_handle_at", call, 304, directory, buffer, os.O_RDONLY)
 if fd is not None:
     loot(os.read(fd, 4096))
-for number in range(1, 64):  # and blindly: the first inodes of the same file system
+for number in range(1, 64):  # then by guessing: the first inodes of the same file system
     guess = bytes.fromhex(handle)[:8] + number.to_bytes(4, "little") + bytes(len(handle) // 2 - 12)
     try:
         call(304, directory, ctypes.create_string_buffer(guess, len(guess)), os.O_RDONLY)
@@ -117,23 +117,23 @@ for number in range(1, 64):  # and blindly: the first inodes of the same file sy
 
 @attack("A05", "no file is opened by its handle", READ, off=BARE, needs="root")
 def by_handle(arm: Arm) -> Seen:
-    """The best guess there is: the host itself makes the handle of a file beside a folder that is shown.
+    """The guest gets the best handle possible: the host makes the handle of a file beside a folder that is shown.
 
-    Bare, because no single control stands alone: the kernel asks for a capability of the initial user namespace.
-    Without root no process of the user may open by handle, so there is no arm that succeeds.
+    The off arm is bare, because no single control stops this: the kernel requires a capability of the initial user
+    namespace. Without root no process of the user may open by handle, therefore no arm would succeed.
     """
     secret = arm.host_file("secret/canary")
     top = f"{arm.directory}/shown"
     os.mkdir(top)
     policy = POLICY.replace(mounts=[Mount(top)])
-    told = arm.python(_SHOWN_HANDLE, policy=policy, top=top, handle=handle_of(secret).hex())
-    return arm.stolen(told)
+    report = arm.python(_SHOWN_HANDLE, policy=policy, top=top, handle=handle_of(secret).hex())
+    return arm.stolen(report)
 
 
 @attack("A06", "a read-only mount is not made writable again", WRITE, off="read-only")
 def remount(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
-    told = arm.python(
+    report = arm.python(
         """
         top = os.path.dirname(path).encode()
         attempt("remount", call, 165, None, top, None, 32 | 4096, None)
@@ -143,12 +143,12 @@ def remount(arm: Arm) -> Seen:
         path=path,
         policy=arm.shared("ro"),
     )
-    return Seen(text_of(path) != arm.canary, told.words())
+    return Seen(text_of(path) != arm.canary, report.words())
 
 
-_MOUNT_FENCES = ("seccomp:mounts", "seccomp:namespaces", "capabilities", "landlock-files")
+_MOUNT_CONTROLS = ("seccomp:mounts", "seccomp:namespaces", "capabilities", "landlock-files")
 _MOUNT = """
-attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to somebody above: take a copy
+attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to a user namespace above: take a copy
 os.mkdir("/workspace/m")
 attempt("mount", call, 165, b"tmpfs", b"/workspace/m", b"tmpfs", 0, None)
 spill("/workspace/m/proof", canary, os.O_CREAT)
@@ -159,21 +159,25 @@ tell(done=True)
 
 
 def _mount(arm: Arm) -> Seen:
-    """Seen by the host: what the guest wrote below /workspace/m is not there, so something was mounted over it."""
+    """Seen by the host: something was mounted when the file that the guest wrote below /workspace/m is not there."""
     box = arm.sandbox()
-    told = arm.python(_MOUNT, box=box, canary=arm.canary)
-    if told.said("done") is not True:
-        raise AssertionError(f"the script did not end: {told.words()} {told.stderr[-300:]}")
-    return Seen(not box.files.exists("m/proof"), told.words())
+    report = arm.python(_MOUNT, box=box, canary=arm.canary)
+    if report.said("done") is not True:
+        raise AssertionError(f"the script did not end: {report.words()} {report.stderr[-300:]}")
+    return Seen(not box.files.exists("m/proof"), report.words())
 
 
-def _others(control: str) -> tuple[str, ...]:
-    return tuple(name for name in _MOUNT_FENCES if name != control)
+def _other_mount_controls(control: str) -> tuple[str, ...]:
+    return tuple(name for name in _MOUNT_CONTROLS if name != control)
 
 
 MOUNTS = [
     attack(
-        name, f"nothing is mounted by the guest: {control} alone holds", ESCAPE, off=control, behind=_others(control)
+        name,
+        f"nothing is mounted by the guest: {control} alone holds",
+        ESCAPE,
+        off=control,
+        behind=_other_mount_controls(control),
     )(_mount)
     for name, control in (
         ("A08", "seccomp:mounts"),
@@ -192,9 +196,9 @@ MOUNTS = [
     needs="user",
 )
 def uncover(arm: Arm) -> Seen:
-    """As root the mounts belong to the initial user namespace, and nothing lies below /proc."""
+    """Needs an ordinary user: as root the mounts belong to the initial user namespace, and nothing is below /proc."""
     victim = arm.victim()
-    told = arm.python(
+    report = arm.python(
         """
         for _ in range(40):
             if attempt("umount2", call, 166, b"/proc", 2) is None:
@@ -203,11 +207,11 @@ def uncover(arm: Arm) -> Seen:
         """,
         pid=victim.pid,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 _NEW_MOUNT = """
-attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to somebody above: take a copy
+attempt("unshare", call, 272, 0x20000)  # as root the mount namespace belongs to a user namespace above: take a copy
 os.mkdir("/workspace/new")
 for name, number, args in (("open_tree", 428, (AT_FDCWD, b"/usr", 0)), ("fspick", 433, (AT_FDCWD, b"/workspace", 0)),
                            ("mount_setattr", 442, (AT_FDCWD, b"/usr", 0, bytes(8) + b"\\1" + bytes(23), 32))):
@@ -219,22 +223,26 @@ if made is not None:
     tree = attempt("fsmount", call, 432, made, 0, 0)
     if tree is not None:
         attempt("move_mount", call, 429, tree, b"", AT_FDCWD, b"/workspace/new", 4)
-if os.fork() == 0:  # holds the mount namespace for the host to look at
+if os.fork() == 0:  # keeps the mount namespace alive for the host to look at
     os.setsid()
     os.execv("/bin/sleep", [canary, "5"])
 """
 
 
 @attack(
-    "A09", "nothing is mounted by the new mount calls", ESCAPE, off="seccomp:mounts", behind=_others("seccomp:mounts")
+    "A09",
+    "nothing is mounted by the new mount calls",
+    ESCAPE,
+    off="seccomp:mounts",
+    behind=_other_mount_controls("seccomp:mounts"),
 )
 def new_mount_calls(arm: Arm) -> Seen:
     """Seen by the host: a mount of that name in /proc/<pid>/mountinfo."""
-    told = arm.python(_NEW_MOUNT, box=arm.sandbox(), canary=arm.canary)
+    report = arm.python(_NEW_MOUNT, box=arm.sandbox(), canary=arm.canary)
     pid = waiting_process(arm.canary)
     if pid is None:
-        raise AssertionError(f"nobody waits to be looked at: {told.words()} {told.stderr[-300:]}")
-    return Seen(arm.canary in text_of(f"/proc/{pid}/mountinfo"), told.words())
+        raise AssertionError(f"no process waits for the host to look at: {report.words()} {report.stderr[-300:]}")
+    return Seen(arm.canary in text_of(f"/proc/{pid}/mountinfo"), report.words())
 
 
 @attack("A11", "a link that lay in a mount before the start is followed inside only", READ, off="view")
@@ -244,7 +252,7 @@ def planted_link(arm: Arm) -> Seen:
     os.symlink("/", f"{arm.directory}/project/out")
     os.symlink(f"{arm.directory}/secret", f"{arm.directory}/project/secret")
     policy = POLICY.replace(mounts=[Mount(f"{arm.directory}/project")])
-    told = arm.python(
+    report = arm.python(
         """
         for place in (f"{project}/out{secret}", f"{project}/out/mnt{secret}", f"{project}/secret/canary"):
             steal(place)
@@ -253,17 +261,17 @@ def planted_link(arm: Arm) -> Seen:
         project=f"{arm.directory}/project",
         secret=secret,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
-@attack("A14", "a host file that may only be read is not linked into a folder that may be written", WRITE, off=BARE)
+@attack("A14", "a host file mounted read-only is not linked into a folder mounted read-write", WRITE, off=BARE)
 def hard_link(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
     out = f"{arm.directory}/out"
     os.mkdir(out)
     os.chmod(out, 0o777)
     policy = POLICY.replace(mounts=[Mount(f"{arm.directory}/shown"), Mount(out, mode="rw")])
-    told = arm.python(
+    report = arm.python(
         """
         attempt("link", os.link, path, out + "/mine")
         fd = os.open(path, os.O_PATH)
@@ -274,14 +282,14 @@ def hard_link(arm: Arm) -> Seen:
         path=path,
         out=out,
     )
-    return Seen(os.stat(path).st_nlink > 1 or text_of(path) != arm.canary, told.words())
+    return Seen(os.stat(path).st_nlink > 1 or text_of(path) != arm.canary, report.words())
 
 
 @attack("A15", "no device node is made", ESCAPE, off="seccomp:devices")
 def device_node(arm: Arm) -> Seen:
-    """The kernel lets every user make the character device 0:0: what refuses that one is the filter."""
+    """The kernel lets every user make the character device 0:0: only the filter refuses that device."""
     box = arm.sandbox()
-    told = arm.python(
+    report = arm.python(
         """
         attempt("c 0 0", os.mknod, "/workspace/whiteout", 0o20644, os.makedev(0, 0))
         attempt("kmem", os.mknod, "/workspace/mem", 0o20666, os.makedev(1, 1))
@@ -292,14 +300,14 @@ def device_node(arm: Arm) -> Seen:
         box=box,
     )
     kinds = {info.path: info.kind for info in box.files.list(".")}
-    return Seen("other" in kinds.values(), told.words())
+    return Seen("other" in kinds.values(), report.words())
 
 
 _GAIN = """
 attempt("unshare", call, 272, 0x10000000)
 attempt("setgroups", spill, "/proc/self/setgroups", "deny")
 attempt("uid_map", spill, "/proc/self/uid_map", "0 1000 1")
-call(126, (0x20080522).to_bytes(4, "little") + bytes(4), bytes(24))  # capset: none of our own
+call(126, (0x20080522).to_bytes(4, "little") + bytes(4), bytes(24))  # capset: give up all capabilities
 os.execv("/bin/sleep", [canary, "20"])
 """
 
@@ -312,7 +320,8 @@ os.execv("/bin/sleep", [canary, "20"])
     behind=("seccomp:namespaces", "namespace-limits"),
 )
 def gain_by_exec(arm: Arm) -> Seen:
-    """Every mount of a sandbox is nosuid: what is left is root's gain at exec, in a user namespace that the guest made.
+    """Every mount of a sandbox is nosuid: a program can gain only what root gains at exec, in a user namespace that the
+    guest made.
 
     Seen by the host: the capabilities of the process in /proc.
     """
@@ -340,7 +349,7 @@ def _strange_devices() -> list[str]:
 def devices(arm: Arm) -> Seen:
     """Seen by the host: every node below /proc/<pid>/root/dev."""
     if not _strange_devices():
-        raise NotApplicable("this host's /dev has nothing else")
+        raise NotApplicable("this host's /dev has no device that could be shown")
     pid, words = arm.waiting(
         """
         for name in ("mem", "kmem", "port", "kmsg", "kvm", "fuse", "loop-control", "net/tun", "vsock", "sda", "vda"):
@@ -356,7 +365,7 @@ def devices(arm: Arm) -> Seen:
 
 
 def _nodes(top: str) -> set[str]:
-    """Device nodes below `top`, by their path from there."""
+    """Return the device nodes below `top`, as paths relative to `top`."""
     found = set()
     for folder, _, names in os.walk(top):
         for name in names:
@@ -367,7 +376,7 @@ def _nodes(top: str) -> set[str]:
 
 
 A18 = attack(
-    "A18", "no device of the kernel's own interfaces is there", ESCAPE, off=_show_devices, label="device nodes"
+    "A18", "/dev holds no device of the kernel's own interfaces", ESCAPE, off=_show_devices, label="device nodes"
 )(devices.play)
 
 A19 = not_applicable(
@@ -407,32 +416,32 @@ tell(done=True)
 
 
 def _programs(arm: Arm, names: tuple[str, ...]) -> Seen:
-    """The program would leave a file that the host finds in the workspace."""
+    """Try to run the programs. A program that runs leaves a file, which the host finds in the workspace."""
     policy = POLICY if arm.off else POLICY.replace(commands=["python3"])
     box = arm.sandbox(policy)
-    told = arm.python(_PROGRAMS, box=box, names=names, canary=arm.canary)
-    if told.said("done") is not True:
-        raise AssertionError(f"the script did not end: {told.words()} {told.stderr[-300:]}")
-    return Seen(box.files.exists("ran"), told.words())
+    report = arm.python(_PROGRAMS, box=box, names=names, canary=arm.canary)
+    if report.said("done") is not True:
+        raise AssertionError(f"the script did not end: {report.words()} {report.stderr[-300:]}")
+    return Seen(box.files.exists("ran"), report.words())
 
 
-@attack("A20", "a program that is not listed does not run by execveat either", ESCAPE, off=HOST_CODE, label="commands")
+@attack("A20", "a program that is not listed is not run by execveat", ESCAPE, off=HOST_CODE, label="commands")
 def by_descriptor(arm: Arm) -> Seen:
     return _programs(arm, ("/bin/sh",))
 
 
-@attack("A21", "a program that is not listed has no other name", ESCAPE, off=HOST_CODE, label="commands")
+@attack("A21", "a program that is not listed is not run under another name", ESCAPE, off=HOST_CODE, label="commands")
 def aliases(arm: Arm) -> Seen:
     names = ("//bin/sh", "/usr/bin/../bin/sh", "/bin/./dash", "/proc/self/root/usr/bin/sh", "/usr/bin/env", "/BIN/SH")
     return _programs(arm, names)
 
 
-@attack("A22", "the files below a copy stay as they are", WRITE, off=HOST_CODE, label="copy layer")
+@attack("A22", "the host files below a copy of a folder stay as they are", WRITE, off=HOST_CODE, label="copy layer")
 def copy_layer(arm: Arm) -> Seen:
     path = arm.host_file("project/file", mode=0o666)
     os.chmod(f"{arm.directory}/project", 0o777)
     policy = POLICY.replace(mounts=[Mount(f"{arm.directory}/project", mode="rw" if arm.off else "copy")])
-    told = arm.python(
+    report = arm.python(
         """
         attempt("write", spill, path, "spoiled", os.O_TRUNC)
         for place in ("/.disk", "/.disk/lower1", "/.disk/copy1/upper", "/.disk/copy1/work"):
@@ -447,7 +456,7 @@ def copy_layer(arm: Arm) -> Seen:
         path=path,
     )
     whole = os.path.exists(path) and text_of(path) == arm.canary
-    return Seen(not whole, told.words())
+    return Seen(not whole, report.words())
 
 
 _SEARCH = """
@@ -460,27 +469,29 @@ tell(done=True)
 """
 
 
-@attack("A22-hidden", "a file that is hidden in a mount has no other name", READ, off=HOST_CODE, label="hide")
+@attack(
+    "A22-hidden", "a file that is hidden in a mount is not reached by another name", READ, off=HOST_CODE, label="hide"
+)
 def hidden(arm: Arm) -> Seen:
-    """Try a sandbox for each way to mount: as root, a folder that other users may not read is mounted differently."""
+    """Try a sandbox for each way to mount: as root, a folder that other users cannot read is mounted differently."""
     folders = [os.path.dirname(arm.host_file(f"{name}/.env")) for name in ("open", "closed")]
     os.chmod(folders[1], 0o700)
     mounts = [Mount(folder, "/data", mode, hide=[".env"]) for folder in folders for mode in ("ro", "copy", "rw")]
     seen = []
     for mount in mounts:
         shown = replace(mount, hide=()) if arm.off else mount
-        told = arm.python(_SEARCH, policy=POLICY.replace(mounts=[shown]))
-        if told.said("done") is not True:
-            raise AssertionError(f"the search did not end: {told.words()} {told.stderr[-300:]}")
-        seen.append(arm.stolen(told))
-    got = [one.succeeded for one in seen]
-    return Seen(all(got) if arm.off else any(got), " ".join(one.what for one in seen if one.what))
+        report = arm.python(_SEARCH, policy=POLICY.replace(mounts=[shown]))
+        if report.said("done") is not True:
+            raise AssertionError(f"the search did not end: {report.words()} {report.stderr[-300:]}")
+        seen.append(arm.stolen(report))
+    got = [each.succeeded for each in seen]
+    return Seen(all(got) if arm.off else any(got), " ".join(each.what for each in seen if each.what))
 
 
 @attack("A23", "attributes of a file that may only be read are not set", WRITE, off="read-only")
 def attributes(arm: Arm) -> Seen:
     path = arm.host_file("shown/file", mode=0o666)
-    told = arm.python(
+    report = arm.python(
         """
         attempt("user xattr", os.setxattr, path, "user.note", canary.encode())
         attempt("acl", os.setxattr, path, "system.posix_acl_access", b"\\2\\0\\0\\0\\1\\0\\7\\0\\xff\\xff\\xff\\xff")
@@ -490,7 +501,7 @@ def attributes(arm: Arm) -> Seen:
         path=path,
         canary=arm.canary,
     )
-    return Seen("user.note" in os.listxattr(path), told.words())
+    return Seen("user.note" in os.listxattr(path), report.words())
 
 
 CASES = cases(globals())

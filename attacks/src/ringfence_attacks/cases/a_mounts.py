@@ -1,4 +1,4 @@
-"""A: host folders that a guest may write, and the files in such a folder that a guest may not write."""
+"""A: host folders that a guest may write to, and the protected files in these folders, which a guest must not write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _repository(arm: Arm) -> str:
     arm.host_file(".git/config", "[core]\n", mode=0o666)
     arm.host_file(".git/HEAD", "ref: refs/heads/main\n", mode=0o666)
-    arm.host_file(".git/commondir", ".\n", mode=0o666)  # or a placeholder would be there, and watched
+    arm.host_file(".git/commondir", ".\n", mode=0o666)  # else there would be a placeholder, which is watched
     os.mkdir(f"{arm.directory}/.git/hooks")
     for directory in (f"{arm.directory}/.git", f"{arm.directory}/.git/hooks"):
         os.chmod(directory, 0o777)
@@ -35,10 +35,11 @@ attempt("exchange", call, 316, AT_FDCWD, b".git/hooks", AT_FDCWD, b".git/HEAD", 
 
 
 def _renaming(arm: Arm) -> Seen:
+    """Seen by the host: a file with the canary anywhere in the repository."""
     top = _repository(arm)
     box = arm.sandbox(arm.shared())
-    told = arm.python(_RENAME, box=box, top=top, canary=arm.canary)
-    return Seen(holds(top, arm.canary), told.words())
+    report = arm.python(_RENAME, box=box, top=top, canary=arm.canary)
+    return Seen(holds(top, arm.canary), report.words())
 
 
 A12 = attack("A12", "a protected folder is not renamed away", WRITE, off=("protect", "pin"), behind="watch")(_renaming)
@@ -62,30 +63,35 @@ def _half_repository(arm: Arm) -> None:
 def made_anew(arm: Arm) -> Seen:
     _half_repository(arm)
     box = arm.sandbox(arm.shared())
-    told = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
-    return Seen(holds(arm.directory, arm.canary), told.words())
+    report = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
+    return Seen(holds(arm.directory, arm.canary), report.words())
 
 
-@attack("A13-second", "nor by a second sandbox, which finds the first one's placeholders", WRITE, off="protect")
+@attack(
+    "A13-second",
+    "a second sandbox, which finds the first one's placeholders, makes no protected path either",
+    WRITE,
+    off="protect",
+)
 def made_in_a_second(arm: Arm) -> Seen:
     _half_repository(arm)
     arm.sandbox(arm.shared(), whole=True)
     box = arm.sandbox(arm.shared())
-    told = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
-    return Seen(holds(arm.directory, arm.canary), told.words())
+    report = arm.python(_MAKE, box=box, top=arm.directory, canary=arm.canary)
+    return Seen(holds(arm.directory, arm.canary), report.words())
 
 
 # set-id bits on the host
 
 
 def _set_id(arm: Arm, code: str) -> Seen:
-    """Seen by the host: the bits of the files in its own folder."""
+    """Seen by the host: the set-id bits of the files in the shared folder."""
     box = arm.sandbox(arm.shared())
-    told = arm.python(code, box=box, top=arm.directory)
+    report = arm.python(code, box=box, top=arm.directory)
     marked = [name for name in os.listdir(arm.directory) if _is_set_id(f"{arm.directory}/{name}")]
     for name in marked:
         os.chmod(f"{arm.directory}/{name}", 0o600)
-    return Seen(bool(marked), told.words())
+    return Seen(bool(marked), report.words())
 
 
 @attack("A31", "no set-user-id or set-group-id file is made in a host folder", ESCAPE, off="seccomp:setid-bits")
@@ -128,9 +134,12 @@ def set_id_without_last_layer(arm: Arm) -> Seen:
 
 @attack("A33", "when the host replaces a protected file, the sandbox is stopped at once", WRITE, off="watch")
 def replaced_on_host(arm: Arm) -> Seen:
-    """An editor on the host writes a new file and renames it over the protected one: the kernel then detaches the
-    guest's read-only mount. Success is a write of the guest that lands later than the grace after it; what it can do
-    before it is stopped is told, not judged: no order of events closes that window (docs/attacks.md)."""
+    """An editor on the host writes a new file and renames it over the protected file: the kernel then detaches the
+    guest's read-only mount.
+
+    The attack succeeds when a write of the guest lands later than `_STOP_S` after the rename. Earlier writes are
+    reported, not judged: no order of events closes that window (docs/attacks.md).
+    """
     top = _repository(arm)
     box = arm.sandbox(arm.shared())
     process = arm.spawn(

@@ -1,4 +1,4 @@
-"""B: /proc and /sys."""
+"""B: attacks through /proc and /sys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def host_processes(arm: Arm) -> Seen:
 
 @attack("B01-pids", "processes of the host are not seen: pid namespace", READ, off="pid-namespace", needs="root")
 def shared_pids(arm: Arm) -> Seen:
-    """As an ordinary user the kernel refuses a fresh /proc without a pid namespace, and with it the sandbox."""
+    """Needs root: to an ordinary user the kernel refuses a fresh /proc without a pid namespace; no sandbox starts."""
     return arm.stolen(arm.python(_LOOK, pid=arm.victim().pid))
 
 
@@ -57,13 +57,16 @@ attempt("user/max_inotify_watches", spill, "/proc/sys/user/max_inotify_watches",
 
 
 def _knobs(arm: Arm) -> Seen:
-    """With capabilities in a user namespace a process may set that namespace's limits. Witness: a limit, read by a
-    process of the host. The guest's own code tries it, not a program it executes: exec would drop the rights."""
+    """Write kernel settings. With capabilities in a user namespace a process may set the limits of that namespace: the
+    witness is one of these limits, read by a process of the host.
+
+    The guest's own code tries, not a program that it executes: exec would drop the rights.
+    """
     box = arm.sandbox()
-    told = arm.python(_KNOBS, box=box)
+    report = arm.python(_KNOBS, box=box)
     pid, _ = arm.waiting("", box=box)
     value = setting_of(pid, "user/max_inotify_watches")
-    return Seen(value == "77", f"max_inotify_watches reads {value}; {told.words()}")
+    return Seen(value == "77", f"max_inotify_watches reads {value}; {report.words()}")
 
 
 B02 = attack(
@@ -72,10 +75,10 @@ B02 = attack(
 B12 = attack("B12", "kernel settings are not written: rights", WRITE, off="capabilities", behind="proc-masks")(_knobs)
 
 
-@attack("B03", "what /proc tells about the kernel is masked", LEAK, off="proc-masks")
+@attack("B03", "files of /proc that describe the kernel are masked", LEAK, off="proc-masks")
 def kernel_files(arm: Arm) -> Seen:
-    """The witness is the host's own text of the same file."""
-    told = arm.python(
+    """The witness is the text that the host reads in the same file."""
+    report = arm.python(
         """
         for name in ("cmdline", "kcore", "kallsyms", "keys", "timer_list", "sched_debug", "slabinfo", "vmallocinfo",
                      "iomem", "ioports", "interrupts", "modules", "diskstats", "partitions", "swaps"):
@@ -84,15 +87,15 @@ def kernel_files(arm: Arm) -> Seen:
     )
     with open("/proc/cmdline", encoding="utf-8", errors="replace") as file:
         here = file.read()
-    return Seen(here.strip() in told.looted if here.strip() else bool(told.looted.strip()), told.words())
+    return Seen(here.strip() in report.looted if here.strip() else bool(report.looted.strip()), report.words())
 
 
-@attack("B04", "there is no /sys", LEAK, off=BARE, label="no /sys in the view")
+@attack("B04", "the sandbox has no /sys", LEAK, off=BARE, label="no /sys in the view")
 def sys_files(arm: Arm) -> Seen:
     path = next((p for p in ("/sys/devices/system/cpu/online", "/sys/kernel/uevent_seqnum") if os.path.exists(p)), None)
     if path is None:
         raise NotApplicable("this host has no /sys to see")
-    told = arm.python(
+    report = arm.python(
         """
         steal(path)
         for name in ("firmware", "kernel/debug", "kernel/tracing", "kernel/security", "fs/cgroup", "class/net"):
@@ -101,7 +104,7 @@ def sys_files(arm: Arm) -> Seen:
         path=path,
     )
     with open(path, encoding="utf-8") as file:
-        return Seen(file.read().strip() in told.looted.split(), told.words())
+        return Seen(file.read().strip() in report.looted.split(), report.words())
 
 
 B06 = not_applicable(
@@ -119,7 +122,7 @@ def running_program(arm: Arm) -> Seen:
     shutil.copyfile(os.path.realpath("/bin/sleep"), program)
     os.chmod(program, 0o777)
     before = _digest(program)
-    told = arm.python(
+    report = arm.python(
         """
         import subprocess
         started = subprocess.Popen([program, "0.05"])
@@ -134,13 +137,13 @@ def running_program(arm: Arm) -> Seen:
         program=program,
         canary=arm.canary,
     )
-    return Seen(_digest(program) != before, told.words())
+    return Seen(_digest(program) != before, report.words())
 
 
 @attack("B08", "memory and environment of the host's processes are not read", READ, off=BARE, label="user namespace")
 def memory_of_others(arm: Arm) -> Seen:
-    """A process in a user namespace below is refused even where uids and /proc would permit it."""
-    told = arm.python(
+    """The kernel refuses a process in a lower user namespace even where uids and /proc would permit the read."""
+    report = arm.python(
         """
         for base in ("/proc", "/mnt/proc"):
             for name in ("environ", "mem", "maps"):
@@ -148,7 +151,7 @@ def memory_of_others(arm: Arm) -> Seen:
         """,
         pid=arm.victim().pid,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 _LOWER = """
@@ -160,9 +163,10 @@ for name, text in (("uid_map", "0 0 1"), ("gid_map", "0 0 1"), ("setgroups", "al
 """
 
 
-@attack("B09", "a process does not take itself out of the memory killer's sight", DOS, off=BARE)
+@attack("B09", "a process does not make itself a less likely victim of the memory killer", DOS, off=BARE)
 def memory_killer(arm: Arm) -> Seen:
-    """Bare, the score may come down to its first value; inside, it starts at the host's value or above and stays.
+    """In the bare arm a process may lower its score to the value at its start. Inside, the score starts at the host's
+    value or above, and does not fall.
 
     Seen by the host, in /proc of the waiting process.
     """
@@ -182,13 +186,13 @@ def memory_killer(arm: Arm) -> Seen:
         after = int(text_of(f"/proc/{plain.pid}/oom_score_adj"))
         plain.kill()
     if after >= mine:
-        raise NotApplicable("this user may not lower it outside a sandbox either")
+        raise NotApplicable("this user may not lower the score outside a sandbox either")
     return Seen(after < mine, f"oom_score_adj {mine}, then {after}; {words.strip()}")
 
 
 @attack("B10", "no control group of the host is seen", ESCAPE, off=BARE, label="no /sys in the view")
 def control_groups(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         names = attempt("list", os.listdir, "/sys/fs/cgroup")
         if names:
@@ -200,12 +204,12 @@ def control_groups(arm: Arm) -> Seen:
     )
     if not os.path.isdir("/sys/fs/cgroup") or not os.listdir("/sys/fs/cgroup"):
         raise NotApplicable("this host has no /sys/fs/cgroup")
-    return Seen(" ".join(os.listdir("/sys/fs/cgroup")[:1]) in told.looted.split(), told.words())
+    return Seen(" ".join(os.listdir("/sys/fs/cgroup")[:1]) in report.looted.split(), report.words())
 
 
 @attack("B11", "the supervisor is not seen in /proc", LEAK, off="pid-namespace", needs="root")
 def supervisor(arm: Arm) -> Seen:
-    told = arm.python(
+    report = arm.python(
         """
         steal(f"/proc/{pid}/cmdline", "cmdline")
         attempt("fd", os.listdir, f"/proc/{pid}/fd")
@@ -214,16 +218,16 @@ def supervisor(arm: Arm) -> Seen:
         pid=os.getpid(),
     )
     with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
-        return Seen(file.read() in told.looted and bool(told.looted), told.words())
+        return Seen(file.read() in report.looted and bool(report.looted), report.words())
 
 
 @attack(
-    "B13", "the guest's place in the host's control groups has no name", LEAK, off="cgroup-namespace", needs="cgroup"
+    "B13", "a guest cannot read its place in the host's control groups", LEAK, off="cgroup-namespace", needs="cgroup"
 )
 def group_names(arm: Arm) -> Seen:
-    """Host paths of the image "host" do stand in /proc/self/mountinfo: see docs/attacks.md."""
-    told = arm.python('steal("/proc/self/cgroup")')
-    return Seen("ringfence" in told.looted, told.looted.replace("\n", " ")[:200])
+    """Host paths of the image "host" are shown in /proc/self/mountinfo: see docs/attacks.md."""
+    report = arm.python('steal("/proc/self/cgroup")')
+    return Seen("ringfence" in report.looted, report.looted.replace("\n", " ")[:200])
 
 
 B14 = not_applicable(
@@ -244,7 +248,7 @@ _KNOWN = frozenset(
 
 @attack("B15", "an entry of /proc that is not on the list is masked", LEAK, off="proc-masks")
 def unknown_entries(arm: Arm) -> Seen:
-    """By listing what there is, from outside, not by asking for names: an entry of a newer kernel would be found."""
+    """List the guest's /proc from outside, instead of trying known names: an entry of a newer kernel is found too."""
     pid, _ = arm.waiting("", box=arm.sandbox())
     top = f"/proc/{pid}/root/proc"
     names = os.listdir(top)
@@ -255,7 +259,7 @@ def unknown_entries(arm: Arm) -> Seen:
 
 
 def _has_content(path: str) -> bool:
-    """Whether a folder has entries or a file bytes; what cannot be read has none."""
+    """Return whether a folder has entries, or a file bytes; False when it cannot be read."""
     try:
         if os.path.isdir(path):
             return bool(os.listdir(path))

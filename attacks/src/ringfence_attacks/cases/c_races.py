@@ -1,4 +1,4 @@
-"""C: races. Each is bounded in time and tells how often both sides came by; too few and it proves nothing."""
+"""C: races. Each is limited in time and reports how many tries there were; too few tries prove nothing."""
 
 from __future__ import annotations
 
@@ -87,9 +87,12 @@ def swapped_on_removal(arm: Arm) -> Seen:
 
 
 C04 = not_applicable(
-    "C04", "a connect that is looked at is not swapped", ESCAPE, "no call of a guest is looked at and then run again"
+    "C04",
+    "the address of a connect is not swapped after a check",
+    ESCAPE,
+    "no call of a guest is looked at and then run again",
 )
-C05 = not_applicable("C05", "a path that is looked at is not swapped", ESCAPE, "no broker opens files for a guest")
+C05 = not_applicable("C05", "a path is not swapped after a check", ESCAPE, "no broker opens files for a guest")
 
 
 @attack(
@@ -100,7 +103,10 @@ C05 = not_applicable("C05", "a path that is looked at is not swapped", ESCAPE, "
     label="one read",
 )
 def changing_policy(arm: Arm) -> Seen:
-    """Two writers' texts differ in two keys; a mixture has one of each. Off: the file is read a key at a time."""
+    """A thread writes two texts in turn, which differ in two keys; a mixture has one key of each text.
+
+    Off: the file is read once for each key.
+    """
     import threading
 
     texts = [f"version = 1\n[limits]\nprocesses = {n}\nopen_files = {n}\n" for n in (11, 77)]
@@ -138,7 +144,7 @@ def _reads_mixture(path: str, *, careless: bool) -> bool:
 
 C08 = not_applicable(
     "C08",
-    "a signal never reaches a process that took a dead one's number",
+    "a signal never reaches a process that got the pid of a dead process",
     DOS,
     "guests are signalled by pidfd alone; a numbered pid is used only for our own child, before it is waited for",
 )
@@ -146,15 +152,15 @@ C08 = not_applicable(
 
 @attack(
     "C09",
-    "a state folder that somebody else laid out is refused",
+    "a state folder that another user made is refused",
     PERSIST,
     off=HOST_CODE,
     label="state: owner, mode, no link",
 )
 def squatted_state(arm: Arm) -> Seen:
-    """Another user, in a shared place, makes the folder a link to a folder of that user. Off: made with exist_ok."""
+    """Another user has made the name a link to a folder of that user. Off: the folder is made with exist_ok."""
     if os.geteuid() == 0:
-        raise NotApplicable("root's state is in /run, where nobody else can make a name")
+        raise NotApplicable("root's state is in /run, where no other user can make a name")
     theirs = f"{arm.directory}/theirs"
     runtime = f"{arm.directory}/runtime"
     os.mkdir(theirs)
@@ -164,9 +170,11 @@ def squatted_state(arm: Arm) -> Seen:
         os.makedirs(f"{runtime}/ringfence/owners", exist_ok=True)
         return Seen(bool(os.listdir(theirs)), "the link was followed")
     done = host_process(f"import os; os.environ['XDG_RUNTIME_DIR'] = {runtime!r}\nimport ringfence; ringfence.run('1')")
-    return Seen(bool(os.listdir(theirs)), done.stderr.strip()[-160:] or "it ran without it")
+    return Seen(bool(os.listdir(theirs)), done.stderr.strip()[-160:] or "it ran without the folder")
 
 
-C10 = not_applicable("C10", "no socket file is squatted", ESCAPE, "there is none: every channel is a socket pair")
+C10 = not_applicable(
+    "C10", "no socket file is made by another user first", ESCAPE, "there is none: every channel is a socket pair"
+)
 
 CASES = cases(globals())

@@ -1,4 +1,4 @@
-"""D: descriptors, processes, signals."""
+"""D: descriptors, processes and signals, and what outlives a run or its supervisor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 import ringfence
 from ringfence.host.zygote_start import own_package
 from ringfence.values import replace
-from ringfence_attacks.arena import LIMITS, POLICY, said_words
+from ringfence_attacks.arena import LIMITS, POLICY, attempts_met
 from ringfence_attacks.case import (
     BARE,
     DOS,
@@ -30,7 +30,7 @@ from ringfence_attacks.case import (
     not_applicable,
 )
 from ringfence_attacks.host_programs import host_process
-from ringfence_attacks.tracer import host_pid, inside, pid_told
+from ringfence_attacks.tracer import host_pid, inside, reported_pid
 from ringfence_attacks.witnesses import descendants, processes_with, status_of, waiting_process
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @attack("D01", "a guest starts with its three streams and the report, and no other descriptor", LEAK, off=BARE)
 def open_descriptors(arm: Arm) -> Seen:
-    """Bare: a process that is handed one more. Seen by the host, in /proc of the waiting process."""
+    """Bare: a process that gets one more descriptor. Seen by the host, in /proc of the waiting process."""
     if arm.bare:
         with (
             open(arm.host_file(), encoding="utf-8") as file,
@@ -70,9 +70,9 @@ _TRY_ALL = (
 )
 
 
-@attack("D02", "what the supervisor holds open is not inherited", READ, off=BARE)
+@attack("D02", "a file that the supervisor has open is not inherited", READ, off=BARE)
 def inherited(arm: Arm) -> Seen:
-    """A separate supervisor opens the canary inheritably before starting Ringfence."""
+    """A separate supervisor opens the canary's file, inheritable, before it starts Ringfence."""
     path = arm.host_file(mode=0o600)
     script = arm.script(_TRY_ALL)
     opening = f"import os, sys, subprocess\nfd = os.open({path!r}, os.O_RDONLY)\nos.set_inheritable(fd, True)\n"
@@ -94,12 +94,12 @@ D03 = not_applicable(
 
 @attack("D04", "flags that a guest sets on its streams stay with the guest", DOS, off=BARE)
 def stream_flags(arm: Arm) -> Seen:
-    """The command line hands its standard input on; the witness is the flags of the caller's own description."""
+    """The command passes its standard input on to the guest. The witness: the flags of the caller's open file."""
     read_end, write_end = os.pipe()
     set_flag = "import fcntl, os; [fcntl.fcntl(n, 4, fcntl.fcntl(n, 3) | os.O_NONBLOCK) for n in (0, 1, 2)]"
     argv = ["python3", "-I", "-c", set_flag]
-    ours = f"{own_package()}; from ringfence.__main__ import main; sys.exit(main())"
-    command = argv if arm.bare else [sys.executable, "-I", "-c", ours, "exec", "--", *argv]
+    start = f"{own_package()}; from ringfence.__main__ import main; sys.exit(main())"
+    command = argv if arm.bare else [sys.executable, "-I", "-c", start, "exec", "--", *argv]
     try:
         done = subprocess.run(
             command,
@@ -120,8 +120,8 @@ def stream_flags(arm: Arm) -> Seen:
 
 @attack("D07", "no process is read or driven by another", READ, off="seccomp:ptrace")
 def tracing(arm: Arm) -> Seen:
-    """The guest tries it on its own child, where the kernel permits it; processes of the host have no name inside."""
-    told = arm.python(
+    """The guest attacks a child process, where the kernel permits that; processes of the host have no pid inside."""
+    report = arm.python(
         """
         secret = ctypes.create_string_buffer(canary.encode())
         pid = os.fork()
@@ -145,49 +145,49 @@ def tracing(arm: Arm) -> Seen:
         """,
         canary=arm.canary,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack(
     "D07-user",
-    "a process of the sandbox's own uid outside is not read",
+    "a process outside with the sandbox's own uid is not read",
     READ,
     off="user-namespace",
     behind=("view", "landlock-files", "landlock-scopes"),
     needs="root",
 )
 def same_uid_outside(arm: Arm) -> Seen:
-    """Uids, /proc and Landlock are out of the way: what is left is that the reader's user namespace is a lower one."""
+    """Uids, /proc and Landlock are left out: the only control left is that the reader's user namespace is lower."""
     box = arm.sandbox()
     owner = uid_of(box)
     with subprocess.Popen(
         ["/bin/sleep", "5"], env={"CANARY": arm.canary}, user=owner, group=owner, extra_groups=[]
     ) as victim:
-        told = arm.python('steal(f"/mnt/proc/{pid}/environ", "environ")', box=box, pid=victim.pid)
+        report = arm.python('steal(f"/mnt/proc/{pid}/environ", "environ")', box=box, pid=victim.pid)
         victim.kill()
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 def uid_of(box: Sandbox) -> int:
     """Return the host uid of the guest."""
-    held = getattr(box._box, "_uid", None)  # noqa: SLF001  # no public name: callers have no use for it
-    return int(held.uid) if held is not None else os.geteuid()
+    claim = getattr(box._box, "_uid", None)  # noqa: SLF001  # no public name: callers have no use for the uid
+    return int(claim.uid) if claim is not None else os.geteuid()
 
 
 def _signalling(arm: Arm) -> Seen:
-    """The victim has the sandbox's own uid, so that file permissions of the kernel do not stand in the way."""
+    """Send a signal to a process with the sandbox's own uid, so that the kernel's check of uids permits the signal."""
     box = arm.sandbox()
     owner = uid_of(box)
     with subprocess.Popen(["/bin/sleep", "5"], user=owner, group=owner, extra_groups=[]) as victim:
-        told = arm.python(
+        report = arm.python(
             "attempt('kill', os.kill, pid, 9)\nattempt('again', os.kill, pid, 0)", box=box, pid=victim.pid
         )
         try:
             victim.wait(0.3)
         except subprocess.TimeoutExpired:
             victim.kill()
-            return Seen(False, told.words())
-    return Seen(True, told.words())
+            return Seen(False, report.words())
+    return Seen(True, report.words())
 
 
 D08 = attack(
@@ -217,24 +217,24 @@ for name in sorted(os.listdir("/proc")):
 
 @attack("D09", "a guest that stops or kills the spawner does not stop the sandbox", DOS, off=HOST_CODE, label="monitor")
 def stop_spawner(arm: Arm) -> Seen:
-    """Off, the host sees that the blow lands: the spawner stands still. On, the sandbox still does what it is told:
-    each run leaves a file that a later one could not have made."""
+    """Off: the host sees that the attack reaches the spawner, which stands still. On: the sandbox still runs code: each
+    of two later runs leaves a file."""
     box = arm.sandbox()
     before = _standing_spawners(box)
-    told = arm.python(_STOP, box=box)
+    report = arm.python(_STOP, box=box)
     if arm.off:
         deadline = time.monotonic() + 2
         while not (stopped := _standing_spawners(box) - before) and time.monotonic() < deadline:
-            time.sleep(0.01)  # a stop is delivered when its target next runs, which may be after the guest's end
-        return Seen(bool(stopped), f"spawners that stand still: {len(stopped)}; {told.words()}")
+            time.sleep(0.01)  # a stop arrives when its target next runs, which may be after the guest's end
+        return Seen(bool(stopped), f"spawners that stand still: {len(stopped)}; {report.words()}")
     arm.python("spill('/workspace/next', canary, os.O_CREAT)\nos.kill(-1, 9)", box=box, canary=arm.canary)
     arm.python("spill('/workspace/after', canary, os.O_CREAT)", box=box, canary=arm.canary)
     done = [name for name in ("next", "after") if box.files.read_text(name) == arm.canary]
-    return Seen(len(done) < 2, f"{told.words()}; runs that then did their work: {len(done)} of 2")
+    return Seen(len(done) < 2, f"{report.words()}; runs that then did their work: {len(done)} of 2")
 
 
 def _standing_spawners(box: Sandbox) -> set[int]:
-    """Return the spawners that are stopped."""
+    """Return the pids of the spawners that are stopped."""
     each = {pid: status_of(pid) for pid in inside(box)}
     return {
         pid for pid, status in each.items() if status.get("Name") == "rf-spawner" and status["State"].startswith("T")
@@ -262,7 +262,7 @@ _STUBBORN = """
 
 
 def _daemon(arm: Arm, extra: str) -> Seen:
-    """Seen by the host: whether a process of that name lives on."""
+    """Run code that leaves a daemon. Seen by the host: whether a process with the canary as its name lives on."""
     code = _DAEMON.format(extra=extra.strip() or "pass")
     sleep = os.path.realpath("/bin/sleep")
     if arm.bare:
@@ -282,7 +282,7 @@ def daemon(arm: Arm) -> Seen:
     return _daemon(arm, "")
 
 
-@attack("D11", "a daemon that ignores signals and adopts its own does not either", PERSIST, off=BARE)
+@attack("D11", "a daemon that ignores signals and adopts its children does not outlive its run", PERSIST, off=BARE)
 def stubborn_daemon(arm: Arm) -> Seen:
     return _daemon(arm, _STUBBORN)
 
@@ -299,13 +299,13 @@ except OSError as error:
 """
 
 
-@attack("D12", "processes that nobody waits for count against the limit", DOS, off="process-limit")
+@attack("D12", "zombies count against the limit of processes", DOS, off="process-limit")
 def zombies(arm: Arm) -> Seen:
     """Counted by the host, in /proc."""
     pid, words = arm.waiting(_ZOMBIES, box=arm.sandbox())
-    dead = [one for one in descendants(pid) if status_of(one).get("State", "").startswith("Z")]
+    dead = [child for child in descendants(pid) if status_of(child).get("State", "").startswith("Z")]
     if not dead:
-        raise AssertionError(f"not one was left: {words}")
+        raise AssertionError(f"no zombie was left: {words}")
     return Seen(len(dead) > LIMITS.processes, f"{len(dead)} zombies, the limit is {LIMITS.processes}; {words}")
 
 
@@ -313,7 +313,7 @@ _CLASSES = """
 import struct
 tell(pid=os.getpid())
 sys.stdin.readline()
-for policy in (3, 1, 2):  # BATCH, which the kernel grants to all; FIFO and RR, for which it asks for a limit
+for policy in (3, 1, 2):  # BATCH, which the kernel grants to all; FIFO and RR, which it grants up to a limit
     wanted = struct.pack("IIQiIQQQ", 48, policy, 0, os.nice(0), policy % 3 and 1, 0, 0, 0)
     attempt(f"sched_setattr {policy}", call, 314, 0, wanted, 0)
 attempt("SCHED_FIFO", os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1))
@@ -325,12 +325,12 @@ time.sleep(8)
 """
 
 
-@attack("D13", "no scheduling class is taken", DOS, off="seccomp:realtime")
+@attack("D13", "no realtime scheduling class is taken", DOS, off="seccomp:realtime")
 def scheduling(arm: Arm) -> Seen:
-    """Seen by the host: the class of the waiting process. Where the host may, it lifts the kernel's own limit first."""
+    """Seen by the host: the class of the waiting process. Where permitted, the host first raises the kernel's limit."""
     box = arm.sandbox()
     process = arm.spawn(_CLASSES, box=box)
-    pid = host_pid(box, pid_told(process)[0])
+    pid = host_pid(box, reported_pid(process)[0])
     with contextlib.suppress(OSError, ValueError):
         resource.prlimit(pid, resource.RLIMIT_RTPRIO, (1, 1))
     process.write("go\n")
@@ -340,26 +340,26 @@ def scheduling(arm: Arm) -> Seen:
         if '"all"' in said:
             break
     found = os.sched_getscheduler(pid)
-    return Seen(found != os.SCHED_OTHER, f"scheduling class {found}; {said_words(said)}")
+    return Seen(found != os.SCHED_OTHER, f"scheduling class {found}; {attempts_met(said)}")
 
 
 @attack("D13-cpu", "CPU time is limited where no control group counts it", DOS, off="rlimit-cpu", behind="cgroup")
 def processor_time(arm: Arm) -> Seen:
-    """The limit is half a second and the kernel's own one; the clock on the wall ends the arm that has neither."""
+    """The limit of half a second is enforced by the kernel's rlimit. Off, the wall clock ends the run."""
     policy = POLICY.replace(limits=replace(LIMITS, cpu_time_s=0.5))
-    told = arm.python("while True:\n    pass", policy=policy, timeout_s=2 if arm.off else 8)
-    return Seen(told.status == "timeout", f"ended as {told.status}, signal {told.signal}")
+    report = arm.python("while True:\n    pass", policy=policy, timeout_s=2 if arm.off else 8)
+    return Seen(report.status == "timeout", f"ended as {report.status}, signal {report.signal}")
 
 
 @attack("D14", "no core file is written", LEAK, off="rlimit-core")
 def core_file(arm: Arm) -> Seen:
-    """Seen by the host: the limit in /proc of the process. None is dumped: the pattern may name a host program."""
+    """Seen by the host: the limit in /proc of the process. No core is dumped: the pattern may name a host program."""
     return _core_limit(arm, 4096)
 
 
 @attack("D14-program", "no program of the host is started for a core", ESCAPE, off="seccomp:core")
 def core_program(arm: Arm) -> Seen:
-    """The kernel starts it, as root, at every limit but 1: at 0 too."""
+    """The kernel starts the program, as root, unless the limit is exactly 1: even at 0."""
     return _core_limit(arm, 0)
 
 
@@ -392,7 +392,7 @@ def supervisor_killed(arm: Arm) -> Seen:
     return _orphans(arm, code)
 
 
-@attack("D16", "output that a grandchild holds open does not hold the caller", DOS, off=BARE)
+@attack("D16", "output that a grandchild holds open does not hold up the caller", DOS, off=BARE)
 def held_pipe(arm: Arm) -> Seen:
     code = "if os.fork() == 0:\n    os.setsid()\n    time.sleep(4)\n    os._exit(0)\ntell(done=True)"
     started = time.monotonic()
@@ -424,7 +424,7 @@ import ringfence, time
 with ringfence.Sandbox() as box:
     guest = box.spawn(["python3", "-c", {inner!r}])
     next(iter(guest))
-    time.sleep(0.2)  # the exec that follows its word
+    time.sleep(0.2)  # for the exec that follows the first line of output
     box.pause()
     open({mark!r}, "w").close()
     time.sleep(6)
@@ -433,7 +433,7 @@ with ringfence.Sandbox() as box:
 
 @attack("D18", "a paused sandbox dies with its supervisor", PERSIST, off=BARE, needs="cgroup")
 def paused(arm: Arm) -> Seen:
-    """A process that a cgroup v1 has frozen takes no SIGKILL until it is thawed. Bare: a stopped child lives on."""
+    """A process frozen by a cgroup v1 does not react to SIGKILL until it is thawed. Bare: a stopped child lives on."""
     sleep, mark = os.path.realpath("/bin/sleep"), f"{arm.directory}/paused"
     if arm.bare:
         code = (
@@ -445,7 +445,7 @@ def paused(arm: Arm) -> Seen:
         code = _PAUSES.format(inner=inner, mark=mark)
     seen = _orphans(arm, code, mark)
     if not os.path.exists(mark):
-        raise AssertionError("it was not paused")
+        raise AssertionError("the sandbox was not paused")
     return seen
 
 
@@ -454,8 +454,8 @@ def _supervisor(body: str) -> str:
 
 
 def _orphans(arm: Arm, code: str, mark: str | None = None) -> Seen:
-    """Start a supervisor, wait for its guest, and for a file `mark`; kill the supervisor, and look whether the guest is
-    gone."""
+    """Start a supervisor, wait for its guest and for the file `mark`, then kill the supervisor. The attack succeeds
+    when the guest lives on."""
     with subprocess.Popen(
         [sys.executable, "-I", "-c", f"{own_package()}\n{code}"],
         env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": os.path.expanduser("~")},
@@ -473,12 +473,12 @@ def _orphans(arm: Arm, code: str, mark: str | None = None) -> Seen:
         if pid is None:
             assert supervisor.stderr is not None
             raise AssertionError(f"no guest was started: {supervisor.stderr.read()[-300:]!r}")
-    deadline = time.monotonic() + (0.4 if arm.bare else 1.5)  # nothing ends it in a bare arm
+    deadline = time.monotonic() + (0.4 if arm.bare else 1.5)  # nothing ends the guest in a bare arm
     while processes_with(arm.canary) and time.monotonic() < deadline:
         time.sleep(0.02)
-    states = {one: status_of(one).get("State", "gone") for one in processes_with(arm.canary)}
-    for one in states:
-        os.kill(one, signal.SIGKILL)
+    states = {guest: status_of(guest).get("State", "gone") for guest in processes_with(arm.canary)}
+    for guest in states:
+        os.kill(guest, signal.SIGKILL)
     return Seen(bool(states), f"left: {', '.join(states.values()) or 'none'}")
 
 

@@ -1,7 +1,7 @@
-"""E: the kernel's attack surface, each call answered where the filter can be told from the kernel, read from outside.
+"""E: the kernel's attack surface: system calls that the filter must refuse. Their answers are read from outside.
 
-Each call has arguments that the kernel itself refuses otherwise than the filter does, or that harm nobody. No arm
-reaches a call that could change the host.
+Each call has arguments that the kernel refuses with another errno than the filter, or that do no harm. No arm reaches
+a call that could change the host.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import errno
 import os
 
 from ringfence_attacks.case import DOS, ESCAPE, LEAK, NotApplicable, Seen, attack, cases
-from ringfence_attacks.tracer import Attempt, answers, host_pid, pid_told
+from ringfence_attacks.tracer import Attempt, answers, host_pid, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
     from ringfence_attacks.case import Attack, Outcome, Play
 
-_BAD = 1  # a pointer to nothing
-_NOBODY = 0x3FFFFFFF  # a pid there is none of
+_BAD = 1  # a pointer to no mapped memory
+_NOBODY = 0x3FFFFFFF  # a pid that no process has
 _MINUS = -1
 _NEWUSER, _NEWNET, _FS = 0x10000000, 0x40000000, 0x200
 _NOSYS = errno.ENOSYS
@@ -30,9 +30,12 @@ def _word(result: int) -> str:
 
 
 def _reached(arm: Arm, attempts: list[Attempt], *, each: bool) -> Seen:
-    """Judge by the attempts that got past the filter. `each`: all must without the control, none may with it."""
+    """Judge by the attempts that got past the filter: with the control none may, without the control at least one must.
+
+    `each`: without the control all must.
+    """
     got = answers(arm, arm.sandbox(), attempts)
-    past = [one.name for one in attempts if one.name in got and got[one.name] != -one.filtered]
+    past = [attempt.name for attempt in attempts if attempt.name in got and got[attempt.name] != -attempt.filtered]
     words = "; ".join(f"{name}: {_word(result)}" for name, result in got.items())
     whole = len(past) == len(attempts) if each and arm.off else bool(past)
     return Seen(whole and len(got) == len(attempts), words or "no call was made")
@@ -57,7 +60,7 @@ def _filtered(
 TABLE = (
     _filtered(
         "E01",
-        "unshare and clone make no namespace, whatever bits stand beside the flags",
+        "unshare and clone make no namespace, whatever other bits are set",
         "namespaces",
         Attempt("unshare NEWUSER", 272, (_NEWUSER,)),
         Attempt("unshare NEWUSER|NEWNET", 272, (_NEWUSER | _NEWNET,)),
@@ -66,7 +69,7 @@ TABLE = (
     ),
     _filtered(
         "E01-clone3",
-        "clone3, whose flags are in memory, is not there",
+        "clone3, whose flags are in memory, is answered as unknown",
         "clone3",
         Attempt("clone3", 435, (0, 0), _NOSYS),
     ),
@@ -89,7 +92,7 @@ TABLE = (
     _filtered("E06", "userfaultfd is refused", "userfaultfd", Attempt("userfaultfd", 323, (1,))),
     _filtered(
         "E07",
-        "there is no ring that runs calls past the filter",
+        "io_uring, which would run calls past the filter, is answered as unknown",
         "io-uring",
         Attempt("io_uring_setup", 425, (0, _BAD), _NOSYS),
         Attempt("io_uring_enter", 426, (_MINUS, 0, 0, 0, 0, 0), _NOSYS),
@@ -97,7 +100,7 @@ TABLE = (
     ),
     _filtered(
         "E07-aio",
-        "there is no asynchronous I/O, whose count is one for the whole host",
+        "asynchronous I/O, which has one limit for the whole host, is answered as unknown",
         "aio",
         Attempt("io_setup", 206, (0, _BAD), _NOSYS),
         Attempt("io_destroy", 207, (0,), _NOSYS),
@@ -125,24 +128,27 @@ TABLE = (
         "E10",
         "calls that load modules or kernels, reboot or swap are refused",
         "modules",
-        # swapon alone: it looks at its flags before it looks at rights, so that the filter's no can be told from the
-        # kernel's. The filter has one rule for all of them.
+        # Only swapon: it checks its flags before it checks rights, therefore its answer shows whether the filter or the
+        # kernel refused. The filter has one rule for all of these calls.
         Attempt("swapon", 167, (_BAD, 0x7FFFFFFF)),
     ),
     _filtered(
         "E11",
-        "the caller's ports and local descriptor table are as they were",
+        "I/O ports are not opened",
         "admin",
         Attempt("iopl", 172, (9,)),
         Attempt("ioperm", 173, (0x7FFFFFFF, 1, 1)),
     ),
     _filtered("E11-ldt", "the local descriptor table is not written", "memory", Attempt("modify_ldt", 154, (99, 0, 0))),
     _filtered(
-        "E12", "files have no handles", "handles", Attempt("name_to_handle_at", 303, (_MINUS, _BAD, _BAD, _BAD, 0x7FFF))
+        "E12",
+        "no handle of a file is given",
+        "handles",
+        Attempt("name_to_handle_at", 303, (_MINUS, _BAD, _BAD, _BAD, 0x7FFF)),
     ),
     _filtered(
         "E13",
-        "quota, accounting and what no kernel has any more are refused",
+        "calls for quota and file marks are refused",
         "admin",
         Attempt("quotactl", 179, (0x7FFFFFFF, _BAD, 0, 0)),
         Attempt("quotactl_fd", 443, (_MINUS, 0x7FFFFFFF, 0, 0)),
@@ -150,7 +156,7 @@ TABLE = (
     ),
     _filtered(
         "E13-unknown",
-        "ustat and sysfs, which nothing needs, are not there",
+        "ustat and sysfs, which no program needs, are answered as unknown",
         "unknown",
         Attempt("ustat", 136, (0, _BAD), _NOSYS),
         Attempt("sysfs", 139, (99, 0, 0), _NOSYS),
@@ -167,7 +173,7 @@ TABLE = (
     ),
     _filtered(
         "E17",
-        "the clock is refused before its value is read",
+        "setting the clock is refused before the new value is read",
         "clock",
         Attempt("settimeofday", 164, (_BAD, 0)),
         Attempt("clock_settime", 227, (9999, _BAD)),
@@ -189,7 +195,7 @@ TABLE = (
         Attempt("AF_SMC", 41, (43, 1, 0), errno.EAFNOSUPPORT),
         Attempt("AF_KEY", 41, (15, 3, 2), errno.EAFNOSUPPORT),
         Attempt("socketpair INET", 53, (2, 1, 0, _BAD), errno.EAFNOSUPPORT),
-        each=False,  # a kernel without a family gives the filter's errno itself
+        each=False,  # a kernel without a family answers with the same errno as the filter
     ),
     _filtered(
         "E20", "no filter hands its decisions to a guest", "listener", Attempt("seccomp listener", 317, (1, 8, _BAD))
@@ -210,7 +216,7 @@ TABLE = (
     ),
     _filtered(
         "E21-leases",
-        "nobody who opens a file waits for a guest that has a lease on it",
+        "no program that opens a file has to wait for a guest with a lease on the file",
         "leases",
         Attempt("F_SETLEASE", 72, (_MINUS, 1024, 0)),
         Attempt("F_NOTIFY", 72, (_MINUS, 1026, 0)),
@@ -228,18 +234,18 @@ TABLE = (
     ),
     _filtered(
         "E22",
-        "calls that are new, or that nothing needs yet, are not there",
+        "calls that are new, or that no program needs yet, are answered as unknown",
         "unknown",
         Attempt("mseal", 462, (1, 4096, 1), _NOSYS),
         Attempt("statmount", 457, (_BAD, _BAD, 8, 0x7FFF), _NOSYS),
         Attempt("listmount", 458, (_BAD, _BAD, 8, 0x7FFF), _NOSYS),
         Attempt("cachestat", 451, (_MINUS, _BAD, _BAD, 0), _NOSYS),
         Attempt("remap_file_pages", 216, (1, 0, 0, 0, 0), _NOSYS),
-        each=False,  # an older kernel does not have them all
+        each=False,  # an older kernel does not have all of these calls
     ),
     _filtered(
         "E22-memory",
-        "memory that the host cannot see or count, or that belongs to others, is refused",
+        "memory that the host cannot see or count, or that belongs to other processes, is refused",
         "memory",
         Attempt("memfd_secret", 447, (0x7FFF,)),
         Attempt("process_madvise", 440, (_MINUS, 0, 0, 0, 0)),
@@ -251,7 +257,7 @@ TABLE = (
     ),
     _filtered(
         "E23",
-        "prctl passes the options on a list alone",
+        "prctl permits only the options on a list",
         "prctl",
         Attempt("PR_SET_MM", 157, (35, 99, 0, 0, 1)),
         Attempt("PR_SET_SPECULATION enable", 157, (53, 99, 2, 0, 0)),
@@ -269,11 +275,11 @@ TABLE = (
 )
 def second_fence_of_namespaces(arm: Arm) -> Seen:
     box = arm.sandbox()
-    held = arm.spawn("attempt('unshare', call, 272, 0x10000000)\ntell(pid=os.getpid())\ntime.sleep(8)", box=box)
-    pid, said = pid_told(held)
-    other, _ = pid_told(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))
-    its, others = (os.readlink(f"/proc/{host_pid(box, one)}/ns/user") for one in (pid, other))
-    return Seen(its != others, f"{said.splitlines()[0]}; namespace {its}, another guest's {others}")
+    guest = arm.spawn("attempt('unshare', call, 272, 0x10000000)\ntell(pid=os.getpid())\ntime.sleep(8)", box=box)
+    pid, said = reported_pid(guest)
+    other_pid, _ = reported_pid(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))
+    own, other = (os.readlink(f"/proc/{host_pid(box, inner)}/ns/user") for inner in (pid, other_pid))
+    return Seen(own != other, f"{said.splitlines()[0]}; namespace {own}, another guest's {other}")
 
 
 _PERSONALITY = "attempt('personality', call, 135, 0x0440000)\ntell(pid=os.getpid())\ntime.sleep(8)"
@@ -282,8 +288,7 @@ _PERSONALITY = "attempt('personality', call, 135, 0x0440000)\ntell(pid=os.getpid
 @attack("E11-personality", "address randomisation and non-executable memory stay on", ESCAPE, off="seccomp:personality")
 def personality(arm: Arm) -> Seen:
     box = arm.sandbox()
-    held = arm.spawn(_PERSONALITY, box=box)
-    pid, said = pid_told(held)
+    pid, said = reported_pid(arm.spawn(_PERSONALITY, box=box))
     with open(f"/proc/{host_pid(box, pid)}/personality", encoding="ascii") as file:
         seen = int(file.read(), 16)
     return Seen(seen & 0x0440000 != 0, f"{said.splitlines()[0]}; personality {seen:#x}")
@@ -302,12 +307,12 @@ def kernel_log(arm: Arm) -> Seen:
     with open("/proc/sys/kernel/dmesg_restrict", encoding="ascii") as file:
         if file.read().strip() != "0":
             raise NotApplicable("the host restricts its log by itself (kernel.dmesg_restrict)")
-    told = arm.python(_LOG)
-    return Seen(_in_the_log(told.looted), told.words())
+    report = arm.python(_LOG)
+    return Seen(_in_the_log(report.looted), report.words())
 
 
 def _in_the_log(text: str) -> bool:
-    """Return whether a line of the guest's loot is in the host's log, as the host reads that log."""
+    """Return whether a line of the guest's loot is in the kernel's log as the host reads it."""
     import subprocess
 
     log = subprocess.run(["/bin/dmesg"], capture_output=True, check=False).stdout.decode("utf-8", "replace")
@@ -338,9 +343,10 @@ def x32_abi(arm: Arm) -> Seen:
 
 
 def _alive_after(arm: Arm, machine: str) -> Seen:
-    told = arm.python(_SEAL.format(machine=machine))
+    report = arm.python(_SEAL.format(machine=machine))
     return Seen(
-        told.signal is None and told.exit_code == 0, f"exit {told.exit_code}, signal {told.signal}; {told.words()}"
+        report.signal is None and report.exit_code == 0,
+        f"exit {report.exit_code}, signal {report.signal}; {report.words()}",
     )
 
 
@@ -359,7 +365,7 @@ time.sleep(8)
 @attack("E15", "one guest holds few inotify instances", DOS, off="namespace-limits")
 def inotify_flood(arm: Arm) -> Seen:
     box = arm.sandbox()
-    pid = host_pid(box, pid_told(arm.spawn(_INOTIFY, box=box))[0])
+    pid = host_pid(box, reported_pid(arm.spawn(_INOTIFY, box=box))[0])
     count = sum("inotify" in _link(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     return Seen(count > _FEW, f"{count} instances")
 
@@ -381,12 +387,12 @@ if made is not None:
 @attack("E24", "System V objects live in an IPC namespace of the sandbox's own", LEAK, off="ipc-namespace")
 def shared_memory_of_the_host(arm: Arm) -> Seen:
     key = 0x52460000 | int(arm.canary[:4], 16)
-    told = arm.python(_SYSV, key=key)
+    report = arm.python(_SYSV, key=key)
     with open("/proc/sysvipc/shm", encoding="ascii") as file:
         mine = [line.split() for line in file if line.split()[0] == str(key)]
     for row in mine:
         _remove_shared_memory(int(row[1]))
-    return Seen(bool(mine), told.words())
+    return Seen(bool(mine), report.words())
 
 
 def _remove_shared_memory(number: int) -> None:
@@ -415,9 +421,10 @@ def filters_in_force(arm: Arm) -> Seen:
 
 
 def _status_of_guest(arm: Arm) -> dict[str, str]:
+    """Return the fields of /proc/<pid>/status of a sleeping guest, as the host reads them."""
     box = arm.sandbox()
-    held = arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box)
-    with open(f"/proc/{host_pid(box, pid_told(held)[0])}/status", encoding="utf-8") as file:
+    guest = arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box)
+    with open(f"/proc/{host_pid(box, reported_pid(guest)[0])}/status", encoding="utf-8") as file:
         lines = [line.partition(":") for line in file]
     return {name: value.strip() for name, _, value in lines}
 

@@ -1,4 +1,7 @@
-"""F: exhaustion. Bombs are bounded in every arm: at most 300 MB, 120 processes and a few seconds beyond the limits."""
+"""F: exhaustion of memory, processes, time, disk and descriptors.
+
+Bombs are bounded in every arm: at most 300 MB, 120 processes and a few seconds beyond the limits.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,12 @@ from ringfence import Limits, Policy
 from ringfence.errors import RingfenceError
 from ringfence.values import replace
 from ringfence_attacks.case import DOS, HOST_CODE, NotApplicable, Seen, attack, cases, not_applicable
-from ringfence_attacks.cases import f_host
-from ringfence_attacks.tracer import host_pid, inside, pid_told
+from ringfence_attacks.tracer import host_pid, inside, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence.plan.model import LinuxPlan
-    from ringfence_attacks.arena import Arm, Told
+    from ringfence_attacks.arena import Arm, GuestReport
 
 _MB = 1 << 20
 
@@ -27,26 +29,26 @@ def _limits(**changed: object) -> Policy:
     return Policy(limits=replace(_BASE, **changed))
 
 
-_SMALL = _limits()  # with its file systems: 64 + 2 times 8 + 32 MiB for the group
+_SMALL = _limits()  # its cgroup has 64 MiB, and for its file systems 2 times 8 + 32 MiB
 
 
-def _peak(told: Told) -> str:
-    usage = told.result.usage if told.result is not None else None
+def _peak(report: GuestReport) -> str:
+    usage = report.result.usage if report.result is not None else None
     peak = usage.memory_peak_bytes if usage is not None else None
-    return f"{told.status}, exit {told.exit_code}, signal {told.signal}, peak {peak and peak // _MB} MB"
+    return f"{report.status}, exit {report.exit_code}, signal {report.signal}, peak {peak and peak // _MB} MB"
 
 
-def _whole_bomb_stood(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
-    """The script exits 0 only when all the wanted memory was held at once."""
-    told = arm.python(code, policy=policy)
-    if arm.name == "on" and told.status != "oom":
-        return Seen(told.exit_code == 0, f"expected oom: {_peak(told)}; {told.words()}")
-    return Seen(told.exit_code == 0, _peak(told))
+def _took_all_memory(arm: Arm, code: str, policy: Policy = _SMALL) -> Seen:
+    """Run a script that exits with 0 only when all the wanted memory was in use at once."""
+    report = arm.python(code, policy=policy)
+    if arm.name == "on" and report.status != "oom":
+        return Seen(report.exit_code == 0, f"expected oom: {_peak(report)}; {report.words()}")
+    return Seen(report.exit_code == 0, _peak(report))
 
 
 @attack("F01", "memory beyond the limit ends in oom", DOS, off="cgroup", needs="cgroup")
 def anonymous_memory(arm: Arm) -> Seen:
-    return _whole_bomb_stood(arm, "held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))")
+    return _took_all_memory(arm, "held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))")
 
 
 _CHILDREN = """
@@ -74,15 +76,15 @@ os._exit(0)
 """
 
 
-@attack("F02", "many small processes together stay within the limit", DOS, off="cgroup", needs="cgroup")
+@attack("F02", "many small processes together stay within the memory limit", DOS, off="cgroup", needs="cgroup")
 def memory_of_children(arm: Arm) -> Seen:
-    told = arm.python(_CHILDREN, policy=_SMALL)
-    return Seen(told.exit_code == 0, _peak(told))
+    report = arm.python(_CHILDREN, policy=_SMALL)
+    return Seen(report.exit_code == 0, _peak(report))
 
 
-@attack("F03", "memory files count against the same limit", DOS, off="cgroup", needs="cgroup")
+@attack("F03", "memory files count against the memory limit", DOS, off="cgroup", needs="cgroup")
 def memory_files(arm: Arm) -> Seen:
-    return _whole_bomb_stood(arm, "fd = os.memfd_create('x')\nfor _ in range(240): os.write(fd, bytes(1 << 20))")
+    return _took_all_memory(arm, "fd = os.memfd_create('x')\nfor _ in range(240): os.write(fd, bytes(1 << 20))")
 
 
 _SYSV_BOMB = """
@@ -95,9 +97,9 @@ for _ in range(15):
 """
 
 
-@attack("F03-sysv", "System V shared memory counts against the same limit", DOS, off="cgroup", needs="cgroup")
+@attack("F03-sysv", "System V shared memory counts against the memory limit", DOS, off="cgroup", needs="cgroup")
 def shared_memory(arm: Arm) -> Seen:
-    return _whole_bomb_stood(arm, _SYSV_BOMB)
+    return _took_all_memory(arm, _SYSV_BOMB)
 
 
 _BUFFERS = """
@@ -117,9 +119,9 @@ for _ in range(60):
 """
 
 
-@attack("F04", "buffers in the kernel count against the same limit", DOS, off="cgroup", needs="cgroup")
+@attack("F04", "buffers in the kernel count against the memory limit", DOS, off="cgroup", needs="cgroup")
 def kernel_memory(arm: Arm) -> Seen:
-    return _whole_bomb_stood(arm, _BUFFERS, _limits(memory="16M", disk="4M"))
+    return _took_all_memory(arm, _BUFFERS, _limits(memory="16M", disk="4M"))
 
 
 @attack("F05", "memory does not go to the host's swap", DOS, off="cgroup", needs="cgroup")
@@ -127,8 +129,8 @@ def swap(arm: Arm) -> Seen:
     with open("/proc/swaps", encoding="ascii") as file:
         if len(file.readlines()) < 2:
             raise NotApplicable("the host has no swap")
-    told = arm.python("held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))", policy=_SMALL)
-    return Seen(told.exit_code == 0, _peak(told))
+    report = arm.python("held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))", policy=_SMALL)
+    return Seen(report.exit_code == 0, _peak(report))
 
 
 _FORKS = """
@@ -158,25 +160,25 @@ time.sleep(6)
 """
 
 
-@attack("F06", "a fork bomb stands still at the limit", DOS, off="process-limit")
+@attack("F06", "a fork bomb ends at limits.processes", DOS, off="process-limit")
 def fork_bomb(arm: Arm) -> Seen:
     return _tasks_inside(arm, _FORKS)
 
 
-@attack("F06-threads", "a thread bomb stands still at the limit", DOS, off="process-limit")
+@attack("F06-threads", "a thread bomb ends at limits.processes", DOS, off="process-limit")
 def thread_bomb(arm: Arm) -> Seen:
     return _tasks_inside(arm, _THREADS)
 
 
 def _tasks_inside(arm: Arm, code: str) -> Seen:
     box = arm.sandbox()
-    pid_told(arm.spawn(code, box=box))
+    reported_pid(arm.spawn(code, box=box))
     count = sum(_tasks(pid) for pid in inside(box))
     return Seen(count > 100, f"{count} tasks in the sandbox, limit 48")
 
 
 def _tasks(pid: int) -> int:
-    """As the host sees them; 0 for a process that has ended."""
+    """Return the number of tasks of a process, as the host sees them; 0 when the process has ended."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -184,7 +186,7 @@ def _tasks(pid: int) -> int:
 
 
 def no_reserve(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
-    """A group that holds as many processes as the guest may have, and not one for us."""
+    """Return the plan with a cgroup that has room for the guest's processes and none for Ringfence's own."""
     del arm
     from ringfence.shared import framing
 
@@ -194,7 +196,7 @@ def no_reserve(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
 @attack("F07", "a guest at its process limit does not stop exec and files", DOS, off=no_reserve, needs="cgroup")
 def at_the_limit(arm: Arm) -> Seen:
     box = arm.sandbox()
-    pid_told(arm.spawn(_FORKS, box=box))
+    reported_pid(arm.spawn(_FORKS, box=box))
     try:
         code = box.exec(["true"]).exit_code
         box.files.write("note", "works")
@@ -215,18 +217,18 @@ for _ in range(3): os.wait()
 """
 
 
-@attack("F08", "a tree that spins gets its share of CPU time and no more", DOS, off="cgroup", needs="cgroup")
+@attack("F08", "a tree of spinning processes gets its share of CPU time and no more", DOS, off="cgroup", needs="cgroup")
 def spin(arm: Arm) -> Seen:
     before = time.monotonic()
-    told = arm.python(_SPIN, policy=_limits(cpus=0.05))
-    used = told.result.usage.cpu_s if told.result is not None else None
+    report = arm.python(_SPIN, policy=_limits(cpus=0.05))
+    used = report.result.usage.cpu_s if report.result is not None else None
     share = (used or 0.0) / (time.monotonic() - before)
     sibling = time.monotonic()
     arm.run(arm.sandbox(whole=True), "1")
     return Seen(share > 0.1, f"{share:.2f} CPUs of 0.05; a sibling answers in {time.monotonic() - sibling:.2f} s")
 
 
-_LONG_S = 1.6  # what the scripts below want, and get without a clock
+_LONG_S = 1.6  # the time that the scripts below take when no clock ends them
 
 
 @attack("F09", "code that sleeps is ended by the wall clock", DOS, off=HOST_CODE)
@@ -252,7 +254,7 @@ time.sleep(1.6)
 
 @attack(
     "F32",
-    "code that is deaf to every signal is ended by the wall clock, and the caller answered in time",
+    "code that ignores every signal is ended by the wall clock, and the caller gets the answer in time",
     DOS,
     off=HOST_CODE,
 )
@@ -261,13 +263,14 @@ def deaf_to_signals(arm: Arm) -> Seen:
 
 
 def _outlives(arm: Arm, code: str) -> Seen:
-    """Without the clock: a limit longer than the script. With it: 0.3 s, and the answer soon after."""
+    """Run a script that takes `_LONG_S`. Off: with a longer limit. On: with a limit of 0.3 s, and the answer must come
+    soon after."""
     limit = 8.0 if arm.off else 0.3
     box = arm.sandbox(whole=True)
     before = time.monotonic()
-    told = arm.python(code, box=box, timeout_s=limit)
+    report = arm.python(code, box=box, timeout_s=limit)
     took = time.monotonic() - before
-    return Seen(took > 1.4, f"{told.status} after {took:.2f} s of {limit:g}")
+    return Seen(took > 1.4, f"{report.status} after {took:.2f} s of {limit:g}")
 
 
 _RELAY = """
@@ -280,16 +283,16 @@ for _ in range(5):
 """
 
 
-@attack("F10", "CPU time of short-lived children counts", DOS, off="cgroup", needs="cgroup")
+@attack("F10", "CPU time of short-lived children counts against the limit", DOS, off="cgroup", needs="cgroup")
 def short_lived_children(arm: Arm) -> Seen:
-    told = arm.python(_RELAY.format(work="pass"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
-    return Seen(told.exit_code == 0, f"{told.status}, limit 0.5 s, {_peak(told)}")
+    report = arm.python(_RELAY.format(work="pass"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
+    return Seen(report.exit_code == 0, f"{report.status}, limit 0.5 s, {_peak(report)}")
 
 
-@attack("F11", "time in the kernel counts", DOS, off="cgroup", needs="cgroup")
+@attack("F11", "time in the kernel counts against the limit of CPU time", DOS, off="cgroup", needs="cgroup")
 def kernel_time(arm: Arm) -> Seen:
-    told = arm.python(_RELAY.format(work="os.listdir('/proc/self/fd')"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
-    return Seen(told.exit_code == 0, f"{told.status}, limit 0.5 s, {_peak(told)}")
+    report = arm.python(_RELAY.format(work="os.listdir('/proc/self/fd')"), policy=_limits(cpu_time_s=0.5), timeout_s=10)
+    return Seen(report.exit_code == 0, f"{report.status}, limit 0.5 s, {_peak(report)}")
 
 
 _FILL = """
@@ -301,7 +304,7 @@ except OSError as error:
 """
 
 
-@attack("F12", "the workspace holds what limits.disk says", DOS, off="tmpfs-size")
+@attack("F12", "the workspace holds as many bytes as limits.disk says", DOS, off="tmpfs-size")
 def fill_workspace(arm: Arm) -> Seen:
     return _filled(arm, "/workspace/big")
 
@@ -313,9 +316,9 @@ def fill_tmp(arm: Arm) -> Seen:
 
 def _filled(arm: Arm, path: str) -> Seen:
     box = arm.sandbox()
-    told = arm.python(_FILL, box=box, path=path)
+    report = arm.python(_FILL, box=box, path=path)
     size = box.files.stat(path).size
-    return Seen(size > 8 * _MB, f"{size // _MB} MB of 8; {told.words()}")
+    return Seen(size > 8 * _MB, f"{size // _MB} MB of 8; {report.words()}")
 
 
 _MANY_FILES = """
@@ -331,16 +334,16 @@ except OSError as error:
 @attack("F12-inodes", "the workspace holds as many files as limits.disk_files says", DOS, off="tmpfs-size")
 def fill_inodes(arm: Arm) -> Seen:
     box = arm.sandbox()
-    told = arm.python(_MANY_FILES, box=box)
+    report = arm.python(_MANY_FILES, box=box)
     files = box.files.usage().files
-    return Seen(files > 2000, f"{files} files of 2000; {told.words()}")
+    return Seen(files > 2000, f"{files} files of 2000; {report.words()}")
 
 
-@attack("F13", "a deleted file that is still open counts", DOS, off="tmpfs-size")
+@attack("F13", "a deleted file that is still open counts against limits.disk", DOS, off="tmpfs-size")
 def deleted_files(arm: Arm) -> Seen:
     box = arm.sandbox()
     script = _FILL.replace("0o644)", "0o644)\nos.unlink(path)") + "tell(pid=os.getpid())\ntime.sleep(8)"
-    pid_told(arm.spawn(script, box=box, path="/workspace/gone"))
+    reported_pid(arm.spawn(script, box=box, path="/workspace/gone"))
     used = arm.workspace_bytes(box)
     return Seen(used > 9 * _MB, f"{used // _MB} MB of 8")
 
@@ -359,14 +362,14 @@ time.sleep(8)
 @attack("F15", "a process has as many descriptors as limits.open_files says", DOS, off="rlimit-nofile")
 def descriptors(arm: Arm) -> Seen:
     box = arm.sandbox()
-    pid = host_pid(box, pid_told(arm.spawn(_DESCRIPTORS, box=box))[0])
+    pid = host_pid(box, reported_pid(arm.spawn(_DESCRIPTORS, box=box))[0])
     count = len(os.listdir(f"/proc/{pid}/fd"))
     return Seen(count > 256, f"{count} descriptors of 256")
 
 
-@attack("F31", "running out of memory is told as such, and the sandbox goes on", DOS, off=HOST_CODE, needs="cgroup")
+@attack("F31", "running out of memory is reported as such, and the sandbox goes on", DOS, off=HOST_CODE, needs="cgroup")
 def oom_and_after(arm: Arm) -> Seen:
-    """The off arm kills PID 1, as the kernel would choose to were it in the group."""
+    """Off: PID 1 is killed, which the kernel could choose to do if PID 1 were in the guest's cgroup."""
     box = arm.sandbox(_SMALL, whole=True)
     result = arm.run(box, "held = bytearray(240 << 20)\nheld[::4096] = bytes(len(held[::4096]))")
     if arm.off:
@@ -395,22 +398,26 @@ time.sleep(8)
 """
 
 
-@attack("F33", "one guest has few of the signals that may wait for the host's user", DOS, off="rlimit-sigpending")
+@attack(
+    "F33", "a guest gets only few of the pending signals that the host's user may have", DOS, off="rlimit-sigpending"
+)
 def pending_signals(arm: Arm) -> Seen:
     box = arm.sandbox()
-    pid = host_pid(box, pid_told(arm.spawn(_PENDING, box=box))[0])
+    pid = host_pid(box, reported_pid(arm.spawn(_PENDING, box=box))[0])
     with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         queued = next(line for line in file if line.startswith("SigQ:")).split()[1]
     return Seen(int(queued.split("/")[0]) > 1024, f"SigQ {queued}")
 
 
-@attack("F33-inotify", "a guest leaves the host's user inotify instances", DOS, off="namespace-limits", needs="user")
+@attack(
+    "F33-inotify", "a guest leaves inotify instances for the host's user", DOS, off="namespace-limits", needs="user"
+)
 def inotify_of_the_user(arm: Arm) -> Seen:
     import ctypes
 
     box = arm.sandbox()
     code = "try:\n    while True: call(294, 0)\nexcept OSError: pass\ntell(pid=os.getpid())\ntime.sleep(8)"
-    pid_told(arm.spawn(code, box=box))
+    reported_pid(arm.spawn(code, box=box))
     made = ctypes.CDLL(None, use_errno=True).inotify_init1(0)
     if made >= 0:
         os.close(made)
@@ -418,12 +425,12 @@ def inotify_of_the_user(arm: Arm) -> Seen:
 
 
 def no_room_for_files(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
-    """A group of the size of the policy's memory alone."""
+    """Return the plan with a cgroup that has room for the policy's memory and none for files."""
     del arm
     return replace(plan, memory_bytes=32 * _MB)
 
 
-@attack("F34", "a full disk is ENOSPC for the guest, not its death", DOS, off=no_room_for_files, needs="cgroup")
+@attack("F34", "a full disk gives the guest ENOSPC and does not end it", DOS, off=no_room_for_files, needs="cgroup")
 def full_disk(arm: Arm) -> Seen:
     fill = "import os\nfd = os.open('/workspace/x', 65)\nos.write(fd, b'x')\ntry:\n"
     fill += "    while True: os.write(fd, bytes(1 << 20))\nexcept OSError as e: print(e.errno)"
@@ -444,4 +451,4 @@ ELSEWHERE = [
     not_applicable("F30", "virtual devices are no lever", DOS, "not this backend"),
 ]
 
-CASES = (*cases(globals()), *f_host.CASES)
+CASES = cases(globals())

@@ -1,4 +1,4 @@
-"""F, the host's side: floods and bombs that the library reads, parses or counts leave the library unharmed."""
+"""F: exhaustion of the host's own process, by floods and bombs that the library reads, parses or counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 _MB = 1 << 20
-_DEAR = 0.1  # seconds of CPU time in about one
+_DEAR = 0.1  # seconds of CPU time used in about one second
 
 
 _FLOODS = {
@@ -29,7 +29,12 @@ _FLOODS = {
 }
 
 
-@attack("F16", "a flood of output leaves the caller's memory as it was, and says that it was cut", DOS, off=HOST_CODE)
+@attack(
+    "F16",
+    "a flood of output does not fill the caller's memory, and the result says that output was cut",
+    DOS,
+    off=HOST_CODE,
+)
 def output_flood(arm: Arm) -> Seen:
     box = arm.sandbox(whole=True)
     arm.run(box, "1")
@@ -41,12 +46,15 @@ def output_flood(arm: Arm) -> Seen:
     results = {name: arm.run(box, "import os\n" + code) for name, code in _FLOODS.items()}
     grown = _resident() - before
     first = results["no newline"]
-    told = f"{first.usage.output_bytes // _MB} MB came, {len(first.stdout_bytes)} bytes kept, {grown // _MB} MB more"
-    return Seen(grown > 40 * _MB or not first.truncated or len(first.stdout_bytes) > 2 * _MB, told)
+    words = f"{first.usage.output_bytes // _MB} MB came, {len(first.stdout_bytes)} bytes kept, {grown // _MB} MB more"
+    return Seen(grown > 40 * _MB or not first.truncated or len(first.stdout_bytes) > 2 * _MB, words)
 
 
 def _resident() -> int:
-    """Without what earlier attacks left free in the allocator, which a flood would fill first."""
+    """Return the memory of this process in bytes, after returning free memory to the kernel.
+
+    Else a flood would first fill what earlier attacks left free in the allocator.
+    """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -66,19 +74,19 @@ while time.monotonic() < end:
 """
 
 
-@attack("F16-monitor", "a flood of nonsense on the line to the host costs no CPU time", DOS, off=HOST_CODE)
+@attack("F16-monitor", "a flood of nonsense on the line to the host costs the host no CPU time", DOS, off=HOST_CODE)
 def flood_of_the_report(arm: Arm) -> Seen:
-    """The line is hung up at the first nonsense. Otherwise the monitor would read for ever, as we do in the off arm."""
+    """The host closes the line at the first nonsense. Else the monitor would read for ever, as the off arm does."""
     if arm.off:
         used = _cpu_to_read_a_flood()
         return Seen(used > _DEAR, f"a reader without a cap used {used:.2f} s of CPU time in 1 s")
     box = arm.sandbox(whole=True)
     monitor = monitor_of(box)
     before = _ticks(monitor)
-    told = arm.python(_REPORT_FLOOD, box=box)
+    report = arm.python(_REPORT_FLOOD, box=box)
     used = _ticks(monitor) - before
     return Seen(
-        used > _DEAR or told.exit_code != 0, f"the monitor used {used:.2f} s of CPU time in 1.2 s; {told.status}"
+        used > _DEAR or report.exit_code != 0, f"the monitor used {used:.2f} s of CPU time in 1.2 s; {report.status}"
     )
 
 
@@ -105,7 +113,7 @@ def _ticks(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@attack("F17", "standard error that nobody asked for does not block the guest", DOS, off=HOST_CODE)
+@attack("F17", "standard error that no program reads does not block the guest", DOS, off=HOST_CODE)
 def other_stream_full(arm: Arm) -> Seen:
     code = "import os\nfor _ in range(64): os.write(2, bytes(1 << 16))\nos.write(1, b'done')"
     if not arm.off:
@@ -121,7 +129,7 @@ def other_stream_full(arm: Arm) -> Seen:
 
 @attack(
     "F19",
-    "arguments, variables, code and input of any size are refused in words, not by a traceback",
+    "arguments, variables, code and input that are too large are refused with a reason, not a traceback",
     DOS,
     off=HOST_CODE,
 )
@@ -150,7 +158,7 @@ def _answer(function: Callable[[], object]) -> str:
         function()
     except PolicyError:
         return "PolicyError"
-    except Exception as error:  # noqa: BLE001  # which one is the finding
+    except Exception as error:  # noqa: BLE001  # which exception came is the finding
         return f"{type(error).__name__}: {str(error)[:80]}"
     return "ok"
 
@@ -175,7 +183,7 @@ _JSON_BOMBS = {
 }
 
 
-@attack("F20", "a result that is a bomb for parsers is a result without a value", SPOOF, off=HOST_CODE)
+@attack("F20", "a result that is a bomb for parsers gives a result without a value", SPOOF, off=HOST_CODE)
 def result_bombs(arm: Arm) -> Seen:
     import json
 
@@ -213,7 +221,7 @@ def pattern_bomb(arm: Arm) -> Seen:
 
 
 @attack(
-    "F24", "forty sandboxes later the host has as many groups, mounts and descriptors as before", DOS, off=HOST_CODE
+    "F24", "after forty sandboxes the host has as many groups, mounts and descriptors as before", DOS, off=HOST_CODE
 )
 def start_storm(arm: Arm) -> Seen:
     from ringfence import Sandbox
@@ -234,16 +242,18 @@ def start_storm(arm: Arm) -> Seen:
 
 
 def _holdings() -> tuple[int, int]:
-    """Mount namespaces there are among our descendants beyond the spares, and descriptors of this process."""
+    """Return two numbers: the monitors below this process, and its open descriptors; the spares' are not counted."""
     from ringfence.backends.process import pool
 
-    every = pool._pools.values()  # noqa: SLF001  # the pool has no public count, and callers need none
-    spares = sum(len(shelf.spares) for one in every for shelf in one._shelves.values())  # noqa: SLF001  # as above
-    monitors = sum(_name_of(pid) == "rf-monitor" and _is_ours(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())
+    pools = pool._pools.values()  # noqa: SLF001  # the pool has no public count, and callers need none
+    spares = sum(len(shelf.spares) for each in pools for shelf in each._shelves.values())  # noqa: SLF001  # as above
+    monitors = sum(
+        _name_of(pid) == "rf-monitor" and _is_descendant(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()
+    )
     return max(0, monitors - spares), max(0, len(os.listdir("/proc/self/fd")) - 2 * spares)
 
 
-def _is_ours(pid: int) -> bool:
+def _is_descendant(pid: int) -> bool:
     try:
         while pid > 1 and pid != os.getpid():
             pid = _parent(pid)
@@ -268,7 +278,7 @@ def _settled(before: tuple[int, int], within_s: float) -> tuple[int, int]:
 
 
 def _grown(before: tuple[int, int], after: tuple[int, int]) -> bool:
-    """By more than the spares that are being made right now and are on no shelf yet."""
+    """Return whether a count grew by more than the spares that are being made and are on no shelf yet may explain."""
     return any(now > then + 4 for now, then in zip(after, before, strict=True))
 
 

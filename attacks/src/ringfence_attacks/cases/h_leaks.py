@@ -1,4 +1,4 @@
-"""H: what a guest could learn about host, supervisor and neighbours."""
+"""H: leaks: what a guest could learn about the host, the supervisor and other sandboxes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def variables(arm: Arm) -> Seen:
     return Seen(arm.canary in out, "an inherited environment")
 
 
-# The supervisor has the canary in its arguments, environment and heap; a guest searches all its memory for it. Neither
-# half is joined before it is found: the search itself must not be what it finds.
+# The supervisor has the canary in its arguments, environment and heap; a guest searches all of its own memory for the
+# canary. The search has the canary in two halves and never joins them: else it would find itself.
 _SUPERVISOR = """
 import os, sys
 canary = sys.argv[1]
@@ -79,9 +79,7 @@ else:
 """
 
 
-@attack(
-    "H12", "nothing of the supervisor's memory, arguments or environment is in a guest's memory", LEAK, off=HOST_CODE
-)
+@attack("H12", "a guest's memory has no part of the supervisor's memory, arguments or environment", LEAK, off=HOST_CODE)
 def memory_of_the_supervisor(arm: Arm) -> Seen:
     """Off: a plain fork of the supervisor."""
     env = {"RINGFENCE_ATTACK_CANARY": arm.canary, "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
@@ -94,40 +92,40 @@ def memory_of_the_supervisor(arm: Arm) -> Seen:
 
 
 def _same_text(arm: Arm, path: str, *, least: int = 4) -> Seen:
-    """Whether the guest reads at `path` what the host reads there."""
+    """The attack succeeds when the guest reads at `path` the text that the host reads there."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            ours = file.read(4096).strip()
+            here = file.read(4096).strip()
     except OSError:
-        ours = ""
-    if len(ours) < least:
+        here = ""
+    if len(here) < least:
         raise NotApplicable(f"the host has no {path}")
-    told = arm.python("steal(path)\nsteal('/mnt' + path)", path=path)  # the second where the view is all of the host
-    return Seen(ours in told.looted, told.words())
+    report = arm.python("steal(path)\nsteal('/mnt' + path)", path=path)  # /mnt: where the view is all of the host
+    return Seen(here in report.looted, report.words())
 
 
-@attack("H02", "the host's name is not told", LEAK, off="uts-namespace")
+@attack("H02", "a guest cannot read the host's name", LEAK, off="uts-namespace")
 def host_name(arm: Arm) -> Seen:
-    told = arm.python("loot(os.uname().nodename)")
-    return Seen(told.looted == os.uname().nodename, f"the guest reads {told.looted!r}")
+    report = arm.python("loot(os.uname().nodename)")
+    return Seen(report.looted == os.uname().nodename, f"the guest reads {report.looted!r}")
 
 
-@attack("H02-boot", "the boot's id is not told", LEAK, off="proc-masks")
+@attack("H02-boot", "a guest cannot read the boot's id", LEAK, off="proc-masks")
 def boot_id(arm: Arm) -> Seen:
     return _same_text(arm, "/proc/sys/kernel/random/boot_id")
 
 
-@attack("H02-cmdline", "the kernel's command line is not told", LEAK, off="proc-masks")
+@attack("H02-cmdline", "a guest cannot read the kernel's command line", LEAK, off="proc-masks")
 def kernel_command_line(arm: Arm) -> Seen:
     return _same_text(arm, "/proc/cmdline")
 
 
-@attack("H02-machine", "the machine's id is not told", LEAK, off="view")
+@attack("H02-machine", "a guest cannot read the machine's id", LEAK, off="view")
 def machine_id(arm: Arm) -> Seen:
     return _same_text(arm, "/etc/machine-id")
 
 
-@attack("H03", "a guest's traceback names none of our files", LEAK, off=HOST_CODE)
+@attack("H03", "a guest's traceback names no file of Ringfence", LEAK, off=HOST_CODE)
 def tracebacks(arm: Arm) -> Seen:
     if arm.off:
         text = _traceback_of_a_runner()
@@ -147,29 +145,30 @@ def _traceback_of_a_runner() -> str:
     return ""
 
 
-@attack("H04", "the host's accounts are not told", LEAK, off="view")
+@attack("H04", "a guest cannot read the host's accounts", LEAK, off="view")
 def accounts(arm: Arm) -> Seen:
     return _same_text(arm, "/etc/passwd", least=40)
 
 
-@attack("H05", "what the host's disks and other tenants do is not told", LEAK, off="proc-masks")
+@attack("H05", "a guest cannot read what the host's disks and other tenants do", LEAK, off="proc-masks")
 def load_of_others(arm: Arm) -> Seen:
     with open("/proc/diskstats", encoding="ascii") as file:
         names = {line.split()[2] for line in file}
     if not names:
         raise NotApplicable("the host has no disks")
-    told = arm.python("for name in ('diskstats', 'vmstat', 'interrupts', 'pressure/cpu'): steal('/proc/' + name)")
-    return Seen(any(f" {name} " in told.looted for name in names), told.words())
+    report = arm.python("for name in ('diskstats', 'vmstat', 'interrupts', 'pressure/cpu'): steal('/proc/' + name)")
+    return Seen(any(f" {name} " in report.looted for name in names), report.words())
 
 
-@attack("H06", "a new sandbox finds nothing of the one before", LEAK, off=HOST_CODE)
+@attack("H06", "a new sandbox finds no file of an earlier sandbox", LEAK, off=HOST_CODE)
 def remains(arm: Arm) -> Seen:
-    """Off: the same sandbox again."""
+    """Off: the second script runs in the first sandbox."""
     leave = "for d in ('/workspace', '/tmp', '/dev/shm'):\n    open(d + '/left', 'w').write(canary)"
     look = """
     for top in ("/workspace", "/tmp", "/dev/shm"):
         for place, folders, names in os.walk(top):
-            folders[:] = [one for one in folders if not os.path.ismount(os.path.join(place, one))]  # a Python's place
+            # A mount is the caller's Python, which is in every sandbox.
+            folders[:] = [one for one in folders if not os.path.ismount(os.path.join(place, one))]
             for name in names: steal(os.path.join(place, name))
     """
     first = arm.sandbox(whole=True)
@@ -208,7 +207,7 @@ def randomness(arm: Arm) -> Seen:
     """Off: two plain forks of one process that has imported the same modules."""
     preload = ["random", "ssl", "tempfile", "uuid"]
     if not import_path.is_installed("numpy"):
-        raise NotApplicable("numpy is not installed: nothing else keeps its state over a fork")
+        raise NotApplicable("numpy is not installed: no other generator keeps its state over a fork")
     preload.append("numpy.random")
     if arm.off:
         body = _RANDOM.strip().replace("\n", "\n        ")
@@ -219,8 +218,8 @@ def randomness(arm: Arm) -> Seen:
         both = [_random_of(preload), _random_of(preload)]
     first, second = (dict(line.rsplit(" ", 1) for line in text.strip().splitlines()) for text in both)
     same = [name for name in first if first[name] == second.get(name)]
-    told = f"{len(first)} sources; the same: {', '.join(same) or 'none'}"
-    return Seen(bool(same) or len(first) != len(second), told)
+    words = f"{len(first)} sources; the same: {', '.join(same) or 'none'}"
+    return Seen(bool(same) or len(first) != len(second), words)
 
 
 def _random_of(preload: list[str]) -> str:
@@ -232,7 +231,7 @@ def _random_of(preload: list[str]) -> str:
 ELSEWHERE = [
     not_applicable("H07", "configuration of the host's package managers is not shown", LEAK, "tried as A01"),
     not_applicable("H08", "clock, uptime and timing", LEAK, "documented: the kernel is shared"),
-    not_applicable("H09", "one tenant's id leads nobody to another's data", LEAK, "there is no server in this version"),
+    not_applicable("H09", "one tenant's id leads no one to another's data", LEAK, "there is no server in this version"),
 ]
 
 
@@ -246,9 +245,15 @@ except Exception as error:
 """
 
 
-@attack("H10", "the host's exceptions are not told to guests", LEAK, off=HOST_CODE, label="kind of the exception alone")
+@attack(
+    "H10",
+    "a guest does not get the text of the host's exceptions",
+    LEAK,
+    off=HOST_CODE,
+    label="kind of the exception alone",
+)
 def exception_text(arm: Arm) -> Seen:
-    """A function of the caller's fails on something that only the host knows. Off: the text goes with it."""
+    """A function of the caller fails with a text that only the host knows. Off: the guest gets that text too."""
 
     def lookup() -> str:
         raise OSError(f"no answer from {arm.canary}")

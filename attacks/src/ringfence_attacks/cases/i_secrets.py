@@ -1,6 +1,6 @@
-"""I: secrets. The guest has a placeholder; the value is at its own host, and nowhere else.
+"""I: secrets. The guest has a placeholder; the value goes to the secret's own host, and nowhere else.
 
-The arm without the control does what is done without the gateway: it hands the guest the value itself.
+The arm without the control does what callers without the gateway do: it gives the guest the value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LABEL = "placeholder"
 
 
 def _given(arm: Arm, server: Echo) -> Policy:
-    """The canary as TOKEN: a secret, or in the arm without the control a plain variable."""
+    """Return a policy with the canary as TOKEN: a secret, or in the arm without the control a plain variable."""
     from ringfence_attacks import tls_server
 
     if arm.off:
@@ -46,8 +46,8 @@ with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
 def environment(arm: Arm) -> Seen:
     from ringfence_attacks import tls_server
 
-    told = arm.python(_ENVIRON, policy=_given(arm, tls_server.echo(arm)))
-    return arm.stolen(told)
+    report = arm.python(_ENVIRON, policy=_given(arm, tls_server.echo(arm)))
+    return arm.stolen(report)
 
 
 _ARGUMENTS = """
@@ -60,12 +60,12 @@ child.kill(); child.wait()
 """
 
 
-@attack("I02", "a secret is in nobody's arguments", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
+@attack("I02", "a secret is in the arguments of no process", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
 def arguments(arm: Arm) -> Seen:
     from ringfence_attacks import tls_server
 
-    told = arm.python(_ARGUMENTS, policy=_given(arm, tls_server.echo(arm)))
-    return arm.stolen(told)
+    report = arm.python(_ARGUMENTS, policy=_given(arm, tls_server.echo(arm)))
+    return arm.stolen(report)
 
 
 _LOGGED = """
@@ -78,21 +78,21 @@ attempt("bad request", fetch, host, port, f"GET {token} HTTP/1.1\\r\\n{token}\\r
 
 @attack("I03", "a secret is in no log, result or denial", LEAK, off=HOST_CODE, needs="network", label=_LABEL)
 def logs(arm: Arm) -> Seen:
-    """The witness is all that the caller is given, and the server, which must have had the value."""
+    """The witness is all that the caller gets. The server must have received the value, else nothing is proven."""
     from ringfence.policy.model import Rule
     from ringfence_attacks import tls_server
 
     server = tls_server.echo(arm)
     policy = _given(arm, server)
-    rule = Rule(f"{tls_server.HOST}:{server.port}", methods=["GET"])  # so that requests are read in both arms
+    rule = Rule(f"{tls_server.HOST}:{server.port}", methods=["GET"])  # makes the gateway read requests in both arms
     policy = policy.replace(network=tls_server.policy(server, rules=(rule,), allow=()).network)
     box = arm.sandbox(policy)
-    told = arm.python(tls_server.FETCH + _LOGGED, box=box, host=tls_server.HOST, port=server.port)
-    assert told.result is not None
-    seen = [told.result.to_dict(), told.result.render(), box.network.log(), box.network.summary(), box.denials()]
+    report = arm.python(tls_server.FETCH + _LOGGED, box=box, host=tls_server.HOST, port=server.port)
+    assert report.result is not None
+    seen = [report.result.to_dict(), report.result.render(), box.network.log(), box.network.summary(), box.denials()]
     if arm.canary.encode() not in server.heard:
         raise AssertionError("the value never went out, so nothing could have been logged")
-    return Seen(arm.canary in str(seen), f"{len(box.network.log())} lines; {told.words()}")
+    return Seen(arm.canary in str(seen), f"{len(box.network.log())} lines; {report.words()}")
 
 
 _DUMP = """
@@ -107,20 +107,20 @@ tell(dumped=1)
 
 
 @attack(
-    "I04", "a secret is in nothing that the guest can leave behind", LEAK, off=HOST_CODE, needs="network", label=_LABEL
+    "I04", "a secret is in no file that the guest can leave behind", LEAK, off=HOST_CODE, needs="network", label=_LABEL
 )
 def left_behind(arm: Arm) -> Seen:
-    """What a snapshot would hold: the workspace, and the trusted roots, read from outside."""
+    """Look from outside at all that a snapshot would contain: the workspace, and the trusted roots."""
     from ringfence.gateway.secrets.trust import BUNDLE, JAVA_STORE
     from ringfence_attacks import tls_server
 
     box = arm.sandbox(_given(arm, tls_server.echo(arm)))
-    told = arm.python(_DUMP, box=box)
+    report = arm.python(_DUMP, box=box)
     kept = box.files.read("/workspace/dump")
     for path in (BUNDLE, JAVA_STORE):
         if box.files.exists(path):
             kept += box.files.read(path)
-    return Seen(arm.canary.encode() in kept, f"{len(kept)} bytes; {told.words()}")
+    return Seen(arm.canary.encode() in kept, f"{len(kept)} bytes; {report.words()}")
 
 
 _ELSEWHERE = """
@@ -133,10 +133,15 @@ for name, secure in ((other, True), (host, False), (other, False)):
 
 
 @attack(
-    "I05", "a secret goes to its own host over TLS alone", LEAK, off=HOST_CODE, needs="network", label="swap by host"
+    "I05",
+    "a secret goes only to its own host, and only over TLS",
+    LEAK,
+    off=HOST_CODE,
+    needs="network",
+    label="swap by host",
 )
 def elsewhere(arm: Arm) -> Seen:
-    """Send the placeholder to another host, and in plain HTTP. One server stands for both and notes every byte."""
+    """Send the placeholder to another host, and in plain HTTP. One server has both names and keeps every byte."""
     from ringfence.policy.model import Rule
     from ringfence_attacks import tls_server
 
@@ -147,10 +152,10 @@ def elsewhere(arm: Arm) -> Seen:
         policy = policy.replace(network=tls_server.policy(server, rules=(rule,)).network)
     else:
         policy = policy.replace(network=tls_server.policy(server, allow=(tls_server.HOST, tls_server.OTHER)).network)
-    told = arm.python(
+    report = arm.python(
         tls_server.FETCH + _ELSEWHERE, policy=policy, host=tls_server.HOST, other=tls_server.OTHER, port=server.port
     )
-    return Seen(arm.canary.encode() in server.heard + server.plain, told.words())
+    return Seen(arm.canary.encode() in server.heard + server.plain, report.words())
 
 
 _KEYS = """
@@ -177,13 +182,15 @@ def agent_socket(arm: Arm) -> Seen:
     for place in (address, "/mnt" + address):
         attempt(place, sock.connect, place)
     """
-    told = arm.python(code, address=listener.address)
+    report = arm.python(code, address=listener.address)
     came = listener.received()
-    return Seen(bool(came), f"{len(came)} connections; {told.words()}")
+    return Seen(bool(came), f"{len(came)} connections; {report.words()}")
 
 
 ELSEWHERE = [
-    not_applicable("I06", "a guest that has a secret can tell it", LEAK, "cannot be stopped: docs/secrets.md says so"),
+    not_applicable(
+        "I06", "a guest that has a secret can pass it on", LEAK, "cannot be stopped: docs/secrets.md says so"
+    ),
 ]
 
 CASES = cases(globals())

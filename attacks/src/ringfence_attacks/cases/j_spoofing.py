@@ -1,6 +1,7 @@
-"""J: making the host believe something false. Status, exit code, signal and usage come from outside the guest.
+"""J: spoofing: a guest makes the host believe something false.
 
-Value and exception of a run are guest-made text by contract; nothing else may follow what a guest writes.
+Status, exit code, signal and usage of a run come from outside the guest. Its value and its exception are guest-made
+text by contract; nothing else may depend on what a guest writes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import subprocess
 import sys
 import time
 
-from ringfence_attacks.case import CRASH, HOST_CODE, SPOOF, Seen, attack, cases, not_applicable
-from ringfence_attacks.cases import j_init
-from ringfence_attacks.cases.j_init import goes_on
-from ringfence_attacks.tracer import host_pid, pid_told
+from ringfence.errors import RingfenceError
+from ringfence_attacks.case import CRASH, HOST_CODE, SPOOF, WRITE, Seen, attack, cases, not_applicable
+from ringfence_attacks.tracer import Attempt, answers, host_pid, reported_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,16 +30,25 @@ _MEMORY_TOP = 200 << 20
 
 
 def _believed(result: Result, code: int) -> Seen:
-    """Whether the host took anything but the true end of the process."""
+    """The attack succeeds when the result is anything but the true end of the process: an exit with `code`."""
     true = (result.status, result.exit_code, result.signal) == ("error", code, None)
     return Seen(not true, f"{result.status}, {result.reason}, exit {result.exit_code} where {code} was true")
 
 
 def _naive(text: str, code: int) -> Seen:
-    """Off: a host that takes the last line that looks like a result for one."""
+    """Off: judge as a host would that takes the last line that looks like a result for the result."""
     lines = [line for line in text.splitlines() if '"code"' in line]
     taken = json.loads(lines[-1])["code"] if lines else code
     return Seen(taken != code, f"a host that reads markers takes {taken} where {code} was true")
+
+
+def _goes_on(box: Sandbox) -> str:
+    """Run a command that exits with 5. Returns "exit 5" when its result says that, else what came instead."""
+    try:
+        result = box.exec(["sh", "-c", "exit 5"])
+        return f"exit {result.exit_code}" if result.exit_code == 5 else f"false: {result.status} {result.exit_code}"
+    except (RingfenceError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 _PRINTED = """
@@ -94,7 +103,7 @@ def forged_start_failure(arm: Arm) -> Seen:
     forged = {"stage": "cwd", "errno": 4}
     if arm.off:
         report = arguments.report_of({"report": json.dumps(forged)})
-        return Seen(report.get("stage") == "cwd", "the report alone cannot be told from ours")
+        return Seen(report.get("stage") == "cwd", "the report alone looks like the launcher's own")
     box = arm.sandbox(whole=True)
     try:
         first = arm.run(box, _EARLY.format(said=forged, code=125))
@@ -118,14 +127,14 @@ time.sleep(8)
 
 @attack(
     "J02-parent",
-    "a guest makes no process that the monitor takes for one of its own",
+    "a guest makes no process that the monitor takes for its own child",
     SPOOF,
     off="seccomp:clone-parent",
 )
 def child_of_the_monitor(arm: Arm) -> Seen:
     box = arm.sandbox()
     try:
-        inner, said = pid_told(arm.spawn(_ADOPTED, box=box))
+        inner, said = reported_pid(arm.spawn(_ADOPTED, box=box))
     except TimeoutError as error:
         return Seen(succeeded=False, what=str(error).strip().splitlines()[-1])
     child = int(said.partition('"child": ')[2].split("}")[0])
@@ -163,16 +172,17 @@ def patched_interpreter(arm: Arm) -> Seen:
 
 
 def _in_one_process() -> Seen:
-    """Off: a runner that executes guest code in its own process and decides there, after guest code could change it."""
+    """Off: a runner executes guest code in its own process, and decides the verdict there, with code that the guest
+    could change."""
     code = "space = {'verdict': lambda failed: 'error' if failed else 'ok'}\n"
     code += "exec(\"verdict = lambda failed: 'ok'\", space)\nprint(space['verdict'](True))"
     said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout.decode().strip()
     return Seen(said == "ok", "the runner's own verdict was replaced")
 
 
-@attack("J04", "a builtin redefined by one run is not what the next one gets", SPOOF, off=HOST_CODE)
+@attack("J04", "a builtin that one run redefines is as usual in the next run", SPOOF, off=HOST_CODE)
 def redefined_builtin(arm: Arm) -> Seen:
-    """Off: the same interpreter runs both."""
+    """Off: the same interpreter runs both pieces of code."""
     first, second = "import builtins\nbuiltins.len = lambda x: 42\n", "print(len('abc'))"
     box = arm.sandbox(whole=True)
     if arm.off:
@@ -195,18 +205,18 @@ os._exit({code})
 
 @attack(
     "J05",
-    "killing every process inside and leaving with 0 is seen as that, and the sandbox goes on",
+    "a guest that kills every process inside and exits is reported as such, and the sandbox goes on",
     SPOOF,
     off=HOST_CODE,
 )
 def kill_the_spawner(arm: Arm) -> Seen:
-    """Off: PID 1 dies too, which no guest can bring about; the sandbox must say that it is lost."""
+    """Off: PID 1 is killed too, which no guest can do; the sandbox must then report that it is lost."""
     box = arm.sandbox(whole=True)
     result = arm.run(box, _KILLS.format(signal="SIGKILL", code=4))
     if arm.off:
         os.kill(host_pid(box, 1), 9)
         time.sleep(0.3)
-    after = goes_on(box)
+    after = _goes_on(box)
     return Seen(result.exit_code != 4 or after != "exit 5", f"exit {result.exit_code}; then {after}")
 
 
@@ -218,13 +228,13 @@ def stop_the_spawner(arm: Arm) -> Seen:
         os.kill(host_pid(box, 1), 9)
         time.sleep(0.3)
     before = time.monotonic()
-    after = [goes_on(box), goes_on(box)]
+    after = [_goes_on(box), _goes_on(box)]
     took = time.monotonic() - before
     wrong = result.exit_code != 4 or after != ["exit 5", "exit 5"] or took > 3
     return Seen(wrong, f"exit {result.exit_code}; then {after} after {took:.1f} s")
 
 
-@attack("J06", "usage is what was used, whatever the report says", SPOOF, off=HOST_CODE)
+@attack("J06", "usage is what was used, whatever the guest's report says", SPOOF, off=HOST_CODE)
 def forged_usage(arm: Arm) -> Seen:
     lie = {"cpu_s": 0.0, "usage": {"cpu_s": 0.0, "memory_peak_bytes": 1}}
     code = "import json, os, time\nheld = bytearray(40 << 20)\nheld[::4096] = bytes(len(held[::4096]))\n"
@@ -239,12 +249,12 @@ def forged_usage(arm: Arm) -> Seen:
 
 @attack(
     "J07",
-    "a frame of 4 GiB, of an unknown type or for nobody ends the sandbox, not the host's memory",
+    "a frame of 4 GiB, of an unknown type or for no call ends the sandbox and takes no memory of the host",
     CRASH,
     off=HOST_CODE,
 )
 def hostile_frames(arm: Arm) -> Seen:
-    """Off: a reader that makes room for what the header says."""
+    """Off: a reader that allocates as many bytes as the header says."""
     from ringfence.wire.inbox import Switchboard
 
     header = struct.pack("<IBI", 0xFFFFFFFF, 2, 1)
@@ -289,7 +299,7 @@ _CONFUSED: dict[str, object] = {
 }
 
 
-@attack("J08", "an event with a field too many, too few or of another type is no event", SPOOF, off=HOST_CODE)
+@attack("J08", "an event with too many fields, too few, or one of another type is refused", SPOOF, off=HOST_CODE)
 def confused_types(arm: Arm) -> Seen:
     """Off: a plain parser."""
     from ringfence.wire.frames import WireError, event
@@ -336,7 +346,7 @@ _FORGED = b'{"info": {"path": "forged", "kind": "file", "size": 1, "mode": 0, "m
     "J18", "files() through links to descriptors, memory, FIFOs and sockets is refused in time", SPOOF, off=HOST_CODE
 )
 def trapped_files(arm: Arm) -> Seen:
-    """Off: a plain open of the link, which reaches the descriptor it names."""
+    """Off: a plain open of the link, which reaches the descriptor that the link names."""
     box = arm.sandbox(whole=True)
     arm.python(_TRAPS, box=box, links=_LINKS)
     if arm.off:
@@ -350,9 +360,9 @@ def trapped_files(arm: Arm) -> Seen:
             if word is not None:
                 wrong.append(f"{what} {name}: {word}")
     took = time.monotonic() - before
-    alive = goes_on(box) == "exit 5" and box.files.write("plain", "x").size == 1
-    told = "; ".join(wrong) or f"each refused, {took:.1f} s for all; the sandbox goes on: {alive}"
-    return Seen(bool(wrong) or not alive or took > 10, told)
+    alive = _goes_on(box) == "exit 5" and box.files.write("plain", "x").size == 1
+    words = "; ".join(wrong) or f"each refused, {took:.1f} s for all; the sandbox goes on: {alive}"
+    return Seen(bool(wrong) or not alive or took > 10, words)
 
 
 def _operations(box: Sandbox, name: str) -> dict[str, Callable[[], object]]:
@@ -368,12 +378,12 @@ def _operations(box: Sandbox, name: str) -> dict[str, Callable[[], object]]:
 
 
 def _refusal(function: Callable[[], object]) -> str | None:
-    """None when it was refused as a file's failure is; what came instead otherwise."""
+    """Return None when `function` raises OSError, as a refused file operation does; else what came instead."""
     try:
         value = function()
     except OSError:
         return None
-    except Exception as error:  # noqa: BLE001  # which one is the finding
+    except Exception as error:  # noqa: BLE001  # which exception came is the finding
         return f"{type(error).__name__}: {error}"
     return f"it gave {str(value)[:60]!r}"
 
@@ -393,11 +403,134 @@ ELSEWHERE = [
     not_applicable("J14", "guest text is data to a model's client", SPOOF, "there is no MCP server in this version"),
     not_applicable(
         "J15",
-        "nobody else answers in the agent's place",
+        "no other program answers in the agent's place",
         SPOOF,
         "the channel is a pair of sockets made before any guest",
     ),
     not_applicable("J16", "the audit log is a chain", SPOOF, "there is no audit log in this version"),
 ]
 
-CASES = (*cases(globals()), *j_init.CASES)
+# J17: PID 1 and the spawner. A guest knows their pids, but must not write to their memory, limit them, or choose them
+# for the kernel to kill.
+
+_POKE = """
+def poke(pid):
+    with open(f"/proc/{pid}/maps") as file:
+        line = next(line for line in file if "[stack]" in line)
+    start = int(line.split("-")[0], 16)
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        memory.seek(start)
+        memory.write(mark.encode())
+    tell(address=start)
+attempt("mem", poke, target)
+attempt("fd", lambda: [os.readlink(f"/proc/{target}/fd/{n}") for n in os.listdir(f"/proc/{target}/fd")])
+tell(pid=os.getpid())
+time.sleep(8)
+"""
+
+
+def _poked(arm: Arm, target: int) -> Seen:
+    """A guest writes a mark to the unused end of the target's stack. The host looks for the mark in that memory."""
+    box = arm.sandbox()
+    _, said = reported_pid(arm.spawn(_POKE, box=box, target=target, mark=arm.canary))
+    words = "; ".join(line for line in said.splitlines() if "tried" in line)
+    if '"address": ' not in said:
+        return Seen(succeeded=False, what=words)
+    address = int(said.partition('"address": ')[2].split("}")[0])
+    with open(f"/proc/{host_pid(box, target)}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        found = memory.read(len(arm.canary)) == arm.canary.encode()
+    return Seen(found, words)
+
+
+@attack(
+    "J17",
+    "PID 1's memory is not written, nor its descriptors read: it is not dumpable",
+    WRITE,
+    off="not-dumpable",
+    behind=("landlock-scopes", "landlock-files"),
+)
+def memory_of_init(arm: Arm) -> Seen:
+    return _poked(arm, 1)
+
+
+@attack(
+    "J17-domain",
+    "PID 1's memory is not written, nor its descriptors read: it is outside the guest's Landlock domain",
+    WRITE,
+    off=("landlock-scopes", "landlock-files"),
+    behind="not-dumpable",
+    needs="landlock",
+)
+def domain_of_init(arm: Arm) -> Seen:
+    return _poked(arm, 1)
+
+
+@attack("J17-spawner", "the spawner's memory is not written, nor its descriptors read", WRITE, off="not-dumpable")
+def memory_of_the_spawner(arm: Arm) -> Seen:
+    return _poked(arm, 2)
+
+
+_CHOSEN = """
+attempt("oom_score_adj", spill, f"/proc/{target}/oom_score_adj", "1000")
+tell(pid=os.getpid())
+time.sleep(8)
+"""
+
+
+def _chosen(arm: Arm, target: int) -> Seen:
+    box = arm.sandbox()
+    _, said = reported_pid(arm.spawn(_CHOSEN, box=box, target=target))
+    with open(f"/proc/{host_pid(box, target)}/oom_score_adj", encoding="ascii") as file:
+        value = file.read().strip()
+    return Seen(value == "1000", f"{said.splitlines()[0]}; oom_score_adj {value}")
+
+
+@attack("J17-oom", "a guest does not choose PID 1 for the kernel to kill", SPOOF, off="not-dumpable")
+def choose_init(arm: Arm) -> Seen:
+    return _chosen(arm, 1)
+
+
+@attack("J17-oom-spawner", "a guest does not choose the spawner for the kernel to kill", SPOOF, off="not-dumpable")
+def choose_the_spawner(arm: Arm) -> Seen:
+    return _chosen(arm, 2)
+
+
+_LIMITED = """
+import struct
+attempt("prlimit", call, 302, target, 7, struct.pack("QQ", 3, 4), 0)
+tell(pid=os.getpid())
+time.sleep(8)
+"""
+
+
+def _limited(arm: Arm, target: int) -> Seen:
+    box = arm.sandbox()
+    _, said = reported_pid(arm.spawn(_LIMITED, box=box, target=target))
+    with open(f"/proc/{host_pid(box, target)}/limits", encoding="ascii") as file:
+        soft = next(line for line in file if line.startswith("Max open files")).split()[3]
+    return Seen(soft == "3", f"{said.splitlines()[0]}; soft limit of open files {soft}")
+
+
+@attack("J17-prlimit", "PID 1's limits are not lowered", SPOOF, off="seccomp:prlimit")
+def limits_of_init(arm: Arm) -> Seen:
+    return _limited(arm, 1)
+
+
+@attack("J17-prlimit-spawner", "the spawner's limits are not lowered", SPOOF, off="seccomp:prlimit")
+def limits_of_the_spawner(arm: Arm) -> Seen:
+    return _limited(arm, 2)
+
+
+@attack("J17-signals", "no signal reaches PID 1", SPOOF, off="landlock-scopes", needs="landlock")
+def signals_to_init(arm: Arm) -> Seen:
+    """The kernel drops signals for which PID 1 has no handler; Landlock refuses that a guest sends any."""
+    attempts = [Attempt(f"signal {number}", 62, (1, number)) for number in range(1, 65) if number not in (32, 33)]
+    box = arm.sandbox()
+    got = answers(arm, box, attempts)
+    sent = [name for name, result in got.items() if result == 0]
+    alive = _goes_on(box) == "exit 5"
+    return Seen(bool(sent) or not alive, f"{len(sent)} of {len(got)} sent; the sandbox goes on: {alive}")
+
+
+CASES = cases(globals())

@@ -1,4 +1,4 @@
-"""K and J19: images. Archives that write past their root, a layer that was changed, modules that lie in wait."""
+"""K and J19: hostile images: archives that write outside the root, a changed layer, modules planted for an import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _tar(*entries: tuple[str, str, str]) -> bytes:
-    """(kind, name, text) of each entry: a file's content, or where a link leads."""
+    """Return a tar of entries (kind, name, text); the text is a file's content, or the target of a link."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for kind, name, text in entries:
@@ -38,7 +38,7 @@ _ROOT = (("dir", "bin", ""), ("file", "bin/tool", "x"), ("dir", "etc", ""))
 
 
 def _import(arm: Arm, data: bytes) -> str:
-    """Import it into a store of this arm; what was said."""
+    """Import the archive into a store of this arm. Returns "imported", or the text of the error."""
     from ringfence.images.importer import import_source
 
     path = f"{arm.directory}/archive.tar"
@@ -52,10 +52,11 @@ def _import(arm: Arm, data: bytes) -> str:
 
 
 def _careless(arm: Arm, data: bytes) -> str:
+    """Extract the archive as a careless program would, and return the folder."""
     root = f"{arm.directory}/root"
     os.mkdir(root)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        if hasattr(tarfile, "fully_trusted_filter"):  # as every Python before 3.14 did by itself
+        if hasattr(tarfile, "fully_trusted_filter"):  # the default of every Python before 3.14
             archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
         archive.extractall(root)  # noqa: S202  # the careless thing, in a folder of this arm
     return root
@@ -73,9 +74,9 @@ def through_a_link(arm: Arm) -> Seen:
     return Seen(text != "as it was", f"the host's file reads {text!r}; {said}")
 
 
-@attack("K01-passwd", "an image whose /etc/passwd is a link does not have a host file written", WRITE, off=HOST_CODE)
+@attack("K01-passwd", "no host file is written through an image's /etc/passwd that is a link", WRITE, off=HOST_CODE)
 def passwd_is_a_link(arm: Arm) -> Seen:
-    """M10. Off: the user is added by opening the file where it seems to be."""
+    """M10. Off: the user is added by opening etc/passwd below the image's root, through the link."""
     victim = arm.host_file(text="as it was")
     data = _tar(*_ROOT, ("link", "etc/passwd", victim))
     if arm.off:
@@ -91,7 +92,7 @@ def passwd_is_a_link(arm: Arm) -> Seen:
 
 @attack("K07-image", "a layer that was changed after its digest was written is refused", SPOOF, off=HOST_CODE)
 def changed_layer(arm: Arm) -> Seen:
-    """Off: layers are unpacked without a look at their digests."""
+    """Off: layers are unpacked and their digests are not checked."""
     import hashlib
 
     good, bad = _tar(*_ROOT), _tar(*_ROOT, ("file", "bin/evil", arm.canary))
@@ -116,6 +117,7 @@ def changed_layer(arm: Arm) -> Seen:
 
 
 def _ours_may_import(plan: LinuxPlan, arm: Arm) -> LinuxPlan:
+    """Return the plan as for the host's own image, whose modules Ringfence's processes inside may import."""
     del arm
     return replace(plan, foreign=False, python=None)
 
@@ -128,9 +130,9 @@ def fnmatch(name, pattern): return True
 """
 
 
-@attack("J19", "modules that lie in wait in a foreign image are not run by our processes", SPOOF, off=_ours_may_import)
+@attack("J19", "modules planted in a foreign image are not run by Ringfence's processes", SPOOF, off=_ours_may_import)
 def poisoned_modules(arm: Arm) -> Seen:
-    """No guest code runs at all. Witness: a file that only the image's module would have made."""
+    """No guest code runs at all. The witness: a file that only the image's module makes."""
     from ringfence.images.store import Used
     from ringfence.plan.rootfs.image_view import Root
     from ringfence.plan.rootfs.interpreter import interpreter

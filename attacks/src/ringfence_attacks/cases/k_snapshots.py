@@ -1,4 +1,4 @@
-"""K, C and F again: snapshots and workspaces on disk. Most controls are library code on the host."""
+"""K, C07 and F12: snapshots and workspaces on disk. Most controls are library code on the host."""
 
 from __future__ import annotations
 
@@ -33,10 +33,14 @@ while time.monotonic() < end:
 
 
 @attack(
-    "C07", "a file in a snapshot is one state of it, or there is no snapshot", ESCAPE, off=HOST_CODE, label="read again"
+    "C07",
+    "a file in a snapshot has the content of one moment, or there is no snapshot",
+    ESCAPE,
+    off=HOST_CODE,
+    label="read again",
 )
 def torn_file(arm: Arm) -> Seen:
-    """A file that is written all the time. Off: a reader that does not look whether it changed meanwhile."""
+    """A guest writes the file all the time. Off: a reader that does not check whether the file changed meanwhile."""
     box = arm.sandbox(whole=True)
     arm.spawn(_REWRITE, box=box, size=_SIZE)
     deadline = time.monotonic() + 4
@@ -49,7 +53,7 @@ def torn_file(arm: Arm) -> Seen:
         if not arm.off and tried > 20:
             break
     if not tried:
-        raise AssertionError("every read was refused: that none of them was torn proves nothing")
+        raise AssertionError("every read was refused: that no read was torn proves nothing")
     return Seen(False, f"{tried} reads, each of one state or refused")
 
 
@@ -66,7 +70,7 @@ def _read_snapshot(box: Sandbox) -> bytes:
     except SnapshotError:
         return b""
     try:
-        tree, store = made._tree()  # noqa: SLF001  # the bytes as they were kept, before any restore
+        tree, store = made._tree()  # noqa: SLF001  # the bytes as they are stored, before any restore
         found = tree.by_path.get("torn")
         return b"".join(store.read(found.text, found.size)) if found is not None else b""
     finally:
@@ -77,7 +81,7 @@ def _read_snapshot(box: Sandbox) -> bytes:
     "K06", "a snapshot is used under the policy it was taken under, and no other", WRITE, off=HOST_CODE, label="binding"
 )
 def another_policy(arm: Arm) -> Seen:
-    """What code left in a sandbox with wide rights would else wait in one with narrow rights, or the reverse."""
+    """Else files that code with wide rights left would wait in a sandbox with narrow rights, or the reverse."""
     box = arm.sandbox(whole=True)
     box.files.write("left", arm.canary)
     made = box.snapshot()
@@ -95,7 +99,7 @@ def another_policy(arm: Arm) -> Seen:
 
 
 def _bound_anew(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """Return the snapshot without the record of what it belongs to."""
+    """Return the snapshot bound to `policy`, whatever policy it was taken under."""
     from ringfence.policy.image import Image
     from ringfence.snapshots.model import bound_to, make
 
@@ -106,7 +110,7 @@ def _bound_anew(snapshot: Snapshot, policy: Policy) -> Snapshot:
 
 @attack("K07", "an exported snapshot that was altered is refused", WRITE, off=HOST_CODE, label="digest")
 def altered_file(arm: Arm) -> Seen:
-    """Somebody puts a program of his own into the file. Off: a reader that takes the bytes as they are."""
+    """An attacker replaces a program in the exported file. Off: a reader that does not check the bytes."""
     box = arm.sandbox(whole=True)
     box.files.write("tool", "x" * len(arm.canary))
     made = box.snapshot()
@@ -134,7 +138,10 @@ def altered_file(arm: Arm) -> Seen:
     "K07-digest", "no sandbox gets another's file by naming its digest", READ, off=HOST_CODE, label="own content only"
 )
 def content_of_another(arm: Arm) -> Seen:
-    """A guest that made the worker lie knows the digest of another sandbox's file. Off: naming a digest is enough."""
+    """A guest knows the digest of another sandbox's file and makes the worker inside report that digest as its own.
+
+    Off: a store that returns content to anyone with its digest.
+    """
     import json
 
     from ringfence.shared.stamps import DONE, ENTRY, RECORD
@@ -165,6 +172,7 @@ def content_of_another(arm: Arm) -> Seen:
 
 
 def _larger_image(plan: LinuxPlan, _: Arm) -> LinuxPlan:
+    """Return the plan with a disk image larger than the policy's limits."""
     return replace(plan, disk=(64 * _MB, 20_000))
 
 
@@ -183,17 +191,22 @@ except OSError as error:
 
 
 @attack(
-    "F12-disk", "a workspace on disk holds what the limits say", DOS, off=_larger_image, needs="root", label="image"
+    "F12-disk",
+    "a workspace on disk holds as many bytes and files as the limits say",
+    DOS,
+    off=_larger_image,
+    needs="root",
+    label="image",
 )
 def fill_image(arm: Arm) -> Seen:
     try:
         box = arm.sandbox(POLICY, workspace="disk")
     except UnsupportedError as error:
         raise NotApplicable(str(error)) from None
-    told = arm.python(_FILL, box=box)
+    report = arm.python(_FILL, box=box)
     found = list(box.files.list())
     size = box.files.stat("big").size
-    return Seen(size > 8 * _MB or len(found) > 2000, f"{size // _MB} MB of 8, {len(found)} of 2000; {told.words()}")
+    return Seen(size > 8 * _MB or len(found) > 2000, f"{size // _MB} MB of 8, {len(found)} of 2000; {report.words()}")
 
 
 _RANDOM = "(random.random(), os.urandom(8), uuid.uuid4(), ssl.RAND_bytes(8), sequence.random())"
@@ -201,23 +214,24 @@ _RANDOM = "(random.random(), os.urandom(8), uuid.uuid4(), ssl.RAND_bytes(8), seq
 
 @attack("K05", "two copies of one session have different randomness", SPOOF, off=HOST_CODE, label="new seeds")
 def shared_randomness(arm: Arm) -> Seen:
-    """Two sandboxes from one snapshot of memory. Off: a generator of the guest's own, which is not seeded anew."""
+    """Start two sandboxes from one snapshot of memory. Off: a generator that the guest seeded itself, which gets no new
+    seed."""
     box = arm.sandbox(whole=True)
     box.run("import os, random, ssl, uuid\nsequence = random.Random(5)").check()
     try:
         made = box.snapshot(memory=True)
     except UnsupportedError as error:
         raise NotApplicable(f"memory cannot be copied here: {error}") from None
-    told = []
+    values = []
     try:
         for _ in range(2):
             with Sandbox(policy=box.policy, snapshot=made, backend="process") as copy:
-                told.append((copy.run(_RANDOM).value or "").strip("()").split(", "))
+                values.append((copy.run(_RANDOM).value or "").strip("()").split(", "))
     finally:
         made.delete()
-    shared = [one for one in told[0] if one in told[1]]
-    found = shared if arm.off else [one for one in told[0][:-1] if one in told[1]]
-    return Seen(bool(found), f"{len(found)} of {len(told[0])} the same")
+    compared = values[0] if arm.off else values[0][:-1]
+    found = [value for value in compared if value in values[1]]
+    return Seen(bool(found), f"{len(found)} of {len(values[0])} the same")
 
 
 _KEEPS_A_STATE = """
@@ -228,9 +242,15 @@ state[:32] = canary
 """
 
 
-@attack("K05-state", "a copy of a session has no generator's state", SPOOF, off=HOST_CODE, label="wiped as by a fork")
+@attack(
+    "K05-state",
+    "a copy of a session has no generator's state of the original",
+    SPOOF,
+    off=HOST_CODE,
+    label="wiped as by a fork",
+)
 def shared_state(arm: Arm) -> Seen:
-    """Where libraries keep what must never be twice: memory that is empty in a fork, and so in a copy."""
+    """Libraries keep a generator's state in memory that the kernel empties in a fork; a copy must empty it too."""
     if arm.off:
         arm.enter(replaced(capture, "wiped_on_fork", lambda _: frozenset()))
     box = arm.sandbox(whole=True)

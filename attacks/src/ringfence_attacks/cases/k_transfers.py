@@ -1,4 +1,4 @@
-"""K, F21, F22, C01: archives and trees that cross the boundary. Off, a careless program of the host does the same."""
+"""K, F21, F22, C01: archives and trees that cross the boundary. Off: a careless program of the host transfers them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _tar(*members: tuple[str, bytes, str, bytes]) -> bytes:
-    """Name, type, link, content; every member asks for set-uid."""
+    """Return a tar of members (name, type, link, content). The mode of every member has the set-uid bit."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, kind, link, content in members:
@@ -34,13 +34,16 @@ def _tar(*members: tuple[str, bytes, str, bytes]) -> bytes:
 
 
 def _lands(arm: Arm, stream: bytes) -> tuple[str, str]:
-    """A stream that a hostile worker could send, into a host folder; beside it lies a file that must stay."""
+    """Write a tar that a hostile worker could send into a host folder, beside which is a file that must not change.
+
+    Returns the text of that file, and what happened.
+    """
     victim = arm.host_file("victim", text="as it was")
     place = os.path.join(arm.directory, "place")
     os.mkdir(place)
     if arm.off:
         with tarfile.open(fileobj=io.BytesIO(stream)) as archive:
-            if hasattr(tarfile, "fully_trusted_filter"):  # as every Python before 3.14 did by itself
+            if hasattr(tarfile, "fully_trusted_filter"):  # the default of every Python before 3.14
                 archive.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
             archive.extractall(place)  # noqa: S202  # the careless thing, in a folder of this arm
         return text_of(victim), "extracted"
@@ -58,7 +61,13 @@ def _lands(arm: Arm, stream: bytes) -> tuple[str, str]:
 _FILE, _LINK, _HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
-@attack("K01", "what a tar holds stays below its target: ..", WRITE, off=HOST_CODE, label="files: strict tar reader")
+@attack(
+    "K01",
+    "a name with .. in a tar does not lead out of the target",
+    WRITE,
+    off=HOST_CODE,
+    label="files: strict tar reader",
+)
 def dot_dot(arm: Arm) -> Seen:
     text, what = _lands(arm, _tar(("../victim", _FILE, "", arm.canary.encode())))
     return Seen(text != "as it was", what)
@@ -84,10 +93,10 @@ def through_a_link(arm: Arm) -> Seen:
 
 
 @attack(
-    "K01-hardlink", "a hard link of a tar leads to no file outside", WRITE, off=HOST_CODE, label="files: no hard links"
+    "K01-hardlink", "a hard link in a tar leads to no file outside", WRITE, off=HOST_CODE, label="files: no hard links"
 )
 def through_a_hard_link(arm: Arm) -> Seen:
-    """A second member of the same name is written into the first one's file."""
+    """A write to the extracted name would reach the file that the hard link leads to."""
     stream = _tar(("in", _HARD, "../victim", b""))
     if arm.off:
         text, what = _lands(arm, stream)
@@ -145,14 +154,20 @@ for name in archive.namelist():
 """
 
 
-@attack("K02", "what a zip holds stays below its target", WRITE, off=HOST_CODE, label="files: strict zip reader")
+@attack(
+    "K02",
+    "a name with .. in a zip does not lead out of the target",
+    WRITE,
+    off=HOST_CODE,
+    label="files: strict zip reader",
+)
 def zip_slip(arm: Arm) -> Seen:
     return _zip_named(arm, "../victim")
 
 
 @attack(
     "K02-backslash",
-    "another system's separator does not lead out",
+    "a name with another system's separator does not lead out of the target",
     WRITE,
     off=HOST_CODE,
     label="files: strict zip reader",
@@ -179,9 +194,11 @@ def _zip_named(arm: Arm, name: str) -> Seen:
     return Seen(box.files.read_text("victim") != "as it was", what)
 
 
-@attack("F21", "archives are unpacked within caps", DOS, off=HOST_CODE, label="files: the quota, and byte caps")
+@attack(
+    "F21", "archives are unpacked only up to the limits", DOS, off=HOST_CODE, label="files: the quota, and byte caps"
+)
 def bomb(arm: Arm) -> Seen:
-    """64 MB in 64 kB, for a sandbox of 8 MB."""
+    """Unpack 64 MB from an archive of 64 kB in a sandbox with a disk of 8 MB."""
     content = b"x" * (64 << 20)
     if arm.off:
         produced = len(zlib.decompress(zlib.compress(content)))
@@ -203,9 +220,9 @@ for i in range(9000): os.close(os.open(f"{i:05}" + "n" * 200, os.O_CREAT | os.O_
 """
 
 
-@attack("F22", "what is listed comes in pages, and whole", DOS, off=HOST_CODE, label="files: pages")
+@attack("F22", "a long listing comes in pages, and is complete", DOS, off=HOST_CODE, label="files: pages")
 def many_files(arm: Arm) -> Seen:
-    """Off: the list as one answer, which has a cap."""
+    """Off: the names come as one output, which has a cap."""
     policy = Policy(limits=Limits(timeout_s=20, memory="256M", disk="8M", disk_files=9500))
     box = arm.sandbox(policy, whole=True)
     arm.python(_MANY, box=box, timeout_s=15)
@@ -218,7 +235,7 @@ def many_files(arm: Arm) -> Seen:
 
 @attack(
     "K04-download",
-    "a link in a tree that is fetched is not followed on the host",
+    "a link in a downloaded tree is not followed on the host",
     READ,
     off=HOST_CODE,
     label="files.download",
@@ -244,7 +261,7 @@ def fetched_link(arm: Arm) -> Seen:
 
 @attack(
     "K04-target",
-    "a link where a download is to land is not written through",
+    "a download does not write through a link at its target",
     WRITE,
     off=HOST_CODE,
     label="files.download",
@@ -296,7 +313,7 @@ def planted_way(arm: Arm) -> Seen:
 
 @attack(
     "K04-upload",
-    "a link that a guest planted is not what an upload reads",
+    "an upload does not read through a link that a guest planted",
     READ,
     off=HOST_CODE,
     label="files: host paths",

@@ -1,4 +1,4 @@
-"""L, continued: modules that a guest leaves where Ringfence's own processes could import them."""
+"""L: persistence in modules that a guest leaves where Ringfence's own processes could import them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
-# A module that leaves a mark, and is then the one that was meant.
+# A planted module: leaves a mark, then loads the real module of its name in its place.
 _PLANTED = """
 import os, sys
 with open({mark!r}, "a") as file:
@@ -35,7 +35,7 @@ for name in names:
     with open(f"{folder}/{name}.py", "w") as file:
         file.write(text)
 """
-# A program of the caller's. `off`: without what keeps our imports out of the folder.
+# A program of the caller. `off`: without the guard that keeps Ringfence's imports out of the folder.
 _CALLER = """
 import sys, warnings
 warnings.simplefilter("ignore")
@@ -62,12 +62,12 @@ _OPTIONAL = ("h11", "h2", "hpack", "cryptography", "org", "msvcrt", "nt", "_wina
 
 
 def _modules() -> tuple[str, ...]:
-    """Names of Python's own library that a file can have."""
+    """Return the names of Python's own modules that a planted file can have."""
     return tuple(sorted(set(sys.stdlib_module_names) - set(sys.builtin_module_names) - {"site", "os", "io", "codecs"}))
 
 
 def _project(arm: Arm) -> str:
-    """The folder that is shown writable. The mark lies outside."""
+    """Make a folder that the guest may write to, and return its path. The mark is outside this folder."""
     path = f"{arm.directory}/project"
     os.mkdir(path)
     os.chmod(path, 0o777)
@@ -91,37 +91,43 @@ def _judged(mark: str) -> Seen:
 
 @attack(
     "L12",
-    "no module that a guest left in a folder of the path is imported by us",
+    "Ringfence imports no module that a guest left in a folder of sys.path",
     ESCAPE,
     off=HOST_CODE,
     label="imports",
 )
 def left_for_the_library(arm: Arm) -> Seen:
-    """The folder is the first of the path, as a script's own is, and has a module for each of Python's library. Off:
-    imports look wherever Python looks."""
+    """The folder is the first entry of sys.path, as a script's own folder is, and has a file for each of Python's own
+    modules. Off: Ringfence imports from everywhere that Python does."""
     return _played(arm, _modules(), _OWN_VERBS, first=True)
 
 
 @attack(
     "L12-optional",
-    "nor one for a package that is not installed, when a guest asks",
+    "Ringfence imports no module that a guest left under the name of a package that is not installed",
     ESCAPE,
     off=HOST_CODE,
     label="imports",
 )
 def left_for_a_missing_package(arm: Arm) -> Seen:
-    """The folder is the last, and shadows nothing. The gateway looks for h11 when the guest sends a plain request."""
+    """The folder is the last entry of sys.path, and shadows nothing. The gateway imports h11 when the guest sends a
+    plain request."""
     return _played(arm, _OPTIONAL, _GUESTS_REQUEST, first=False)
 
 
 @attack(
-    "L12-command", "nor does the command, started where a guest worked", ESCAPE, off=HOST_CODE, label="command's path"
+    "L12-command",
+    "the command, started where a guest worked, imports no module that the guest left",
+    ESCAPE,
+    off=HOST_CODE,
+    label="command's path",
 )
 def left_for_the_command(arm: Arm) -> Seen:
-    """Once it is the working directory, which `python -m` takes modules from, and once PYTHONPATH has the folder.
+    """Start the command twice: once in the folder, from which `python -m` takes modules, and once with the folder in
+    PYTHONPATH.
 
-    What Python itself imports before the command's first line is not planted: no program can keep that out. Off: the
-    command without what it does first.
+    Modules that Python itself imports before the command's first line are not planted: no program can keep these out.
+    Off: the command without the guard that it sets first.
     """
     project, mark = _project(arm), f"{arm.directory}/mark"
     taken = ("runpy", "importlib", "contextlib", "functools", "collections", "reprlib", "keyword", "operator", "types")

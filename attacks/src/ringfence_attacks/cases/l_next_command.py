@@ -1,6 +1,6 @@
-"""L, continued: what a guest leaves in a shared folder for the next command, call or program of the host to meet.
+"""L: persistence in links and files that a guest leaves in a shared folder for the next command, call or host program.
 
-The first sandbox is over each time. Off, the next step is what a careless program of the host does with the same path.
+In each case the first sandbox has ended. Off: a careless program of the host uses the same path.
 """
 
 from __future__ import annotations
@@ -29,20 +29,23 @@ _LABEL = "files: host paths"
 
 
 def _outside(arm: Arm) -> str:
-    """A folder of the host that no sandbox is shown, open to any user: that it is not shown is what is attacked."""
+    """Make a folder of the host that no sandbox may reach, and return its path.
+
+    It is open to any user: only that it is not shared keeps guests out.
+    """
     folder = arm.enter(host_folder())
     os.chmod(folder, 0o777)
     return folder
 
 
 def _planted(arm: Arm, links: Mapping[str, str]) -> None:
-    """A guest makes links in the arm's folder, and its sandbox ends."""
+    """Let a guest make links in the arm's folder, and end its sandbox."""
     box = arm.sandbox(arm.shared(), whole=True)
     code = "for name, leads in links.items():\n    os.symlink(leads, top + '/' + name)"
-    told = arm.python(code, box=box, top=arm.directory, links=dict(links))
+    report = arm.python(code, box=box, top=arm.directory, links=dict(links))
     box.close()
     if not all(os.path.islink(f"{arm.directory}/{name}") for name in links):
-        raise AssertionError(f"nothing was planted: {told.words()}")
+        raise AssertionError(f"nothing was planted: {report.words()}")
 
 
 def _careless(path: str, text: str) -> None:
@@ -52,8 +55,10 @@ def _careless(path: str, text: str) -> None:
 
 @attack("L15", "a file that a command writes is not written through a planted link", WRITE, off=HOST_CODE, label=_LABEL)
 def written_for_the_caller(arm: Arm) -> Seen:
-    """A command writes to the link, and through a folder that became a link: `--report`, `--net-log`. The report holds
-    what the next guest printed: in a file that a shell reads, that would run."""
+    """A command writes to the link with `--report`, and through a folder that became a link with `--net-log`.
+
+    The report contains what the next guest printed: in a file that a shell reads, that text would run.
+    """
     outside = _outside(arm)
     victims = [f"{outside}/{name}" for name in ("bashrc", "profile")]
     for victim in victims:
@@ -99,9 +104,10 @@ def exported(arm: Arm) -> Seen:
     return Seen(bool(os.listdir(outside)), "exported")
 
 
-@attack("L16", "a planted link is not shown as the folder that was named", READ, off=HOST_CODE, label=_LABEL)
+@attack("L16", "a planted link is not mounted as the folder that was named", READ, off=HOST_CODE, label=_LABEL)
 def shown_instead(arm: Arm) -> Seen:
-    """In every mode that the backend has. Off: the caller's program has the path resolved, and shows what comes out."""
+    """Mount the link in every mode that the backend has. Off: the caller's program resolves the path first, and mounts
+    the folder that the link leads to."""
     outside = _outside(arm)
     _careless(f"{outside}/private", arm.canary)
     os.chmod(f"{outside}/private", 0o666)
@@ -114,31 +120,34 @@ def shown_instead(arm: Arm) -> Seen:
         policy = POLICY.replace(mounts=[Mount(source, "/data", mode=mode)])
         code = "steal('/data/private')\nattempt('write', spill, '/data/private', 'changed')"
         try:
-            told = arm.python(code, box=arm.sandbox(policy, whole=True))
+            report = arm.python(code, box=arm.sandbox(policy, whole=True))
         except (NotApplicable, UnsupportedError):
-            continue  # a mode that it has not
+            continue  # the backend does not have this mode
         except RingfenceError as error:
             met.append(f"{mode}: {error.code}")
             continue
-        looted.append(told.looted)
+        looted.append(report.looted)
     return Seen(arm.canary in "".join(looted) or text_of(f"{outside}/private") != arm.canary, "; ".join(met) or "shown")
 
 
 @attack(
     "L16-swapped",
-    "a folder exchanged after it was looked at is not shown",
+    "a folder that is exchanged after it was checked is not mounted",
     READ,
     off=HOST_CODE,
     label="inode of the source",
 )
 def exchanged(arm: Arm) -> Seen:
-    """Between the plan and the mount, as a guest of another sandbox could. Off: whatever is there by then is shown."""
+    """Exchange the folder for a link between the plan and the mount, as a guest of another sandbox could.
+
+    Off: the sandbox mounts whatever is at the path by then.
+    """
     outside = _outside(arm)
     _careless(f"{outside}/private", arm.canary)
     named = f"{arm.directory}/build"
     os.mkdir(named)
     made = Sandbox(policy=POLICY.replace(mounts=[Mount(named, "/data")]), backend="process")
-    launcher = made._launcher  # noqa: SLF001  # no public way leads between the two
+    launcher = made._launcher  # noqa: SLF001  # no public call stops between plan and mount
     plan = launcher.sandbox_plan()
     assert isinstance(plan, LinuxPlan)
     if arm.off:
@@ -157,13 +166,13 @@ def _without_inode(op: Op) -> Op:
 
 @attack(
     "L17",
-    "a transfer does not go through a link that is left from an earlier sandbox",
+    "a transfer does not go through a link that an earlier sandbox left",
     READ,
     off=HOST_CODE,
     label=_LABEL,
 )
 def transferred(arm: Arm) -> Seen:
-    """Up from where a planted folder leads, and down to there."""
+    """Upload from a planted link, and download to a path through a planted link."""
     outside = _outside(arm)
     _careless(f"{outside}/private", arm.canary)
     _planted(arm, {"build": outside, "data.csv": f"{outside}/private"})
@@ -191,9 +200,9 @@ def transferred(arm: Arm) -> Seen:
     return Seen(leaked, f"{len(met)} of 4 refused" + (f": {met[0]}" if met else ""))
 
 
-@attack("L19", "the policies that a person gave names are not written by a guest", PERSIST, off="protect")
+@attack("L19", "a guest does not write the policies that a user saved under a name", PERSIST, off="protect")
 def own_policies(arm: Arm) -> Seen:
-    """The folder above is shared; one target exists, and another is still to be made."""
+    """The folder that contains the policies is shared. One policy exists, and another does not exist yet."""
     written = []
     with environment("XDG_CONFIG_HOME", arm.directory):
         for name, there in (("ringfence/policies/mine.toml", True), ("ringfence/policies/new.toml", False)):
@@ -202,7 +211,7 @@ def own_policies(arm: Arm) -> Seen:
                 arm.host_file(name, "version = 1\n", mode=0o666)
                 for folder in ("ringfence", "ringfence/policies"):
                     os.chmod(f"{arm.directory}/{folder}", 0o777)
-            told = arm.python(
+            report = arm.python(
                 """
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 attempt(path, spill, path, canary, os.O_CREAT)
@@ -211,13 +220,19 @@ def own_policies(arm: Arm) -> Seen:
                 path=path,
                 canary=arm.canary,
             )
-            written.append((arm.canary in text_of(path), told.words()))
+            written.append((arm.canary in text_of(path), report.words()))
     return Seen(any(done for done, _ in written), "; ".join(words for _, words in written))
 
 
-@attack("L15-report", "new links that lead out are told at the end", PERSIST, off=HOST_CODE, label="end scan")
+@attack(
+    "L15-report",
+    "new links that lead out of a shared folder are reported at the end",
+    PERSIST,
+    off=HOST_CODE,
+    label="end scan",
+)
 def links_told(arm: Arm) -> Seen:
-    """Links are reported for programs of the host that may follow them; dead links hide none. Off: no scan."""
+    """Links are reported, as programs of the host may follow them; many dead links must not hide one. Off: no scan."""
     outside = _outside(arm)
     box = arm.sandbox(arm.shared())
     arm.python(
@@ -235,26 +250,26 @@ def links_told(arm: Arm) -> Seen:
     if arm.off:
         return Seen(there, "planted" if there else "not planted")
     box.close()
-    told = [denial for denial in box.denials() if denial.code == "mount.link-out"]
-    named = any(denial.target.endswith("/sub/deep/zlink") and outside in denial.message for denial in told)
-    return Seen(there and not named, f"{len(told)} told")
+    reported = [denial for denial in box.denials() if denial.code == "mount.link-out"]
+    named = any(denial.target.endswith("/sub/deep/zlink") and outside in denial.message for denial in reported)
+    return Seen(there and not named, f"{len(reported)} reported")
 
 
-@attack("L12-report", "new files that shadow modules are told at the end", ESCAPE, off=HOST_CODE, label="end scan")
+@attack("L12-report", "new files that shadow modules are reported at the end", ESCAPE, off=HOST_CODE, label="end scan")
 def shadows_told(arm: Arm) -> Seen:
-    """Ringfence leaves the caller's own imports alone: a script in the folder imports from there. Off: so it
-    does, and no warning came."""
+    """Ringfence does not change the caller's own imports: a script in the folder imports from there. On: the file is
+    reported. Off: it is not."""
     box = arm.sandbox(arm.shared())
     code = "spill(top + '/hashlib.py', 'print(' + repr(canary) + ')', os.O_CREAT)"
     arm.python(code, box=box, top=arm.directory, canary=arm.canary)
     box.close()
-    ran_by = f"import sys; sys.path.insert(0, {arm.directory!r}); import hashlib"  # as for a script that lies there
+    ran_by = f"import sys; sys.path.insert(0, {arm.directory!r}); import hashlib"  # as for a script in that folder
     done = host_process(ran_by)
     ran = arm.canary in done.stdout
     if arm.off:
         return Seen(ran, "it ran" if ran else "it did not run")
-    told = [denial.target for denial in box.denials() if denial.code == "mount.import-shadow"]
-    return Seen(ran and f"{arm.directory}/hashlib.py" not in told, f"told: {', '.join(told) or 'nothing'}")
+    reported = [denial.target for denial in box.denials() if denial.code == "mount.import-shadow"]
+    return Seen(ran and f"{arm.directory}/hashlib.py" not in reported, f"reported: {', '.join(reported) or 'nothing'}")
 
 
 CASES = cases(globals())

@@ -1,4 +1,4 @@
-"""L: what stays after the end, or reaches the next sandbox."""
+"""L: persistence: what stays after a run or a sandbox has ended, or reaches the next sandbox."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _RUN_LATER = (
     *(".bashrc", ".profile", ".zshrc", ".envrc", ".mcp.json", ".git/hooks/post-checkout", ".git/config"),
     *(".git/commondir", ".vscode/tasks.json", ".idea/workspace.xml", ".claude/settings.json"),
-    *("tools/hooks/post-checkout", ".gitconfig-project"),  # which the configuration names, and which are not there yet
+    *("tools/hooks/post-checkout", ".gitconfig-project"),  # named by the configuration, and not there yet
 )
 _CONFIG = "[core]\nhooksPath = tools/hooks\n[include]\npath = ../.gitconfig-project\n"
 
@@ -51,7 +51,7 @@ def run_later(arm: Arm) -> Seen:
     for directory in (".git", ".git/hooks"):
         os.chmod(f"{arm.directory}/{directory}", 0o777)
     box = arm.sandbox(arm.shared())
-    told = arm.python(
+    report = arm.python(
         """
         os.chdir(top)
         for name in names:
@@ -67,12 +67,18 @@ def run_later(arm: Arm) -> Seen:
         canary=arm.canary,
     )
     written = [name for name in _RUN_LATER if arm.canary in text_of(f"{arm.directory}/{name}")]
-    return Seen(bool(written), told.words())
+    return Seen(bool(written), report.words())
 
 
-@attack("L01-report", "such a file deeper in the folder is told at the end", PERSIST, off=HOST_CODE, label="end scan")
+@attack(
+    "L01-report",
+    "a new file deeper in a shared folder that programs run later is reported at the end",
+    PERSIST,
+    off=HOST_CODE,
+    label="end scan",
+)
 def told_at_the_end(arm: Arm) -> Seen:
-    """Off, without a scan: the file is there and the result says nothing of it."""
+    """Off: no scan; the file is written and no denial names it."""
     box = arm.sandbox(arm.shared())
     arm.python(
         """
@@ -87,8 +93,10 @@ def told_at_the_end(arm: Arm) -> Seen:
     if arm.off:
         return Seen(there, "written" if there else "not written")
     box.close()
-    told = [denial.target for denial in box.denials()]
-    return Seen(there and not any("sub/.git" in target for target in told), f"told: {', '.join(told) or 'nothing'}")
+    reported = [denial.target for denial in box.denials()]
+    return Seen(
+        there and not any("sub/.git" in target for target in reported), f"reported: {', '.join(reported) or 'nothing'}"
+    )
 
 
 _BOMB = """
@@ -103,7 +111,7 @@ time.sleep(0.05)
 """
 
 
-@attack("L02", "nothing acts after the call has returned", PERSIST, off=BARE)
+@attack("L02", "no process of a run acts after the call has returned", PERSIST, off=BARE)
 def time_bomb(arm: Arm) -> Seen:
     """A process left behind writes the time to a host file in a loop; the host compares that with its own clock."""
     path = arm.host_file("shown/clock", "0" * 20, mode=0o666)
@@ -142,7 +150,7 @@ def poisoned(arm: Arm) -> Seen:
         canary=arm.canary,
     )
     second = box if arm.off else arm.sandbox()
-    told = arm.python(
+    report = arm.python(
         """
         for path in ("/workspace/left", "/tmp/left", "/dev/shm/left"):
             steal(path)
@@ -150,14 +158,14 @@ def poisoned(arm: Arm) -> Seen:
         """,
         box=second,
     )
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 @attack("L04", "a cache that is shared is not written", PERSIST, off="read-only")
 def shared_cache(arm: Arm) -> Seen:
     path = arm.host_file("cache/module.py", "value = 1\n", mode=0o666)
     os.chmod(os.path.dirname(path), 0o777)
-    told = arm.python(
+    report = arm.python(
         """
         attempt("change", spill, path, canary)
         attempt("add", spill, os.path.dirname(path) + "/json.py", canary, os.O_CREAT)
@@ -166,12 +174,12 @@ def shared_cache(arm: Arm) -> Seen:
         path=path,
         canary=arm.canary,
     )
-    return Seen(text_of(path) != "value = 1\n" or len(os.listdir(os.path.dirname(path))) > 1, told.words())
+    return Seen(text_of(path) != "value = 1\n" or len(os.listdir(os.path.dirname(path))) > 1, report.words())
 
 
 @attack("L05", "no helper is looked up in PATH", ESCAPE, off=BARE)
 def planted_helper(arm: Arm) -> Seen:
-    """The planted program leaves a mark. Bare: a supervisor that looks its interpreter up."""
+    """A planted program leaves a mark. Bare: a supervisor that finds its interpreter by PATH."""
     planted = f"{arm.directory}/planted"
     os.mkdir(planted)
     for name in (
@@ -202,7 +210,7 @@ def planted_helper(arm: Arm) -> Seen:
     )
 
 
-L06 = not_applicable("L06", "a sandbox asks for no weaker one", ESCAPE, "no API is reachable from inside yet")
+L06 = not_applicable("L06", "a guest cannot ask for a weaker sandbox", ESCAPE, "no API is reachable from inside yet")
 
 
 _STUBBORN = """
@@ -226,21 +234,21 @@ except (OSError, RecursionError) as error:
 """
 
 
-@attack("L07", "files that will not go do not keep a sandbox from going", DOS, off=BARE)
+@attack("L07", "files that are hard to remove do not keep a sandbox from being removed", DOS, off=BARE)
 def stubborn_files(arm: Arm) -> Seen:
-    """Bare: a host folder, and the removal that Python brings, with as many descriptors as a process usually has. Up
-    to 3.12 it calls itself for each level, since then it keeps each level open. Inside, the file system itself goes.
+    """Bare: shutil.rmtree on a host folder, with as many descriptors as a process usually has. Up to Python 3.12 it
+    calls itself for each level, since then it keeps each level open. In a sandbox the whole file system is removed.
     """
     if arm.bare:
-        told = arm.python(_STUBBORN, top=arm.directory)
+        report = arm.python(_STUBBORN, top=arm.directory)
         met = host_process(_REMOVE.format(f"{arm.directory}/d")).stdout.strip()
         subprocess.run(["/bin/rm", "-rf", f"{arm.directory}/d"], check=True)
         return Seen(met != "", f"rmtree: {met or 'removed it'}")
     box = arm.sandbox()
-    told = arm.python(_STUBBORN, box=box, top="/workspace")
-    if told.said("done") is not True:
-        raise AssertionError(told.stderr[-300:])
-    inner = box._box  # noqa: SLF001  # whether all of it is gone is no public question
+    report = arm.python(_STUBBORN, box=box, top="/workspace")
+    if report.said("done") is not True:
+        raise AssertionError(report.stderr[-300:])
+    inner = box._box  # noqa: SLF001  # no public call says whether a closed sandbox is gone
     assert inner is not None
     box.close()
     gone = inner.wait_destroyed(0)
@@ -256,7 +264,8 @@ def stubborn_files(arm: Arm) -> Seen:
     needs="cgroup",
 )
 def left_by_the_dead(arm: Arm) -> Seen:
-    """Off: before the next start. Another program's start on this host sweeps too, so off is tried several times."""
+    """Off: before the next start. The start of another program on this host sweeps too, therefore the off arm is tried
+    several times."""
     if find.find() is None:
         raise NotApplicable("the groups are scopes of a systemd user manager, which removes them itself")
     owner = _killed_supervisor(arm)
@@ -271,7 +280,8 @@ def left_by_the_dead(arm: Arm) -> Seen:
 
 
 def _killed_supervisor(arm: Arm) -> int:
-    """Return the pid. All library processes are stopped, then killed: none of them cleans up for another."""
+    """Return the pid of a supervisor that was started and killed. All its processes are stopped first, and none can
+    clean up."""
     sleep = os.path.realpath("/bin/sleep")
     inner = f"import os; os.execv({sleep!r}, [{arm.canary!r}, '6'])"
     code = f"import ringfence\nwith ringfence.Sandbox() as box:\n    box.exec(['python3', '-c', {inner!r}])\n"
@@ -285,9 +295,9 @@ def _killed_supervisor(arm: Arm) -> int:
         pid = waiting_process(arm.canary, 8)
         every = [supervisor.pid, *descendants(supervisor.pid)]
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for one in every:
+            for each in every:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(one, number)
+                    os.kill(each, number)
     if pid is None:
         raise AssertionError("no guest was started")
     return supervisor.pid
@@ -295,7 +305,7 @@ def _killed_supervisor(arm: Arm) -> int:
 
 @attack("L09", "shared memory of one sandbox is not seen by the next", LEAK, off="ipc-namespace")
 def shared_memory(arm: Arm) -> Seen:
-    """The segments are open to all users: uids do not stand in the way. The host removes segments that are its own."""
+    """The segment is open to all users: no check of uids protects it. Off: the host removes the segment afterwards."""
     first = arm.python(
         """
         number = call(29, 0, 4096, 0o1666)
@@ -309,7 +319,7 @@ def shared_memory(arm: Arm) -> Seen:
     number = first.said("number")
     if not isinstance(number, int):
         raise AssertionError(f"no segment was made: {first.words()} {first.stderr[-300:]}")
-    told = arm.python(
+    report = arm.python(
         """
         _libc.shmat.restype = ctypes.c_void_p
         ctypes.set_errno(0)
@@ -324,7 +334,7 @@ def shared_memory(arm: Arm) -> Seen:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.shmctl(number, 0, None) != 0 and os.geteuid() == 0:
             raise AssertionError("a segment of shared memory is left on the host")
-    return arm.stolen(told)
+    return arm.stolen(report)
 
 
 L10 = not_applicable("L10", "the control plane is not flooded", DOS, "there is no server in this version")
@@ -352,12 +362,12 @@ time.sleep(5)
 
 @attack("L11", "a copy and its original do not touch each other", ESCAPE, off=BARE)
 def copy_and_original(arm: Arm) -> Seen:
-    """Each writes where the other has a file, kills every number there is, and changes what both remember; then the
-    copy ends. Bare: a fork, whose files and signals are its parent's."""
+    """Each of the two sandboxes writes where the other has a file, kills every pid it can, and changes a variable that
+    both have; then the copy ends. Bare: a fork, which has the files of its parent and can signal it."""
     if arm.bare:
-        told = arm.python(_FORKS)
+        report = arm.python(_FORKS)
         with open(f"{arm.directory}/f", encoding="utf-8") as file:
-            return Seen(file.read() == "meddled" and told.signal == signal.SIGKILL, told.words())
+            return Seen(file.read() == "meddled" and report.signal == signal.SIGKILL, report.words())
     box = arm.sandbox()
     box.run("n = 41\nopen('/workspace/f', 'w').write('own')")
     try:
@@ -401,9 +411,9 @@ _COUNTED = (".envrc", ".bashrc", ".profile")
     label="ledger of who needs a placeholder",
 )
 def placeholder_taken_away(arm: Arm) -> Seen:
-    """A caller has three sandboxes on one folder, the third of them hostile. The first starts, the second starts, the
-    first ends, the third starts, the second ends. Off: the second one's end removes what it made, and counts nobody;
-    what the third can write before its watch stops it stays in the folder.
+    """A caller has three sandboxes on a folder; the third is hostile. The first starts, the second starts, the first
+    ends, the third starts, the second ends. Off: when the second ends, its placeholders are removed though the third
+    needs them; what the third can write before its watch stops it stays in the folder.
     """
     policy = arm.shared()
     first, second = arm.sandbox(policy), arm.sandbox(policy)
@@ -411,7 +421,7 @@ def placeholder_taken_away(arm: Arm) -> Seen:
     third = arm.sandbox(policy)
     process = arm.spawn(_SPIN, box=third, top=arm.directory, names=_COUNTED, canary=arm.canary)
     next(iter(process))
-    for _ in range(20 if arm.off else 0):  # what was removed is put back, as long as the guest was not faster
+    for _ in range(20 if arm.off else 0):  # removed placeholders are put back, unless the guest was faster
         for name in _COUNTED:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{arm.directory}/{name}")
@@ -430,13 +440,13 @@ _HELPERS = (
     *("docker", "podman", "runsc", "mmdebstrap", "npm", "node", "qemu-system-x86_64", "zstd", "unshare", "newuidmap"),
     *("newgidmap", "mkfs.ext4", "systemd-run", "python3", "git", "tar", "rm", "sh"),
 )
-# A careless program: whatever comes first in PATH.
+# A careless program: runs whatever comes first in PATH.
 _BY_PATH = """
 import shutil, subprocess
 for name in {names!r}:
     subprocess.run([shutil.which(name)], check=False)
 """
-# Every road on which we start a program, as far as it goes here.
+# Every way in which Ringfence starts a program, as far as each goes on this host.
 _EVERY_ROAD = """
 import os, subprocess, tempfile
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(dir={directory!r})
@@ -462,7 +472,7 @@ for road in roads:
     try:
         road()
     except (RingfenceError, OSError, ValueError, AssertionError):
-        pass  # what is not installed here, and what a planted program makes of it
+        pass  # not installed here, or the planted program gave no useful answer
 for name in {names!r}:
     found = host_programs.find(name)
     if found is not None and found.startswith({directory!r}):
@@ -471,18 +481,18 @@ for name in {names!r}:
 
 
 @attack(
-    "L18", "a program that a guest could have put there is not run by us", PERSIST, off=HOST_CODE, label="one look-up"
+    "L18", "Ringfence runs no program that a guest could have put there", PERSIST, off=HOST_CODE, label="one look-up"
 )
 def planted_for_us(arm: Arm) -> Seen:
     """The guest has a folder to write to, and that folder comes first in the PATH of the next command, as a virtual
     environment of a project does. Each planted program leaves a mark.
 
-    The control knows folders that guests of this process and of earlier ones could write to. It could be got round by a
-    link to such a folder, by another name of it, and by a program that the system does not have itself.
+    The control knows the folders that guests of this process and of earlier processes could write to. A way past the
+    control could be a link to such a folder, another name of the folder, or a program that the system does not have.
     """
     mark = f"{arm.directory}/mark"
     box = arm.sandbox(arm.shared())
-    told = arm.python(
+    report = arm.python(
         """
         os.makedirs(top + "/bin", exist_ok=True)
         for name in names:
@@ -502,7 +512,7 @@ def planted_for_us(arm: Arm) -> Seen:
     code = (_BY_PATH if arm.off else _EVERY_ROAD).format(names=_HELPERS, directory=arm.directory)
     done = host_process(code, path=f"{arm.directory}/link:{arm.directory}/bin:/usr/bin:/bin", timeout_s=60)
     if done.returncode != 0:
-        raise AssertionError(f"{told.words()} {done.stderr[-300:]}")
+        raise AssertionError(f"{report.words()} {done.stderr[-300:]}")
     ran = sorted({line.split()[1] for line in text_of(mark).splitlines() if line.startswith(arm.canary)})
     return Seen(bool(ran), f"ran: {', '.join(ran) or 'none of them'}")
 

@@ -1,1 +1,1 @@
-"""The cases that an engine adds: what an engine is asked for, and what guestd holds inside."""
+"""The attacks that engines add: on what an engine is asked for, and on the limits that guestd enforces inside."""

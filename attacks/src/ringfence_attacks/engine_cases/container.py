@@ -1,4 +1,4 @@
-"""Attacks on what a container is created with: users, namespaces, limits, devices, and the engine itself."""
+"""Attacks on the settings that a container is created with: user, namespaces, limits, devices; and on the engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
     from ringfence_attacks.case import Attack
 
-_BURST = "/proc/sys/kernel/printk_ratelimit_burst"  # harms nothing, and is put back
-# Without no_new_privs an ordinary user may install neither filter nor Landlock domain.
+_BURST = "/proc/sys/kernel/printk_ratelimit_burst"  # a change does no harm, and is undone
+# Without no_new_privs an ordinary user must not install a filter or a Landlock domain.
 _PRIVILEGES = ("seccomp", "landlock-files", "landlock-scopes")
 
 
@@ -44,35 +44,35 @@ def no_new_privileges(arm: Arm) -> Seen:
 
 
 def _engines_filter() -> Attack:
-    """Make the case of a call that both engines refuse, with Ringfence's own filter left out."""
+    """Return the attack E05, a call that both engines refuse, with Ringfence's own filter left out."""
     from ringfence_attacks.cases import e_kernel
 
-    one = next(each for each in e_kernel.CASES if each.id == "E05")
+    perf = next(each for each in e_kernel.CASES if each.id == "E05")
     title = "the engine's filter holds alone"
-    return replace(one, id="E05-engine", title=title, off=("engine-seccomp",), behind=("seccomp",))
+    return replace(perf, id="E05-engine", title=title, off=("engine-seccomp",), behind=("seccomp",))
 
 
 @attack("B02-sysctl", "a setting of the host's kernel is not written", WRITE, off="read-only-paths", behind="own-user")
 def write_setting(arm: Arm) -> Seen:
     with open(_BURST, encoding="ascii") as file:
         before = file.read()
-    told = arm.python('attempt("write", spill, path, value)', path=_BURST, value=str(int(before) + 1))
+    report = arm.python('attempt("write", spill, path, value)', path=_BURST, value=str(int(before) + 1))
     with open(_BURST, encoding="ascii") as file:
         after = file.read()
     if after != before:
         with open(_BURST, "w", encoding="ascii") as file:
             file.write(before)
-    return Seen(after != before, told.words())
+    return Seen(after != before, report.words())
 
 
-@attack("B13-cgroup", "the container's id and place are not told", LEAK, off="own-cgroups")
+@attack("B13-cgroup", "a guest cannot read the container's id and place", LEAK, off="own-cgroups")
 def tell_place(arm: Arm) -> Seen:
     box = arm.sandbox()
     identity = wall_of(box)._id  # noqa: SLF001  # no public name leads there
     if wall_of(box)._engine.name == "podman" and not os.path.exists("/sys/fs/cgroup/cgroup.controllers"):  # noqa: SLF001  # as above
         raise NotApplicable("Podman gives no cgroup namespace on cgroup v1")
-    told = arm.python('steal("/proc/self/cgroup")', box=box)
-    return Seen(identity in told.looted, told.words())
+    report = arm.python('steal("/proc/self/cgroup")', box=box)
+    return Seen(identity in report.looted, report.words())
 
 
 @attack(
@@ -87,7 +87,8 @@ def open_device(arm: Arm) -> Seen:
 
 @attack("F08-quota", "CPU time ends at limits.cpus", DOS, off="cpu-quota")
 def take_cpu(arm: Arm) -> Seen:
-    """A second of spinning, counted by the cgroup. Sixteen times the share shows on a busy host too."""
+    """Spin for a second; the cgroup counts the CPU time. Without the quota the use is far above 4 times the share, even
+    on a busy host."""
     share = 0.03
     box = arm.sandbox(POLICY.replace(limits=replace(POLICY.limits, cpus=share)))
     with box.spawn(["sh", "-c", "while :; do :; done"]):
@@ -118,12 +119,12 @@ time.sleep(6)
 
 
 def _forks(arm: Arm) -> Seen:
-    """Count processes below the container's first, on the host. A bounded bomb: 60 where 24 may be."""
-    from ringfence_attacks.tracer import pid_told
+    """Start 60 processes where 24 are permitted. The host counts the processes below the container's first."""
+    from ringfence_attacks.tracer import reported_pid
 
     limits = Limits(timeout_s=20, memory="128M", processes=24, disk="1M", disk_files=500)
     box = arm.sandbox(Policy(limits=limits))
-    pid_told(arm.spawn(_FORKS, box=box))
+    reported_pid(arm.spawn(_FORKS, box=box))
     count = len(inside(box))
     return Seen(count > 24 + 12, f"{count} processes")
 
@@ -154,7 +155,7 @@ def core_size(arm: Arm) -> Seen:
 
 @attack("D12-reaped", "orphans are reaped", DOS, off="guestd-first")
 def orphans(arm: Arm) -> Seen:
-    """Leave thirty orphans; when all have ended, the number of zombies judges."""
+    """Leave thirty orphans. Judged by the number of zombies when all have ended."""
     box = arm.sandbox(POLICY)
     code = """
     for i in range(30):
@@ -192,20 +193,20 @@ for path in ("/run/engine.sock", "/var/run/docker.sock", "/run/podman/podman.soc
 
 @attack("M09", "the engine's socket is not reached", ESCAPE, off="no-engine-socket", behind="own-user")
 def ask_engine(arm: Arm) -> Seen:
-    """A process that speaks with the engine is root on the host. Witness: a volume that the engine then has."""
+    """A process that reaches the engine's socket is root on the host. Witness: a volume that the engine then has."""
     from ringfence.backends.container import api
 
     found = api.find()
-    told = arm.python(_ASK, canary=arm.canary, at=found.socket)
+    report = arm.python(_ASK, canary=arm.canary, at=found.socket)
     names = [each["Name"] for each in found.api.volumes().get("Volumes") or ()]
     if arm.canary in names:
         found.api.remove_volume(arm.canary, force=True)
-    return Seen(arm.canary in names, told.words())
+    return Seen(arm.canary in names, report.words())
 
 
-@attack("M03", "no way through our API leads to a privileged container", ESCAPE, off="not-privileged")
+@attack("M03", "no argument of the API leads to a privileged container", ESCAPE, off="not-privileged")
 def privileged(arm: Arm) -> Seen:
-    """With every control, all that a caller can ask for is refused; without, devices of the host are there."""
+    """On: every request of a caller that would lead there is refused. Off: the container has devices of the host."""
     refused = [] if arm.off else _refusals()
     box = arm.sandbox()
     devices = os.listdir(f"/proc/{wall_of(box).pid}/root/dev")
@@ -227,7 +228,7 @@ def _refusals() -> list[str]:
             words.append(type(error).__name__)
     for name in ("privileged", "cap_add", "network_mode", "devices", "pid_mode"):
         try:
-            Sandbox(**{name: True})  # type: ignore[arg-type]  # that there is no such word is what is tried
+            Sandbox(**{name: True})  # type: ignore[arg-type]  # the case tries that there is no such argument
             words.append("accepted")
         except TypeError:
             words.append(f"no {name}")

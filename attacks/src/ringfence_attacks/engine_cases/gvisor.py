@@ -1,4 +1,4 @@
-"""Attacks on what holds gVisor itself: the count of processes, and the cgroup around the sentry and its helpers."""
+"""Attacks on the limits around gVisor: the count of processes, and the cgroup of the sentry and its helpers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ringfence import Limits, Policy
 from ringfence.values import replace
 from ringfence_attacks.case import DOS, Seen, attack, cases
 from ringfence_attacks.engine_arena import wall_of
-from ringfence_attacks.tracer import pid_told
+from ringfence_attacks.tracer import reported_pid
 from ringfence_attacks.witnesses import descendants
 
 TYPE_CHECKING = False
@@ -29,24 +29,25 @@ time.sleep(12)
 
 @attack("F06-sentry", "a fork bomb ends at limits.processes", DOS, off="process-limit")
 def fork_bomb(arm: Arm) -> Seen:
-    """gVisor has a process on the host for each address space inside: those are counted. 60 where 24 may be.
+    """Start 60 processes where 24 are permitted. gVisor has a process on the host for each address space inside: the
+    host counts these processes.
 
-    With memory for all of them: else the cgroup ends the whole of it first.
+    The memory limit has room for all of them: else the cgroup would end gVisor first.
     """
     box = arm.sandbox(Policy(limits=replace(_LIMITS, memory="768M")))
-    pid_told(arm.spawn(_FORKS, box=box))
+    reported_pid(arm.spawn(_FORKS, box=box))
     count = len(descendants(wall_of(box)._process.pid))  # noqa: SLF001  # no public name leads there
     return Seen(count > 24 + 24, f"{count} processes on the host")
 
 
 @attack("F01-sentry", "memory ends at the cgroup around gVisor", DOS, off="cgroup", needs="cgroup")
 def take_memory(arm: Arm) -> Seen:
-    """The cgroup's limit is the guest's and what gVisor takes. Held when the sandbox ends; 400 MiB are touched."""
+    """Touch 400 MiB. The cgroup's limit is the guest's limit and what gVisor takes; above it the sandbox ends."""
     box = arm.sandbox(Policy(limits=_LIMITS))
     code = "held = bytearray(400 << 20)\nfor i in range(0, len(held), 4096): held[i] = 1\ntell(held=1)"
-    told = arm.python(code, box=box, timeout_s=25)
+    report = arm.python(code, box=box, timeout_s=25)
     alive = wall_of(box)._process.poll() is None  # noqa: SLF001  # as above
-    return Seen(told.said("held") == 1 and alive, f"{told.status}; gVisor {'runs' if alive else 'ended'}")
+    return Seen(report.said("held") == 1 and alive, f"{report.status}; gVisor {'runs' if alive else 'ended'}")
 
 
 CASES = cases(globals())

@@ -1,4 +1,4 @@
-"""M10: images with a hostile configuration, of which files alone are used."""
+"""M10: images with a hostile configuration. Ringfence uses the files of an image, and nothing of its configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 _FOLDERS = ("bin", "etc", "lib", "lib64", "out", "tmp", "workspace")
-_ULIMITS = [{"Name": name, "Soft": 512, "Hard": 512} for name in ("nofile", "nproc")]  # Podman's own it may not raise
+# Set, because Podman's own defaults may be above what it is permitted to set.
+_ULIMITS = [{"Name": name, "Soft": 512, "Hard": 512} for name in ("nofile", "nproc")]
 _LIMITS = Limits(timeout_s=20, memory="96M", processes=24, disk="1M", disk_files=200)
 
 
@@ -31,22 +32,22 @@ _LIMITS = Limits(timeout_s=20, memory="96M", processes=24, disk="1M", disk_files
     label="our own entry point",
 )
 def hostile_configuration(arm: Arm) -> Seen:
-    """Off: the engine runs the image as the image asks. Witness: a host file, in a mount, that only its entry point
-    makes; and where guestd stands."""
+    """Off: the engine runs the image as the image's configuration says. Witness: a host file, in a mount, that only the
+    image's entry point makes; and guestd's working directory."""
     out = os.path.join(arm.directory, "out")
     os.mkdir(out)
     os.chmod(out, 0o777)
-    place = "/" if arm.off else "/proc/self/fd/8"  # CVE-2024-21626; an engine that is mended refuses to start it
+    place = "/" if arm.off else "/proc/self/fd/8"  # CVE-2024-21626; an engine with the fix refuses to start the image
     data = _archive(f"echo {arm.canary} > /out/taken", place, arm.canary)
-    said = _as_it_asks(data, out, arm.canary) if arm.off else _ours(arm, data, out)
+    said = _run_by_engine(data, out, arm.canary) if arm.off else _run_by_ringfence(arm, data, out)
     return Seen(os.path.exists(f"{out}/taken") or "/proc" in said, said)
 
 
-def _ours(arm: Arm, data: bytes, out: str) -> str:
+def _run_by_ringfence(arm: Arm, data: bytes, out: str) -> str:
     policy = Policy(limits=_LIMITS, mounts=[Mount(out, target="/out", mode="rw")])
     box = arm.sandbox(policy, used=_imported(arm, data))
-    told = box.exec(["/bin/sh", "-c", "pwd"])
-    return f"guestd stands in {os.readlink(f'/proc/{wall_of(box).pid}/cwd')}, the guest in {told.stdout.strip()}"
+    result = box.exec(["/bin/sh", "-c", "pwd"])
+    return f"guestd is in {os.readlink(f'/proc/{wall_of(box).pid}/cwd')}, the guest in {result.stdout.strip()}"
 
 
 def _imported(arm: Arm, data: bytes) -> Used:
@@ -64,7 +65,7 @@ def _imported(arm: Arm, data: bytes) -> Used:
     return Used(info, Root(info.name, held.root, info.python))
 
 
-def _as_it_asks(data: bytes, out: str, canary: str) -> str:
+def _run_by_engine(data: bytes, out: str, canary: str) -> str:
     from ringfence.backends.container import api as engine
 
     api = engine.find().api
@@ -84,16 +85,16 @@ def _as_it_asks(data: bytes, out: str, canary: str) -> str:
 
 
 def _archive(script: str, place: str, canary: str) -> bytes:
-    """Return an archive as `docker save` makes it."""
+    """Return an archive in the form that `docker save` writes."""
     layer = _layer()
-    asked = {"Entrypoint": ["/bin/sh", "-c", script], "Cmd": ["x"], "WorkingDir": place, "User": "0:0"}
+    settings = {"Entrypoint": ["/bin/sh", "-c", script], "Cmd": ["x"], "WorkingDir": place, "User": "0:0"}
     diff = f"sha256:{hashlib.sha256(layer).hexdigest()}"
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     config = json.dumps(
         {
             "architecture": machine,
             "os": "linux",
-            "config": asked,
+            "config": settings,
             "rootfs": {"type": "layers", "diff_ids": [diff]},
             "history": [{}],
         }
@@ -105,7 +106,7 @@ def _archive(script: str, place: str, canary: str) -> bytes:
 
 
 def _layer() -> bytes:
-    """Make a root with the host's shell and its libraries."""
+    """Return a tar of a root file system with the host's shell and the libraries that the shell needs."""
     from ringfence.plan.rootfs import commands
 
     shell = os.path.realpath("/bin/sh")

@@ -1,8 +1,8 @@
-"""Select the process backend's attacks that are played on engines unchanged, and the attacks of every test run.
+"""The attacks on the process backend that are played unchanged on engines, and the attacks of every test run.
 
-Those that are missing need what only that backend has: a monitor outside, its own mounts, a cgroup of ours in which
-guestd can read. On gVisor, system calls end in its own kernel, where most of what a filter refuses is not there at all;
-and some measure seconds that its start alone takes (D16).
+The attacks left out need something that only the process backend has: a monitor outside, its own mounts, a cgroup of
+Ringfence's that guestd can read. On gVisor, system calls end in gVisor's own kernel, which lacks most of what a filter
+refuses; and some attacks measure seconds that gVisor's start alone takes (D16).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REUSED: dict[str, frozenset[str]] = {
     ),
 }
 NOT_OWN: dict[str, frozenset[str]] = {"container": frozenset(), "gvisor": frozenset({"F03-shm"})}
-# In the tests of every change; the rest by `ringfence attack` and for docs/attacks.md.
+# Attacks in the tests of every change; `ringfence attack` and docs/attacks-engines.md have the rest too.
 IN_EVERY_RUN: dict[str, frozenset[str]] = {
     "container": _ids(
         "A01 A15 A31 B01-pids B03 B04 B15 D01 E03 E08 E18 E24 E25 E25-filter F01 F15 G01 H01 H02 J02 J17-signals "

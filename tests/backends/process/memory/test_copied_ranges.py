@@ -1,4 +1,4 @@
-"""What is taken for a copy's layout: lines of /proc, in which names, numbers and sizes are a guest's to choose."""
+"""The layout of a session to copy, read from lines of /proc: a guest chooses the names, numbers and sizes in them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_why_a_process_is_not_copied_is_told_as_it_is() -> None:
 
 
 class Stopped(tracee.Tracee):
-    """Of this process, with a memory of the test's own that counts what is read."""
+    """A Tracee of this process, with memory that the test makes up; it counts the bytes read."""
 
     def __init__(self) -> None:
         super().__init__(os.getpid())

@@ -1,4 +1,4 @@
-"""Which pages of a process are its own, as two interfaces of the kernel tell it."""
+"""The private pages of a process, as two interfaces of the kernel report them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images and containers of others in the same engine, which call themselves ours."""
+"""Foreign images and containers in the same engine that have Ringfence's names or labels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def api(contained: Container) -> Any:
 
 @pytest.fixture
 def imported(api: Any) -> Iterator[Import]:
-    """An image of a stranger's, with what it says of itself, under a name. Gives its id."""
+    """Return a function that imports a foreign image with given settings under a name, and returns the image's id."""
     made: list[str] = []
 
     def make(data: bytes, says: list[str], name: str) -> str:
@@ -54,7 +54,7 @@ def a_root() -> bytes:
 def test_a_container_whose_image_has_our_label_is_not_removed_by_a_start(
     contained: Container, api: Any, imported: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Labels of an image are its containers' too: one could have had everybody's containers and volumes removed."""
+    """A container has the labels of its image: an image could have had the containers of every user removed."""
     dead = f"1-1-{process_id.pid_namespace()}"
     assert process_id.is_dead(dead)
     identity = imported(a_root(), [f"LABEL ringfence.owner={dead}", "VOLUME /data"], "stranger:2")
@@ -72,10 +72,10 @@ def test_a_container_whose_image_has_our_label_is_not_removed_by_a_start(
 def test_an_image_that_was_loaded_under_the_name_of_ours_is_not_used(
     contained: Container, api: Any, imported: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its variables would be guestd's, LD_PRELOAD among them, and its volume a disk without a limit."""
+    """The image's variables would be guestd's, LD_PRELOAD among them, and its volume a disk without a limit."""
     engine = engines.find(contained.engine, contained.socket)
     roots: list[bytes] = []
-    tar = sweep._tar  # what a stranger who reads the source makes too
+    tar = sweep._tar  # a stranger that reads the source can make the same
 
     def noted(made: Any) -> bytes:
         roots.append(tar(made))

@@ -1,4 +1,4 @@
-"""Sockets at which no engine answers as one does, and whose they are."""
+"""Sockets of engines: sockets at which something else answers, and sockets in another user's folder."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_does_not_answer_as_an_engine_is_none(
 
 
 def test_one_that_is_late_is_no_engine_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else "auto" would take another wall because this one is busy (O27)."""
+    """Else "auto" would take another backend because this engine is busy (O27)."""
     monkeypatch.setattr(clients, "_TIMEOUT_S", 0.5)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "s"))
@@ -97,7 +97,7 @@ def test_what_answers_as_an_engine_is_one(serve: Serve) -> None:
 def test_an_engine_in_another_users_runtime_directory_is_not_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As root has it after `su`: that user would see, and answer, all that root runs."""
+    """Root has that directory after `su`: its user would see and answer everything that root runs."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     own = [("docker", f"{tmp_path}/docker.sock"), ("podman", f"{tmp_path}/podman/podman.sock")]
     system = clients._candidates(None, None)[2:]
@@ -110,7 +110,7 @@ def test_an_engine_in_another_users_runtime_directory_is_not_looked_for(
 def test_a_writable_mount_that_mapped_users_could_not_write_to_is_refused(
     contained: Container, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Such as all of a rootless engine's: the sandbox would start, and each write in it fail."""
+    """A rootless engine maps all users: the sandbox would start, and every write to the mount would fail."""
     found = clients.find(contained.engine, contained.socket)
     policy = Policy(mounts=[Mount(str(tmp_path), target="/shared", mode="rw")])
     tmp_path.chmod(0o755)

@@ -31,14 +31,14 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def on_disk() -> list[str]:
-    """Folders of this process's sandboxes below our state directory."""
+    """Return the folders of this process's sandboxes below the state directory."""
     mine = f"{process_id.name()}_"
     places = [Path(state.disk_directory(place)) for place in ("accounts", "doors", "gvisor")]
     return [str(path) for place in places for path in place.iterdir() if path.name.startswith(mine)]
 
 
 def in_cgroups() -> list[str]:
-    """Groups of single sandboxes that this process made."""
+    """Return the cgroups of this process's sandboxes."""
     found = Path("/sys/fs/cgroup").glob(f"**/{process_id.name()}-*")
     return [str(path) for path in found if path.is_dir()]
 
@@ -51,7 +51,7 @@ def in_engine(backend: object) -> list[object]:
 
 
 def open_here() -> int:
-    """Descriptors but those that the engine's client keeps for its next requests."""
+    """Return the number of open descriptors, without those that the engine's client keeps for later requests."""
     return len(set(map(int, os.listdir("/proc/self/fd"))) - leftovers.stock().descriptors)
 
 

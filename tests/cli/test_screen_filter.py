@@ -1,4 +1,4 @@
-"""On a terminal that a guest has for itself it can draw; it cannot make it speak or reach past the screen (J12)."""
+"""A guest with a terminal can draw; it cannot make the terminal answer or reach past the screen (J12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What "auto" takes where the process backend cannot serve, on hosts that are made so around an ordinary user."""
+"""The choice of "auto" where the process backend cannot serve, on hosts that refuse an ordinary user something."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from backends.container import equipped
 from programs import read_program
 
 SITUATIONS = (Path(__file__).parents[2] / "doctor" / "situations.py").read_text()
-PROBE = read_program("backends/choosing_probe.py")
+PROBE = read_program("backends/auto_probe.py")
 FILTER = "a filter around this process (a container's, mostly) refuses it"
 
 
@@ -31,7 +31,7 @@ def engine() -> engines.Started:
 
 @pytest.fixture
 def docker(ordinary_user: OrdinaryUser, engine: engines.Started) -> Iterator[str]:
-    """The tests' engine, which the ordinary user may use for the length of one test."""
+    """Return the tests' engine, which the ordinary user may use during the test."""
     mode = os.stat(engine.socket).st_mode
     os.chown(engine.socket, ordinary_user.uid, -1)
     os.chmod(engine.socket, 0o600)

@@ -1,4 +1,4 @@
-"""The programs of the host that a build starts: what they are told, and that none outlives it."""
+"""The programs of the host that a build starts: their arguments, and that no program outlives the build."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ packages._run(["/bin/sh", "-c", "echo $$ > pid.new; mv pid.new pid; exec sleep 6
 
 
 def test_a_download_ends_with_the_build_that_was_killed(tmp_path: Path) -> None:
-    """It would go on writing into a folder that the next start removes."""
+    """Else the download would go on writing into a folder that the next start removes."""
     source = str(Path(__file__).resolve().parents[2] / "src")
     code = _DOWNLOAD.format(folder=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}) as build:

@@ -1,4 +1,7 @@
-"""A: how the host opens what a guest made, through `files`. Off, it is opened as a careless program would."""
+"""A: the host reads files, links and folders that a guest made, through `files`.
+
+In the arm "off" they are read as a careless program would read them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 
-@attack("A24", "a FIFO where a file is expected does not hold the reader up", DOS, off=HOST_CODE, label="files: fstat")
+@attack("A24", "a FIFO in place of a file does not hold up the reader", DOS, off=HOST_CODE, label="files: fstat")
 def fifo(arm: Arm) -> Seen:
     box = arm.sandbox()
     arm.python('os.mkfifo("result.json")', box=box)
     started = time.monotonic()
     if arm.off:
-        told = arm.exec(["cat", "result.json"], box=box, timeout_s=0.5)
-        return Seen(told.status == "timeout", "an open without O_NONBLOCK waits for a writer")
+        report = arm.exec(["cat", "result.json"], box=box, timeout_s=0.5)
+        return Seen(report.status == "timeout", "an open without O_NONBLOCK waits for a writer")
     try:
         data = box.files.read("result.json")
     except OSError as error:
@@ -31,8 +34,8 @@ def endless(arm: Arm) -> Seen:
     box = arm.sandbox()
     arm.python('os.symlink("/dev/zero", "result.bin")', box=box)
     if arm.off:
-        told = arm.exec(["head", "-c", "20000000", "result.bin"], box=box)
-        produced = told.result.usage.output_bytes if told.result else 0
+        report = arm.exec(["head", "-c", "20000000", "result.bin"], box=box)
+        produced = report.result.usage.output_bytes if report.result else 0
         return Seen(produced == 20_000_000, f"{produced} bytes came")
     try:
         data = box.files.read("result.bin", size=20_000_000)
@@ -41,16 +44,14 @@ def endless(arm: Arm) -> Seen:
     return Seen(True, f"{len(data)} bytes came")
 
 
-@attack(
-    "A26", "a sparse file of 4 GiB is not taken into the host's memory", DOS, off=HOST_CODE, label="files: byte cap"
-)
+@attack("A26", "a sparse file of a TiB is not read into the host's memory", DOS, off=HOST_CODE, label="files: byte cap")
 def sparse(arm: Arm) -> Seen:
-    """The host reads ranges of the size asked for; a read of the whole file is refused before memory is taken."""
+    """The host reads ranges of the requested size; a read of the whole file is refused before memory is taken."""
     box = arm.sandbox()
     arm.python('os.truncate(os.open("big", os.O_CREAT | os.O_WRONLY), 1 << 40)', box=box)
     if arm.off:
-        told = arm.exec(["wc", "-c", "big"], box=box, timeout_s=3)
-        return Seen("1099511627776" in told.stdout, f"its size reads {told.stdout.strip()}")
+        report = arm.exec(["wc", "-c", "big"], box=box, timeout_s=3)
+        return Seen("1099511627776" in report.stdout, f"its size reads {report.stdout.strip()}")
     before = _peak_kib()
     try:
         box.files.read("big")
@@ -72,18 +73,18 @@ def deep_tree(arm: Arm) -> Seen:
         box=box,
     )
     if arm.off:
-        told = arm.python('import shutil; attempt("rmtree", shutil.rmtree, "/workspace/d")', box=box)
-        return Seen(told.met.get("rmtree") not in (None, "ok"), told.words())
+        report = arm.python('import shutil; attempt("rmtree", shutil.rmtree, "/workspace/d")', box=box)
+        return Seen(report.met.get("rmtree") not in (None, "ok"), report.words())
     box.files.remove("d", recursive=True)
     left = [info.path for info in box.files.list(".")]
     return Seen(bool(left), f"left: {left[:3]}")
 
 
-@attack("A28", "a strange name is told as it is", SPOOF, off=HOST_CODE, label="files: JSON lines")
+@attack("A28", "strange file names are reported as they are", SPOOF, off=HOST_CODE, label="files: JSON lines")
 def strange_names(arm: Arm) -> Seen:
     names = ["a\nb", "\x1b]0;title\x07", "\u202egnp.exe", "-rf", "..%2f", "n" * 255, " ", "\\", "${HOME}", "'\""]
     box = arm.sandbox()
-    told = arm.python(
+    report = arm.python(
         """
         for name in names:
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
@@ -92,8 +93,8 @@ def strange_names(arm: Arm) -> Seen:
         box=box,
         names=names,
     )
-    if told.status != "ok":
-        raise AssertionError(told.stderr)
+    if report.status != "ok":
+        raise AssertionError(report.stderr)
     wanted = sorted([*names, "\udcff\udcfe"])
     if arm.off:
         listed = sorted(arm.exec(["ls", "-1"], box=box).stdout.splitlines())
@@ -103,6 +104,7 @@ def strange_names(arm: Arm) -> Seen:
 
 
 def _peak_kib() -> int:
+    """Return the peak memory of this process."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""What goes away while a container runs: the library, the engine. Nothing stays, and who is left is told."""
+"""The library or the engine dies while a container runs: nothing stays, and the survivor reports the loss."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def killed_library(backend: Container, then: str) -> None:
 
 
 def swept(backend: Container) -> list[object]:
-    """What is there after the next start of another process."""
+    """Return the containers and volumes that are left after the next start by another process."""
     code = LIBRARY.partition("p = ")[0] + "box.close()"
     subprocess.run([sys.executable, "-c", code, str(backend.engine), str(backend.socket)], check=True, timeout=60)
     api = clients.find(backend.engine, backend.socket).api
@@ -71,7 +71,7 @@ def test_a_paused_container_of_a_killed_library_is_swept(contained: Container) -
 
 @pytest.fixture
 def docker() -> Iterator[engines.Started]:
-    """An engine of this test's own, to be killed."""
+    """Start an engine for this test, which may be killed."""
     reason = engines.missing("docker")
     if reason is not None:
         pytest.skip(reason)
@@ -105,7 +105,7 @@ def test_an_engine_that_dies_in_mid_run_is_said_and_leaves_nothing_after_its_ret
 
 
 def test_of_its_connection_nothing_is_left_half_closed(contained: Container) -> None:
-    """A response whose file is closed under it complains when it is collected, on 3.13 and later for all to read."""
+    """A response with a file that was closed early complains when collected; from Python 3.13 on that is printed."""
     with Sandbox(backend=contained) as box:
         assert box.run("1 + 1").value == "2"
         assert box._box is not None

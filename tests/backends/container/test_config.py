@@ -1,4 +1,4 @@
-"""What a container is made with, by the engine's own word and from inside. All of it always; no option opens any."""
+"""The settings that a container is created with, by the engine's own account and from inside; no option opens any."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_engine_says_that_everything_is_closed(contained: Container) -> None
     assert not any("sock" in mount["Source"] for mount in found["Mounts"])
 
 
-INSIDE = read_program("backends/posture_inside.py")
+INSIDE = read_program("backends/config_inside.py")
 
 
 DEVICES = ["fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]
@@ -124,7 +124,7 @@ def test_mounts_are_shown_read_only_or_writable(contained: Container, tmp_path: 
 
 @pytest.mark.parametrize("place", ["/tmp", "/var/tmp"])
 def test_what_is_mounted_right_below_tmp_is_seen_at_every_start(contained: Container, place: str) -> None:
-    """Podman mounts in any order what lies equally deep, and has file systems of its own there."""
+    """Podman mounts targets of equal depth in any order, and has its own file systems at that depth."""
     with tempfile.TemporaryDirectory(prefix="rf-tests-", dir="/var/tmp") as folder:
         os.chmod(folder, 0o777)
         policy = Policy(mounts=[Mount(folder, target=f"{place}/project", mode="rw")])
@@ -135,7 +135,7 @@ def test_what_is_mounted_right_below_tmp_is_seen_at_every_start(contained: Conta
 
 
 def test_more_cpus_than_there_are_is_all_of_them(contained: Container) -> None:
-    """Docker refuses a container that asks for more."""
+    """Docker refuses a container with more CPUs than the host has."""
     many = 4 * (os.cpu_count() or 1)
     with Sandbox(backend=contained, policy=Policy(limits=Limits(cpus=many))) as box:
         assert inspected(contained)["HostConfig"]["NanoCpus"] == (os.cpu_count() or 1) * 1_000_000_000

@@ -1,4 +1,4 @@
-"""Sources of mounts, with links followed, stay below a ceiling's."""
+"""Owners: sources of mounts stay below a ceiling's, with links followed; each waiting sandbox is given out once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringfence import Mount, Policy, PolicyError
-from ringfence.manager.owner import Sources
+from ringfence.manager.owner import Shelf, Sources
 
 
 @pytest.fixture
@@ -68,3 +68,19 @@ def test_a_ceiling_above_holds_as_well(project: Path) -> None:
     request = shown(Mount(project / "link", "/q"))
     with pytest.raises(PolicyError, match="is not shown"):
         Sources(request, above).check(request)
+
+
+def test_one_that_is_taken_while_others_are_looked_at_does_not_come_back() -> None:
+    shelf: Shelf[str] = Shelf()
+    for one in ("a", "b", "c"):
+        shelf.put(one)
+    taken = []
+
+    def is_over(one: str) -> bool:
+        if one == "a":
+            taken.append(shelf.take())
+        return one in ("b", "c")
+
+    shelf.drop(is_over)
+    assert (taken, list(shelf), len(shelf)) == (["c"], ["a"], 1)
+    assert (shelf.take(), shelf.take()) == ("a", None)

@@ -16,7 +16,7 @@ from ringfence import Mount, Policy, Sandbox
 if TYPE_CHECKING:
     from ringfence.values import MountMode
 
-LOOK = read_program("behaviour/hidden_look.py")
+LOOK = read_program("behaviour/hide_look.py")
 HIDE = [".env", "secrets", "deep/er/key", "secrets/one", "later", "nowhere/at/all"]
 SHOWN = ["deep", "deep/er", "deep/er/plain", "link", "readme"]
 GONE = {".env": "ENOENT", "deep/er/key": "ENOENT", "secrets/one": "ENOENT", "link": "ENOENT", "later": "ENOENT"}
@@ -68,7 +68,8 @@ def test_a_hidden_path_is_absent_and_stays_so(project: Path, mode: MountMode, wr
 def test_what_holds_the_layer_is_not_in_the_guests_view(
     project: Path, tmp_path: Path, mode: MountMode, further: tuple[MountMode, ...], private: bool
 ) -> None:
-    """A folder that all may read is mounted for all sandboxes of a view, another one for each; both together, too."""
+    """A folder that all users may read is mounted once for all sandboxes of a view, others for each sandbox; both
+    kinds together, too."""
     project.chmod(0o700 if private else 0o755)
     other = tmp_path / "other"
     fill(other)
@@ -94,7 +95,7 @@ for path in ("/data/.env", "/data/secrets/x"):
 
 @pytest.mark.parametrize("second", [False, True])  # another, read-only, mount of the same folder
 def test_a_guest_cannot_move_a_hidden_file_out_of_its_place(project: Path, second: bool) -> None:
-    """Not for itself, and not for the next sandbox with the same policy."""
+    """The file is neither moved for this sandbox, nor for the next sandbox with the same policy."""
     shown = [Mount(str(project), "/more", "ro", hide=["deep/er/key"])] if second else []
     policy = Policy(mounts=[Mount(str(project), "/data", "rw", hide=["deep/er/key"]), *shown])
     code = """
@@ -112,7 +113,7 @@ print(sorted({name for top in ("/data", "/more") for _, _, files in os.walk(top)
 
 @pytest.mark.parametrize("mode", ["ro", "copy"])
 def test_what_is_hidden_is_absent_however_it_comes_to_be_there(project: Path, mode: MountMode) -> None:
-    """A link that is replaced by a file, and a file in a folder that was not there either."""
+    """A link that is replaced by a file, and a file in a folder that did not exist either."""
     hide = ["link", "no/folder/yet"]
     with Sandbox(policy=Policy(mounts=[Mount(str(project), "/data", mode, hide=hide)])) as box:
         (project / "link").unlink()
@@ -132,7 +133,7 @@ def test_the_plan_says_which_of_the_two_a_hidden_path_is(project: Path) -> None:
     assert lines("rw") == ["/data/.env: hidden: an empty, read-only file is in its place"]
 
 
-_AS_USER = read_program("behaviour/hidden_as_user.py")
+_AS_USER = read_program("behaviour/hide_as_user.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests above already run as an ordinary user")

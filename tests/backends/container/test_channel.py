@@ -1,4 +1,4 @@
-"""The socket by which guestd comes: who has no key is sent away, and a guest finds nothing where it was."""
+"""The socket by which guestd connects: a peer without the key is refused, and a guest finds no socket there later."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_guest_finds_an_empty_folder_and_no_key(contained: Container) -> None:
 
 
 def test_megabytes_both_ways_at_once_arrive_whole(contained: Container) -> None:
-    """What Podman's attached stream does not bear."""
+    """Podman's attached stream does not carry this."""
     much = os.urandom(1 << 20) * 24
     with Sandbox(backend=contained, policy=Policy(limits=Limits(output="32M"))) as box:
         result = box.exec(["cat"], stdin=much)

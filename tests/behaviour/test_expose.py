@@ -66,14 +66,14 @@ def test_bytes_go_both_ways_at_once_and_none_is_lost_where_the_client_reads_late
                 one.shutdown(socket.SHUT_WR)
 
             threading.Thread(target=send, daemon=True).start()
-            half.wait(3)  # by then everything between is full, and nobody has read
+            half.wait(3)  # by then every buffer between is full, and no byte was read
             while data := one.recv(1 << 16):
                 got += data
     assert (len(got), bytes(got) == sent) == (len(sent), True)
 
 
 def test_what_a_client_has_not_read_is_no_more_than_the_window() -> None:
-    """The server waits for its client, and the host holds what it was told to expect."""
+    """The server waits for the client, and the host keeps no more bytes than the window."""
     sends = "def flood(connection):\n    while True: connection.sendall(bytes(1 << 20))\n"
     code = SILENT.replace("held.append(server.accept()[0])", "held.append(server.accept()[0]); flood(held[-1])")
     with Sandbox() as box:

@@ -1,4 +1,4 @@
-"""Warm sandboxes behind walls: started before they are asked for, used once, replaced, never too many."""
+"""Warm sandboxes of engines: started ahead of need, used once, replaced, never too many."""
 
 from __future__ import annotations
 

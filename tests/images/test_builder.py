@@ -55,7 +55,7 @@ def wheel(folder: Path, name: str, code: str, needs: str = "") -> None:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All that the host's pip finds: pip itself, and a package of ours. No network."""
+    """Make the only index that the host's pip finds, with pip itself and a test package. No network."""
     folder = tmp_path / "index"
     folder.mkdir()
     for bundled in (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"):

@@ -1,4 +1,4 @@
-"""Engines whose own settings open what we close, or whose host cannot hold what we ask for."""
+"""Engines with settings that open something closed by Ringfence, or on a host that cannot enforce a limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Start = Callable[..., Container]
 
 @pytest.fixture
 def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts one with settings of its own."""
+    """Return a function that starts Podman with given settings."""
     reason = engines.missing("podman")
     if reason is not None:
         pytest.skip(reason)
@@ -46,7 +46,7 @@ def test_an_engine_without_settings_of_its_own_makes_sandboxes(podman: Start) ->
 def test_a_folder_of_the_host_that_an_engine_shows_in_every_container_is_refused(
     podman: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_guestd: bool
 ) -> None:
-    """Podman's account of such a container does not name it. As an ordinary user guestd looks, as root the host."""
+    """Podman's account of the container does not name the mount: guestd finds it, or, as root, the host does."""
     backend = podman(f'volumes = ["{tmp_path}:/shown:ro"]')
     if by_guestd:
         monkeypatch.setattr(container, "_may_look", lambda _: False)
@@ -77,9 +77,9 @@ def test_secrets_of_the_host_that_mounts_conf_shows_are_not_shown(podman: Start,
 
 @pytest.fixture
 def unlimited(contained: Container, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
-    """An engine whose host has no controller of memory and of processes, and counts no swap, by its own account.
+    """Return an engine that reports a host without controllers of memory and processes, and without swap accounting.
 
-    It leaves such limits out with a warning.
+    Such an engine leaves the limits out with a warning.
     """
     api = type(clients.find(contained.engine, contained.socket).api)
     told = api.info

@@ -90,7 +90,7 @@ def test_the_store_itself_cannot_be_mounted(debian: str, tmp_path: Path) -> None
             ringfence.run("1", policy=Policy(mounts=[Mount(source, target="/data")]))
 
 
-# ── roots that nobody vouched for ────────────────────────────────────────────────────────────────
+# ── hostile roots ────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")

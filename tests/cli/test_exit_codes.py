@@ -1,4 +1,4 @@
-"""What a result becomes: the exit code of `help exit`, and notes with the option that helps."""
+"""The exit code of a result, as in `help exit`, and the notes with the option that helps."""
 
 from __future__ import annotations
 

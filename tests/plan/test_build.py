@@ -1,4 +1,4 @@
-"""What a plan says of CPU limits is what the cgroup files at hand hold: the share, and the time of the whole tree."""
+"""A plan's statement about CPU limits follows the cgroup files at hand: the share, and the time of the whole tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K: single files that cross the boundary, through `files`. Archives and trees are in k_transfers."""
+"""K: single files that cross the boundary, through `files`. Archives and trees: k_transfers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ringfence_attacks.arena import Arm
 
 
-def _mounted(arm: Arm) -> str:
-    """A host folder shown read-write, beside a file that is not shown."""
+def _shared_folder(arm: Arm) -> str:
+    """Make a host folder to share, beside the canary's file, which is not shared. Returns its path."""
     folder = os.path.join(arm.directory, "shared")
     os.mkdir(folder)
     return folder
@@ -23,8 +23,9 @@ def _mounted(arm: Arm) -> str:
 
 @attack("K04", "a link that a guest left in a shared folder is followed inside only", READ, off=HOST_CODE)
 def link_in_a_mount(arm: Arm) -> Seen:
-    """Off: the host opens the folder's file by its name."""
-    canary, folder = arm.host_file(), _mounted(arm)
+    """Off: the host opens the name in the folder, as any program would."""
+    canary = arm.host_file()
+    folder = _shared_folder(arm)
     box = arm.sandbox(Policy(limits=LIMITS, mounts=[Mount(folder, mode="rw")]), whole=True)
     box.exec(["ln", "-s", canary, f"{folder}/out"]).check()
     try:
@@ -38,9 +39,15 @@ def link_in_a_mount(arm: Arm) -> Seen:
     return Seen(arm.canary in text, text if arm.canary not in text else "the canary")
 
 
-@attack("K04-write", "a write through such a link does not land on the host", WRITE, off=HOST_CODE)
+@attack(
+    "K04-write",
+    "a write through a link that a guest left in a shared folder does not change a host file",
+    WRITE,
+    off=HOST_CODE,
+)
 def write_through_a_link(arm: Arm) -> Seen:
-    victim, folder = arm.host_file(text="as it was"), _mounted(arm)
+    victim = arm.host_file(text="as it was")
+    folder = _shared_folder(arm)
     box = arm.sandbox(Policy(limits=LIMITS, mounts=[Mount(folder, mode="rw")]), whole=True)
     box.exec(["ln", "-s", victim, f"{folder}/in"]).check()
     try:
@@ -50,7 +57,7 @@ def write_through_a_link(arm: Arm) -> Seen:
         else:
             box.files.write(f"{folder}/in", arm.canary)
     except OSError:
-        pass  # refused: the host's file tells
+        pass  # refused; the host's file is the witness
     with open(victim, encoding="utf-8") as file:
         text = file.read()
     return Seen(text != "as it was", f"the host's file reads {text!r}")
@@ -64,10 +71,13 @@ for name in names:
 
 
 @attack(
-    "K03", "names with newlines, escapes, raw bytes or only another case come back as they are", SPOOF, off=HOST_CODE
+    "K03",
+    "names with newlines, escapes, raw bytes or differing only in case come back as they are",
+    SPOOF,
+    off=HOST_CODE,
 )
 def strange_names(arm: Arm) -> Seen:
-    """Off: names as lines of text, as `ls` gives them."""
+    """Off: names are read as lines of text, as `ls` prints them."""
     box = arm.sandbox(whole=True)
     arm.python(_MAKE, box=box, names=_STRANGE)
     if arm.off:
@@ -84,9 +94,9 @@ os.ftruncate(fd, (1 << 62))
 """
 
 
-@attack("K01-sparse", "a file that says it has 4 EiB is not read into memory", DOS, off=HOST_CODE)
+@attack("K01-sparse", "a file with a size of 4 EiB is not read into memory", DOS, off=HOST_CODE)
 def sparse_file(arm: Arm) -> Seen:
-    """Off: a reader that trusts the size."""
+    """Off: a reader that allocates as many bytes as the file's size."""
     box = arm.sandbox(whole=True)
     arm.python(_SPARSE, box=box)
     size = box.files.stat("sparse").size
@@ -106,9 +116,9 @@ for _ in range(depth):
 """
 
 
-@attack("K01-deep", "a tree deeper than any recursion is removed", DOS, off=HOST_CODE)
+@attack("K01-deep", "a tree deeper than a recursive program can go is removed", DOS, off=HOST_CODE)
 def deep_tree(arm: Arm) -> Seen:
-    """Off: shutil.rmtree, inside, on the same tree."""
+    """Off: shutil.rmtree runs inside on the same tree."""
     box = arm.sandbox(whole=True)
     arm.python(_TREE, box=box, depth=1500)
     if arm.off:

@@ -36,7 +36,7 @@ def write(folder: Path, data: bytes, name: str = "archive.tar") -> Path:
 
 
 def contents(store: Store, name: str) -> dict[str, str]:
-    """What an image holds besides what every image gets."""
+    """Return the files of an image, without the files that every image gets."""
     root = Path(store.root(images.inspect(name).digest))
     found = {}
     for path in sorted(root.rglob("*")):
@@ -50,7 +50,7 @@ def contents(store: Store, name: str) -> dict[str, str]:
 
 
 def nothing_kept(store: Store) -> bool:
-    """No image, no tree, nothing half-made."""
+    """Assert that the store has no image, no tree and no half-made files."""
     places = [Path(store.directory, name) for name in ("names", "trees", "steps", "work")]
     left = [child for place in places if place.is_dir() for child in place.iterdir()]
     return left == [] and [path for path in Path(store.directory, "objects").rglob("*") if path.is_file()] == []
@@ -231,7 +231,7 @@ def test_the_images_python_is_found_inside_its_root(
 
 
 def hungry_xz(data: bytes) -> bytes:
-    """A sound xz stream whose header says that unpacking needs a window of 4 GiB."""
+    """Return a valid xz stream whose header asks for a window of 4 GiB."""
     packed = bytearray(lzma.compress(data))
     size = (packed[12] + 1) * 4
     assert packed[14:16] == b"\x21\x01"  # LZMA2, with one byte of properties: the size of the window

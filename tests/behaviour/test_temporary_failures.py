@@ -1,4 +1,4 @@
-"""A failure that may pass is no reason for another wall (O27): it is tried again, then told as what it is."""
+"""A temporary failure does not lead to another backend (O27): the start is tried again, then the error is raised."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Faults:
-    """Refuses the first so many sandboxes of the process backend, as its monitor would tell it."""
+    """Refuse the first `times` sandboxes of the process backend, with the error that its monitor would report."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str, number: int | None, times: int) -> None:
         self.left, self.met = times, 0
@@ -76,7 +76,7 @@ class Faults:
 
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of another wall."""
+    """Make every engine unavailable, and return a list of the attempts to find one."""
     asked: list[str] = []
 
     def find(*_: object, **__: object) -> None:
@@ -133,7 +133,7 @@ def test_a_fact_of_the_host_is_met_once_and_another_wall_is_asked_for(
 def test_with_a_writable_mount_the_plan_is_made_again_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_engine: list[str]
 ) -> None:
-    """What a neighbour put there may be gone since the plan was made."""
+    """A file in the mount may be gone since the plan was made."""
     faults = Faults(monkeypatch, "[Errno 2] No such file or directory [mount bind]", errno.ENOENT, 4)
     plans: list[object] = []
     plan = Process.plan
@@ -164,7 +164,7 @@ def test_a_start_that_took_its_whole_time_is_not_tried_again(
 
 
 class Failing:
-    """A backend whose launches raise these errors, one after the other, and then make a box."""
+    """A backend that raises the given errors in its first launches, in order, and then succeeds."""
 
     isolation = "shared-kernel"
 
@@ -234,7 +234,7 @@ def test_a_service_that_does_not_start_is_not_started_by_each_sandbox(
 
 @pytest.mark.usefixtures("own_engines")
 def test_without_the_package_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service came first, and nobody could speak to it, or ended it: forty in ten seconds."""
+    """The service was started first, though no client could use or end it: forty services in ten seconds."""
     podman = tmp_path / "podman"
     podman.write_text(_FAILING.format(folder=tmp_path))
     podman.chmod(0o755)
@@ -245,12 +245,12 @@ def test_without_the_package_nothing_is_started(tmp_path: Path, monkeypatch: pyt
     assert (raised.value.code, (tmp_path / "starts").exists()) == ("extra-missing", False)
 
 
-_SERVICE = read_program("behaviour/passing_failures_service.py")
+_SERVICE = read_program("behaviour/temporary_failures_service.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root it takes a range of uids; tests of rootless Podman do")
 def test_one_service_serves_the_process_and_ends_with_it_however_that_ended() -> None:
-    """It was started by a thread that is gone, and a fork of its owner lives on."""
+    """The thread that started the service is gone, and a fork of the service's owner lives on."""
     equipped.skip_unless_root()
     if programs.find("podman") is None:
         pytest.skip("podman is not installed")
@@ -275,7 +275,7 @@ def test_one_service_serves_the_process_and_ends_with_it_however_that_ended() ->
     assert (asked, sockets, lives, ended) == (4, 1, True, True)
 
 
-_KILLED = read_program("behaviour/passing_failures_killed.py")
+_KILLED = read_program("behaviour/temporary_failures_killed.py")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root it takes a range of uids; tests of rootless Podman do")

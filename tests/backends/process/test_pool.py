@@ -1,4 +1,4 @@
-"""Policies that differ in limits alone share a template and its rows, and each keeps its own numbers."""
+"""Policies that differ only in limits share a template and rows of system calls; the numbers stay each policy's."""
 
 from __future__ import annotations
 

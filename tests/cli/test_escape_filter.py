@@ -1,4 +1,4 @@
-"""On a terminal text and colours pass; whatever else a terminal would obey does not (J12)."""
+"""The filter for terminals lets text and colours pass, and no other sequence that a terminal obeys (J12)."""
 
 from __future__ import annotations
 
