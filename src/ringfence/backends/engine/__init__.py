@@ -1,4 +1,4 @@
-"""What backends share in which another program makes the isolation: Docker, Podman, runsc. Public for a backend of yours.
+"""What backends share in which another program isolates: Docker, Podman, runsc. Public, for a backend of yours.
 
 `ringfence.backends.contract` says what a backend is, and docs/how-to/add-a-backend.md builds one with these names:
 
@@ -95,7 +95,7 @@ def start_box(
     """Start a sandbox that has run nothing, and return it when guestd inside is ready.
 
     `start` makes the isolation and returns it with our end of guestd's channel; when it raises, nothing is left of it.
-    `binds` are the host's files that it shows: before there is a guest, guestd looks whether they are those of the plan.
+    `binds` are the host's files that it shows: before there is a guest, guestd compares them with the plan.
     `own_kernel`: guests have another kernel than the host, and give up there what such a kernel knows.
     No cgroup is assumed: the memory limit is for each process.
     Raises StartTimeoutError, or SandboxLostError with the last line that the isolation said.

@@ -170,7 +170,7 @@ class Unshared:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # closed by remove()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by remove()
 
     def start(self, plan: LinuxPlan, shown: engine.Skeleton, namespaces: tuple[str, ...]) -> socket.socket:
         """Start guestd in new namespaces. Returns our end of its channel."""
@@ -182,8 +182,8 @@ class Unshared:
         with theirs:
             self._process = subprocess.Popen(
                 ["unshare", *flags, "--fork", "--", "sh", script, *engine.guestd_command()],
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=self._errors,
                 env={
                     "PATH": _PATH,
@@ -266,5 +266,5 @@ class Unshared:
 
 def _line(what: str, where: str, kind: str, options: str) -> str:
     """Return a line of an fstab, in which a space within a name is written by its number."""
-    words = ("".join(f"\\{ord(c):03o}" if c in "\\ \t\n#" else c for c in word) for word in (what, where, kind, options))
-    return " ".join(words) + " 0 0\n"
+    sign = {ord(each): f"\\{ord(each):03o}" for each in "\\ \t\n#"}
+    return " ".join(word.translate(sign) for word in (what, where, kind, options)) + " 0 0\n"
