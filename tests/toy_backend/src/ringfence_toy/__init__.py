@@ -90,6 +90,7 @@ class Toy(Struct):
             (policy.network.allow or policy.network.rules, "a network", "allow no host"),
             (any(mount.mode != "ro" for mount in policy.mounts), "mounts that can be changed", 'mode = "ro"'),
             (policy.limits.on_idle == "pause", "pausing", 'on_idle = "close"'),
+            (any("\n" in f"{m.source}{m.target}" for m in policy.mounts), "names with a line break", "rename it"),
         ):
             if refused:
                 raise UnsupportedError(
@@ -188,8 +189,7 @@ class Unshared:
                 env={
                     "PATH": _PATH,
                     "LC_ALL": "C",
-                    "ROOT": f"{self._folder}/root",
-                    "FSTAB": f"{self._folder}/fstab",
+                    "HOLDS": self._folder,
                     "PYTHON": sys.executable,
                     "OWNER": str(_NOBODY) if as_root else "",
                 },
@@ -198,7 +198,7 @@ class Unshared:
         return ours
 
     def _write(self, plan: LinuxPlan, shown: engine.Skeleton, *, owner: int) -> None:
-        """Write the root folder, and the table of what is mounted in it."""
+        """Write the root folder, and the tables of what is mounted in it."""
         root = f"{self._folder}/root"
         engine.write_skeleton(shown, root)
         os.mkdir(f"{self._folder}/empty", 0o555)
@@ -209,20 +209,28 @@ class Unshared:
                 pass
         for name, target in _LINKS.items():
             os.symlink(target, f"{root}/dev/{name}")
-        own = f"nosuid,nodev,uid={owner},gid={owner}"
-        guestd = engine.BoxBind(engine.guestd_folder(), engine.INSIDE, writable=False)
-        lines = [
+        memory = f"nosuid,nodev,uid={owner},gid={owner}"
+        own = [
             _line("proc", f"{root}/proc", "proc", "nosuid,nodev,noexec,subset=pid"),
             *(_line(f"/dev/{name}", f"{root}/dev/{name}", "none", "bind") for name in _DEVICES),
             _line("devpts", f"{root}/dev/pts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620"),
-            _line("tmpfs", f"{root}/dev/shm", "tmpfs", f"{own},mode=1777,{plan.sizes.shm}"),
-            _line("tmpfs", f"{root}/tmp", "tmpfs", f"{own},mode=1777,{plan.sizes.tmp}"),
-            _line("tmpfs", f"{root}/workspace", "tmpfs", f"{own},mode=0755,{plan.sizes.disk}"),
-            *(_line(bind.source, root + bind.target, "none", "rbind,X-mount.mkdir") for bind in (*shown.binds, guestd)),
+            _line("tmpfs", f"{root}/dev/shm", "tmpfs", f"{memory},mode=1777,{plan.sizes.shm}"),
+            _line("tmpfs", f"{root}/tmp", "tmpfs", f"{memory},mode=1777,{plan.sizes.tmp}"),
+            _line("tmpfs", f"{root}/workspace", "tmpfs", f"{memory},mode=0755,{plan.sizes.disk}"),
+        ]
+        binds = (*shown.binds, engine.BoxBind(engine.guestd_folder(), engine.INSIDE, writable=False))
+        files = [
+            f"{root}{bind.target}\n"
+            for bind in binds
+            if bind.target.startswith(("/tmp/", "/workspace/")) and not os.path.isdir(bind.source)
+        ]
+        host = [
+            *(_line(bind.source, root + bind.target, "none", "rbind,X-mount.mkdir") for bind in binds),
             *(_line(f"{self._folder}/empty", root + hidden, "none", "bind") for hidden in shown.hidden),
         ]
-        with open(f"{self._folder}/fstab", "w", encoding="utf-8") as file:
-            file.writelines(lines)
+        for name, lines in (("own", own), ("files", files), ("shown", host)):
+            with open(f"{self._folder}/{name}", "w", encoding="utf-8") as file:
+                file.writelines(lines)
 
     def said(self) -> str:
         self._errors.seek(0)
