@@ -1,4 +1,4 @@
-"""Backends are found by name. A wrong one of another distribution is an error for who asks for it, and for nobody else."""
+"""Backends are found by name. A wrong one of another distribution is an error for its caller, and harms no other."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_name_of_our_own_is_never_taken_from_us(folder: Path, name: str) -> No
 def test_an_object_with_a_name_of_our_own_is_refused() -> None:
     double = SimpleNamespace(name="process", isolation="own-kernel", **dict.fromkeys(registry._METHODS, print))
     with pytest.raises(PolicyError, match="its name 'process' is one of Ringfence's own"):
-        registry.get(double)  # type: ignore[arg-type]  # that is what is tested
+        registry.get(double)
     with pytest.raises(PolicyError, match="Process is a class, not an object"):
         registry.get(Process)  # type: ignore[arg-type]  # the same
 
@@ -213,4 +213,4 @@ def test_one_line_makes_a_backend_known_to_the_doctor() -> None:
 def test_one_line_makes_a_backend_known_to_auto() -> None:
     plan = ringfence.Sandbox(policy=Policy(isolation="own-kernel")).plan()
     assert (plan.backend, plan.rejected["process"]) == ("vm", "it shares the host's kernel")
-    assert type(registry.get("vm")) is Vm
+    assert isinstance(registry.get("vm"), Vm)

@@ -89,12 +89,12 @@ class Toy(Struct):
             (policy.commands != "any", "a list of commands", 'commands = "any"'),
             (policy.network.allow or policy.network.rules, "a network", "allow no host"),
             (any(mount.mode != "ro" for mount in policy.mounts), "mounts that can be changed", 'mode = "ro"'),
-            (policy.limits.on_idle == "pause", "pausing", 'on_idle = "close"'),
+            (policy.limits.on_idle == "pause", "on_idle = 'pause'", 'on_idle = "close"'),
             (any("\n" in f"{m.source}{m.target}" for m in policy.mounts), "names with a line break", "rename it"),
         ):
             if refused:
                 raise UnsupportedError(
-                    f"the toy backend has no {what}",
+                    f"the toy backend does not keep {what}",
                     code="toy",
                     missing=[Missing(self.name, what, f'{fix}, or backend="auto"')],
                 )
