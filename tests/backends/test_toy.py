@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ringfence
+from accounts import OrdinaryUser, let_others_through
 from ringfence import Image, Limits, Mount, Network, Policy, Sandbox, UnsupportedError
 from ringfence.backends import registry
 from ringfence.backends.auto import prepare
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 
 # Of these each check runs; of all others in `make proof`.
 QUICK = ("isolation.", "lifecycle.", "disk.", "refusals.", "code.", "limits.exactly", "limits.threads")
+ORDINARY = """
+import sys; sys.path.insert(0, sys.argv[1])
+import ringfence, ringfence_toy
+from ringfence.testing.conformance import check
+make = lambda **given: ringfence.Sandbox(backend="toy", **given)
+report = check(make, without=ringfence_toy.WITHOUT, only=sys.argv[2:])
+print(report.explain())
+sys.exit(not report.ok)
+"""
 DYING = """
 import os, ringfence
 box = ringfence.Sandbox(backend="toy").start()
@@ -130,6 +140,14 @@ def test_it_keeps_what_it_claims(toy: ModuleType, one: Check) -> None:
     one.act(made_by(toy.Toy()))
 
 
+@pytest.mark.usefixtures("toy")
+def test_it_keeps_as_much_for_an_ordinary_user(installed: Path, ordinary_user: OrdinaryUser) -> None:
+    for folder in (installed, installed.parent):
+        let_others_through(folder)
+    done = ordinary_user.run(ORDINARY, str(installed), *QUICK[:3])
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
 def test_the_suite_counts_what_it_does_not_claim(toy: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     without = [word for name, why in toy.WITHOUT.items() for word in ("--without", f"{name}={why}")]
     assert main(["--backend", "toy", *without, "lifecycle.it_goes", "limits.usage"]) == 0
@@ -159,7 +177,10 @@ def test_a_twin_that_isolates_less_fails_the_suite(toy: ModuleType) -> None:
             wide = TmpfsOptions(*["size=100m,nr_inodes=20000"] * 3)
             return replace(super().plan(policy, image, facts), sizes=wide)
 
-    for twin, only in ((SharesTheNetwork(), "isolation.a_listener"), (CountsFilesBadly(), "disk.exactly_so_many_names")):
+    for twin, only in (
+        (SharesTheNetwork(), "isolation.a_listener"),
+        (CountsFilesBadly(), "disk.exactly_so_many_names"),
+    ):
         assert check(made_by(twin), without=toy.WITHOUT, only=[only]).of("failed"), only
 
 
