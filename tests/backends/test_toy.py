@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,18 +18,19 @@ import pytest
 import ringfence
 from accounts import OrdinaryUser, let_others_through
 from ringfence import Image, Limits, Mount, Network, Policy, Sandbox, UnsupportedError
-from ringfence.backends import registry
+from ringfence.backends import engine, registry
 from ringfence.backends.auto import prepare
 from ringfence.doctor import examine
 from ringfence.host import state
 from ringfence.plan.model import TmpfsOptions
 from ringfence.testing.conformance import CHECKS, Check, check, main
 from ringfence.values import replace
-from strangers import install_toy
+from strangers import TOY, install_toy
 
 if TYPE_CHECKING:
     from ringfence.backends import Backend
 
+ROOT = Path(__file__).resolve().parents[2]
 # Of these each check runs; of all others in `make proof`.
 QUICK = ("isolation.", "lifecycle.", "disk.", "refusals.", "code.", "limits.exactly", "limits.threads")
 ORDINARY = """
@@ -237,3 +239,24 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(toy: ModuleType) -> None
     with pytest.raises(ringfence.SandboxLostError, match=r"ended while it was built: .*unshare"):
         Sandbox(backend=Fails()).start()
     assert [*Path(state.disk_directory("backend-toy")).iterdir()] == []
+
+
+# ── the page that walks through it ───────────────────────────────────────────────────────────────
+
+
+def test_what_the_page_shows_of_the_toy_is_the_toy() -> None:
+    """Its pieces of code, but for the test that a reader would write."""
+    page = (ROOT / "docs" / "how-to" / "add-a-backend.md").read_text()
+    source = "\n".join(path.read_text() for path in (*TOY.glob("*.toml"), *TOY.rglob("__init__.py")))
+    pieces = [
+        piece for kind, piece in re.findall(r"```(python|toml)\n(.*?)```", page, re.DOTALL) if "pytest" not in piece
+    ]
+    assert len(pieces) == 6
+    assert [piece for piece in pieces if piece not in source] == []
+
+
+def test_the_page_and_the_package_name_the_same_helpers() -> None:
+    page = (ROOT / "docs" / "how-to" / "add-a-backend.md").read_text()
+    used = set(re.findall(r"engine\.(\w+)", (TOY / "src" / "ringfence_toy" / "__init__.py").read_text()))
+    assert used <= {*engine.__all__}
+    assert {name for name in engine.__all__ if name not in page} <= {"BoxBind", "Skeleton", "linux_facts"}

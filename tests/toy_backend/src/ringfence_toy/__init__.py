@@ -42,7 +42,7 @@ WITHOUT = {
     "usage": "nothing outside counts CPU time and memory",
 }
 
-_PROGRAMS = ("unshare", "mount", "umount", "pivot_root", "setpriv")
+_PROGRAMS = ("unshare", "mount", "umount", "pivot_root", "setpriv", "env")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _NOBODY = 65_534  # the host's user that guests are, where the caller is root
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -55,7 +55,7 @@ class ToyFacts(Struct):
     """What this backend found out about the host."""
 
     host: HostFacts
-    version: str  # of util-linux
+    unshare: str  # the path of the program
 
 
 class Toy(Struct):
@@ -78,9 +78,9 @@ class Toy(Struct):
         """Return what this host can do. Raises UnsupportedError where a program is missing. Starts nothing."""
         missing = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
         if missing:
-            parts = [Missing(self.name, name, "apt-get install util-linux mount") for name in missing]
+            parts = [Missing(self.name, name, "apt-get install util-linux mount coreutils") for name in missing]
             raise UnsupportedError(f"there is no {', no '.join(missing)}", code="toy-missing", missing=parts)
-        return ToyFacts(engine.linux_facts(), os.path.realpath(shutil.which("unshare", path=_PATH) or ""))
+        return ToyFacts(engine.linux_facts(), shutil.which("unshare", path=_PATH) or "")
 
     def plan(self, policy: Policy, image: FoundImage, facts: ToyFacts) -> LinuxPlan:
         """Return what `launch` would do. Raises UnsupportedError for what this backend does not keep."""
@@ -127,12 +127,12 @@ class Toy(Struct):
     def doctor(self) -> BackendReport:
         """Look for the programs, and run a whole sandbox. Takes less than a second."""
         try:
-            version = self.facts().version
+            found = self.facts()
         except UnsupportedError as error:
             lacking = tuple(Finding(part.what, "missing", str(error), part.fix) for part in error.missing)
             return BackendReport(self.name, works=False, findings=lacking)
         ran = self._run()
-        return BackendReport(self.name, ran.state == "ok", (Finding("util-linux", "ok", version), ran))
+        return BackendReport(self.name, ran.state == "ok", (Finding("util-linux", "ok", found.unshare), ran))
 
     def _run(self) -> Finding:
         from ringfence import Sandbox
