@@ -123,7 +123,15 @@ def test_an_object_with_a_name_of_our_own_is_refused() -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    "doctor", ["1 / 0", "raise SystemExit(3)", "return 'fine'", "return BackendReport('x', True, ())"]
+    "doctor",
+    [
+        "1 / 0",
+        "raise SystemExit(3)",
+        "return 'fine'",
+        "return BackendReport('x', True, ())",
+        "return BackendReport('strange', True, (5,))",
+        "return BackendReport('strange', True, (Finding('a', 'splendid', 'b'),))",
+    ],
 )
 def test_a_doctor_that_fails_is_its_backends_report(folder: Path, doctor: str) -> None:
     plant(folder, "strange-box", "strange", WHOLE.replace("raise NotImplementedError('doctor')", doctor))

@@ -37,13 +37,21 @@ def _examine(name: str) -> BackendReport:
         return _unusable(name, error)
     try:
         report = found.doctor()
-        if report.name == name and all(isinstance(each, Finding) for each in report.findings):
+        if report.name == name and isinstance(report.works, bool) and all(map(_is_whole, report.findings)):
             return report
         wrong = f"its report is not a BackendReport of {name!r}"
     except (Exception, SystemExit) as error:  # noqa: BLE001  # another distribution's code
         wrong = f"it raised {type(error).__name__}: {error}"[:_MOST_SAID]
     origin = type(found).__module__.partition(".")[0]
     return BackendReport(name, False, (Finding("doctor", "missing", wrong, f"report it to the makers of {origin}"),))
+
+
+def _is_whole(finding: object) -> bool:
+    """Return whether another distribution's finding can be shown."""
+    if not isinstance(finding, Finding) or finding.state not in ("ok", "weaker", "missing"):
+        return False
+    texts = (finding.what, finding.detail, finding.fix or "", finding.script or "")
+    return all(isinstance(text, str) for text in texts)
 
 
 def _unusable(name: str, error: UnsupportedError) -> BackendReport:

@@ -1,4 +1,4 @@
-from ringfence.backends.contract import BackendReport  # noqa: F401  # for tests that put it into doctor()
+from ringfence.backends.contract import BackendReport, Finding  # noqa: F401  # for tests that put it into doctor()
 
 
 class Backend:
