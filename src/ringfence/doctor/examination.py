@@ -37,7 +37,8 @@ def _examine(name: str) -> BackendReport:
         return _unusable(name, error)
     try:
         report = found.doctor()
-        if report.name == name and isinstance(report.works, bool) and all(map(_is_whole, report.findings)):
+        shown = isinstance(report.works, bool) and all(map(_is_whole, report.findings))  # type: ignore[redundant-expr]  # the types are promises
+        if report.name == name and shown:
             return report
         wrong = f"its report is not a BackendReport of {name!r}"
     except (Exception, SystemExit) as error:  # noqa: BLE001  # another distribution's code
