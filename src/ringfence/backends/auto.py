@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ringfence.plan.model import Plan, SandboxPlan
     from ringfence.policy.image import Image
     from ringfence.policy.model import Policy
-    from ringfence.values import Workspace
+    from ringfence.values import Isolation, Workspace
 
 SHARED_KERNEL = "it shares the host's kernel"
 _SYS_ADMIN = 21
@@ -200,16 +200,22 @@ def prepare(backend: str | Backend, image: str | Image, policy: Policy, *, works
     else:
         name, isolation = backend, registry.BUILT_IN[backend].isolation
     if not _keeps(isolation, policy):
-        raise UnsupportedError(
-            f"the policy asks for a kernel of its own (isolation = own-kernel); the {name} backend shares the host's",
-            code="isolation",
-            missing=[Missing(name, "a kernel of its own", 'isolation = "shared-kernel"')],
-        )
+        raise _too_weak(name, isolation, policy.isolation)
     return Launcher((backend,), policy, found)
 
 
-def _keeps(isolation: str, policy: Policy) -> bool:
-    return registry.is_as_strong(isolation, policy.isolation)  # type: ignore[arg-type]  # as the backend declares it
+def _too_weak(name: str, isolation: Isolation, wanted: Isolation) -> UnsupportedError:
+    """Return the refusal of a backend whose isolation is weaker than the policy asks for."""
+    if (isolation, wanted) == ("shared-kernel", "own-kernel"):
+        text = f"the policy asks for a kernel of its own (isolation = own-kernel); the {name} backend shares the host's"
+    else:
+        text = f"the policy asks for isolation = {wanted}; the {name} backend has {isolation} alone"
+    what = "a kernel of its own" if wanted == "own-kernel" else f"isolation = {wanted}"
+    return UnsupportedError(text, code="isolation", missing=[Missing(name, what, f'isolation = "{isolation}"')])
+
+
+def _keeps(isolation: Isolation, policy: Policy) -> bool:
+    return registry.is_as_strong(isolation, policy.isolation)
 
 
 def not_chosen(name: str) -> str:

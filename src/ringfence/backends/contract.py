@@ -12,7 +12,8 @@ terminals and sessions are written once, above it. So is the way to a network: a
 listening sockets or a channel, and the gateway is connected to it by whoever asked for the launch.
 
 A backend of another distribution is found by its entry point in the group `ringfence.backends`; an object that keeps
-this contract can be passed as it is: `Sandbox(backend=Mine())`. `ringfence.testing.conformance` says what it must keep.
+this contract can be passed as it is: `Sandbox(backend=Mine())`. "auto" takes neither. `ringfence.backends.engine` holds
+what such a backend needs to put guestd inside, and `ringfence.testing.conformance` says what it must keep.
 """
 
 from __future__ import annotations

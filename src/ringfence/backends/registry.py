@@ -1,6 +1,9 @@
-"""Finds backends by name: our own in the table here, a stranger's by its entry point.
+"""Finds backends by name: our own in the table here, those of other distributions by their entry points.
 
 Our own are a table because reading entry points takes longer than starting a sandbox does.
+
+What another distribution brings may be wrong in any way: it cannot be imported, raises, or keeps half of the contract.
+Whoever asks for that backend gets an error that names the distribution and the fix. Nothing else notices.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.metadata import EntryPoint
+
     from ringfence.backends.contract import Backend
     from ringfence.values import Isolation
 
@@ -17,6 +23,8 @@ if TYPE_CHECKING:
 GROUP = "ringfence.backends"
 _ORDER = ("runtime", "shared-kernel", "own-kernel")  # isolation, from the weakest to the strongest
 _METHODS = ("facts", "plan", "launch", "doctor")
+_AUTO = "auto"
+_MOST_SAID = 200
 
 
 @final
@@ -49,13 +57,16 @@ def load_class(name: str) -> type[Backend]:
 def get(backend: str | Backend) -> Backend:
     """Return the backend of that name, or the object itself when it keeps the contract.
 
-    Raises PolicyError for anything else, UnsupportedError for a stranger's that cannot be imported.
+    Raises PolicyError for anything else, UnsupportedError for a backend of another distribution that cannot be used.
     """
     if not isinstance(backend, str):
-        return _checked(backend)
+        lacks = _lacks(backend)
+        if lacks is not None:
+            raise unknown(backend, lacks)
+        return backend
     if backend in BUILT_IN:
         return load_class(backend)()
-    return _stranger(backend)
+    return _of_another_distribution(backend)
 
 
 def names() -> tuple[str, ...]:
@@ -64,10 +75,18 @@ def names() -> tuple[str, ...]:
 
 
 def stranger_names() -> tuple[str, ...]:
-    """Return the names of backends that other distributions have brought."""
-    from importlib.metadata import entry_points
+    """Return the names of backends that other distributions have brought. "auto" takes none of them."""
+    return tuple(sorted({entry.name for entry in _entries()} - _reserved()))
 
-    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)} - BUILT_IN.keys()))
+
+def misnamed() -> dict[str, UnsupportedError]:
+    """Return why each backend of another distribution is not used that has the name of our own, by distribution."""
+    found = {}
+    for entry in _entries():
+        if entry.name in _reserved():
+            text = f"{_origin(entry)} brings a backend named {entry.name!r}, a name of Ringfence's own: it is not used"
+            found[_origin(entry)] = _unusable(text, f"uninstall {_origin(entry)}, or have its backend renamed")
+    return found
 
 
 def is_as_strong(isolation: Isolation, wanted: Isolation) -> bool:
@@ -75,35 +94,88 @@ def is_as_strong(isolation: Isolation, wanted: Isolation) -> bool:
     return _ORDER.index(isolation) >= _ORDER.index(wanted)
 
 
-def _stranger(name: str) -> Backend:
+def _reserved() -> frozenset[str]:
+    return frozenset((_AUTO, *BUILT_IN))
+
+
+def _entries() -> list[EntryPoint]:
     from importlib.metadata import entry_points
 
-    found = entry_points(group=GROUP, name=name)
-    if not found:
+    return list(entry_points(group=GROUP))
+
+
+def _of_another_distribution(name: str) -> Backend:
+    entries = [entry for entry in _entries() if entry.name == name]
+    if not entries or name == _AUTO:
         raise unknown(name)
-    (entry, *_) = found
+    entry, *others = entries
+    origin = _origin(entry)
+    if others:
+        origins = " and ".join(map(_origin, entries))
+        text = f"the backend {name!r} comes from {origins}: which of them is meant is not known"
+        raise _unusable(text, f"uninstall {origin}, or another of them")
+    reinstall = f"reinstall {origin}, or report it to its makers"
+    factory = _tried(entry.load, f"the backend {name!r} of {origin} ({entry.value}) cannot be loaded", reinstall)
+    made: object = _tried(factory, f"the backend {name!r} of {origin} cannot be made", reinstall)
+    lacks = _lacks(made, name)
+    if lacks is not None:
+        raise _unusable(f"the backend {name!r} of {origin} does not keep the contract: {lacks}", reinstall)
+    return made  # type: ignore[return-value]  # it has what the contract asks for
+
+
+def _tried(act: Callable[[], object], what: str, fix: str) -> Callable[[], object]:
+    """Return what `act` returns. Whatever it raises is an UnsupportedError; so is an exit."""
     try:
-        made = entry.load()()
-    except (ImportError, AttributeError) as error:
-        raise UnsupportedError(
-            f"the backend {name!r} of {entry.value} cannot be loaded: {error}",
-            code="backend",
-            fix="reinstall the distribution that it comes with",
-        ) from None
-    return _checked(made)
+        return act()  # type: ignore[return-value]  # what is no callable raises when it is called
+    except (Exception, SystemExit) as error:  # another distribution's code
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise _unusable(f"{what}: {said[:_MOST_SAID]}", fix) from error
 
 
-def _checked(backend: object) -> Backend:
-    name = getattr(backend, "name", None)
-    lacks = [method for method in _METHODS if not callable(getattr(backend, method, None))]
-    if not isinstance(name, str) or lacks or getattr(backend, "isolation", None) not in _ORDER:
-        raise unknown(backend)
-    return backend  # type: ignore[return-value]  # it has what the contract asks for
+def _origin(entry: EntryPoint) -> str:
+    """Return the name of the distribution that brings it."""
+    name = entry.dist.name if entry.dist is not None else None
+    return name or entry.value
 
 
-def unknown(backend: object) -> PolicyError:
+def _unusable(text: str, fix: str) -> UnsupportedError:
+    return UnsupportedError(text, code="backend", fix=fix)
+
+
+def _lacks(backend: object, name: str | None = None) -> str | None:
+    """Return what an object lacks to keep the contract; None when it keeps it, as far as a look can say.
+
+    `name` is what its entry point calls it.
+    """
+    if isinstance(backend, type):
+        return f"{backend.__name__} is a class, not an object"
+    try:
+        said, isolation = getattr(backend, "name", None), getattr(backend, "isolation", None)
+        lacking = [method for method in _METHODS if not callable(getattr(backend, method, None))]
+    except Exception as error:  # noqa: BLE001  # a property of another distribution's
+        return f"a look at it raised {type(error).__name__}: {error}"[:_MOST_SAID]
+    if lacking:
+        return f"it has no method {', '.join(lacking)}"
+    if not isinstance(said, str) or name not in (None, said):
+        return f"its name is {said!r}, not {name!r}" if name is not None else f"its name is {said!r}"
+    if said in _reserved() and not _is_own(backend, said):
+        return f"its name {said!r} is one of Ringfence's own"
+    if isolation not in _ORDER:
+        return f"its isolation is {isolation!r}, not one of {', '.join(_ORDER)}"
+    return None
+
+
+def _is_own(backend: object, name: str) -> bool:
+    entry = BUILT_IN.get(name)
+    return entry is not None and (type(backend).__module__, type(backend).__name__) == (entry.module, entry.cls)
+
+
+def unknown(backend: object, lacks: str = "") -> PolicyError:
     """Return the error for what is neither the name of a backend nor an object that keeps the contract."""
-    known = ", ".join(("auto", *BUILT_IN, *stranger_names()))
+    known = ", ".join((_AUTO, *BUILT_IN, *stranger_names()))
+    why = f": {lacks}" if lacks else ""
     return PolicyError(
-        f"unknown backend {backend!r}", key="backend", fix=f"one of: {known}; or an object as in ringfence.backends"
+        f"unknown backend {backend!r}{why}",
+        key="backend",
+        fix=f"one of: {known}; or an object as in ringfence.backends",
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ringfence.backends import registry
+
+_BACKENDS = ", ".join(("auto", *registry.names()))
+
 TEXTS: dict[str, str] = {
     "": """\
 ringfence: run untrusted code in a sandbox
@@ -96,7 +100,7 @@ how much it may use
   --timeout S  --memory SIZE  --limit KEY=VALUE (cpus=2, disk=1G, ...)
 how
   -p, --policy NAME|FILE    offline, dev, hostile, one of yours, or a .toml
-  -b, --backend NAME    auto, process, container, gvisor
+  -b, --backend NAME    {backends}
   -i, --image NAME      host, or one of "ringfence image list"
   --isolation LEVEL     weakest wall accepted: runtime, shared-kernel,
                         own-kernel
@@ -110,7 +114,7 @@ what you get
   --explain             print the plan, run nothing
   --raw                 keep all terminal escapes (default: colours only)
   -q, --quiet           no notes about denials on standard error
-""",
+""".replace("{backends}", _BACKENDS),
     "shell": """\
 usage: ringfence shell [OPTIONS] [COMMAND [ARG...]]
 

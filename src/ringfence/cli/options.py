@@ -185,7 +185,6 @@ def action_of(verb: str, words: list[str], actions: tuple[str, ...]) -> tuple[st
 # What each verb takes. Only the form of a value is checked here; the policy judges what a value means.
 
 
-BACKENDS = ("auto", *registry.names())
 LATER_BACKENDS = ("vm", "wasm", "remote")  # named in older texts; the answer is that this version has none of them
 ISOLATION = ("runtime", "shared-kernel", "own-kernel")
 LANGUAGES = ("python", "javascript", "bash", "go", "ruby", "java", "c", "c++", "r")
@@ -223,9 +222,10 @@ def one_of(choices: tuple[str, ...]) -> Check:
 
 def backend_name(name: str, raw: str) -> str:
     """Check the name of a backend, ours or another distribution's. A backend of a later version is said to be one."""
-    if raw in BACKENDS:
+    own = ("auto", *registry.names())
+    if raw in own:
         return raw
-    known = (*BACKENDS, *registry.stranger_names())  # read only now: to find other distributions takes long
+    known = (*own, *registry.stranger_names())  # read only now: to find other distributions takes long
     if raw in LATER_BACKENDS and raw not in known:
         fix = f"it takes one of: {', '.join(known)}"
         raise Problem(f"the {raw} backend is not in this version", fix=fix, code="not-in-this-version")

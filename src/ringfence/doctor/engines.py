@@ -6,6 +6,7 @@ import time
 
 from ringfence.backends.contract import BackendReport, Finding
 from ringfence.doctor import fixes
+from ringfence.doctor.report import with_passed_over
 from ringfence.errors import RingfenceError, SandboxError, UnsupportedError
 from ringfence.values import Struct, final
 
@@ -78,6 +79,10 @@ _MOST_SAID = 200
 
 
 def examine_container() -> BackendReport:
+    return with_passed_over(_container(), "docker", "podman")
+
+
+def _container() -> BackendReport:
     from ringfence.backends.container import api as engines
 
     try:
@@ -123,6 +128,10 @@ def _number(text: str) -> str:
 
 
 def examine_gvisor() -> BackendReport:
+    return with_passed_over(_gvisor(), "runsc")
+
+
+def _gvisor() -> BackendReport:
     from ringfence.backends.gvisor import runsc
 
     try:

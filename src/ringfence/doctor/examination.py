@@ -7,7 +7,6 @@ from ringfence.backends.auto import SHARED_KERNEL, is_only_slower, not_chosen, p
 from ringfence.backends.contract import BackendReport, Finding
 from ringfence.doctor.report import Report
 from ringfence.errors import SandboxError, UnsupportedError
-from ringfence.host import programs
 from ringfence.values import frozen_map, replace
 
 TYPE_CHECKING = False
@@ -17,12 +16,7 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Policy
 
 _ASK = "ringfence doctor"
-# Programs that a backend starts; the process backend's are for images.
-_PROGRAMS = {
-    "process": ("unshare", "mmdebstrap", "npm", "zstd"),
-    "container": ("docker", "podman"),
-    "gvisor": ("runsc",),
-}
+_MOST_SAID = 200
 
 
 class _Examined(dict[str, "BackendReport"]):
@@ -34,11 +28,35 @@ class _Examined(dict[str, "BackendReport"]):
 
 
 def _examine(name: str) -> BackendReport:
-    """Return the backend's own report, and the programs of its names that are passed over."""
-    report = registry.get(name).doctor()
-    passed_over = [each for program in _PROGRAMS.get(name, ()) for each in programs.passed_over(program)]
-    lines = [Finding("passed over", "ok", f"{each.path}: {each.why}") for each in passed_over]
-    return replace(report, findings=(*report.findings, *lines))
+    """Return the backend's own report. What is wrong with a backend of another distribution is its report."""
+    if name in registry.names():
+        return registry.get(name).doctor()
+    try:
+        found = registry.get(name)
+    except UnsupportedError as error:
+        return _unusable(name, error)
+    try:
+        report = found.doctor()
+        shown = isinstance(report.works, bool) and all(map(_is_whole, report.findings))  # type: ignore[redundant-expr]  # the types are promises
+        if report.name == name and shown:
+            return report
+        wrong = f"its report is not a BackendReport of {name!r}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # another distribution's code
+        wrong = f"it raised {type(error).__name__}: {error}"[:_MOST_SAID]
+    origin = type(found).__module__.partition(".")[0]
+    return BackendReport(name, False, (Finding("doctor", "missing", wrong, f"report it to the makers of {origin}"),))
+
+
+def _is_whole(finding: object) -> bool:
+    """Return whether another distribution's finding can be shown."""
+    if not isinstance(finding, Finding) or finding.state not in ("ok", "weaker", "missing"):
+        return False
+    texts = (finding.what, finding.detail, finding.fix or "", finding.script or "")
+    return all(isinstance(text, str) for text in texts)
+
+
+def _unusable(name: str, error: UnsupportedError) -> BackendReport:
+    return BackendReport(name, works=False, findings=(Finding("entry point", "missing", str(error), error.fix),))
 
 
 def _without_ourselves(report: BackendReport) -> BackendReport:
@@ -68,7 +86,10 @@ def examine(policy: Policy | None = None, backends: Sequence[str] = ()) -> Repor
     auto, rejected = _choose(kept, examined)
     for name in backends:
         rejected |= _refused(kept, name, rejected)
-    return Report(tuple(examined[name] for name in list(backends) or known), auto, frozen_map(rejected))
+    reports = [examined[name] for name in list(backends) or known]
+    if not backends:
+        reports += [_unusable(origin, error) for origin, error in registry.misnamed().items()]
+    return Report(tuple(reports), auto, frozen_map(rejected))
 
 
 def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, str]:

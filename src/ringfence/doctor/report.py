@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ringfence.values import Struct, final
+from ringfence.backends.contract import BackendReport, Finding
+from ringfence.host import programs
+from ringfence.values import Struct, final, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ringfence.backends.contract import BackendReport
     from ringfence.values import Json
 
 
@@ -29,6 +30,13 @@ class Report(Struct):
         """For `--json`."""
         backends: list[Json] = [_backend(each) for each in self.backends]
         return {"auto": self.auto, "rejected": dict(self.rejected), "backends": backends, "fixes": list(self.fixes())}
+
+
+def with_passed_over(report: BackendReport, *names: str) -> BackendReport:
+    """Return the report with the programs of these names that are found on this host and never run."""
+    found = [each for name in names for each in programs.passed_over(name)]
+    lines = [Finding("passed over", "ok", f"{each.path}: {each.why}") for each in found]
+    return replace(report, findings=(*report.findings, *lines))
 
 
 def _backend(backend: BackendReport) -> dict[str, Json]:

@@ -23,33 +23,40 @@ if TYPE_CHECKING:
     from ringfence.guest.guestd.protocols import Meant
     from ringfence.plan.model import Fence, Outlets
     from ringfence.results import Denial, Enforcement
+else:
+    Protocol = object
 
-    class Wall(Protocol):
-        """One box, as its engine holds it."""
 
-        def said(self) -> str:
-            """The last line of what it wrote to its own error stream."""
+class Wall(Protocol):
+    """What isolates one sandbox, as the engine that made it knows it: a container, a process of runsc, an unshare."""
 
-        def how_it_ended(self) -> str | None: ...
+    def said(self) -> str:
+        """Return the last line that the engine or guestd wrote to the error stream; "" without one."""
 
-        def usage(self) -> tuple[Usage, int]:
-            """From outside, and how often the memory limit killed."""
+    def how_it_ended(self) -> str | None:
+        """Return what is known of why the channel is gone without a word."""
 
-        @property
-        def can_freeze(self) -> bool: ...
+    def usage(self) -> tuple[Usage, int]:
+        """Return the use as measured from outside, and how often the memory limit killed a process."""
 
-        def freeze(self) -> bool: ...
+    @property
+    def can_freeze(self) -> bool:
+        """Whether `freeze` can stop everything inside, guestd too."""
 
-        def thaw(self) -> None: ...
+    def freeze(self) -> bool:
+        """Stop everything inside. Returns False where there is no freezer."""
 
-        def kill(self) -> None:
-            """Everything in it, without waiting. Idempotent."""
+    def thaw(self) -> None:
+        """Let everything inside run again. Does nothing to a sandbox that runs."""
 
-        def remove(self) -> None:
-            """Wait for its end and leave nothing of it."""
+    def kill(self) -> None:
+        """Kill everything inside, without waiting. Idempotent."""
 
-        def forget(self) -> None:
-            """In a forked child of the library: close this copy of what leads to it. Takes no lock (D17)."""
+    def remove(self) -> None:
+        """Wait for the end, and remove all that was made for the sandbox. Called once, after `kill`, in a thread."""
+
+    def forget(self) -> None:
+        """In a forked child of the caller: close this copy of each descriptor. Takes no lock (D17)."""
 
 
 _boxes: weakref.WeakSet[EngineBox] = weakref.WeakSet()  # of this process
@@ -96,16 +103,17 @@ class EngineBox:
         hands: bool = False,
         cpu: int = -1,
         meant: Meant | None = None,
+        gvisor: bool = False,
     ) -> None:
         """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
 
         `hands`: the channel takes descriptors, and guestd hands its listeners over by it; else it relays.
         `meant`: what it is to find mounted, else it ends.
         `cpu`: one for guestd, to read the CPU time of the whole box from.
+        `gvisor`: the kernel inside is gVisor's, which makes no siblings and counts processes in its own cgroup.
         Raises SandboxLostError or StartTimeoutError.
         """
         try:
-            gvisor = self.backend == "gvisor"
             listens = None if outlets is None else outlets.encoded()
             message = frames.message(fence=fence.encoded(), outlets=listens, hands=hands, meant=meant, gvisor=gvisor)
             if cpu >= 0:

@@ -281,7 +281,7 @@ def _start(plan: LinuxPlan, found: runsc.Runsc, enforcement: Enforcement, contro
             group = tree.create(name.replace("_", "-"), own_kernel_room(plan))
         wall = GvisorWall(found, folder, group, bundled)
         box = EngineBox("gvisor", wall, wall.start(), enforcement=enforcement, env=plan.env)
-        box.begin(own_kernel_fence(plan), time.monotonic() + _START_S, outlets=plan.outlets)
+        box.begin(own_kernel_fence(plan), time.monotonic() + _START_S, outlets=plan.outlets, gvisor=True)
         if meaning.meant is not None:
             meaning.check(mount_identity.gofer_of(name))
     except BaseException:
