@@ -1,1 +1,1 @@
-"""What every backend shares in which another program (Docker, Podman, runsc) makes the walls."""
+"""Code shared by the backends in which an engine isolates: Docker, Podman or runsc, programs that are not ours."""
