@@ -206,7 +206,7 @@ def _no_permission(kind: str, path: str) -> Missing:
 
 
 def _candidates(name: str | None, given: str | None) -> list[tuple[str, str]]:
-    """Return each engine with the path of its socket. An engine named by the caller or DOCKER_HOST is the only one."""
+    """Return the engines to try, with their sockets: only the engine that the caller or DOCKER_HOST names, if any."""
     if given is not None:
         scheme, remote, _ = given.partition("://")
         if remote and scheme != "unix":
@@ -262,7 +262,7 @@ def _connect(path: str) -> Engine:
 
 
 def _described(path: str, api: Any, version: Any, info: Any) -> Engine:
-    """Return the engine behind `api`, as its answers `version` and `info` describe it."""
+    """Return the engine behind `api`, from its answers to `version` and `info`."""
     parts = " ".join(str(part.get("Name", "")) for part in version.get("Components", ()))
     name = "podman" if "podman" in parts.lower() else "docker"
     options = [str(option) for option in info.get("SecurityOptions") or ()]

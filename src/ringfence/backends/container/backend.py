@@ -93,7 +93,7 @@ class Container(Struct):
         return guarded(made, lambda: self._launch(made, controls), starts_python_anew=anew)
 
     def doctor(self) -> BackendReport:
-        """Look for an engine and for known escapes from its programs, and run a sandbox with it. About a second."""
+        """Look for an engine and for known escapes from its programs, and run a sandbox. Takes about a second."""
         from ringfence.doctor.engines import examine_container
 
         return examine_container()

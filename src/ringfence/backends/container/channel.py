@@ -58,7 +58,7 @@ def other_end(channel: socket.socket) -> tuple[int, int]:
 
 
 class Door:
-    """The listening socket that guestd of one container connects to. Making a Door raises OSError when it fails."""
+    """The listening socket that a container's guestd connects to. Raises OSError when the socket cannot be made."""
 
     def __init__(self) -> None:
         self._folder = f"{state.disk_directory('doors')}/{process_id.name()}_{os.urandom(4).hex()}"
@@ -149,7 +149,7 @@ def _first_bytes(peer: socket.socket, count: int) -> bytes:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Return whether this process sees user `uid` by its real number. In another user namespace it may not."""
+    """Return whether this process sees user `uid` by its real number. A user namespace may hide it."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         rows = [[int(field) for field in row.split()] for row in file]
     return any(first <= uid < first + count for first, _, count in rows)

@@ -1,4 +1,4 @@
-"""What a container is created with: its limits, its mounts, and everything an engine can close, closed.
+"""The configuration of a new container: limits, mounts, and everything an engine can close, closed.
 
 No option opens any of it. `check` compares the container with this configuration before it is started: an engine has
 settings of its own, which open what a request leaves unsaid. Podman's containers.conf can name devices and folders of

@@ -1,4 +1,4 @@
-"""One container in the hands of its engine: its attached stream, its counters, its end.
+"""A container in the hands of its engine: attached stream, counters, end.
 
 The attached stream carries what guestd writes to its error stream, and the channel where the container has no door. The
 stream ends when the container does, and when the engine does.
@@ -175,7 +175,7 @@ def _shut(sock: socket.socket) -> None:
 
 
 class Counters:
-    """What a container used, as the cgroup counts that its engine made for it.
+    """The counters of a container: the CPU time and memory that its cgroup counts.
 
     The engine's own statistics take a second to fetch. Every value is None where the container has no cgroup of its
     own that can be read.
@@ -248,7 +248,7 @@ def _field(path: str, name: str) -> int | None:
 
 
 class ContainerWall:
-    """One container as `EngineBox` uses it. Made after the container was created and before it is started."""
+    """A container as `EngineBox` uses it. Made when the container has been created and not started yet."""
 
     def __init__(self, engine: Engine, identity: str, door: Door | None, *, targets: Sequence[str] = ()) -> None:
         """`targets`: every path inside at which the engine was asked to mount something."""
@@ -280,7 +280,7 @@ class ContainerWall:
         return self._door is not None
 
     def keep(self, undo: contextlib.ExitStack) -> None:
-        """Take over what removes the container and everything that was made for it. `remove` runs it."""
+        """Keep the callbacks that remove the container and everything made for it. `remove` runs them."""
         self._undo = undo
 
     def wait_for_guestd(self, deadline: float, uid: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What we keep in an engine and remove from it: the images of containers' roots, containers, what belongs to them.
+"""Our objects in an engine, made and removed: the images of containers' roots, and containers.
 
 The root of a container is an image of the engine's own: folders, small files and links, made once for each shape. An
 image of the store is not copied into the engine: its tree is shown by read-only binds, and stored once.
@@ -156,7 +156,7 @@ def name() -> str:
 
 
 def _is_ours(names: Iterable[str], owner: str) -> bool:
-    """Return whether `owner` gave a container one of these names. A label is no proof: it may come from an image."""
+    """Return whether `owner` gave a container one of these names. A label may come from an image and proves nothing."""
     return any(found.lstrip("/").startswith(f"ringfence-{owner.partition('-')[0]}-") for found in names)
 
 

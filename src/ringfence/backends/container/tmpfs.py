@@ -127,7 +127,7 @@ def sweep(engine: Engine) -> None:
 
 
 class Account:
-    """The user of one container. Its passwd and group files are below our state directory until `remove`."""
+    """The user of a container. Its passwd and group files are below our state directory until `remove`."""
 
     def __init__(self, engine: Engine, made: Skeleton, writable: tuple[str, ...]) -> None:
         self.uid = _owner(writable) or _number(engine)

@@ -134,7 +134,7 @@ def folder(root: str) -> str:
 
 
 def _sweep(root: str) -> None:
-    """Remove the unfinished folders of library processes that were killed while they made one."""
+    """Remove the unfinished folders of library processes that were killed."""
     for name in os.listdir(root):
         if process_id.is_dead(name.partition(".")[2].partition("_")[0]):
             shutil.rmtree(f"{root}/{name}", ignore_errors=True)
