@@ -1,6 +1,6 @@
-"""Finds backends by name: our own in the table here, a stranger's by its entry point.
+"""The backends by name: our own in a table, backends of other distributions by their entry points.
 
-Our own are a table because reading entry points takes longer than starting a sandbox does.
+Our own are in a table because reading entry points takes longer than starting a sandbox.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ringfence.backends.contract import Backend
     from ringfence.values import Isolation
 
-# Of entry points: `toy = "ringfence_toy:Toy"`, whose call without arguments makes the backend.
+# A group of entry points such as `toy = "ringfence_toy:Toy"`, whose call without arguments makes the backend.
 GROUP = "ringfence.backends"
 _ORDER = ("runtime", "shared-kernel", "own-kernel")  # isolation, from the weakest to the strongest
 _METHODS = ("facts", "plan", "launch", "doctor")
@@ -21,7 +21,7 @@ _METHODS = ("facts", "plan", "launch", "doctor")
 
 @final
 class BuiltIn(Struct):
-    """A backend of our own: where its class is, and how it isolates where no option says otherwise."""
+    """A backend of our own: the place of its class, and the isolation without options."""
 
     module: str
     cls: str
@@ -47,9 +47,9 @@ def load_class(name: str) -> type[Backend]:
 
 
 def get(backend: str | Backend) -> Backend:
-    """Return the backend of that name, or the object itself when it keeps the contract.
+    """Return the backend with this name, or the given object when it keeps the contract.
 
-    Raises PolicyError for anything else, UnsupportedError for a stranger's that cannot be imported.
+    Raises PolicyError for anything else, UnsupportedError for another distribution's backend that cannot be imported.
     """
     if not isinstance(backend, str):
         return _checked(backend)
@@ -64,14 +64,14 @@ def names() -> tuple[str, ...]:
 
 
 def stranger_names() -> tuple[str, ...]:
-    """Return the names of backends that other distributions have brought."""
+    """Return the names of the backends of other distributions."""
     from importlib.metadata import entry_points
 
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)} - BUILT_IN.keys()))
 
 
 def is_as_strong(isolation: Isolation, wanted: Isolation) -> bool:
-    """Return whether a wall is no weaker than the wanted one."""
+    """Return whether an isolation is no weaker than the wanted isolation."""
     return _ORDER.index(isolation) >= _ORDER.index(wanted)
 
 
@@ -98,11 +98,11 @@ def _checked(backend: object) -> Backend:
     lacks = [method for method in _METHODS if not callable(getattr(backend, method, None))]
     if not isinstance(name, str) or lacks or getattr(backend, "isolation", None) not in _ORDER:
         raise unknown(backend)
-    return backend  # type: ignore[return-value]  # it has what the contract asks for
+    return backend  # type: ignore[return-value]  # it has every member of the contract
 
 
 def unknown(backend: object) -> PolicyError:
-    """Return the error for what is neither the name of a backend nor an object that keeps the contract."""
+    """Return the error for a value that is neither a backend's name nor an object that keeps the contract."""
     known = ", ".join(("auto", *BUILT_IN, *stranger_names()))
     return PolicyError(
         f"unknown backend {backend!r}", key="backend", fix=f"one of: {known}; or an object as in ringfence.backends"

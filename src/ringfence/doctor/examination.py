@@ -120,10 +120,7 @@ def _choose(policy: Policy, examined: _Examined) -> tuple[str | None, dict[str, 
         else:
             try:
                 prepare(name, "host", policy).plan()
-            except (
-                UnsupportedError,
-                SandboxError,
-            ) as error:  # also an error that may pass: the report is of this moment
+            except (UnsupportedError, SandboxError) as error:  # even one that may pass: a report is of one moment
                 rejected[name] = str(error)
                 continue
             if examined[name].works:
