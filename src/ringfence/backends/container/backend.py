@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 
-from ringfence.backends.container import api, channel, config, sweep, tmpfs
+from ringfence.backends.container import api, channel, config, sweep
 from ringfence.backends.container.container import ContainerWall, give_address
 from ringfence.backends.engine import guestd_bundle, mount_identity
 from ringfence.backends.engine.backend import (
@@ -164,7 +164,7 @@ def _held_by_engine(by: str, found: Engine | None, plan: LinuxPlan) -> Enforceme
         if "memory" in limits
         else Control("RLIMIT_DATA", "weaker", "for each process: this engine has no cgroup for it"),
         disk=Control(f"{by}: tmpfs size and inodes", "full")
-        if found is not None and tmpfs.counts_files(found)
+        if found is not None and config.counts_files(found)
         else Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted everywhere"),
     )
 
@@ -294,9 +294,9 @@ def _start(order: _Order) -> ContainerWall:
     engine, plan = order.engine, order.plan
     with contextlib.ExitStack() as undo:
         image = sweep.of(engine, order.made)
-        user = tmpfs.Account(engine, order.made, plan.writable)
+        user = config.Account(engine, order.made, plan.writable)
         undo.callback(user.remove)
-        room = tmpfs.Disks(engine, plan.policy.limits, user.uid)
+        room = config.Disks(engine, plan.policy.limits, user.uid)
         undo.callback(room.remove)
         door = channel.Door() if channel.leads_into(order.runs_with) else None
         shown = [*order.shown, *user.mounts()]
@@ -339,7 +339,7 @@ def _settings(asked: Any, uid: int, door: Door | None) -> dict[str, Any]:
         "tty": False,
         "hostname": "ringfence",
         "network_disabled": True,
-        "labels": {tmpfs.LABEL: process_id.name()},
+        "labels": {config.LABEL: process_id.name()},
         "host_config": asked,
         "name": sweep.name(),
     }

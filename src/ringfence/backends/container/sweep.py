@@ -14,7 +14,7 @@ import tarfile
 import threading
 import time
 
-from ringfence.backends.container import channel, tmpfs
+from ringfence.backends.container import channel, config
 from ringfence.backends.container.container import quietly
 from ringfence.backends.engine import guestd_bundle
 from ringfence.host import process_id
@@ -91,8 +91,8 @@ def _is_as_imported(found: Any, digest: str) -> bool:
     LD_PRELOAD in guestd's own environment, and a HEALTHCHECK that runs beside guestd (M10).
     """
     layers = (found.get("RootFS") or {}).get("Layers")
-    config = found.get("Config") or {}
-    return layers == [f"sha256:{digest}"] and not any(config.get(word) for word in _SETTINGS)
+    settings = found.get("Config") or {}
+    return layers == [f"sha256:{digest}"] and not any(settings.get(word) for word in _SETTINGS)
 
 
 def _import(engine: Engine, data: bytes, tag: str) -> str:
@@ -171,13 +171,13 @@ def sweep(engine: Engine) -> None:
     if engine.socket in _swept:
         return
     _swept.add(engine.socket)
-    for found in engine.api.containers(all=True, filters={"label": tmpfs.LABEL}):
-        owner = found.get("Labels", {}).get(tmpfs.LABEL, "")
+    for found in engine.api.containers(all=True, filters={"label": config.LABEL}):
+        owner = found.get("Labels", {}).get(config.LABEL, "")
         if process_id.is_dead(owner) and _is_ours(found.get("Names") or (), owner):
             if found.get("State") == "paused":
                 quietly(engine.api.unpause, found["Id"])  # Podman does not remove a paused container
             remove(engine, found["Id"])
-    tmpfs.sweep_account()
+    config.sweep_accounts()
     channel.sweep()
-    tmpfs.sweep(engine)
+    config.sweep_volumes(engine)
     sweep_skeletons(engine)
