@@ -99,7 +99,7 @@ class Box(Protocol):
 
     @property
     def generation(self) -> object:
-        """The boxes with the same memory addresses, between which memory can be copied, share this object."""
+        """The object that boxes with the same memory addresses share. Memory can be copied between them."""
 
     @property
     def memory_bytes(self) -> int:
@@ -122,7 +122,7 @@ class Box(Protocol):
         """Stop everything inside. Returns False where there is no freezer."""
 
     def thaw(self) -> None:
-        """Prepare for the guest to go on; guestd then lets it. Does nothing to a box that runs."""
+        """Undo `freeze` as far as the host must, before guestd lets jobs go on. Does nothing to a box that runs."""
 
     def how_it_ended(self) -> str | None:
         """Return why the channel ended without a message, as far as the backend knows. May take a moment."""

@@ -87,7 +87,7 @@ def linux_plan(policy: Policy, image: FoundImage, facts: HostFacts, *, fresh: bo
 
 
 def _with_import_path(plan: LinuxPlan) -> LinuxPlan:
-    """Return the plan saying which folders of this process's `sys.path` the guest could write to (L12)."""
+    """Return the plan with a line for each folder of this process's `sys.path` that the guest can write to (L12)."""
     if not plan.writable:
         return plan
     from ringfence.host.import_path import IMPORTABLE, importable
@@ -97,7 +97,7 @@ def _with_import_path(plan: LinuxPlan) -> LinuxPlan:
 
 
 def _is_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """Return whether two keys have the very same policy and image objects. Spares hashing the objects."""
+    """Return whether two keys have the very same policy and image objects. Avoids hashing the objects."""
     return one[0] is other[0] and one[1] is other[1] and one[2:] == other[2:]
 
 

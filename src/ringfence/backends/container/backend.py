@@ -12,10 +12,10 @@ from ringfence.backends.engine import guestd_bundle, mount_identity
 from ringfence.backends.engine.backend import (
     engine_plan,
     guarded,
-    held,
     network_control,
     own_kernel_fence,
     shared_kernel_fence,
+    with_enforcement,
 )
 from ringfence.backends.engine.box import EngineBox
 from ringfence.backends.engine.rootfs import BoxBind, skeleton
@@ -83,8 +83,8 @@ class Container(Struct):
         """
         plan = engine_plan(self.name, policy, image, facts.host)
         if facts.engine is None:
-            return replace(plan, enforcement=_held_by_engine("podman, not started yet", None, plan))
-        return held(self.name, plan, self._enforcement(plan, facts.engine))
+            return replace(plan, enforcement=_enforced_by_engine("podman, not started yet", None, plan))
+        return with_enforcement(self.name, plan, self._enforcement(plan, facts.engine))
 
     def launch(self, plan: LinuxPlan, *, controls: Controls = ALL_ON) -> EngineBox:
         """Start a sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
@@ -101,7 +101,7 @@ class Container(Struct):
     def _launch(self, plan: LinuxPlan, controls: Controls) -> EngineBox:
         for last in (False, True):
             found = api.find(self.engine, self.socket)
-            made = held(self.name, plan, self._enforcement(plan, found))
+            made = with_enforcement(self.name, plan, self._enforcement(plan, found))
             try:
                 return _launch(found, self.runtime, made, controls)
             except SandboxLostError:
@@ -114,11 +114,11 @@ class Container(Struct):
         _check_socket(plan.policy, found.socket)
         _check_writable(plan, found)
         by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
-        enforcement = _held_by_engine(by, found, plan)
+        enforcement = _enforced_by_engine(by, found, plan)
         runtime = self.runtime or found.runtime
         if channel.leads_into(runtime):
             return enforcement
-        return _as_own_kernel_holds(enforcement, by, is_own=channel.has_own_kernel(runtime))
+        return _enforced_with_own_kernel(enforcement, by, is_own=channel.has_own_kernel(runtime))
 
 
 def _check_socket(policy: Policy, socket: str) -> None:
@@ -145,7 +145,7 @@ def _check_writable(plan: LinuxPlan, found: Engine) -> None:
         )
 
 
-def _held_by_engine(by: str, found: Engine | None, plan: LinuxPlan) -> Enforcement:
+def _enforced_by_engine(by: str, found: Engine | None, plan: LinuxPlan) -> Enforcement:
     """Return what an engine enforces. Where the engine is not known yet, claim what every engine enforces."""
     limits = () if found is None else found.limits
     no_swap = found is not None and found.counts_swap
@@ -169,7 +169,7 @@ def _held_by_engine(by: str, found: Engine | None, plan: LinuxPlan) -> Enforceme
     )
 
 
-def _as_own_kernel_holds(enforcement: Enforcement, by: str, *, is_own: bool) -> Enforcement:
+def _enforced_with_own_kernel(enforcement: Enforcement, by: str, *, is_own: bool) -> Enforcement:
     """Return what a runtime enforces that may have a kernel of its own: only what both kinds of runtime enforce.
 
     A kernel of its own counts no files and has no RLIMIT_NPROC; the engine's limits are around that kernel.
@@ -305,14 +305,14 @@ def _start(order: _Order) -> ContainerWall:
             shown += door.mounts()
         own_kernel = channel.has_own_kernel(order.runs_with)
         around = config.own_kernel(plan) if own_kernel else config.shared_kernel(plan)
-        asked = config.host_config(engine, shown, room, plan, order.runtime, around)
-        settings = order.controls.container(_settings(asked, user.uid, door))
-        asked = settings["host_config"]
+        wanted = config.host_config(engine, shown, room, plan, order.runtime, around)
+        settings = order.controls.container(_settings(wanted, user.uid, door))
+        wanted = settings["host_config"]
         identity = str(engine.api.create_container(image, **settings)["Id"])
         undo.callback(sweep.remove, engine, identity)
         if order.controls.engine_settings:
-            config.check(engine, identity, asked)
-        wall = ContainerWall(engine, identity, door, targets=config.targets(asked))
+            config.check(engine, identity, wanted)
+        wall = ContainerWall(engine, identity, door, targets=config.targets(wanted))
         undo.callback(wall.hang_up)
         engine.api.start(identity)
         by_uid = order.controls.guestd_user and not engine.mapped
@@ -321,7 +321,7 @@ def _start(order: _Order) -> ContainerWall:
         return wall
 
 
-def _settings(asked: Any, uid: int, door: Door | None) -> dict[str, Any]:
+def _settings(wanted: Any, uid: int, door: Door | None) -> dict[str, Any]:
     """Return the arguments that a container is created with, without its image."""
     return {
         "command": None,
@@ -340,7 +340,7 @@ def _settings(asked: Any, uid: int, door: Door | None) -> dict[str, Any]:
         "hostname": "ringfence",
         "network_disabled": True,
         "labels": {config.LABEL: process_id.name()},
-        "host_config": asked,
+        "host_config": wanted,
         "name": sweep.name(),
     }
 

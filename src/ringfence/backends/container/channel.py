@@ -137,15 +137,16 @@ def _first_bytes(peer: socket.socket, count: int) -> bytes:
 
     Not by MSG_WAITALL: a socket with a time limit does not wait for all of them.
     """
-    said, until = b"", time.monotonic() + _ANSWER_S
+    received = b""
+    until = time.monotonic() + _ANSWER_S
     with contextlib.suppress(OSError):
-        while len(said) < count and (left := until - time.monotonic()) > 0:
+        while len(received) < count and (left := until - time.monotonic()) > 0:
             peer.settimeout(left)
-            more = peer.recv(count - len(said))
+            more = peer.recv(count - len(received))
             if not more:
                 break
-            said += more
-    return said
+            received += more
+    return received
 
 
 def _is_mapped(uid: int) -> bool:

@@ -419,18 +419,18 @@ def sweep_accounts() -> None:
 # ── the check before the start ───────────────────────────────────────────────────────────────────────
 
 
-def targets(asked: Any) -> list[str]:
+def targets(wanted: Any) -> list[str]:
     """Return every path inside at which a host configuration mounts something."""
-    return [*(str(mount["Target"]) for mount in asked["Mounts"]), *asked["Tmpfs"]]
+    return [*(str(mount["Target"]) for mount in wanted["Mounts"]), *wanted["Tmpfs"]]
 
 
-def check(engine: Engine, identity: str, asked: Any) -> None:
+def check(engine: Engine, identity: str, wanted: Any) -> None:
     """Raise UnsupportedError where a container that was not started yet is not what was asked for.
 
-    `asked`: the host configuration it was created with.
+    `wanted`: the host configuration it was created with.
     """
     found = engine.api.inspect_container(identity)
-    wrong = _wrong(engine, found, asked)
+    wrong = _wrong(engine, found, wanted)
     if wrong is not None:
         raise UnsupportedError(
             f"{engine.name} did not make the container as it was asked to: {wrong}",
@@ -439,19 +439,19 @@ def check(engine: Engine, identity: str, asked: Any) -> None:
         )
 
 
-def _wrong(engine: Engine, found: Any, asked: Any) -> str | None:
+def _wrong(engine: Engine, found: Any, wanted: Any) -> str | None:
     """Return the first difference from what was asked for; None when there is none."""
     host = found.get("HostConfig") or {}
     for word in (*_SAME, *(_LIMITS[name] for name in _LIMITS if name in engine.limits)):
-        if host.get(word) != asked.get(word, False):
-            return f"{word} is {host.get(word)!r:.60}, not {asked.get(word, False)!r:.60}"
+        if host.get(word) != wanted.get(word, False):
+            return f"{word} is {host.get(word)!r:.60}, not {wanted.get(word, False)!r:.60}"
     for word in _NOTHING:
         if host.get(word):
             return f"it has {word} {host[word]!r:.200}"
     for word in _OWN_NAMESPACE:
         if str(host.get(word) or "").startswith(("host", "container:", "ns:")):
             return f"{word} is {host[word]!r:.60}"
-    meant = targets(asked)
+    meant = targets(wanted)
     shown = [mount for mount in found.get("Mounts") or () if mount.get("Destination") not in meant]
     if shown:
         return f"it shows {shown[0].get('Source')!r:.200} at {shown[0].get('Destination')!r:.200}"

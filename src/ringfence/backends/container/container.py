@@ -81,11 +81,11 @@ class Stream:
 
     def _take_all(self) -> None:
         fast_stdlib.hold_pipe_signal()
-        held = bytearray()
+        buffer = bytearray()
         try:
             while data := self._engine.recv(_READ):
-                held += data
-                self._take(held)
+                buffer += data
+                self._take(buffer)
         except OSError:
             return  # one side is gone
         finally:
@@ -96,20 +96,20 @@ class Stream:
         self._whole.close()
         self._engine.close()
 
-    def _take(self, held: bytearray) -> None:
+    def _take(self, buffer: bytearray) -> None:
         start = 0
-        while len(held) - start >= _HEADER.size:
-            kind, length = _HEADER.unpack_from(held, start)
+        while len(buffer) - start >= _HEADER.size:
+            kind, length = _HEADER.unpack_from(buffer, start)
             end = start + _HEADER.size + length
-            if len(held) < end:
+            if len(buffer) < end:
                 break
-            data = bytes(held[start + _HEADER.size : end])
+            data = bytes(buffer[start + _HEADER.size : end])
             if kind == _STDOUT:
                 self._output(data)
             elif len(self._said) < _SAID:
                 self._said += data[:_SAID]
             start = end
-        del held[:start]
+        del buffer[:start]
 
     def _output(self, data: bytes) -> None:
         """Ignore guestd's standard output: a guestd that came by a door sends nothing there."""

@@ -96,8 +96,8 @@ def _is_as_imported(found: Any, digest: str) -> bool:
 
 
 def _import(engine: Engine, data: bytes, tag: str) -> str:
-    said = engine.api.import_image_from_data(data, repository=_REPOSITORY, tag=tag)
-    identity = str(json.loads(str(said).strip().rpartition("\n")[2])["status"])
+    answer = engine.api.import_image_from_data(data, repository=_REPOSITORY, tag=tag)
+    identity = str(json.loads(str(answer).strip().rpartition("\n")[2])["status"])
     engine.api.tag(identity, _REPOSITORY, tag)  # Podman's import takes no tag
     return identity
 

@@ -39,7 +39,7 @@ def engine_plan(name: str, policy: Policy, image: FoundImage, facts: HostFacts) 
     return plan
 
 
-def held(name: str, plan: LinuxPlan, enforcement: Enforcement) -> LinuxPlan:
+def with_enforcement(name: str, plan: LinuxPlan, enforcement: Enforcement) -> LinuxPlan:
     """Return the plan with this enforcement.
 
     Raises UnsupportedError where the policy is strict and a weaker mechanism would enforce a part of it.

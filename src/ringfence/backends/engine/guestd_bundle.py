@@ -48,14 +48,14 @@ def make(target: str, inside: str, version: str) -> None:
 
     `target` already holds our package and the interpreter's library.
     """
-    held = (
+    contents = (
         tuple(_modules(target, inside, version)),
         tuple(_extensions(target, inside, version)),
         tuple(_texts(target, inside)),
     )
     code = _compiled(f"{target}/{_MAIN}", f"{inside}/{_MAIN}")
     assert _PLACE in code.co_consts
-    whole = code.replace(co_consts=tuple(held if each == _PLACE else each for each in code.co_consts))
+    whole = code.replace(co_consts=tuple(contents if each == _PLACE else each for each in code.co_consts))
     with open(f"{target}/guestd.pyc", "wb") as file:
         file.write(_as_file(whole, bytes(8), checked=False))
 

@@ -14,10 +14,10 @@ from ringfence.backends.engine import guestd_bundle, mount_identity
 from ringfence.backends.engine.backend import (
     engine_plan,
     guarded,
-    held,
     network_control,
     own_kernel_fence,
     own_kernel_room,
+    with_enforcement,
 )
 from ringfence.backends.engine.box import EngineBox
 from ringfence.backends.engine.rootfs import skeleton
@@ -87,7 +87,7 @@ class Gvisor(Struct):
                 missing=[Missing("gvisor", "root, for a writable mount", 'backend="process"')],
             )
         check_pause(policy, facts.host)
-        return held(self.name, plan, _enforcement(plan, facts))
+        return with_enforcement(self.name, plan, _enforcement(plan, facts))
 
     def launch(self, plan: LinuxPlan, *, controls: Controls = ALL_ON) -> EngineBox:
         """Start a sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""

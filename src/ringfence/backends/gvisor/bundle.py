@@ -72,11 +72,11 @@ def make(
     capabilities = [*_CAPABILITIES, *(_NETWORK if network else ())]
     config["process"]["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), capabilities)
     config = controls.bundle(config)
-    asked = [mount for mount in config["mounts"] if mount["type"] == "bind"]
+    shown = [mount for mount in config["mounts"] if mount["type"] == "bind"]
     inodes = {(bind.source, bind.target): bind.inode for bind in made.binds}
     binds = tuple(
         BoxBind(where, target, "rw" in mount["options"], inodes.get((where, target)))
-        for mount in asked
+        for mount in shown
         for where, target in [(mount["source"], mount["destination"])]
     )
     if mounted:

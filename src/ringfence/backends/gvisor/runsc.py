@@ -185,14 +185,14 @@ def _ran(path: str, platform: str, folder: str) -> str | None:
     except OSError as error:
         return str(error.strerror)
     try:
-        _, said = process.communicate(timeout=_PROBE_S)
+        _, errors = process.communicate(timeout=_PROBE_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.communicate()
         return f"no answer within {_PROBE_S:g} s"
     if process.returncode == 0:
         return None
-    return (said.strip().rpartition("\n")[2] or f"exit code {process.returncode}")[:200]
+    return (errors.strip().rpartition("\n")[2] or f"exit code {process.returncode}")[:200]
 
 
 def rootless() -> list[str]:

@@ -86,8 +86,8 @@ class ProcessBox:
                 raise StartTimeoutError("the sandbox did not start in time", fix="try again when the host is less busy")
             data = self.channel.recv(1 << 12)
             if not data:
-                said = "the sandbox ended while it was built: its monitor or its forker was killed"
-                raise SandboxLostError(said, fix="try again: new ones are started")
+                message = "the sandbox ended while it was built: its monitor or its forker was killed"
+                raise SandboxLostError(message, fix="try again: new ones are started")
             try:
                 arrived = [frames.event(frame.payload) for frame in reader.feed(data)]
             except frames.WireError as error:
@@ -249,12 +249,12 @@ class ProcessBox:
             theirs = -1
             waiter = select.poll()
             waiter.register(ours, select.POLLIN)
-            said = os.read(ours, 256) if waiter.poll(_STAND_STILL_S * 1000) else b"no answer"
+            answer = os.read(ours, 256) if waiter.poll(_STAND_STILL_S * 1000) else b"no answer"
         finally:
             os.close(ours)
             if theirs >= 0:
                 os.close(theirs)
-        return "" if said == b"done" else said.decode("utf-8", "replace") or "the forker is gone"
+        return "" if answer == b"done" else answer.decode("utf-8", "replace") or "the forker is gone"
 
     def kill(self) -> None:
         """Kill PID 1 by pidfd (C08). The kernel then kills everything else inside."""

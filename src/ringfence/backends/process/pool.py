@@ -298,7 +298,8 @@ class Pool:
             number = self._count
         box_id = f"{number}-{os.urandom(3).hex()}"
         group = self._group(plan, box_id)
-        uid, disk = None, -1
+        uid = None
+        disk = -1
         ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_STREAM)
         fast_stdlib.widen(ours, theirs)
         outlet = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET) if plan.outlets is not None else None
@@ -418,12 +419,12 @@ class Pool:
                 raise
             from ringfence.host.kernel_refusals import is_lasting
 
-            said = f"no cgroup could be made for the sandbox: {error}"
+            message = f"no cgroup could be made for the sandbox: {error}"
             if is_lasting(error.errno):
-                raise UnsupportedError(said, code="cgroup", fix="ringfence doctor") from None
+                raise UnsupportedError(message, code="cgroup", fix="ringfence doctor") from None
             full = error.errno in (errno.EAGAIN, errno.ENOSPC)
             fix = "close sandboxes, or raise cgroup.max.descendants above them" if full else "try again"
-            raise SandboxError(said, code="cgroup", fix=fix, retryable=True) from None
+            raise SandboxError(message, code="cgroup", fix=fix, retryable=True) from None
 
     def _make_group_ahead(self, plan: LinuxPlan) -> None:
         """Make the first sandbox's cgroup while the zygote still starts, on cgroup v1, where it is five folders."""

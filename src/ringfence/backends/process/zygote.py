@@ -86,8 +86,8 @@ class Zygote:
         The process may still be ending; the next sandbox gets a new zygote.
         """
         self._cut = True
-        said = f"the zygote, our process that makes sandboxes, has ended{self._how_it_ended()}"
-        return SandboxLostError(f"{said}{self._last_words()}; sandboxes that run go on", fix=_AGAIN)
+        message = f"the zygote, our process that makes sandboxes, has ended{self._how_it_ended()}"
+        return SandboxLostError(f"{message}{self._last_words()}; sandboxes that run go on", fix=_AGAIN)
 
     def _how_it_ended(self) -> str:
         """Return the signal or status in words, or "" where the caller has reaped our child."""

@@ -312,7 +312,7 @@ def _copy(tracee: Tracee, image: MemoryImage) -> None:
 
 
 def _copy_pieces(tracee: Tracee, fd: int, pieces: Iterator[tuple[int, int, int]]) -> None:
-    """Copy pieces by a small buffer that stays in the CPU's cache and `pwrite`.
+    """Copy pieces into the image through a small buffer, which stays in the CPU's cache.
 
     A page written by `pwrite` needs no clearing and no page fault, a mapped page needs both.
     """

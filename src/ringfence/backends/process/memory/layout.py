@@ -78,7 +78,8 @@ def maps_of(pid: int) -> Iterator[bytes]:
 
     The lines are bytes: in text, a carriage return in a file's name would end a line.
     """
-    left, count = _MOST_TEXT, 0
+    left = _MOST_TEXT
+    count = 0
     with open(f"/proc/{pid}/maps", "rb") as file:
         for row in file:
             left, count = left - len(row), count + 1
