@@ -148,7 +148,7 @@ def _check_spelling(engine: Engine, mount: Any) -> None:
     for path in (mount["Source"], mount["Target"]):
         if engine.name == "podman" and not _SPLITTING.isdisjoint(path):
             raise UnsupportedError(
-                f"Podman cannot be told to show {path!r:.200}: it would take a part of the name for an option",
+                f"Podman cannot show {path!r:.200}: it would take a part of the name for an option",
                 code="mounts",
                 fix='rename it (no comma, quote or line break), or engine="docker", or backend="process"',
             )
@@ -435,7 +435,7 @@ def check(engine: Engine, identity: str, wanted: Any) -> None:
         raise UnsupportedError(
             f"{engine.name} did not make the container as it was asked to: {wrong}",
             code="engine-settings",
-            fix=f'take it out of {engine.name}\'s own settings, such as containers.conf, or backend="process"',
+            fix=f'remove this from {engine.name}\'s own settings, such as containers.conf, or backend="process"',
         )
 
 

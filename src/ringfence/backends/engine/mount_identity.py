@@ -100,7 +100,7 @@ class Meaning:
             raise UnsupportedError(
                 f"the engine shows more of this host than it was asked to: {stray}",
                 code="engine-settings",
-                fix='take it out of the engine\'s own settings, such as containers.conf, or backend="process"',
+                fix='remove this from the engine\'s own settings, such as containers.conf, or backend="process"',
             )
         if found is not None:
             raise _changed(found)

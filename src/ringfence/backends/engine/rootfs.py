@@ -109,7 +109,7 @@ class _Making:
             raise UnsupportedError(
                 f"the {self._backend} backend needs /{target} for itself: no image or mount can have this name",
                 code="mounts",
-                fix='take it out of the image, choose another target, or backend="process"',
+                fix='remove the name from the image, choose another target, or backend="process"',
             )
         try:
             target.encode()

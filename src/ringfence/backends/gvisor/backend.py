@@ -98,7 +98,7 @@ class Gvisor(Struct):
         return guarded(made, lambda: _start(made, found, plan.enforcement, controls), starts_python_anew=made.foreign)
 
     def doctor(self) -> BackendReport:
-        """Look for runsc and run something with it. A second or two where no platform is known to work."""
+        """Look for runsc and run a sandbox. Takes a second or two where no platform is known to work."""
         from ringfence.doctor.engines import examine_gvisor
 
         return examine_gvisor()

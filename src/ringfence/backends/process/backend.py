@@ -62,7 +62,7 @@ class Process(Struct):
         return start(self, plan, controls)
 
     def doctor(self) -> BackendReport:
-        """Try every step of a start, in processes of their own. About half a second."""
+        """Try every step of a start, each in a process of its own. Takes about half a second."""
         from ringfence.doctor.process import examine_process
 
         return examine_process()

@@ -242,7 +242,7 @@ class Tracee:
 
 
 def restarted(registers: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the registers with which an interrupted system call is made again by the process that uses them."""
+    """Return registers with which a process makes an interrupted system call again."""
     values = dict(zip(_NAMES, registers, strict=True))
     if values["rax"] in _RESTART:
         values.update(rip=values["rip"] - 2, rax=values["orig_rax"], orig_rax=_WORD)
