@@ -1,4 +1,4 @@
-"""The contract between Ringfence and a backend. docs/how-to/add-a-backend.md is the guide to a new backend.
+"""The contract between Ringfence and a backend: what a new backend implements.
 
 A backend is one object with a name and four methods:
 
