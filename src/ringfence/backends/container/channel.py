@@ -150,7 +150,7 @@ def _first_bytes(peer: socket.socket, count: int) -> bytes:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Return whether this process sees user `uid` by its real number. A user namespace may hide it."""
+    """Return whether this process sees user `uid` by its real number. A user namespace may hide the number."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         rows = [[int(field) for field in row.split()] for row in file]
     return any(first <= uid < first + count for first, _, count in rows)

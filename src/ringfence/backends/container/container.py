@@ -280,7 +280,7 @@ class ContainerWall:
         return self._door is not None
 
     def keep(self, undo: contextlib.ExitStack) -> None:
-        """Keep the callbacks that remove the container and everything made for it. `remove` runs them."""
+        """Keep the callbacks that remove the container and everything made for it, for `remove`."""
         self._undo = undo
 
     def wait_for_guestd(self, deadline: float, uid: int | None) -> None:

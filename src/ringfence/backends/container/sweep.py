@@ -156,7 +156,7 @@ def name() -> str:
 
 
 def _is_ours(names: Iterable[str], owner: str) -> bool:
-    """Return whether `owner` gave a container one of these names. A label may come from an image and proves nothing."""
+    """Return whether one of these names is from `owner`. A label may come from an image and proves nothing."""
     return any(found.lstrip("/").startswith(f"ringfence-{owner.partition('-')[0]}-") for found in names)
 
 
