@@ -17,7 +17,7 @@ import engines
 import leftovers
 from ringfence.backends import registry
 from ringfence.backends.container import api as clients
-from ringfence.doctor import BackendReport, Finding, Report, examination, examine, fixes, process, trial_runner
+from ringfence.doctor import BackendReport, Finding, Report, examination, examine, fixes, process
 from ringfence.doctor import engines as engine_trials
 from ringfence.errors import PolicyError
 from ringfence.host import kernel_refusals
@@ -141,7 +141,7 @@ hang = attempt(lambda: time.sleep(60), timeout_s=0.2)
 crash = attempt(lambda: os.kill(os.getpid(), signal.SIGSEGV))
 print(json.dumps([hang, crash]))
 """
-    env = {**os.environ, "PYTHONPATH": str(Path(trial_runner.__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(process.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, env=env)
     assert json.loads(done.stdout) == [
         {"ok": False, "detail": "no answer in 0.2 s", "errno": None},
@@ -159,7 +159,7 @@ def test_the_trials_say_the_same_where_the_code_lies_below_a_folder_of_temporary
         assert done.returncode == 0, done.stderr
         return {said["trial"]: said["ok"] for said in map(json.loads, done.stdout.splitlines())}
 
-    source = Path(trial_runner.__file__).parents[1]
+    source = Path(process.__file__).parents[1]
     with tempfile.TemporaryDirectory(dir=below) as folder:
         copy = Path(folder, "src", "ringfence")
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -167,8 +167,8 @@ def test_the_trials_say_the_same_where_the_code_lies_below_a_folder_of_temporary
 
 
 def test_a_whole_run_that_hangs_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_runner, "_WHOLE_S", 0.01)
-    assert trial_runner.whole() == trial_runner.Answer(False, "no answer in 0.01 s")
+    monkeypatch.setattr(process, "_WHOLE_S", 0.01)
+    assert process.run_whole() == process.Answer(False, "no answer in 0.01 s")
 
 
 def test_json_and_script_come_from_the_same_findings() -> None:
@@ -252,7 +252,7 @@ def test_a_user_without_every_controller_is_told_how_to_get_them(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(kernel_refusals, "container", lambda: engine)
-    found = process._cgroup(trial_runner.Answer(ok, mode, None, {"mode": mode, "lacks": lacks}))
+    found = process._cgroup(process.Answer(ok, mode, None, {"mode": mode, "lacks": lacks}))
     assert (found.state, str(found.fix).startswith(fix), script in str(found.script)) == ("weaker", True, True)
 
 

@@ -122,8 +122,8 @@ def test_a_loader_that_cannot_be_kept_from_the_list_is_refused(tmp_path: Path, p
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (".ringfence", "has something of its own at /.ringfence:"),
-        (".ringfence-door", "has something of its own at /.ringfence-door:"),
+        (".ringfence", "needs /.ringfence for itself:"),
+        (".ringfence-door", "needs /.ringfence-door for itself:"),
         ("caf\udce9", r"cannot show 'caf\\udce9': the name is not UTF-8"),
     ],
     ids=["ours", "our door", "not UTF-8"],

@@ -1,6 +1,6 @@
 """Apply a view's operations in new namespaces and run a command there. A program: reads a JSON object from stdin.
 
-Written apart from guest/launch/mounts.py, and as short as it can be: what the planner promises must hold for any applier.
+Written apart from guest/launch/mounts.py, and as short as it can be: the planner's promises must hold for any applier.
 As root the guest is an unmapped uid of its own; as another user, that user in a user namespace.
 """
 

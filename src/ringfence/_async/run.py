@@ -6,10 +6,8 @@ Arguments are checked before the rest of the modules is loaded.
 from __future__ import annotations
 
 from ringfence._async.compat import blocking, launched
-from ringfence._async.files import AsyncFiles
 from ringfence._async.process import completed
 from ringfence.core import arguments
-from ringfence.core.languages import commands, find
 from ringfence.errors import SandboxLostError
 from ringfence.host import zygote_start
 from ringfence.values import replace
@@ -168,6 +166,8 @@ async def run_once(sandbox: AsyncSandbox, once: arguments.Once) -> Result:
     """
     if once.language == "javascript":
         return await completed(sandbox._running_place(), _javascript_call(sandbox, once))
+    from ringfence.core.languages import commands, find
+
     folder = f"/tmp/{arguments.new_id('run')}"  # inside, a file system of this sandbox alone
     what = commands(find(once.language), once.code, folder)
     await sandbox.files.mkdir(folder)
@@ -231,6 +231,8 @@ async def equip(place: Place) -> None:
     outlet = place.box.outlet
     if outlet is None or not outlet.files:
         return
+    from ringfence._async.files import AsyncFiles
+
     inside = AsyncFiles(lambda: place)
     for path, data in outlet.files.items():
         await inside.write(path, data, mode=0o444)

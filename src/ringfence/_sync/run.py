@@ -7,10 +7,8 @@ Arguments are checked before the rest of the modules is loaded.
 from __future__ import annotations
 
 from ringfence._sync.compat import blocking, launched
-from ringfence._sync.files import Files
 from ringfence._sync.process import completed
 from ringfence.core import arguments
-from ringfence.core.languages import commands, find
 from ringfence.errors import SandboxLostError
 from ringfence.host import zygote_start
 from ringfence.values import replace
@@ -169,6 +167,8 @@ def run_once(sandbox: Sandbox, once: arguments.Once) -> Result:
     """
     if once.language == "javascript":
         return completed(sandbox._running_place(), _javascript_call(sandbox, once))
+    from ringfence.core.languages import commands, find
+
     folder = f"/tmp/{arguments.new_id('run')}"  # inside, a file system of this sandbox alone
     what = commands(find(once.language), once.code, folder)
     sandbox.files.mkdir(folder)
@@ -230,6 +230,8 @@ def equip(place: Place) -> None:
     outlet = place.box.outlet
     if outlet is None or not outlet.files:
         return
+    from ringfence._sync.files import Files
+
     inside = Files(lambda: place)
     for path, data in outlet.files.items():
         inside.write(path, data, mode=0o444)

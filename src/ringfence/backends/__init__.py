@@ -1,9 +1,9 @@
-"""How a sandbox is isolated. A name takes the defaults; an object says more. Public.
+"""How a sandbox is isolated. A name takes a backend's defaults; an object has options. Public.
 
     Sandbox(backend="gvisor")
     Sandbox(backend=backends.Container(engine="podman"))
 
-`Backend` is the contract that each keeps; `ringfence.backends.contract` explains it to whoever adds one.
+`Backend` is the contract of every backend; `ringfence.backends.contract` explains it to the author of a new one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Backend", "Container", "Gvisor", "Process"]
 
 
 def __getattr__(name: str) -> object:
-    """Load a backend when it is used: most programs need one."""
+    """Load a backend when it is first used: most programs need a single backend."""
     if name == "Backend":
         from ringfence.backends.contract import Backend
 

@@ -1,8 +1,8 @@
-"""Chooses the backend of a sandbox, plans with it and starts it; says why the others were not taken.
+"""The choice of a sandbox's backend, the plan and the start, with the reasons against other backends.
 
-"auto" takes the first backend of the registry that keeps the policy and is as strong as its isolation. Another one is
-taken for a fact of the host alone, which is an UnsupportedError. What may pass is a SandboxError: a helper of ours that
-was killed, a full table, a name that went (O27).
+"auto" takes the first backend of the registry that keeps the policy and is as strong as its isolation. Only a fact of
+the host, an UnsupportedError, makes it turn to the next backend. A failure that may pass is a SandboxError and does
+not: one of our processes was killed, a table was full, a name disappeared (O27).
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 SHARED_KERNEL = "it shares the host's kernel"
 _SYS_ADMIN = 21
-_ALWAYS = ("userns-restricted", "proc-masked", "kernel")  # codes of what every sandbox of the process backend needs
+_ALWAYS = ("userns-restricted", "proc-masked", "kernel")  # refusals that every sandbox of the process backend meets
 
 
 class Launcher:
-    """The start of one sandbox: the backends that may be taken, and the one that is."""
+    """The start of one sandbox: the candidate backends, and the backend that is taken."""
 
     def __init__(
         self, backends: tuple[str | Backend, ...], policy: Policy, found: FoundImage, *, chooses: bool = False
     ) -> None:
-        """`chooses`: a backend that does not keep the policy is passed over, and the answer says why."""
+        """`chooses`: a backend that does not keep the policy is passed over, and `rejected` says why."""
         self.policy = policy
         self.found = found
-        self.twin_of: Outlet | None = None  # of a sandbox whose placeholders and authority the next box shares
+        self.twin_of: Outlet | None = None  # the new box shares this sandbox's placeholders and certificate authority
         self.controls: Controls = ALL_ON
         self._chooses = chooses
-        self._waiting = list(backends)  # the first is the one that is taken, unless it refuses
+        self._waiting = list(backends)  # the first is taken, unless it refuses
         self._refusals: dict[str, UnsupportedError] = {}  # by backend
         self._backend: Backend | None = None
         self._plan: SandboxPlan | None = None
 
     @property
     def name(self) -> str:
-        """The name of the backend that is taken, as far as that is known."""
+        """The name of the backend that is taken, as far as known."""
         first = self._waiting[0]
         return first if isinstance(first, str) else first.name
 
@@ -57,7 +57,7 @@ class Launcher:
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Why each backend of our own that "auto" could take was not taken. Empty where a backend was named."""
+        """The reason against each of our backends that "auto" did not take. Empty where the caller named a backend."""
         if not self._chooses:
             return {}
         taken = self.name if self._waiting else None
@@ -70,7 +70,7 @@ class Launcher:
         return not_chosen(name)
 
     def plan(self) -> Plan:
-        """Return what `launch` would do, as far as that is known before a start. Starts nothing.
+        """Return what `launch` would do, as far as known before a start. Starts nothing.
 
         Raises UnsupportedError when no backend here keeps the policy.
         """
@@ -96,7 +96,7 @@ class Launcher:
         return self._backend.plan(self.policy, self.found, self._backend.facts())
 
     def _pass_over(self, error: UnsupportedError) -> None:
-        """Turn to the next backend. Raises the error where there is none to turn to."""
+        """Turn to the next backend. Raises the error where no next backend exists."""
         if not self._chooses or not self._waiting:
             raise error
         self._refusals[self.name] = error
@@ -106,15 +106,15 @@ class Launcher:
             raise self._none()
 
     def _none(self) -> UnsupportedError:
-        """Return the refusal of the first backend, with why no other could be taken."""
+        """Return the refusal of the first backend, with the reasons against the other backends."""
         (_, first), *others = self._refusals.items()
         missing = [part for error in self._refusals.values() for part in getattr(error, "missing", ())]
-        said = "; ".join(f"{name}: {error}" for name, error in others)
-        whole = f"{first} — nor can another backend: {said}" if said else str(first)
+        reasons = "; ".join(f"{name}: {error}" for name, error in others)
+        whole = f"{first} — nor can another backend: {reasons}" if reasons else str(first)
         return UnsupportedError(whole, code=first.code, missing=missing, fix=first.fix)
 
     def preflight(self) -> None:
-        """Start and end a sandbox where something speaks against the process backend, so that `plan` knows of it."""
+        """Start and end a sandbox where the process backend may be forbidden, so that `plan` knows the answer."""
         if not self._chooses or _known.refusal is not None or not _is_doubtful():
             return
         try:
@@ -132,8 +132,8 @@ class Launcher:
     def launch(self) -> Box:
         """Start a sandbox that has run nothing, and connect it to the gateway where the policy has a network.
 
-        Raises UnsupportedError, StartTimeoutError or SandboxLostError. A backend that was turned to and failed for what
-        may pass is tried once more, and then that is the answer: an engine that is gone says so the second time.
+        Raises UnsupportedError, StartTimeoutError or SandboxLostError. A backend that was taken in place of another and
+        was lost is tried once more: an engine that is gone says so the second time.
         """
         lost = False
         while True:
@@ -144,7 +144,7 @@ class Launcher:
             except UnsupportedError as error:
                 if self._chooses and self.name == "process":
                     if error.code == "memory":
-                        raise  # too little to start in: what others take beside the guest, the guest would have
+                        raise  # too small a limit: another backend adds room for itself, which the guest could use
                     remember(error, self.policy)
                 self._pass_over(error)
                 lost = False
@@ -179,10 +179,10 @@ class Launcher:
 
 
 def prepare(backend: str | Backend, image: str | Image, policy: Policy, *, workspace: Workspace = "auto") -> Launcher:
-    """Return the start of one sandbox, checked as far as that takes no backend.
+    """Return the start of one sandbox, checked as far as possible without a backend.
 
-    Raises PolicyError for a wrong argument, ImageError for an image that is not there, UnsupportedError for a backend
-    whose wall is weaker than the policy asks for.
+    Raises PolicyError for a wrong argument, ImageError for a missing image, UnsupportedError for a backend whose
+    isolation is weaker than the policy asks for.
     """
     if workspace not in ("auto", "memory", "disk"):
         raise PolicyError(f"unknown workspace {workspace!r}", key="workspace", fix="auto, memory or disk")
@@ -219,14 +219,14 @@ def _keeps(isolation: Isolation, policy: Policy) -> bool:
 
 
 def not_chosen(name: str) -> str:
-    """Return why "auto" takes a faster backend than this one where that keeps the policy."""
+    """Return why "auto" takes a faster backend than `name` where the faster backend keeps the policy."""
     if registry.BUILT_IN[name].isolation == "own-kernel":
         return "the policy asks for no kernel of its own, and this one starts more slowly"
     return "it shares the host's kernel too, and starts more slowly"
 
 
 def is_only_slower(name: str, why: str | None) -> bool:
-    """Return whether a backend that "auto" did not take was passed over for a faster one, and for nothing else."""
+    """Return whether "auto" passed over a backend only because another is faster."""
     return why is None or (name in registry.BUILT_IN and why == not_chosen(name))
 
 
@@ -234,7 +234,7 @@ def is_only_slower(name: str, why: str | None) -> bool:
 
 
 def find_image(image: str | Image, *, on_disk: bool = False) -> FoundImage:
-    """Return an image as it is on this host; a stored one is kept from being removed while this process may use it."""
+    """Return an image as found on this host. A stored image cannot be removed while this process may use it."""
     from ringfence.policy.image import Image as ImageValue
 
     if image == "host" and not on_disk:
@@ -268,25 +268,26 @@ def find_image(image: str | Image, *, on_disk: bool = False) -> FoundImage:
 
 
 class _Known:
-    """What this process has found out."""
+    """Facts that this process has found out."""
 
     def __init__(self) -> None:
-        self.refusal: UnsupportedError | None = None  # why the process backend builds nothing, once that was seen
-        self.host_image: FoundImage | None = None  # the usual one, checked once
+        self.refusal: UnsupportedError | None = None  # of the process backend, once a start has shown it
+        self.host_image: FoundImage | None = None  # the image "host" without options, checked once
 
 
 _known = _Known()
 
 
 def known_refusal() -> UnsupportedError | None:
-    """Return why the process backend builds nothing here, once a start has shown that."""
+    """Return why the process backend builds nothing here, once a start has shown it."""
     return _known.refusal
 
 
 def remember(refused: UnsupportedError, policy: Policy) -> None:
-    """Keep that the host refuses what every sandbox of the process backend needs.
+    """Remember a refusal that every sandbox of the process backend would meet.
 
-    What is the policy's is not kept, and a step that failed for no known reason may be its mounts' or programs'.
+    A refusal that is due to the policy is not remembered. Where the policy has mounts or programs, a step that failed
+    for no known reason may be due to them.
     """
     own = policy.mounts or policy.commands != "any"
     if refused.code in (_ALWAYS if own else (*_ALWAYS, "build")) and _known.refusal is None:

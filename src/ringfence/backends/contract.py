@@ -1,15 +1,15 @@
-"""The contract between Ringfence and a backend. Read this page to add one; docs/how-to/add-a-backend.md walks through.
+"""The contract between Ringfence and a backend: what a new backend implements.
 
-A backend is one object with a name that keeps four promises:
+A backend is one object with a name and four methods:
 
-    facts()   reads what this host can do             cheap, starts nothing, changes nothing
-    plan()    says how a policy would be kept         pure; raises UnsupportedError for what it cannot keep
-    launch()  makes a sandbox that has run nothing    the only one that starts something
-    doctor()  tries what launch() rests on            for a person who asks why it does not work
+    facts()   read what this host can do               cheap; starts nothing, changes nothing
+    plan()    return how a policy would be kept        pure; raises UnsupportedError for a policy it cannot keep
+    launch()  make a sandbox that has run nothing      the only method that starts something
+    doctor()  try every step that launch() needs       for a person who asks why it does not work
 
-What `launch` returns is a `Box`: a place with guestd inside, behind one byte channel. Running code, commands, files,
-terminals and sessions are written once, above it. So is the way to a network: a box whose policy has one hands over
-listening sockets or a channel, and the gateway is connected to it by whoever asked for the launch.
+`launch` returns a `Box`: a place with guestd inside, behind one byte channel. Running code, commands, files, terminals
+and sessions are written once, above the box, for all backends. So is the way to a network: a box whose policy has a
+network hands over listening sockets or a channel, and the caller of `launch` connects the gateway to them.
 
 A backend of another distribution is found by its entry point in the group `ringfence.backends`; an object that keeps
 this contract can be passed as it is: `Sandbox(backend=Mine())`. "auto" takes neither. `ringfence.backends.engine` holds
@@ -41,10 +41,10 @@ __all__ = ["Backend", "BackendReport", "Box", "Finding", "Outlet", "SessionMemor
 
 
 class Backend(Protocol):
-    """How sandboxes are isolated. Frozen; its options are fields of the object, such as `Container(engine="podman")`.
+    """How sandboxes are isolated. Frozen; options are fields of the object, such as `Container(engine="podman")`.
 
-    The plan and the facts are the backend's own: `launch` gets the very plan that its `plan` made, and `plan` the facts
-    that its `facts` returned. A plan is a `SandboxPlan`, or a subclass that says more.
+    The plan and the facts are the backend's own: `launch` gets the very plan that `plan` made, and `plan` gets the
+    facts that `facts` returned. A plan is a `SandboxPlan`, or a subclass with more fields.
     """
 
     @property
@@ -53,7 +53,7 @@ class Backend(Protocol):
 
     @property
     def isolation(self) -> Isolation:
-        """The wall between guest and host. A policy that asks for a stronger one is refused before `plan`."""
+        """The isolation between guest and host. A policy that asks for a stronger one is refused before `plan`."""
 
     def facts(self) -> Any:
         """Return what this host can do. Raises UnsupportedError where the backend cannot work at all."""
@@ -62,55 +62,58 @@ class Backend(Protocol):
         """Return what `launch` would do, without doing any of it.
 
         Raises UnsupportedError, with what is missing and how to get it, when the policy cannot be kept. Containment
-        never degrades; a limit may be held by a weaker mechanism unless `policy.strict`, and `enforcement` says so.
+        never degrades. A weaker mechanism may enforce a limit unless `policy.strict`, and `enforcement` says so.
         """
 
     def launch(self, plan: Any, *, controls: Controls = ...) -> Box:
         """Make a sandbox that follows the plan and has run nothing.
 
-        Raises UnsupportedError for a fact of this host: "auto" then takes another backend. Raises SandboxError for what
-        may pass, SandboxLostError where another attempt may do. Nothing is left behind then.
-        `controls` stands whole in production; only the attack suite leaves one out.
+        Raises UnsupportedError for a fact of this host: "auto" then takes another backend. Raises SandboxError for a
+        failure that may pass, SandboxLostError where another attempt may succeed. Nothing is left behind then.
+        `controls` is complete in production; only the attack suite leaves a control out.
         """
 
     def doctor(self) -> BackendReport:
-        """Try what a launch rests on, in a second or two, and report each part with its fix. Leaves nothing behind."""
+        """Try every step of a launch, in a second or two, and report each with its fix. Leaves nothing behind."""
 
 
 class Box(Protocol):
-    """One sandbox that has been started and has run nothing yet. guestd inside has reported that it is ready."""
+    """A started sandbox that has run nothing yet. guestd inside has reported that it is ready."""
 
     channel: socket.socket  # to guestd: the frames of ringfence.wire
-    listeners: list[int]  # with a network: guestd's listening sockets for the gateway; none: guestd relays
-    outlet: Outlet | None  # the gateway's side, set by whoever asked for the launch; None: no network
+    listeners: list[int]  # with a network: guestd's listening sockets for the gateway; without any, guestd relays
+    outlet: Outlet | None  # the gateway's side, set by the caller of `launch`; None: no network
     env: Mapping[str, str]  # variables of every process inside
     is_unprotected: bool  # everything inside was ended because a protected path was replaced on the host
 
     @property
     def backend(self) -> str:
-        """The name of the backend that made it."""
+        """The name of the backend that made this box."""
 
     @property
     def enforcement(self) -> Enforcement:
-        """What holds each promise now."""
+        """The mechanism that enforces each promise now."""
 
     @property
     def python(self) -> Mapping[str, object]:
-        """What a Python job needs besides its code: "executable", "sys_path" (None: its own), "fresh"."""
+        """The settings of a Python job: "executable", "sys_path" (None: the executable's default), "fresh"."""
 
     @property
     def generation(self) -> object:
-        """Sandboxes of the same generation have the same addresses, so that memory can be copied between them."""
+        """The object that boxes with the same memory addresses share. Memory can be copied between them."""
 
     @property
     def memory_bytes(self) -> int:
-        """The most that everything inside may hold, files in memory included. A memory image holds no more."""
+        """The limit of memory for everything inside, files in memory included. A memory image is no larger."""
 
     def owns(self, pid: int) -> bool:
-        """Return whether that process of the host's, which stands still, is one of this sandbox's."""
+        """Return whether a stopped process, by its number on the host, belongs to this sandbox."""
 
     def give_image(self, fd: int) -> None:
-        """Hand over memory for the next session that asks for some. Raises UnsupportedError where that cannot be."""
+        """Hand over a memory image for the next session that asks for one.
+
+        Raises UnsupportedError where memory cannot be copied.
+        """
 
     @property
     def can_freeze(self) -> bool:
@@ -120,10 +123,10 @@ class Box(Protocol):
         """Stop everything inside. Returns False where there is no freezer."""
 
     def thaw(self) -> None:
-        """Do what must be done before guestd hears that it is to go on. Does nothing to a box that runs."""
+        """Undo `freeze` as far as the host must, before guestd lets jobs go on. Does nothing to a box that runs."""
 
     def how_it_ended(self) -> str | None:
-        """Return what the backend knows of why the channel is gone without a word. May take a moment."""
+        """Return why the channel ended without a message, as far as the backend knows. May take a moment."""
 
     def usage(self) -> tuple[Usage, int]:
         """Return the use as measured from outside so far, and how often the memory limit killed a process."""
@@ -132,64 +135,67 @@ class Box(Protocol):
         """Kill everything inside at once, without waiting. Idempotent."""
 
     def close(self) -> None:
-        """Kill everything inside, and see to it that nothing is left. Does not wait for it. Idempotent."""
+        """Kill everything inside and begin to remove what is left. Does not wait for the end. Idempotent."""
 
     def wait_destroyed(self, timeout_s: float) -> bool:
         """Return, after `close`, whether nothing is left."""
 
     def findings(self) -> tuple[Denial, ...]:
-        """Return what a look at the host's side shows after the end: protected names, set-uid files."""
+        """Return the problems found on the host after the end: protected names, set-uid files."""
 
 
 class Outlet(Protocol):
-    """A sandbox's registration at the gateway, as its box knows it. Backends never make one."""
+    """A sandbox's registration at the gateway, as seen by its box. Only the gateway makes registrations."""
 
     env: Mapping[str, str]  # variables that belong to this sandbox alone: placeholders of secrets
-    defaults: Mapping[str, str]  # variables that image and policy may set otherwise: its trusted roots
-    files: Mapping[str, bytes]  # to be there before guest code, by their path inside: its trusted roots
+    defaults: Mapping[str, str]  # variables that image and policy may override: the trusted certificates
+    files: Mapping[str, bytes]  # files to write before guest code runs, by their path inside: trusted certificates
 
     def add_to(self, usage: Usage) -> Usage:
-        """Return the use with what went over the network so far."""
+        """Return the use together with the network traffic so far."""
 
     def mark(self) -> int:
-        """Return where the list of denials ends now."""
+        """Return the current end of the list of denials."""
 
     def denials(self, after: int) -> tuple[Denial, ...]:
-        """Return what was refused since that mark, equal denials as one with a count."""
+        """Return the denials since a mark. Equal denials are one with a count."""
 
     def requests(self, after: int) -> tuple[Request, ...]:
-        """Return the log without its first `after` lines."""
+        """Return the log of requests without the first `after` lines."""
 
     def summary(self) -> tuple[HostSummary, ...]:
         """Return the traffic by host."""
 
     def set(self, network: Network) -> None:
-        """Replace the rules; returns when they hold. PolicyError for what the sandbox was not built for."""
+        """Replace the rules; return when the new rules are in force.
+
+        Raises PolicyError for rules that the sandbox was not built for.
+        """
 
     def close(self) -> None:
-        """Cut every connection and answer no more. Does not wait. Idempotent."""
+        """Cut every connection and accept no more. Does not wait. Idempotent."""
 
     def wait_ended(self, within_s: float) -> bool:
-        """Return, after `close`, whether nothing of it is left."""
+        """Return, after `close`, whether every connection has ended."""
 
     def disown_descriptors(self) -> None:
-        """Close no descriptor again: the caller closed them, and their numbers may be others' by now."""
+        """Forget every descriptor without closing any: the caller did that, and may have reused the numbers."""
 
     def after_fork(self) -> None:
         """Close a forked child's copies of listeners and connections. Idempotent."""
 
 
 class SessionMemory(Protocol):
-    """The memory of one session at one moment, as the backend that took it keeps it."""
+    """The memory of a session at a moment, kept by the backend that took it."""
 
-    generation: object  # as of `Box`: it fits sandboxes of the same alone
+    generation: object  # as in `Box`: this memory fits sandboxes of the same generation alone
     fd: int
-    identity: tuple[str, int] | None  # how a process that maps it is known
-    had: frozenset[int]  # process numbers inside that a copy must not have: it would draw the same keys (K05)
+    identity: tuple[str, int] | None  # by which /proc/<pid>/maps shows that a process maps this memory
+    had: frozenset[int]  # process numbers inside that no copy must have: a copy would draw the same keys (K05)
 
     @property
     def size_bytes(self) -> int:
-        """How much memory it holds."""
+        """The size of the memory."""
 
     def close(self) -> None:
         """Give the memory back when no copy uses it any more."""
@@ -197,18 +203,18 @@ class SessionMemory(Protocol):
 
 @final
 class Finding(Struct):
-    """One thing that was tried. "weaker": a sandbox runs without it, and something is refused or held less well."""
+    """The outcome of one trial. "weaker": sandboxes run, and something is refused or enforced less well."""
 
     what: str
     state: Condition
     detail: str
     fix: str | None = None  # for a person: a command, or what to change in words
-    script: str | None = None  # the same for a root shell; None: not part of the script
+    script: str | None = None  # the fix for a root shell; None: not part of the script
 
 
 @final
 class BackendReport(Struct):
-    """One backend: whether it works here, and what that rests on."""
+    """The report of one backend: whether the backend works here, and the findings that decide this."""
 
     name: str
     works: bool
@@ -216,5 +222,5 @@ class BackendReport(Struct):
 
     @property
     def lines(self) -> list[tuple[str, Condition, str, str | None]]:
-        """(what, state, detail, fix) of each finding, in the order they were tried."""
+        """What, state, detail and fix of each finding, in the order of the trials."""
         return [(each.what, each.state, each.detail, each.fix) for each in self.findings]

@@ -1,7 +1,7 @@
 """Facts and plans for backends that show a guest files of this Linux host: process, container, gVisor.
 
-Plans of policies that name no host files are kept, so that the same policy gives the same plan object, and with it the
-same template and spares.
+Plans of policies that name no host files are kept: the same policy gives the same plan object, and with it the same
+template and spares.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MOST_PLANS = 64
 
 
 class _Kept:
-    """What this process has planned with."""
+    """Plans, views and facts that this process has made."""
 
     def __init__(self) -> None:
-        self.plans: dict[object, LinuxPlan] = {}  # by policy and what else decides them
-        self.last: tuple[tuple[object, ...], LinuxPlan] | None = None  # the last that was found, of the host's image
+        self.plans: dict[object, LinuxPlan] = {}  # by the policy and everything else that decides a plan
+        self.last: tuple[tuple[object, ...], LinuxPlan] | None = None  # the plan used last, of the image "host"
         self.views: dict[tuple[int, Root | None], View] = {}  # of policies without host files, by uid and image
         self.interpreter: Interpreter | None = None
         self.facts: tuple[tuple[Tree | None, int], HostFacts] | None = None
@@ -38,7 +38,7 @@ _kept = _Kept()
 
 
 def interpreter() -> Interpreter:
-    """Return what is known of the Python that runs this process. It is looked at once."""
+    """Return the description of the Python that runs this process. Made once."""
     if _kept.interpreter is None:
         from ringfence.plan.rootfs.interpreter import interpreter as found
 
@@ -64,10 +64,10 @@ def linux_facts() -> HostFacts:
 
 
 def linux_plan(policy: Policy, image: FoundImage, facts: HostFacts, *, fresh: bool = False) -> LinuxPlan:
-    """Return what the process backend would do to keep a policy; other backends change what they hold otherwise.
+    """Return what the process backend would do to keep a policy. Other backends adapt the plan to their mechanisms.
 
     Reads metadata of the host's files and changes nothing. `fresh`: Python code gets an interpreter of its own.
-    Raises PolicyError for a mount or command that cannot be shown, UnsupportedError for another machine.
+    Raises PolicyError for a mount or command that cannot be shown, UnsupportedError for another kind of machine.
     """
     key = (policy, image, fresh, os.geteuid(), facts)
     if _kept.last is not None and _is_same(_kept.last[0], key):
@@ -80,14 +80,14 @@ def linux_plan(policy: Policy, image: FoundImage, facts: HostFacts, *, fresh: bo
         if found.shared:
             while len(_kept.plans) >= _MOST_PLANS:
                 del _kept.plans[next(iter(_kept.plans))]
-            found = _kept.plans.setdefault(key, found)  # another thread's: one plan, one shelf of spares
+            found = _kept.plans.setdefault(key, found)  # another thread's plan wins: one shelf of spares
     if found.shared and image.root is None:
         _kept.last = (key, found)
     return found
 
 
 def _with_import_path(plan: LinuxPlan) -> LinuxPlan:
-    """Return the plan saying which folders of this process's `sys.path` the guest could write to (L12)."""
+    """Return the plan with a line for each folder of this process's `sys.path` that the guest can write to (L12)."""
     if not plan.writable:
         return plan
     from ringfence.host.import_path import IMPORTABLE, importable
@@ -97,12 +97,12 @@ def _with_import_path(plan: LinuxPlan) -> LinuxPlan:
 
 
 def _is_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """Return whether policy and image are the very same objects: no need to hash all that is in them."""
+    """Return whether two keys have the very same policy and image objects. Avoids hashing the objects."""
     return one[0] is other[0] and one[1] is other[1] and one[2:] == other[2:]
 
 
 def check_pause(policy: Policy, facts: HostFacts) -> None:
-    """Raise UnsupportedError where a cgroup of ours would have to pause the sandbox and none can."""
+    """Raise UnsupportedError where the policy pauses idle sandboxes and no cgroup of this host can."""
     if policy.limits.on_idle == "pause" and not facts.has_freezer:
         raise UnsupportedError(
             'on_idle = "pause" needs a cgroup with a freezer, and there is none here',
@@ -117,7 +117,7 @@ def plans_of_image(digest: str) -> list[LinuxPlan]:
 
 
 def forget_image(digest: str) -> None:
-    """Keep no plan and no view of a stored image."""
+    """Drop the kept plans and views of a stored image."""
     _kept.plans = {key: plan for key, plan in _kept.plans.items() if not _is_of(plan.image.root, digest)}
     _kept.views = {key: view for key, view in _kept.views.items() if not _is_of(key[1], digest)}
 
@@ -127,7 +127,7 @@ def _is_of(root: Root | None, digest: str) -> bool:
 
 
 def _view(policy: Policy, root: Root | None) -> View:
-    """Return what a guest sees. Shared by policies that name no host files."""
+    """Return the view of a guest. Policies that name no host files share one view."""
     if policy.mounts or policy.commands != "any":
         return _new_view(policy, root)
     key = (os.geteuid(), root)
@@ -151,9 +151,9 @@ def _new_view(policy: Policy, root: Root | None) -> View:
 
 
 def _own_directories(policy: Policy) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return directories of ours that no mount shows, and those of which a folder around them may be shown.
+    """Return our own directories in two groups: never shown, and never shown except by a folder around them.
 
-    Each by its name and by where links lead.
+    Each directory is given by its name and by its real path.
     """
     if not policy.mounts:
         return (), ()
@@ -161,7 +161,7 @@ def _own_directories(policy: Policy) -> tuple[tuple[str, ...], tuple[str, ...]]:
     from ringfence.images.store import PROTECTED, default_directory
 
     stored = disk_root()  # guestd for containers, snapshots with names (L19)
-    workspaces = f"{stored}/workspaces"  # a guest that could write there would write in others' sandboxes
+    workspaces = f"{stored}/workspaces"  # a guest that could write there would write into other sandboxes
     ours = [state_dir(), *([workspaces] if os.path.isdir(workspaces) else [])]
     images = default_directory()  # a guest that could write there would choose what later sandboxes run (L04)
     if os.path.isdir(images):

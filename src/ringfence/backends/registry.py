@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ringfence.backends.contract import Backend
     from ringfence.values import Isolation
 
-# Of entry points: `toy = "ringfence_toy:Toy"`, whose call without arguments makes the backend.
+# A group of entry points such as `toy = "ringfence_toy:Toy"`, whose call without arguments makes the backend.
 GROUP = "ringfence.backends"
 _ORDER = ("runtime", "shared-kernel", "own-kernel")  # isolation, from the weakest to the strongest
 _METHODS = ("facts", "plan", "launch", "doctor")
@@ -29,7 +29,7 @@ _MOST_SAID = 200
 
 @final
 class BuiltIn(Struct):
-    """A backend of our own: where its class is, and how it isolates where no option says otherwise."""
+    """A backend of our own: the place of its class, and the isolation without options."""
 
     module: str
     cls: str
@@ -55,7 +55,7 @@ def load_class(name: str) -> type[Backend]:
 
 
 def get(backend: str | Backend) -> Backend:
-    """Return the backend of that name, or the object itself when it keeps the contract.
+    """Return the backend with this name, or the given object when it keeps the contract.
 
     Raises PolicyError for anything else, UnsupportedError for a backend of another distribution that cannot be used.
     """
@@ -90,7 +90,7 @@ def misnamed() -> dict[str, UnsupportedError]:
 
 
 def is_as_strong(isolation: Isolation, wanted: Isolation) -> bool:
-    """Return whether a wall is no weaker than the wanted one."""
+    """Return whether an isolation is no weaker than the wanted isolation."""
     return _ORDER.index(isolation) >= _ORDER.index(wanted)
 
 

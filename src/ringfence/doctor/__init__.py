@@ -1,9 +1,8 @@
-"""What this host can enforce: every line tried, and the command that fixes what is missing."""
+"""An examination of what this host can enforce: every part is tried, with the command that fixes what is missing."""
 
 from __future__ import annotations
 
 from ringfence.backends.contract import BackendReport, Finding
-from ringfence.doctor.examination import examine
-from ringfence.doctor.report import Report
+from ringfence.doctor.examination import Report, examine
 
 __all__ = ["BackendReport", "Finding", "Report", "examine"]

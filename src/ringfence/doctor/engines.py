@@ -1,4 +1,4 @@
-"""Tries the backends whose wall is an engine's: what they rest on, versions with known escapes, and a whole run."""
+"""The examination of the backends with an engine: their programs, versions with known escapes, and a whole run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 from ringfence.backends.contract import BackendReport, Finding
 from ringfence.doctor import fixes
-from ringfence.doctor.report import with_passed_over
+from ringfence.doctor.examination import with_passed_over
 from ringfence.errors import RingfenceError, SandboxError, UnsupportedError
 from ringfence.values import Struct, final
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ringfence.values import BackendName
 
 
-# MERGED: Versions of engines and runtimes with a known way out of a container. Data, and one comparison.
-
-
 @final
 class Escape(Struct):
-    """`program` is open to it before version `fixed`, and from `since` on where a later line had a fix of its own."""
+    """A known way out of a container: `program` is vulnerable before version `fixed`.
+
+    A later line of versions with a fix of its own has an entry of its own, which begins at `since`.
+    """
 
     program: str
     fixed: tuple[int, ...]
@@ -53,13 +53,16 @@ ESCAPES = (
 
 
 def known(program: str, version: str) -> tuple[Escape, ...]:
-    """Those that this version is open to, by its number alone: distributions mend older ones under the same number."""
+    """Return the escapes that a version is vulnerable to, by its number alone.
+
+    Distributions also fix older versions without a new number.
+    """
     numbers = numbers_of(version)
     return tuple(each for each in ESCAPES if each.program == program and numbers and each.since <= numbers < each.fixed)
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """1.1.5+ds1 → (1, 1, 5). Empty when it starts with none."""
+    """Return the numbers that a version starts with: (1, 1, 5) for 1.1.5+ds1, () for a version without any."""
     found: list[int] = []
     for part in version.lstrip("v").split("."):
         digits = ""
@@ -75,10 +78,11 @@ def numbers_of(version: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-_MOST_SAID = 200
+_LONGEST_ERROR = 200
 
 
 def examine_container() -> BackendReport:
+    """Report this host's container engine, the known escapes of its version, and a run of a whole sandbox."""
     return with_passed_over(_container(), "docker", "podman")
 
 
@@ -104,15 +108,15 @@ def _missing(what: str, fix: str | None) -> Finding:
 
 
 def _versions(engine: Engine) -> list[Finding]:
-    """Of the engine and what it starts containers with, as it tells them."""
-    told = {engine.name: engine.version}
+    """Return findings on the versions of the engine and of the programs it starts containers with."""
+    versions = {engine.name: engine.version}
     for part in engine.api.version().get("Components") or ():
         name = str(part.get("Name", "")).lower()
         program = next((each for each in ("runc", "crun", "containerd") if each in name), None)
         if program is not None:
-            told[program] = _number(str(part.get("Version", "")))
+            versions[program] = _number(str(part.get("Version", "")))
     lines = []
-    for program, version in told.items():
+    for program, version in versions.items():
         found = known(program, version)
         for each in found:
             detail = f"{program} {version} has {each.cve} by its number ({each.how})"
@@ -123,11 +127,12 @@ def _versions(engine: Engine) -> list[Finding]:
 
 
 def _number(text: str) -> str:
-    """Podman tells "runc version 1.1.5 …" where Docker tells "1.1.5"."""
+    """Return the version in a text: Podman says "runc version 1.1.5 …" where Docker says "1.1.5"."""
     return next((word for word in text.replace(",", " ").split() if numbers_of(word)), text)[:40]
 
 
 def examine_gvisor() -> BackendReport:
+    """Report the runsc of this host: version, platform, and a run of a whole sandbox."""
     return with_passed_over(_gvisor(), "runsc")
 
 
@@ -158,9 +163,9 @@ def _run(backend: BackendName) -> Finding:
     begun = time.monotonic()
     try:
         with Sandbox(backend=backend) as box:
-            said = box.exec(["echo", "1"], timeout_s=20)
+            result = box.exec(["echo", "1"], timeout_s=20)
     except RingfenceError as error:
-        return Finding("a whole sandbox", "missing", str(error)[:_MOST_SAID], error.fix)
-    if said.stdout != "1\n":
-        return Finding("a whole sandbox", "missing", f"echo 1 ended as {said.status} ({said.reason})")
+        return Finding("a whole sandbox", "missing", str(error)[:_LONGEST_ERROR], error.fix)
+    if result.stdout != "1\n":
+        return Finding("a whole sandbox", "missing", f"echo 1 ended as {result.status} ({result.reason})")
     return Finding("a whole sandbox", "ok", f"echo 1 printed 1, {(time.monotonic() - begun) * 1000:.0f} ms")

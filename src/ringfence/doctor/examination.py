@@ -1,22 +1,56 @@
-"""Examine the backends, one after the other, and say which "auto" would take for a policy."""
+"""The examination of each backend in turn, and the choice that "auto" would make for a policy."""
 
 from __future__ import annotations
 
 from ringfence.backends import registry
 from ringfence.backends.auto import SHARED_KERNEL, is_only_slower, not_chosen, prepare
 from ringfence.backends.contract import BackendReport, Finding
-from ringfence.doctor.report import Report
 from ringfence.errors import SandboxError, UnsupportedError
-from ringfence.values import frozen_map, replace
+from ringfence.host import programs
+from ringfence.values import Struct, final, frozen_map, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ringfence.policy.model import Policy
+    from ringfence.values import Json
 
 _ASK = "ringfence doctor"
 _MOST_SAID = 200
+
+
+@final
+class Report(Struct):
+    """An examination as plain data: for a table, for JSON, and as a script of fixes."""
+
+    backends: tuple[BackendReport, ...]
+    auto: str | None  # the backend that "auto" would take for the policy; None: no backend keeps the policy
+    rejected: Mapping[str, str]  # backend → why "auto" does not take it
+
+    def fixes(self) -> list[str]:
+        """Return pieces of a POSIX shell script for root, each once. What no command can fix is a comment."""
+        found = [each.script for backend in self.backends for each in backend.findings if each.script is not None]
+        return list(dict.fromkeys(found))
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return the report for `--json`."""
+        backends: list[Json] = [_as_json(each) for each in self.backends]
+        return {"auto": self.auto, "rejected": dict(self.rejected), "backends": backends, "fixes": list(self.fixes())}
+
+
+def _as_json(backend: BackendReport) -> dict[str, Json]:
+    lines: list[Json] = [
+        {"what": each.what, "state": each.state, "detail": each.detail, "fix": each.fix} for each in backend.findings
+    ]
+    return {"name": backend.name, "works": backend.works, "lines": lines}
+
+
+def with_passed_over(report: BackendReport, *names: str) -> BackendReport:
+    """Return the report with the programs of these names that are found on this host and never run."""
+    found = [each for name in names for each in programs.passed_over(name)]
+    lines = [Finding("passed over", "ok", f"{each.path}: {each.why}") for each in found]
+    return replace(report, findings=(*report.findings, *lines))
 
 
 class _Examined(dict[str, "BackendReport"]):
@@ -104,7 +138,7 @@ def _refused(policy: Policy, name: str, rejected: dict[str, str]) -> dict[str, s
 
 
 def _choose(policy: Policy, examined: _Examined) -> tuple[str | None, dict[str, str]]:
-    """Return the backend that "auto" would take here, and why not each other."""
+    """Return the backend that "auto" would take here, and why it would take none of the other backends."""
     rejected: dict[str, str] = {}
     taken: str | None = None
     for name, backend in registry.BUILT_IN.items():
@@ -115,7 +149,7 @@ def _choose(policy: Policy, examined: _Examined) -> tuple[str | None, dict[str, 
         else:
             try:
                 prepare(name, "host", policy).plan()
-            except (UnsupportedError, SandboxError) as error:  # the second: of this moment, and so is this report
+            except (UnsupportedError, SandboxError) as error:  # even one that may pass: a report is of one moment
                 rejected[name] = str(error)
                 continue
             if examined[name].works:

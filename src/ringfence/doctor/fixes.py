@@ -1,6 +1,6 @@
-"""The commands that fix a host: for root to read and run. Nothing here is run by us.
+"""The commands that fix a host, for root to read and run. Ringfence runs no such command.
 
-Each is a piece of POSIX shell. What no command can do on this host is written as a comment.
+Each is a piece of POSIX shell. What no command can fix on this host is written as a comment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DROP_IN = "/etc/systemd/system/user@.service.d/delegate.conf"
 
 
 def for_cause(cause: Cause, launcher: str) -> tuple[str | None, str | None]:
-    """(for a person, for the script) of a refused step."""
+    """Return the fix of a refused step: for a person, and for the script."""
     if cause.fix == DOCTOR:
         if apparmor_restricts() or apparmor_profile() is not None:
             return f"{DOCTOR} | sudo sh   # an AppArmor profile for {launcher} alone", profile_for(launcher)
@@ -31,7 +31,10 @@ def for_cause(cause: Cause, launcher: str) -> tuple[str | None, str | None]:
 
 
 def profile_for(launcher: str) -> str:
-    """A profile for one file of ours. Never for python, which would free every script, and never the sysctl."""
+    """Return the commands that install an AppArmor profile for our launcher alone.
+
+    A profile for python would free every script from AppArmor's limit, and the sysctl would free every program.
+    """
     if not launcher.isprintable():
         return comment("install ringfence below a path without control characters, then ask doctor again")
     return (
@@ -47,37 +50,39 @@ def profile_for(launcher: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    """AppArmor's quoting: its globs and quotes lose their meaning behind a backslash."""
+    """Return a path in AppArmor's quotes. A backslash takes the meaning from globs and quotes."""
     escaped = "".join(f"\\{c}" if c in '\\"*?[]{}^@' else c for c in path)
     return f'"{escaped}"'
 
 
 def lasting_sysctl(setting: str) -> str:
-    """Now, and at every start. `setting` is `name=value`."""
+    """Return the commands that make a setting now and at every start. `setting` is `name=value`."""
     name = setting.partition("=")[0].rpartition(".")[2]
     return f"echo '{setting}' > /etc/sysctl.d/60-ringfence-{name}.conf\nsysctl -w {setting}"
 
 
 def delegate() -> str:
-    """systemd gives user managers memory and pids by default; this adds the rest."""
+    """Return the commands that delegate more controllers to user managers. By default they have memory and pids."""
     return (
         f"mkdir -p {os.path.dirname(_DROP_IN)}\n"
         f"printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > {_DROP_IN}\n"
         "systemctl daemon-reload\n"
-        "# then log out and in again: a running user manager keeps what it has"
+        "# then log out and in again: a running user manager keeps its controllers"
     )
 
 
 def linger(user: str) -> str:
+    """Return the command that starts the systemd user manager of `user` without a login."""
     return f"loginctl enable-linger {user}"
 
 
 def comment(text: str) -> str:
+    """Return the text as comments of a shell script."""
     return "\n".join(f"# {line}" for line in text.splitlines())
 
 
 def install(debian: str, fedora: str) -> str:
-    """The command that installs a package on this distribution."""
+    """Return the command that installs a package on this distribution."""
     family = distribution()
     if "fedora" in family or "rhel" in family:
         return f"sudo dnf install {fedora}"
@@ -87,7 +92,7 @@ def install(debian: str, fedora: str) -> str:
 
 
 def distribution() -> frozenset[str]:
-    """The names of this distribution and of those it is like: {"ubuntu", "debian"}."""
+    """Return the name of this distribution and the names of similar distributions: {"ubuntu", "debian"}."""
     for path in ("/etc/os-release", "/usr/lib/os-release"):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:

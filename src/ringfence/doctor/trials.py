@@ -1,7 +1,7 @@
-"""The trials themselves: each does to a child of its own what building a sandbox would do, and says how far it came.
+"""The trials: each does in a child process what building a sandbox would do, and reports how far it came.
 
-Run as a program by `trial`, after an exec of the launcher, by an interpreter without site-packages. One JSON line each.
-A trial leaves nothing behind: its namespaces and mounts end with its child.
+The script `trial` runs this program, after an exec of the launcher, by an interpreter without site-packages. Every
+trial prints one line of JSON and leaves nothing behind: its namespaces and mounts end with its child.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    import ringfence  # noqa: F401  # that one folder is asked for it, after Python's own, and for nothing else (L12)
+    import ringfence  # noqa: F401  # from this folder alone, which is no place to find anything else (L12)
 
     sys.path.pop()
 
@@ -40,7 +40,7 @@ def mount_point() -> str:
 
 
 def user_namespace() -> str:
-    """A namespace counts when a mount inside it worked: Ubuntu lets unshare succeed and denies the rest."""
+    """Make a namespace and mount inside it: Ubuntu lets unshare succeed and denies the rest."""
     _enter(k.CLONE_NEWNS)
     place = mount_point()
     k.mount("tmpfs", place, "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=64k")
@@ -48,11 +48,11 @@ def user_namespace() -> str:
     if os.geteuid() == 0 and _outside_uid() == 0:
         _map_a_guest()
         return "a tmpfs was mounted, and a user namespace took a sandbox's uid"
-    return "a tmpfs was mounted inside one and made read-only"
+    return "a tmpfs was mounted inside a user namespace and made read-only"
 
 
 def namespaces() -> str:
-    """All of them, one user namespace inside another as a sandbox and its template have it."""
+    """Make every kind of namespace, a user namespace inside another: a template's and a sandbox's."""
     if os.geteuid() != 0:
         _enter(k.CLONE_NEWNS)
     every = k.CLONE_NEWNS | k.CLONE_NEWUTS | k.CLONE_NEWIPC | k.CLONE_NEWNET | k.CLONE_NEWCGROUP
@@ -64,6 +64,7 @@ def namespaces() -> str:
 
 
 def fresh_proc() -> str:
+    """Mount a /proc of a new pid namespace."""
     _enter(k.CLONE_NEWNS)
     k.unshare(k.CLONE_NEWPID)
     _in_child(mounts.mount_proc)
@@ -71,6 +72,7 @@ def fresh_proc() -> str:
 
 
 def landlock() -> str:
+    """Restrict a process with Landlock as a guest is restricted."""
     abi = k.syscall(444, 0, 0, 1, what="landlock_create_ruleset")
     k.no_new_privileges()
     fence.restrict_with_landlock(abi, scopes=True, files=True)
@@ -78,6 +80,7 @@ def landlock() -> str:
 
 
 def seccomp() -> str:
+    """Install the guest's system call filter; check a permitted and a refused call."""
     from ringfence.plan.seccomp.compiler import guest_filter
 
     program = guest_filter()
@@ -92,7 +95,7 @@ def seccomp() -> str:
 
 
 def idmapped_mounts() -> str:
-    """For writable mounts as root: the caller's files appear as the guest's."""
+    """Make an idmapped mount, by which the caller's files appear as the guest's. Root needs it for writable mounts."""
     _enter(k.CLONE_NEWNS)
     tree = k.open_tree_clone("/var/tmp")
     pid, go = _waiting_child()
@@ -107,7 +110,7 @@ def idmapped_mounts() -> str:
 
 
 def overlay() -> str:
-    """For `copy` mounts: the host's files below, the sandbox's disk above."""
+    """Mount an overlay, as for `copy` mounts: the host's files below, the sandbox's disk above."""
     _enter(k.CLONE_NEWNS)
     place = mount_point()
     k.mount("tmpfs", place, "tmpfs", k.MS_NOSUID | k.MS_NODEV, "size=64k")
@@ -122,6 +125,7 @@ def overlay() -> str:
 
 
 def openat2() -> str:
+    """Open a path by openat2, which keeps the path below a root."""
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     fd = k.openat2(root, "../../etc", os.O_PATH, 0, k.RESOLVE_IN_ROOT | k.RESOLVE_NO_MAGICLINKS)
     os.close(fd)
@@ -129,6 +133,7 @@ def openat2() -> str:
 
 
 def pidfd() -> str:
+    """Signal a child by its pidfd and wait for the end."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
@@ -140,6 +145,7 @@ def pidfd() -> str:
 
 
 def memfd() -> str:
+    """Make a file in memory that can be sealed."""
     fd = os.memfd_create("ringfence-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.close(fd)
     return "made"
@@ -165,13 +171,13 @@ def _expect(true: bool, what: str) -> None:
 
 
 def _outside_uid() -> int:
-    """The uid that 0 is outside of this user namespace."""
+    """Return the uid outside of this user namespace that is 0 inside."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         return int(file.readline().split()[1])
 
 
 def _enter(flags: int, *, inside: int = 0) -> None:
-    """New namespaces as the backend makes them: as root without, else inside a user namespace of one uid."""
+    """Enter new namespaces as the backend does: directly as root, otherwise inside a user namespace of one uid."""
     uid, gid = os.geteuid(), os.getegid()
     as_root = uid == 0 and inside == 0
     k.unshare(flags if as_root else flags | k.CLONE_NEWUSER)
@@ -179,7 +185,7 @@ def _enter(flags: int, *, inside: int = 0) -> None:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{inside} {uid} 1")
         _write("/proc/self/gid_map", f"{inside} {gid} 1")
-    k.mount(None, "/", None, k.MS_REC | k.MS_PRIVATE)  # or root's mounts would show on the host
+    k.mount(None, "/", None, k.MS_REC | k.MS_PRIVATE)  # otherwise root's mounts would appear on the host
 
 
 def _write(path: str, text: str) -> None:
@@ -197,7 +203,7 @@ def _guest_uid() -> int:
 
 
 def _map_a_guest() -> None:
-    """Root gives a new user namespace one of the uids that sandboxes get."""
+    """Give a new user namespace one of the uids that root gives to sandboxes."""
     pid, go = _waiting_child()
     try:
         _write_maps(pid, f"1000 {_guest_uid()} 1")
@@ -207,8 +213,8 @@ def _map_a_guest() -> None:
 
 
 def _waiting_child() -> tuple[int, int]:
-    """A child in a new user namespace, and the descriptor whose closing ends it."""
-    made, said = os.pipe()
+    """Return a child in a new user namespace, and the descriptor that ends the child when it is closed."""
+    made, report = os.pipe()
     wait, go = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -216,12 +222,12 @@ def _waiting_child() -> tuple[int, int]:
         try:
             os.close(go)
             k.unshare(k.CLONE_NEWUSER)
-            os.write(said, b"x")
+            os.write(report, b"x")
             os.read(wait, 1)
             status = 0
         finally:
             os._exit(status)
-    os.close(said)
+    os.close(report)
     os.close(wait)
     ready = os.read(made, 1)
     os.close(made)
@@ -238,7 +244,7 @@ def _write_maps(pid: int, text: str) -> None:
 
 
 def _in_child(work: Callable[[], None]) -> None:
-    """Do it in a child, which is PID 1 of the pid namespace this process has made, and pass its failure on."""
+    """Call `work` in a child, which is PID 1 of this process's new pid namespace. Raises the child's OSError."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -250,15 +256,15 @@ def _in_child(work: Callable[[], None]) -> None:
             os._exit(0)
     os.close(write_end)
     with open(read_end, "rb") as pipe:
-        said = pipe.read()
+        failure = pipe.read()
     os.waitpid(pid, 0)
-    if said:
-        number, text = json.loads(said)
+    if failure:
+        number, text = json.loads(failure)
         raise OSError(number, text) if number is not None else OSError(text)
 
 
 def attempt(work: Callable[[], str], timeout_s: float = _TRIAL_S) -> dict[str, object]:
-    """One trial in a child of its own, with a deadline: {"ok", "detail", "errno"}."""
+    """Run one trial in a child, with a deadline. Returns {"ok", "detail", "errno"}."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -266,19 +272,20 @@ def attempt(work: Callable[[], str], timeout_s: float = _TRIAL_S) -> dict[str, o
         _answer(work, write_end)
     os.close(write_end)
     deadline = time.monotonic() + timeout_s
-    said, late = b"", False
+    report = b""
+    late = False
     while (left := deadline - time.monotonic()) > 0 and select.select([read_end], [], [], left)[0]:
         part = os.read(read_end, 4096)
         if not part:
             break
-        said += part
+        report += part
     else:
         late = True
         os.kill(pid, signal.SIGKILL)
     os.close(read_end)
     _, status = os.waitpid(pid, 0)
-    if said:
-        answer: dict[str, object] = json.loads(said)
+    if report:
+        answer: dict[str, object] = json.loads(report)
         return answer
     ended = f"the trial ended with status {os.waitstatus_to_exitcode(status)}"
     return {"ok": False, "detail": f"no answer in {timeout_s:g} s" if late else ended, "errno": None}

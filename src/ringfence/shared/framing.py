@@ -71,5 +71,7 @@ class Reader:
 OURS = 2
 # What the spawner may start beyond the guest's limit, so that a guest at its limit can still be served (F07).
 RESERVE = 5
+# Variables of guestd's own environment in a container: the path of its socket, and the key that it sends there first.
+DOOR, KEY = "RINGFENCE_DOOR", "RINGFENCE_KEY"
 # A sandbox nobody has asked anything for so long is a spare: it may do ahead what a run will need.
 QUIET_S = 0.005

@@ -7,6 +7,24 @@ import os
 _LONGEST = 4096  # of a line about one process
 _PIECE = 1 << 16
 _ESCAPED = " \t\n#\\"  # what the kernel writes as a backslash and three octal digits; the backslash itself comes last
+# What a guest may see of /proc besides its own processes. An allow-list: a new entry of a newer kernel is masked (B15).
+PROC_SHOWN = frozenset(
+    [
+        "self",
+        "thread-self",
+        "cpuinfo",
+        "filesystems",
+        "loadavg",
+        "meminfo",
+        "mounts",
+        "net",
+        "stat",
+        "sys",
+        "sysvipc",
+        "uptime",
+        "version",
+    ]
+)
 
 
 class Process:

@@ -101,7 +101,7 @@ def test_a_strict_policy_that_no_cgroup_of_this_user_holds_is_kept_by_a_containe
     if said["plan"][0] == "process":
         pytest.skip("this user has a cgroup of its own")
     assert said["run"] == ["container", "user\n", "42\n"]
-    assert "the policy is strict, and a weaker mechanism would hold" in said["plan"][1]["process"]
+    assert "the policy is strict, and a weaker mechanism would enforce" in said["plan"][1]["process"]
     assert said["doctor"] == said["plan"]
 
 

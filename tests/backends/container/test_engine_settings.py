@@ -58,7 +58,7 @@ def test_a_folder_of_the_host_that_an_engine_shows_in_every_container_is_refused
 def test_a_device_that_an_engine_gives_to_every_container_is_refused(podman: Start) -> None:
     backend = podman('devices = ["/dev/full:/dev/more:rwm"]')
     with (
-        pytest.raises(UnsupportedError, match="otherwise than it was asked to: it has Devices"),
+        pytest.raises(UnsupportedError, match="did not make the container as it was asked to: it has Devices"),
         Sandbox(backend=backend),
     ):
         pass
@@ -99,7 +99,7 @@ def test_a_limit_that_an_engine_cannot_hold_is_not_claimed(unlimited: Container)
         assert box.exec(["sh", "-c", "ulimit -d"]).stdout.strip() == str(256 << 10)
     assert (held.memory.mechanism, held.memory.level) == ("RLIMIT_DATA", "weaker")
     assert held.processes.mechanism.endswith(": RLIMIT_NPROC")
-    with pytest.raises(UnsupportedError, match="a weaker mechanism would hold"):
+    with pytest.raises(UnsupportedError, match="a weaker mechanism would enforce"):
         Sandbox(backend=unlimited, policy=Policy(strict=True)).plan()
 
 

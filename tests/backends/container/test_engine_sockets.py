@@ -116,7 +116,7 @@ def test_a_writable_mount_that_mapped_users_could_not_write_to_is_refused(
     tmp_path.chmod(0o755)
     assert Sandbox(backend=contained, policy=policy).plan().backend == "container"
     monkeypatch.setattr(clients, "look", lambda *_: replace(found, mapped=True))
-    with pytest.raises(UnsupportedError, match="are nobody's on the host, and cannot write to") as caught:
+    with pytest.raises(UnsupportedError, match="have no rights on the host, and cannot write to") as caught:
         Sandbox(backend=contained, policy=policy).plan()
     assert caught.value.code == "mounts"
     tmp_path.chmod(0o777)

@@ -179,7 +179,7 @@ def test_a_name_in_an_image_that_podman_would_read_as_options_is_refused_there(
     images.import_image("odd", root)
     box = Sandbox(backend=contained, image="odd")
     if contained.engine == "podman":
-        with pytest.raises(UnsupportedError, match="Podman cannot be told to show") as caught:
+        with pytest.raises(UnsupportedError, match="Podman cannot show") as caught:
             box.start()
         assert caught.value.code == "mounts"
     else:

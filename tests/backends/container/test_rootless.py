@@ -75,7 +75,7 @@ def test_limits_that_no_cgroup_holds_are_said_to_be_weaker_and_refused_by_a_stri
     assert said["memory"] == ["RLIMIT_DATA", "weaker"]
     assert said["weaker"] == ["cpu", "memory", "disk"]
     assert (said["limit"], said["peak"]) == (str(512 << 10), None)
-    assert "a weaker mechanism would hold" in said["strict"]
+    assert "a weaker mechanism would enforce" in said["strict"]
 
 
 def test_the_service_that_we_started_ends_with_us(said: dict[str, Any], places: dict[str, str]) -> None:

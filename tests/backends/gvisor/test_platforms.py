@@ -74,3 +74,13 @@ def test_two_threads_that_write_the_note_at_once_do_not_take_each_others(
     monkeypatch.setattr(os, "rename", other_first)
     runsc._remember(str(found), "fake-1", {"ptrace": None})
     assert len(set(seen)) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's runsc changes owners")
+def test_a_probe_of_the_real_runsc_leaves_the_hosts_null_device_as_it_is() -> None:
+    """runsc gives its standard streams to the user inside."""
+    before = os.stat(os.devnull)
+    path = runsc.installed().path
+    assert runsc._probe(path, "ptrace") is None
+    after = os.stat(os.devnull)
+    assert (after.st_uid, after.st_gid, after.st_ctime_ns) == (before.st_uid, before.st_gid, before.st_ctime_ns)

@@ -1,1 +1,1 @@
-"""Docker or Podman through the Engine API, hardened by default."""
+"""The container backend: Docker or Podman through the Engine API, hardened by default."""

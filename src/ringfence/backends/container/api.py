@@ -1,4 +1,4 @@
-"""Finds a container engine on this host and talks to it. Nothing here makes a sandbox."""
+"""Finds a container engine on this host, describes it and starts Podman's service. Nothing here makes a sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 
 from ringfence.errors import Missing, PolicyError, SandboxLostError, UnsupportedError
-from ringfence.host import import_path, lifecycle, programs
+from ringfence.host import import_path, lifecycle
 from ringfence.values import Struct, final
 
 TYPE_CHECKING = False
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 CONTROLLERS = ("cpu", "memory", "pids")
-_HELD = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}  # as an engine tells that it can
+_REPORTED_AS = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}  # in an engine's description
 _CGROUPS = "/sys/fs/cgroup/user.slice"
 _TIMEOUT_S = 60
 _SERVICE_S = 10.0
 _IDLE_S = 60  # without a request
-_SETTINGS = ("CONTAINERS_*", "XDG_*", "STORAGE_DRIVER", "DBUS_SESSION_BUS_ADDRESS")  # where Podman has its things
-_GONE_S = 2.0  # until one that was killed has ended
+_SETTINGS = ("CONTAINERS_*", "XDG_*", "STORAGE_DRIVER", "DBUS_SESSION_BUS_ADDRESS")  # variables that Podman needs
+_GONE_S = 2.0  # until a killed service has ended
 _AGAIN_S = 60.0  # until a service that did not start is tried again
+_HOLDERS = (b"catatonit\n", b"podman pause\n")  # the second where the first is not installed
 
 
 class Service(Struct):
-    """Podman's, which we started."""
+    """Podman's service, started by this process."""
 
     process: subprocess.Popen[bytes]
     socket: str
@@ -39,7 +40,7 @@ class Service(Struct):
 
 @final
 class Engine(Struct):
-    """One that answered."""
+    """A container engine that answered."""
 
     name: str  # docker or podman
     socket: str
@@ -47,24 +48,25 @@ class Engine(Struct):
     api: Any  # docker.APIClient: the package has no types
     rootless: bool
     mapped: bool  # its containers have a user namespace, of 65536 users
-    runtime: str  # that it starts containers with when none is named
-    runtimes: tuple[str, ...]  # that can be named
-    cpus: int  # that it has
-    limits: tuple[str, ...]  # controllers by which it limits a container as a whole
-    counts_swap: bool  # within the limit of memory
+    runtime: str  # the OCI runtime of a container for which none is named
+    runtimes: tuple[str, ...]  # the runtimes that can be named
+    cpus: int
+    limits: tuple[str, ...]  # controllers by which the engine limits a container as a whole
+    counts_swap: bool  # the limit of memory includes swap
 
 
 _lock = threading.Lock()
 _found: dict[tuple[str | None, str | None], Engine] = {}
-_service: list[Service] = []  # Podman's that we started: one for this process, whatever is asked for
-_failures: list[tuple[float, str]] = []  # when it did not start the last time, and what it said
+_service: list[Service] = []  # Podman's service that we started: at most one for this process
+_failures: list[tuple[float, str]] = []  # when the service last failed to start, and why
 
 
 def find(name: str | None = None, socket: str | None = None, *, start: bool = True) -> Engine:
-    """Raises UnsupportedError, with what is missing and how to get it; SandboxLostError for one that does not answer in
-    time. The answer is kept.
+    """Return the engine to use. The answer is kept.
 
-    `start`: Podman's service may be started, when nothing answers. PolicyError for what names no engine.
+    `start`: Podman's service may be started when no engine answers.
+    Raises UnsupportedError, with what is missing and how to get it; SandboxLostError for an engine that does not answer
+    in time; PolicyError for an unknown `name`.
     """
     if name not in (None, "docker", "podman"):
         raise PolicyError(f"unknown container engine {name!r}", key="backend", fix="docker or podman")
@@ -80,13 +82,15 @@ def find(name: str | None = None, socket: str | None = None, *, start: bool = Tr
 
 
 def look(name: str | None = None, socket: str | None = None) -> Engine | None:
-    """Return the engine that answers. Starts nothing; None: Podman's service can be started.
+    """Return the engine that answers, or None where Podman's service can be started. Starts nothing.
 
     Raises as `find` does.
     """
     try:
         return find(name, socket, start=False)
     except UnsupportedError as error:
+        from ringfence.host import programs
+
         podman = programs.look_up("podman").path is not None
         given = socket is not None or os.environ.get("DOCKER_HOST")
         if error.code != "engine-missing" or not podman or given or name == "docker":
@@ -95,16 +99,16 @@ def look(name: str | None = None, socket: str | None = None) -> Engine | None:
 
 
 def _has_ended(engine: Engine) -> bool:
-    """Whether it was a service of ours. One that was killed may still be ending: it listens no more."""
-    return any(one.socket == engine.socket and not _listens(one) for one in _service)
+    """Return whether the engine was our own Podman service and listens no more. Its process may still be ending."""
+    return any(each.socket == engine.socket and not _listens(each) for each in _service)
 
 
 def was_killed(engine: Engine) -> bool:
-    """Whether it was a service of ours, which has ended by now: another can be started."""
-    for one in _service:
-        if one.socket == engine.socket:
+    """Return whether the engine was our own Podman service and has ended, so that another can be started."""
+    for each in _service:
+        if each.socket == engine.socket:
             try:
-                one.process.wait(_GONE_S)
+                each.process.wait(_GONE_S)
             except subprocess.TimeoutExpired:
                 return False
             return True
@@ -122,12 +126,12 @@ def _listens(service: Service) -> bool:
         except (ConnectionError, FileNotFoundError):
             return False
         except OSError:
-            return True  # as one that has many waiting
+            return True  # such as a service with a full queue of connections
     return True
 
 
 def _forget_all() -> None:
-    """In a forked child: the parent's connections and services are not ours. Closing them would take locks (D17)."""
+    """Drop the parent's engines and service in a forked child. Closing the connections would take locks (D17)."""
     global _lock
     _lock = threading.Lock()
     _found.clear()
@@ -135,7 +139,7 @@ def _forget_all() -> None:
 
 
 def forget(engine: Engine) -> None:
-    """After it was lost: look again the next time."""
+    """Close the connection to a lost engine, so that the next `find` looks again."""
     with _lock:
         for key in [key for key, found in _found.items() if found is engine]:
             del _found[key]
@@ -143,7 +147,7 @@ def forget(engine: Engine) -> None:
 
 
 def check_runtime(engine: Engine, runtime: str | None) -> None:
-    """Raises UnsupportedError for one that this engine cannot be asked for."""
+    """Raise UnsupportedError for a runtime that this engine cannot use for one container."""
     if runtime is None or runtime in engine.runtimes:
         return
     if engine.name == "podman":
@@ -171,7 +175,7 @@ def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
         try:
             found = _connect(path)
         except SandboxLostError as error:
-            late = error  # another may do; else that is the answer, for it may be otherwise the next time
+            late = error  # raised only where no other engine answers: this engine may answer the next time
             continue
         except _NoAnswerError as error:
             problems.append(Missing("container", f"an engine that answers at {path} ({error})", f"start {kind}"))
@@ -180,6 +184,8 @@ def _find(name: str | None, socket: str | None, *, start: bool) -> Engine:
             return found
         found.api.close()
         problems.append(Missing("container", f"{name} at {path}: {found.name} answers there", f'engine="{found.name}"'))
+    from ringfence.host import programs  # only where no engine answers
+
     podman = programs.look_up("podman")
     if name in (None, "podman") and given is None and start and podman.path is not None:
         started = _own_service(podman.path)
@@ -200,7 +206,7 @@ def _no_permission(kind: str, path: str) -> Missing:
 
 
 def _candidates(name: str | None, given: str | None) -> list[tuple[str, str]]:
-    """Engine and path of its socket. One that was named, here or by DOCKER_HOST, is the only one."""
+    """Return the engines to try, with their sockets: only the engine that the caller or DOCKER_HOST names, if any."""
     if given is not None:
         scheme, remote, _ = given.partition("://")
         if remote and scheme != "unix":
@@ -219,7 +225,10 @@ def _candidates(name: str | None, given: str | None) -> list[tuple[str, str]]:
 
 
 def _is_mine(path: str) -> bool:
-    """Root that came by `su` may have another user's there, whose engine would see and answer all that root runs."""
+    """Return whether this user owns the runtime directory.
+
+    Root by `su` may have another user's directory, whose engine would see and answer everything that root runs.
+    """
     try:
         return os.stat(path).st_uid == os.geteuid()
     except OSError:
@@ -245,35 +254,37 @@ def _connect(path: str) -> Engine:
             text = f"the engine at {path} listens, and did not answer within {_TIMEOUT_S} s"
             raise SandboxLostError(text, code="engine", fix="try again when it is less busy") from None
         said = str(error)
-    except (AttributeError, KeyError, TypeError, ValueError):  # what a proxy before it, or another program, made of it
+    except (AttributeError, KeyError, TypeError, ValueError):  # a proxy, or another program
         said = "its answers are not an engine's"
     if api is not None:
         api.close()
     raise _NoAnswerError(said[:200])
 
 
-def _described(path: str, api: Any, version: Any, told: Any) -> Engine:
+def _described(path: str, api: Any, version: Any, info: Any) -> Engine:
+    """Return the engine behind `api`, from its answers to `version` and `info`."""
     parts = " ".join(str(part.get("Name", "")) for part in version.get("Components", ()))
     name = "podman" if "podman" in parts.lower() else "docker"
-    options = [str(option) for option in told.get("SecurityOptions") or ()]
-    rootless = bool(told.get("Rootless")) or any(option.startswith("name=rootless") for option in options)
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    rootless = bool(info.get("Rootless")) or any(option.startswith("name=rootless") for option in options)
     mapped = rootless or any(option.startswith("name=userns") for option in options)
-    runtime = str(told.get("DefaultRuntime") or "runc")
-    known = () if name == "podman" else tuple(sorted(told.get("Runtimes") or ()))  # Podman's API takes none
+    runtime = str(info.get("DefaultRuntime") or "runc")
+    known = () if name == "podman" else tuple(sorted(info.get("Runtimes") or ()))  # Podman's API takes none
     number = str(version.get("Version", "unknown"))
-    held = _controllers(told, rootless)
-    swap = bool(told.get("SwapLimit"))
-    return Engine(name, path, number, api, rootless, mapped, runtime, known, int(told["NCPU"]), held, swap)
+    limits = _controllers(info, rootless)
+    swap = bool(info.get("SwapLimit"))
+    return Engine(name, path, number, api, rootless, mapped, runtime, known, int(info["NCPU"]), limits, swap)
 
 
-def _controllers(told: Any, rootless: bool) -> tuple[str, ...]:
-    """Without root an engine has what systemd delegates to its user, and nothing by the first version of cgroups.
+def _controllers(info: Any, rootless: bool) -> tuple[str, ...]:
+    """Return the controllers by which an engine can limit a container.
 
-    With root it has what its host has, and a limit that it cannot set it leaves out with a warning.
+    A rootless engine has the controllers that systemd delegates to its user, and none on cgroup v1. An engine of root
+    has its host's, and leaves out a limit that it cannot set, with a warning.
     """
     if not rootless:
-        return tuple(name for name in CONTROLLERS if told.get(_HELD[name]))
-    if str(told.get("CgroupVersion")) != "2":
+        return tuple(name for name in CONTROLLERS if info.get(_REPORTED_AS[name]))
+    if str(info.get("CgroupVersion")) != "2":
         return ()
     user = os.geteuid()
     try:
@@ -285,7 +296,8 @@ def _controllers(told: Any, rootless: bool) -> tuple[str, ...]:
 
 
 def _package() -> Any:
-    import_path.guard()  # it looks for packages of its own that may be missing (L12)
+    """Return the Engine SDK, the package `docker`. Raises UnsupportedError where it is not installed."""
+    import_path.guard()  # the SDK tries to import packages that may be missing (L12)
     try:
         import docker
         import docker.errors
@@ -300,19 +312,20 @@ def _package() -> Any:
 
 
 def _own_service(podman: str) -> Engine | str:
-    """Podman has no daemon: its service is started by us, once for this process, and ends with us.
+    """Return Podman's service, started once for this process, or say why there is none.
 
-    Or why there is none. One that did not start is not started again by each sandbox that is asked for.
+    Podman has no daemon; our service ends with this process. A service that failed to start is not tried again by every
+    sandbox.
     """
-    _package()  # before anything is started for it
-    for one in _service:
-        if one.process.poll() is None:
+    _package()  # raises before anything is started
+    for each in _service:
+        if each.process.poll() is None:
             try:
-                return _connect(one.socket)
+                return _connect(each.socket)
             except _NoAnswerError as error:
                 try:
-                    one.process.wait(_GONE_S)
-                except subprocess.TimeoutExpired:  # others' sandboxes may be its
+                    each.process.wait(_GONE_S)
+                except subprocess.TimeoutExpired:  # sandboxes of other threads may run in it
                     return f"the one that was started does not answer ({error})"
     if _failures and time.monotonic() < _failures[-1][0] + _AGAIN_S:
         return _failures[-1][1]
@@ -337,7 +350,7 @@ def _start_service(podman: str) -> Engine | str:
             try:
                 return _connect(socket)
             except _NoAnswerError:
-                pass  # it listens before it answers
+                pass  # the service listens before it answers
         time.sleep(0.05)
     status = process.poll()
     _end(process, folder, os.getpid())
@@ -345,8 +358,13 @@ def _start_service(podman: str) -> Engine | str:
 
 
 def _begin(command: list[str], folder: str) -> subprocess.Popen[bytes] | OSError:
-    """Start it from a thread that lasts as long as this process: with that thread the kernel ends the service too,
-    however we end. A descriptor that it waited on would be held open by the caller's forks."""
+    """Start a service that ends when this process does, however it ends.
+
+    A thread that lasts as long as this process starts the service: the kernel ends the service with that thread. Forks
+    of the caller would hold open a descriptor that the service could wait on instead.
+    """
+    from ringfence.host import programs
+
     begun: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
     def keep() -> None:
@@ -356,8 +374,8 @@ def _begin(command: list[str], folder: str) -> subprocess.Popen[bytes] | OSError
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**programs.environment(command[0], *_SETTINGS), "TMPDIR": folder},  # it leaves files there
-                cwd=folder,  # where its monitors leave an "oom"
+                env={**programs.environment(command[0], *_SETTINGS), "TMPDIR": folder},  # files are left there
+                cwd=folder,  # and here an "oom" from each of Podman's monitors
                 start_new_session=True,
             )
         except OSError as error:
@@ -371,7 +389,7 @@ def _begin(command: list[str], folder: str) -> subprocess.Popen[bytes] | OSError
 
 
 def _own_folder() -> str:
-    """For the service's socket and files. What libraries that are gone left is removed; their services end by then."""
+    """Return the folder for the service's socket and files, and remove the folders of processes that are gone."""
     from ringfence.host import process_id, state
 
     root = state.disk_directory("podman")
@@ -385,9 +403,9 @@ def _own_folder() -> str:
 
 def _end(service: subprocess.Popen[bytes], folder: str, owner: int) -> None:
     if os.getpid() != owner:
-        return  # a fork of its owner
+        return  # in a fork of the owner
     if service.poll() is None:
-        os.killpg(service.pid, signal.SIGTERM)  # without root it is two processes
+        os.killpg(service.pid, signal.SIGTERM)  # the group: a rootless service is two processes
         try:
             service.wait(5)
         except subprocess.TimeoutExpired:
@@ -397,13 +415,11 @@ def _end(service: subprocess.Popen[bytes], folder: str, owner: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-_HOLDERS = (b"catatonit\n", b"podman pause\n")  # the second where the first is not installed
-
-
 def _end_holders(root: str, is_over: Callable[[str], bool]) -> None:
-    """Without root, and without a runtime directory of the user's, Podman leaves a process for each service of ours.
+    """Kill the processes that rootless Podman leaves behind for our services whose folders `is_over` accepts by name.
 
-    It is known by the runtime directory that it was given, below `root`: Podman's own note of it is not always written.
+    Podman leaves a process for each service where the user has no runtime directory. The process is recognized by the
+    runtime directory that it was given, below `root`: Podman's own note of its number is not always written.
     """
     if os.geteuid() == 0:
         return

@@ -1,4 +1,4 @@
-"""The container backend: Docker or Podman runs an image with the plan's skeleton, hardened, guestd as PID 1."""
+"""The container backend: Docker or Podman runs an image with the plan's skeleton, hardened, with guestd as PID 1."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import contextlib
 import os
 import time
 
-from ringfence.backends.container import api, channel, config, sweep, tmpfs
-from ringfence.backends.container.container import ContainerWall
-from ringfence.backends.container.network import RESOLVER, Egress
+from ringfence.backends.container import api, channel, config, sweep
+from ringfence.backends.container.container import ContainerWall, give_address
 from ringfence.backends.engine import guestd_bundle, mount_identity
 from ringfence.backends.engine.backend import (
     engine_plan,
     guarded,
-    held,
     network_control,
     own_kernel_fence,
     shared_kernel_fence,
+    with_enforcement,
 )
 from ringfence.backends.engine.box import EngineBox
 from ringfence.backends.engine.rootfs import BoxBind, skeleton
@@ -45,15 +44,15 @@ if TYPE_CHECKING:
 
 _START_S = 60.0
 _END_S = 20.0
-_SAID = 400  # of what an engine says
+_LONGEST_ERROR = 400  # characters of an engine's own words
 
 
 @final
 class ContainerFacts(Struct):
-    """What the container backend found out about this host."""
+    """The facts of this host that the container backend plans with."""
 
     host: HostFacts
-    engine: Engine | None  # None: none listens, and Podman's service can be started by a launch
+    engine: Engine | None  # None: no engine listens, and a launch can start Podman's service
 
 
 @final
@@ -79,12 +78,13 @@ class Container(Struct):
     def plan(self, policy: Policy, image: FoundImage, facts: ContainerFacts) -> LinuxPlan:
         """Return what a launch would do. Raises PolicyError or UnsupportedError for what cannot be kept here.
 
-        Before Podman's service was started, what it can hold is not known: the launch checks that, and the box says it.
+        What Podman can enforce is not known before its service was started: the launch checks that, and the box's
+        `enforcement` says so.
         """
         plan = engine_plan(self.name, policy, image, facts.host)
         if facts.engine is None:
-            return replace(plan, enforcement=_held_by_engine("podman, not started yet", None, plan))
-        return held(self.name, plan, self._enforcement(plan, facts.engine))
+            return replace(plan, enforcement=_enforced_by_engine("podman, not started yet", None, plan))
+        return with_enforcement(self.name, plan, self._enforcement(plan, facts.engine))
 
     def launch(self, plan: LinuxPlan, *, controls: Controls = ALL_ON) -> EngineBox:
         """Start a sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
@@ -93,7 +93,7 @@ class Container(Struct):
         return guarded(made, lambda: self._launch(made, controls), starts_python_anew=anew)
 
     def doctor(self) -> BackendReport:
-        """Look for an engine, for known ways out of what it runs, and run something in it. About a second."""
+        """Look for an engine and for known escapes from its programs, and run a sandbox. Takes about a second."""
         from ringfence.doctor.engines import examine_container
 
         return examine_container()
@@ -101,7 +101,7 @@ class Container(Struct):
     def _launch(self, plan: LinuxPlan, controls: Controls) -> EngineBox:
         for last in (False, True):
             found = api.find(self.engine, self.socket)
-            made = held(self.name, plan, self._enforcement(plan, found))
+            made = with_enforcement(self.name, plan, self._enforcement(plan, found))
             try:
                 return _launch(found, self.runtime, made, controls)
             except SandboxLostError:
@@ -114,39 +114,39 @@ class Container(Struct):
         _check_socket(plan.policy, found.socket)
         _check_writable(plan, found)
         by = f"{found.name} {found.version}" + (f" with {self.runtime}" if self.runtime else "")
-        enforcement = _held_by_engine(by, found, plan)
+        enforcement = _enforced_by_engine(by, found, plan)
         runtime = self.runtime or found.runtime
         if channel.leads_into(runtime):
             return enforcement
-        return _as_own_kernel_holds(enforcement, by, is_own=channel.has_own_kernel(runtime))
+        return _enforced_with_own_kernel(enforcement, by, is_own=channel.has_own_kernel(runtime))
 
 
 def _check_socket(policy: Policy, socket: str) -> None:
-    """Refuse to show the engine's own socket, even as `credentials`: it makes its user root here (M09)."""
+    """Refuse to show the engine's own socket, even as `credentials`: a process that uses it is root here (M09)."""
     path = os.path.realpath(socket)
     for index, mount in enumerate(policy.mounts):
         source = os.path.realpath(mount.source)
         if within(path, source):
             raise PolicyError(
-                f"mounts[{index}] shows the container engine's socket {path}: who speaks with it is root here",
+                f"mounts[{index}] shows the container engine's socket {path}: a process that uses it is root here",
                 key=f"mounts[{index}]",
-                fix="mount a folder that does not hold it",
+                fix="mount a folder that does not hold the socket",
             )
 
 
 def _check_writable(plan: LinuxPlan, found: Engine) -> None:
-    """Refuse writable mounts that mapped users cannot write to: what is not open to all is another user's for them."""
+    """Refuse writable mounts that mapped users cannot write to: for them every host file is another user's."""
     closed = [path for path in plan.writable if not os.stat(path).st_mode & 0o002] if found.mapped else []
     if closed:
         raise UnsupportedError(
-            f"users in containers of this {found.name} are nobody's on the host, and cannot write to {closed[0]}",
+            f"users in containers of this {found.name} have no rights on the host, and cannot write to {closed[0]}",
             code="mounts",
             missing=[Missing("container", "users that are not mapped, for a writable mount", 'backend="process"')],
         )
 
 
-def _held_by_engine(by: str, found: Engine | None, plan: LinuxPlan) -> Enforcement:
-    """Return what an engine holds; the least of all engines where it is not known which it will be."""
+def _enforced_by_engine(by: str, found: Engine | None, plan: LinuxPlan) -> Enforcement:
+    """Return what an engine enforces. Where the engine is not known yet, claim what every engine enforces."""
     limits = () if found is None else found.limits
     no_swap = found is not None and found.counts_swap
     return replace(
@@ -164,15 +164,15 @@ def _held_by_engine(by: str, found: Engine | None, plan: LinuxPlan) -> Enforceme
         if "memory" in limits
         else Control("RLIMIT_DATA", "weaker", "for each process: this engine has no cgroup for it"),
         disk=Control(f"{by}: tmpfs size and inodes", "full")
-        if found is not None and tmpfs.counts_files(found)
+        if found is not None and config.counts_files(found)
         else Control(f"{by}: tmpfs size", "weaker", "bytes; files are not counted everywhere"),
     )
 
 
-def _as_own_kernel_holds(enforcement: Enforcement, by: str, *, is_own: bool) -> Enforcement:
-    """Return what holds under a runtime that may have a kernel of its own: the least of both is claimed.
+def _enforced_with_own_kernel(enforcement: Enforcement, by: str, *, is_own: bool) -> Enforcement:
+    """Return what a runtime enforces that may have a kernel of its own: only what both kinds of runtime enforce.
 
-    Such a kernel keeps no count of files and no RLIMIT_NPROC; the engine's limits are around it.
+    A kernel of its own counts no files and has no RLIMIT_NPROC; the engine's limits are around that kernel.
     """
     return replace(
         enforcement,
@@ -185,10 +185,10 @@ def _as_own_kernel_holds(enforcement: Enforcement, by: str, *, is_own: bool) -> 
 
 @final
 class _Order(Struct):
-    """One container that is to be started."""
+    """A container that is to be started."""
 
     engine: Engine
-    runtime: str | None  # asked for by name; None: the engine's own
+    runtime: str | None  # chosen by the caller; None: the engine's default
     plan: LinuxPlan
     made: Skeleton
     shown: list[Any]  # mounts, in the Engine SDK's words
@@ -197,20 +197,23 @@ class _Order(Struct):
 
     @property
     def runs_with(self) -> str:
+        """The OCI runtime that will start the container."""
         return self.runtime or self.engine.runtime
 
 
 def _launch(engine: Engine, runtime: str | None, plan: LinuxPlan, controls: Controls) -> EngineBox:
-    """Start a box that has run nothing. Raises SandboxLostError when the engine fails, UnsupportedError, …"""
+    """Start a box that has run nothing.
+
+    Raises SandboxLostError when the engine fails, UnsupportedError or StartTimeoutError.
+    """
     import docker.errors
     import requests.exceptions
 
     made = skeleton(plan, "container")
-    egress = Egress(plan, made.files.get(RESOLVER))
     guestd = guestd_bundle.folder(state.disk_directory("runtime"))
-    shown = config.mounts(made, guestd) + egress.mounts()
+    shown = config.mounts(made, guestd) + config.resolver_mounts(plan, made)
     order = _Order(engine, runtime, plan, made, shown, controls, time.monotonic() + _START_S)
-    # Where the runtime has a kernel of its own, that kernel holds the flags.
+    # Where the runtime has a kernel of its own, that kernel enforces the mount flags.
     flags = controls.mount_flags and channel.leads_into(order.runs_with)
     with contextlib.closing(mount_identity.Meaning(_binds(order), flags=flags)) as meaning:
         try:
@@ -232,10 +235,11 @@ def _launch(engine: Engine, runtime: str | None, plan: LinuxPlan, controls: Cont
             meant = meaning.meant if looks else None
             with _cpu_counter(wall if plan.cgroup else None, box) as cpu:
                 hands = wall.takes_descriptors
-                box.begin(_fence(order), order.deadline, outlets=egress.outlets, hands=hands, cpu=cpu, meant=meant)
+                box.begin(_fence(order), order.deadline, outlets=plan.outlets, hands=hands, cpu=cpu, meant=meant)
             if meaning.meant is not None and not looks:
                 meaning.check(wall.shows_files)
-            egress.give_address(lambda: wall.pid, guestd)
+            if plan.outlets is not None:
+                give_address(wall.pid, guestd)
         except BaseException:
             box.close()
             box.wait_destroyed(_END_S)
@@ -244,20 +248,23 @@ def _launch(engine: Engine, runtime: str | None, plan: LinuxPlan, controls: Cont
 
 
 def _binds(order: _Order) -> list[BoxBind]:
-    """Return what is shown of the host, with the inodes that the plan looked at."""
+    """Return the host paths that the container shows, with the inodes that the plan looked at."""
     inodes = {(bind.source, bind.target): bind.inode for bind in order.made.binds}
     places = [(mount["Source"], mount["Target"], not mount["ReadOnly"]) for mount in order.shown]
     return [BoxBind(source, target, writable, inodes.get((source, target))) for source, target, writable in places]
 
 
 def _may_look(wall: ContainerWall) -> bool:
-    """Whether the container's mounts can be looked at from here. guestd may not look into every folder it shows."""
+    """Return whether this process can look at the container's mounts. guestd has no rights in some of the folders."""
     return os.geteuid() == 0 and wall.shows_files != 0
 
 
 @contextlib.contextmanager
 def _cpu_counter(wall: ContainerWall | None, box: EngineBox) -> Iterator[int]:
-    """For guestd. Where there is none, the box says what holds instead."""
+    """Yield a descriptor for guestd to read the container's CPU time from; -1 where there is none.
+
+    Without a descriptor the box's `enforcement` says that CPU time is counted for each process.
+    """
     cpu = wall.cpu_counter() if wall is not None and wall.takes_descriptors else -1
     if cpu < 0 and box.enforcement.cpu.level == "full":
         weaker = Control(box.enforcement.cpu.mechanism, "weaker", "CPU time for each process, not for the tree")
@@ -270,13 +277,15 @@ def _cpu_counter(wall: ContainerWall | None, box: EngineBox) -> Iterator[int]:
 
 
 def _failed(engine: Engine, error: Exception) -> SandboxLostError:
-    """In the engine's own words, where it answered."""
+    """Return the error for a failed call of the engine, in the engine's own words where it answered."""
     said = getattr(error, "explanation", None)
     if said:
         return SandboxLostError(
-            f"{engine.name} made no container: {str(said)[:_SAID]}", code="engine", fix="ringfence doctor container"
+            f"{engine.name} made no container: {str(said)[:_LONGEST_ERROR]}",
+            code="engine",
+            fix="ringfence doctor container",
         )
-    text = f"{engine.name} at {engine.socket} does not answer any more: {str(error)[:_SAID]}"
+    text = f"{engine.name} at {engine.socket} does not answer any more: {str(error)[:_LONGEST_ERROR]}"
     return SandboxLostError(text, code="engine", fix=f"is {engine.name} running?")
 
 
@@ -285,9 +294,9 @@ def _start(order: _Order) -> ContainerWall:
     engine, plan = order.engine, order.plan
     with contextlib.ExitStack() as undo:
         image = sweep.of(engine, order.made)
-        user = tmpfs.Account(engine, order.made, plan.writable)
+        user = config.Account(engine, order.made, plan.writable)
         undo.callback(user.remove)
-        room = tmpfs.Disks(engine, plan.policy.limits, user.uid)
+        room = config.Disks(engine, plan.policy.limits, user.uid)
         undo.callback(room.remove)
         door = channel.Door() if channel.leads_into(order.runs_with) else None
         shown = [*order.shown, *user.mounts()]
@@ -296,14 +305,14 @@ def _start(order: _Order) -> ContainerWall:
             shown += door.mounts()
         own_kernel = channel.has_own_kernel(order.runs_with)
         around = config.own_kernel(plan) if own_kernel else config.shared_kernel(plan)
-        asked = config.host_config(engine, shown, room, plan, order.runtime, around)
-        settings = order.controls.container(_settings(asked, user.uid, door))
-        asked = settings["host_config"]
+        wanted = config.host_config(engine, shown, room, plan, order.runtime, around)
+        settings = order.controls.container(_settings(wanted, user.uid, door))
+        wanted = settings["host_config"]
         identity = str(engine.api.create_container(image, **settings)["Id"])
         undo.callback(sweep.remove, engine, identity)
         if order.controls.engine_settings:
-            config.check(engine, identity, asked)
-        wall = ContainerWall(engine, identity, door, targets=config.targets(asked))
+            config.check(engine, identity, wanted)
+        wall = ContainerWall(engine, identity, door, targets=config.targets(wanted))
         undo.callback(wall.hang_up)
         engine.api.start(identity)
         by_uid = order.controls.guestd_user and not engine.mapped
@@ -312,14 +321,14 @@ def _start(order: _Order) -> ContainerWall:
         return wall
 
 
-def _settings(asked: Any, uid: int, door: Door | None) -> dict[str, Any]:
-    """Return what a container is created with, beside its image."""
+def _settings(wanted: Any, uid: int, door: Door | None) -> dict[str, Any]:
+    """Return the arguments that a container is created with, without its image."""
     return {
         "command": None,
         "entrypoint": guestd_bundle.command(),
         "user": f"{uid}:{uid}",
         "working_dir": "/",
-        # LC_ALL: guestd's Python would look for a locale, and find the image's.
+        # LC_ALL: without it guestd's Python would look for a locale and find the image's.
         "environment": {
             "PATH": "/usr/bin:/bin",
             "HOME": "/workspace",
@@ -330,8 +339,8 @@ def _settings(asked: Any, uid: int, door: Door | None) -> dict[str, Any]:
         "tty": False,
         "hostname": "ringfence",
         "network_disabled": True,
-        "labels": {tmpfs.LABEL: process_id.name()},
-        "host_config": asked,
+        "labels": {config.LABEL: process_id.name()},
+        "host_config": wanted,
         "name": sweep.name(),
     }
 

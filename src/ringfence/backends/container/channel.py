@@ -1,8 +1,8 @@
-"""The way to guestd in a container: a socket of ours, shown inside until guestd has come by it.
+"""The channel to guestd in a container: our own Unix socket, shown inside until guestd has connected to it.
 
-The engine carries none of its bytes: Podman's cuts a stream that carries megabytes both ways, and Docker's copies each
-byte twice. Descriptors can be sent by it too, so that a container's listeners can be the gateway's, as on the process
-backend. The socket is gone before any guest code exists; what stays inside is an empty folder.
+The engine carries none of the channel's bytes: Podman cuts a stream that carries megabytes both ways, and Docker copies
+each byte twice. The channel also carries descriptors, so that guestd can hand its listeners to the gateway, as on the
+process backend. The socket is gone before any guest code exists; an empty folder stays inside.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import socket
 import struct
 import time
 
-from ringfence.guest.guestd import engine_pid1
 from ringfence.host import process_id, state
-from ringfence.shared import fast_stdlib
+from ringfence.shared import fast_stdlib, framing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,36 +24,41 @@ if TYPE_CHECKING:
 
 INSIDE = "/.ringfence-door"
 _NAME = "door"
-_ANSWER_S = 5.0  # for who came to say the key
-_SHARING = ("runc", "crun", "youki")  # OCI runtimes whose containers have the host's kernel, and so its sockets
-_KERNELS = ("runsc", "gvisor", "kata")  # and those whose have one of their own; of others nothing is known
+_ANSWER_S = 5.0  # for a process that connected to send the key
+# OCI runtimes whose containers share the host's kernel, and therefore its sockets; and runtimes whose containers have a
+# kernel of their own. Nothing is known of any other runtime.
+_SHARING = ("runc", "crun", "youki")
+_KERNELS = ("runsc", "gvisor", "kata")
 
 
 def leads_into(oci_runtime: str) -> bool:
-    """Whether a socket of the host's can be reached in a container of this runtime."""
+    """Return whether a container of this runtime can reach a socket of the host."""
     import sys
 
     return sys.platform == "linux" and _plain(oci_runtime).startswith(_SHARING)
 
 
 def has_own_kernel(oci_runtime: str) -> bool:
-    """Whether containers of this runtime certainly have one. Not so `nvidia`, which is runc under another name."""
+    """Return whether containers of this runtime certainly have a kernel of their own.
+
+    `nvidia`, for example, is runc under another name.
+    """
     return _plain(oci_runtime).startswith(_KERNELS)
 
 
 def _plain(oci_runtime: str) -> str:
-    """The name of a program, of its path, or of containerd's io.containerd.NAME.v2."""
+    """Return the name of a runtime that is given as a name, as a path, or as containerd's io.containerd.NAME.v2."""
     return oci_runtime.rpartition("/")[2].removeprefix("io.containerd.")
 
 
 def other_end(channel: socket.socket) -> tuple[int, int]:
-    """The process at the other end when it connected, and its user, as this host counts them."""
+    """Return the process that connected to the other end, and its user, by the numbers of this host."""
     pid, uid, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
 
 class Door:
-    """Of one container that is about to be made. Raises OSError when it cannot be made."""
+    """The listening socket that a container's guestd connects to. Raises OSError when the socket cannot be made."""
 
     def __init__(self) -> None:
         self._folder = f"{state.disk_directory('doors')}/{process_id.name()}_{os.urandom(4).hex()}"
@@ -75,23 +79,27 @@ class Door:
             self._socket.bind(f"/proc/self/fd/{here}/{_NAME}")  # the path itself may be longer than an address can be
         finally:
             os.close(here)
-        os.chmod(f"{self._folder}/{_NAME}", 0o666)  # the folders above are ours alone, and who comes says the key
+        os.chmod(f"{self._folder}/{_NAME}", 0o666)  # only we can enter the folders above, and guestd must send the key
         self._socket.listen(1)
 
     @property
     def env(self) -> dict[str, str]:
-        """guestd's own. It is not dumpable when there is a guest, and the key opens nothing any more."""
-        return {engine_pid1.DOOR: f"{INSIDE}/{_NAME}", engine_pid1.KEY: self._key}
+        """Variables of guestd's own environment: the socket's path and the key.
+
+        Guests never see them: guestd is not dumpable by then, and the key opens nothing any more.
+        """
+        return {framing.DOOR: f"{INSIDE}/{_NAME}", framing.KEY: self._key}
 
     def mounts(self) -> list[Any]:
+        """Return the mount that shows the socket inside, in the Engine SDK's words."""
         from docker.types import Mount
 
         return [Mount(INSIDE, self._folder, type="bind", read_only=True)]
 
     def wait(self, deadline: float, uid: int | None) -> socket.socket | None:
-        """The channel, once guestd has come with its key; `uid`: as whom, where that is known.
+        """Wait until guestd has connected and sent the key; return the channel, or None at the deadline.
 
-        None at the deadline, or after `give_up`.
+        Returns None after `give_up` too. `uid`: the user that guestd must be, where that is known.
         """
         while (left := deadline - time.monotonic()) > 0:
             if not fast_stdlib.readable(self._socket, left):
@@ -108,44 +116,48 @@ class Door:
         return None
 
     def _is_guestd(self, peer: socket.socket, uid: int | None) -> bool:
-        who = other_end(peer)[1]
-        if uid is not None and who != uid and _is_mapped(uid):
+        _, user = other_end(peer)
+        if uid is not None and user != uid and _is_mapped(uid):
             return False
         return hmac.compare_digest(_first_bytes(peer, len(self._key)), self._key.encode())
 
     def give_up(self) -> None:
-        """From another thread: nobody will come."""
+        """End `wait` from another thread: guestd will not connect."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the socket and remove its folder. Idempotent."""
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _first_bytes(peer: socket.socket, count: int) -> bytes:
-    """Fewer where no more come in time. Not by MSG_WAITALL: a socket with a time limit does not wait for that."""
-    said, until = b"", time.monotonic() + _ANSWER_S
+    """Return the first `count` bytes that the peer sends; fewer where they do not come in time.
+
+    Not by MSG_WAITALL: a socket with a time limit does not wait for all of them.
+    """
+    received = b""
+    until = time.monotonic() + _ANSWER_S
     with contextlib.suppress(OSError):
-        while len(said) < count and (left := until - time.monotonic()) > 0:
+        while len(received) < count and (left := until - time.monotonic()) > 0:
             peer.settimeout(left)
-            more = peer.recv(count - len(said))
+            more = peer.recv(count - len(received))
             if not more:
                 break
-            said += more
-    return said
+            received += more
+    return received
 
 
 def _is_mapped(uid: int) -> bool:
-    """Whether this process sees it as it is: in a user namespace of its own it may not."""
+    """Return whether this process sees user `uid` by its real number. A user namespace may hide the number."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         rows = [[int(field) for field in row.split()] for row in file]
     return any(first <= uid < first + count for first, _, count in rows)
 
 
 def sweep() -> None:
-    """Folders of processes that are gone."""
+    """Remove the door folders of library processes that are gone."""
     root = state.disk_directory("doors")
     for name in os.listdir(root):
         if process_id.is_dead(name.partition("_")[0]):

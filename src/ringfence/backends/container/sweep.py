@@ -1,4 +1,8 @@
-"""Removes containers of ours that nobody holds any more, and what was made for them."""
+"""Our objects in an engine, made and removed: the images of containers' roots, and containers.
+
+The root of a container is an image of the engine's own: folders, small files and links, made once for each shape. An
+image of the store is not copied into the engine: its tree is shown by read-only binds, and stored once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import tarfile
 import threading
 import time
 
-from ringfence.backends.container import channel, tmpfs
+from ringfence.backends.container import channel, config
 from ringfence.backends.container.container import quietly
 from ringfence.backends.engine import guestd_bundle
 from ringfence.host import process_id
@@ -23,23 +27,22 @@ if TYPE_CHECKING:
     from ringfence.backends.container.api import Engine
     from ringfence.backends.engine.rootfs import Skeleton
 
-
-# MERGED: The root of a container as an image of the engine's own: folders, small files and links, made once for
-# each shape.
-#
-# An image of the store is not copied into the engine: its tree is shown by read-only binds, and stored once.
-
-
-LABEL = "ringfence.skeleton"
+_AGAIN_S = 10.0
+_STEP_S = 0.05
 _REPOSITORY = "ringfence-skeleton"
-_KEPT = 32  # of other shapes; policies with mounts have one each
+_KEPT = 32  # images of other shapes; each policy with mounts has its own shape
 _OWN = ("proc", "dev", "tmp", "workspace", "sys", guestd_bundle.INSIDE[1:], channel.INSIDE[1:])
-_SAYING = ("Env", "Volumes", "Healthcheck", "Labels", "Shell", "OnBuild", "StopSignal", "Entrypoint", "Cmd", "User")
-_known: dict[tuple[str, str], str] = {}  # by engine and digest: the id
+_SETTINGS = ("Env", "Volumes", "Healthcheck", "Labels", "Shell", "OnBuild", "StopSignal", "Entrypoint", "Cmd", "User")
+_known: dict[tuple[str, str], str] = {}  # by engine and digest: the image's id
+_swept: set[str] = set()
+_owed: dict[str, list[str]] = {}  # by engine: our containers that it could not remove, because it was gone
 
 
 def of(engine: Engine, made: Skeleton) -> str:
-    """Its id in the engine. After `forget`, one that somebody removed meanwhile is made again."""
+    """Return the id of the engine's image of this root; make the image where there is none.
+
+    After `forget`, an image that another process removed meanwhile is made again.
+    """
     data = _tar(made)
     digest = hashlib.sha256(data).hexdigest()
     tag = digest[:24]
@@ -50,18 +53,16 @@ def of(engine: Engine, made: Skeleton) -> str:
 
 
 def forget(engine: Engine) -> None:
-    """After a container could not be made of one."""
+    """Drop what is known of this engine's images, after a container could not be made of an image."""
     for key in [key for key in _known if key[0] == engine.socket]:
         del _known[key]
 
 
 def sweep_skeletons(engine: Engine) -> None:
-    """All but the newest; one that a container is made of stays by the engine's own refusal."""
+    """Remove all but the newest images of roots. The engine itself refuses to remove an image in use."""
     import docker.errors
 
-    found = [
-        image for image in engine.api.images() if any(_is_ours_skeletons(tag) for tag in image.get("RepoTags") or ())
-    ]
+    found = [image for image in engine.api.images() if any(_is_root(tag) for tag in image.get("RepoTags") or ())]
     for image in sorted(found, key=lambda image: int(image.get("Created") or 0))[:-_KEPT]:
         try:
             engine.api.remove_image(image["Id"])
@@ -69,7 +70,7 @@ def sweep_skeletons(engine: Engine) -> None:
             continue
 
 
-def _is_ours_skeletons(tag: str) -> bool:
+def _is_root(tag: str) -> bool:
     return tag.rpartition(":")[0].rpartition("/")[2] == _REPOSITORY
 
 
@@ -84,22 +85,25 @@ def _find(engine: Engine, tag: str, digest: str) -> str | None:
 
 
 def _is_as_imported(found: Any, digest: str) -> bool:
-    """A name is no proof: `docker load` gives an image the name that its archive says, and what such an image says
-    of itself the engine does, ENV LD_PRELOAD in guestd's own environment and a HEALTHCHECK beside it (M10)."""
+    """Return whether an image has exactly the layer that we imported, and no settings. Its name is no proof.
+
+    `docker load` gives an image the name that its archive says, and the engine obeys such an image's settings: ENV
+    LD_PRELOAD in guestd's own environment, and a HEALTHCHECK that runs beside guestd (M10).
+    """
     layers = (found.get("RootFS") or {}).get("Layers")
-    config = found.get("Config") or {}
-    return layers == [f"sha256:{digest}"] and not any(config.get(word) for word in _SAYING)
+    settings = found.get("Config") or {}
+    return layers == [f"sha256:{digest}"] and not any(settings.get(word) for word in _SETTINGS)
 
 
 def _import(engine: Engine, data: bytes, tag: str) -> str:
-    said = engine.api.import_image_from_data(data, repository=_REPOSITORY, tag=tag)
-    identity = str(json.loads(str(said).strip().rpartition("\n")[2])["status"])
+    answer = engine.api.import_image_from_data(data, repository=_REPOSITORY, tag=tag)
+    identity = str(json.loads(str(answer).strip().rpartition("\n")[2])["status"])
     engine.api.tag(identity, _REPOSITORY, tag)  # Podman's import takes no tag
     return identity
 
 
 def _tar(made: Skeleton) -> bytes:
-    """The same skeleton gives the same bytes."""
+    """Return the root as a tar archive. The same skeleton gives the same bytes."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         folders = set(_OWN) | set(made.folders)
@@ -108,29 +112,25 @@ def _tar(made: Skeleton) -> bytes:
             folders |= {"/".join(parts[: n + 1]) for n in range(len(parts))}
         for path in sorted(folders):
             entry = tarfile.TarInfo(path)
-            # Podman's tmpfs takes the mode of what it covers.
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if path == "tmp" else 0o755
+            entry.type = tarfile.DIRTYPE
+            entry.mode = 0o1777 if path == "tmp" else 0o755  # Podman's tmpfs takes the mode of the folder it covers
             tar.addfile(entry)
         for path, text in sorted(made.files.items()):
             entry = tarfile.TarInfo(path)
             content = text.encode()
-            entry.size, entry.mode = len(content), 0o644
+            entry.size = len(content)
+            entry.mode = 0o644
             tar.addfile(entry, io.BytesIO(content))
         for path, target in sorted(made.links.items()):
             entry = tarfile.TarInfo(path)
-            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            entry.type = tarfile.SYMTYPE
+            entry.linkname = target
             tar.addfile(entry)
     return file.getvalue()
 
 
-_AGAIN_S = 10.0
-_STEP_S = 0.05
-_swept: set[str] = set()
-_owed: dict[str, list[str]] = {}  # by engine: containers of ours that it could not remove, as it was gone
-
-
 def remove(engine: Engine, identity: str) -> None:
-    """Kills it too, where it runs. One that an engine cannot remove now is owed, and goes at a later start."""
+    """Kill a container and remove it. Where the engine cannot, the sweep of a later start tries again."""
     import docker.errors
 
     deadline = time.monotonic() + _AGAIN_S
@@ -139,11 +139,11 @@ def remove(engine: Engine, identity: str) -> None:
             engine.api.remove_container(identity, force=True, v=True)
         except docker.errors.NotFound:
             return
-        except docker.errors.APIError:  # Podman fails where a container ends just now
+        except docker.errors.APIError:  # Podman fails while a container is ending
             if time.monotonic() > deadline:
                 break
             time.sleep(_STEP_S)
-        except Exception:  # noqa: BLE001  # the engine is gone; the SDK's errors are many
+        except Exception:  # noqa: BLE001  # the engine is gone; the SDK raises many kinds of errors
             break
         else:
             return
@@ -151,30 +151,33 @@ def remove(engine: Engine, identity: str) -> None:
 
 
 def name() -> str:
-    """For a new container."""
+    """Return a name for a new container."""
     return f"ringfence-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def _is_ours(names: Iterable[str], owner: str) -> bool:
-    """By the name that `owner` gave it: a label may be an image's, and the container anybody's."""
+    """Return whether one of these names is from `owner`. A label may come from an image and proves nothing."""
     return any(found.lstrip("/").startswith(f"ringfence-{owner.partition('-')[0]}-") for found in names)
 
 
 def sweep(engine: Engine) -> None:
-    """Containers of processes that are gone, and those of ours that a lost engine could not remove."""
+    """Remove the containers of library processes that are gone, and our own that a lost engine could not remove.
+
+    What belonged to such containers goes too: folders, volumes, old images of roots.
+    """
     for identity in _owed.pop(engine.socket, ()):
-        # By the way: an engine that lost a container's end does not answer who removes it, and nobody is to wait.
+        # In a thread: an engine that missed a container's end does not answer the removal, and no start is to wait.
         threading.Thread(target=remove, args=(engine, identity), daemon=True).start()
     if engine.socket in _swept:
         return
     _swept.add(engine.socket)
-    for found in engine.api.containers(all=True, filters={"label": tmpfs.LABEL}):
-        owner = found.get("Labels", {}).get(tmpfs.LABEL, "")
+    for found in engine.api.containers(all=True, filters={"label": config.LABEL}):
+        owner = found.get("Labels", {}).get(config.LABEL, "")
         if process_id.is_dead(owner) and _is_ours(found.get("Names") or (), owner):
             if found.get("State") == "paused":
-                quietly(engine.api.unpause, found["Id"])  # Podman removes none that stands still
+                quietly(engine.api.unpause, found["Id"])  # Podman does not remove a paused container
             remove(engine, found["Id"])
-    tmpfs.sweep_account()
+    config.sweep_accounts()
     channel.sweep()
-    tmpfs.sweep(engine)
+    config.sweep_volumes(engine)
     sweep_skeletons(engine)

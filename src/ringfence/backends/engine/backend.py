@@ -1,4 +1,4 @@
-"""What backends share whose wall is an engine's: the process backend's plan, held otherwise, and guarded mounts."""
+"""Plans and starts for the backends in which an engine isolates: the process backend's plan, enforced by the engine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
     from ringfence.results import Enforcement
 
 
-_KERNEL_BYTES = 160 << 20  # what the sentry and its gofer take themselves, beside the guest
-# gVisor's own threads, and its stand-ins on the host: a process for each address space inside and a thread of it for
-# each thread of the sentry that ran it. One too few is a panic of the whole sandbox; the guest's are counted inside.
+_KERNEL_BYTES = 160 << 20  # for the sentry and its gofer, beside the guest
+# gVisor's own threads, and its stand-ins on the host: a process for each address space inside, with a thread for each
+# thread of the sentry that ran it. One too few makes the whole sandbox panic. The guest's own are counted inside.
 _KERNEL_PROCESSES = 512
 _STAND_INS = 16
-_KERNEL_RLIMITS = ("CORE", "MEMLOCK", "NOFILE", "CPU", "DATA")  # that gVisor takes; its others are 0 or its own
+_KERNEL_RLIMITS = ("CORE", "MEMLOCK", "NOFILE", "CPU", "DATA")  # that gVisor accepts; its other limits are 0 or its own
 
 
 def engine_plan(name: str, policy: Policy, image: FoundImage, facts: HostFacts) -> LinuxPlan:
-    """Return the plan that this engine's backend changes. Raises UnsupportedError for what no engine can show."""
+    """Return the process backend's plan, which the backend `name` then adapts to its engine.
+
+    Raises UnsupportedError for a plan that no engine can keep.
+    """
     if image.on_disk:
         raise UnsupportedError(f"{name} has no workspace on disk", code="workspace", fix='workspace="memory"')
     plan = linux_plan(policy, image, facts, fresh=True)
@@ -37,12 +40,15 @@ def engine_plan(name: str, policy: Policy, image: FoundImage, facts: HostFacts) 
     return plan
 
 
-def held(name: str, plan: LinuxPlan, enforcement: Enforcement) -> LinuxPlan:
-    """Return the plan with what holds its promises. Raises UnsupportedError where a strict policy is held less well."""
+def with_enforcement(name: str, plan: LinuxPlan, enforcement: Enforcement) -> LinuxPlan:
+    """Return the plan with this enforcement.
+
+    Raises UnsupportedError where the policy is strict and a weaker mechanism would enforce a part of it.
+    """
     if plan.policy.strict and enforcement.weaker:
         parts = "; ".join(f"{each}: {getattr(enforcement, each).note}" for each in enforcement.weaker)
         raise UnsupportedError(
-            f"the policy is strict, and under {name} a weaker mechanism would hold {parts}",
+            f"the policy is strict, and under {name} a weaker mechanism would enforce {parts}",
             code="strict",
             fix="strict = false",
         )
@@ -50,17 +56,18 @@ def held(name: str, plan: LinuxPlan, enforcement: Enforcement) -> LinuxPlan:
 
 
 def network_control(mechanism: str, plan: LinuxPlan) -> Control:
-    """Return what holds the network: nothing but loopback, and the gateway where the policy has a network."""
+    """Return the control of the network: nothing but loopback, and the gateway where the policy has a network."""
     if plan.outlets is None:
         return Control(mechanism, "full")
     return Control(f"{mechanism} + gateway by name", "full", reports=True)
 
 
 def guarded(plan: LinuxPlan, start: Callable[[], EngineBox], *, starts_python_anew: bool) -> EngineBox:
-    """Start a box, and hold the protected paths of its mounts.
+    """Start a box and guard the protected paths of its mounts.
 
-    Placeholders stand for protected paths that are not there, from before the start until after the end.
-    `starts_python_anew`: else it is a fork of guestd, which runs where the policy lists no such program too.
+    Placeholders take the place of missing protected paths, from before the start until after the end.
+    `starts_python_anew`: Python code runs in a new interpreter. Otherwise it runs in a fork of guestd, which also works
+    where the policy does not list that program.
     """
     state.sweep_once()
     if plan.policy.mounts:
@@ -82,7 +89,7 @@ def guarded(plan: LinuxPlan, start: Callable[[], EngineBox], *, starts_python_an
 
 
 def _python_of(plan: LinuxPlan) -> dict[str, object]:
-    """Return how Python code is run inside: by the image's own interpreter."""
+    """Return how Python code is run inside: by the image's own interpreter, or by the caller's where that is shown."""
     if plan.foreign:
         return {"executable": plan.python, "sys_path": None}
     caller = interpreter()
@@ -90,16 +97,16 @@ def _python_of(plan: LinuxPlan) -> dict[str, object]:
 
 
 def shared_kernel_fence(plan: LinuxPlan, *, memory: int | None) -> Fence:
-    """Return what is left for guests to give up inside: the engine has dropped capabilities and made the namespaces.
+    """Return the fence of guests inside: the engine has already dropped capabilities and made the namespaces.
 
-    `memory`: for each process, where no cgroup holds it.
+    `memory`: the limit of each process, where no cgroup limits the whole.
     """
-    rlimits = {name: value for name, value in plan.fence.rlimits.items() if name != "DATA"}  # stands in for a cgroup
+    rlimits = {name: value for name, value in plan.fence.rlimits.items() if name != "DATA"}  # a substitute for a cgroup
     return _inside(plan, rlimits if memory is None else {**rlimits, "DATA": memory})
 
 
 def own_kernel_fence(plan: LinuxPlan) -> Fence:
-    """Return what is left for guests to give up inside a kernel of their own, which knows fewer limits."""
+    """Return the fence of guests inside a kernel of their own, which knows fewer limits."""
     return _inside(plan, {name: value for name, value in plan.fence.rlimits.items() if name in _KERNEL_RLIMITS})
 
 
@@ -108,5 +115,5 @@ def _inside(plan: LinuxPlan, rlimits: dict[str, int]) -> Fence:
 
 
 def own_kernel_room(plan: LinuxPlan) -> GroupLimits:
-    """Return what the guest and its kernel may use on the host, together."""
+    """Return the limits on the host of a guest and its own kernel together."""
     return GroupLimits(plan.memory_bytes + _KERNEL_BYTES, plan.processes * _STAND_INS + _KERNEL_PROCESSES, plan.cpus)

@@ -1,4 +1,4 @@
-"""A box whose wall is an engine's: guestd is inside, its channel is a socket, and the engine is asked to end it."""
+"""A box that an engine isolates: guestd is inside, its channel is a socket, and the engine ends the box on request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 import weakref
 
 from ringfence.errors import SandboxLostError, StartTimeoutError, UnsupportedError
-from ringfence.guest.launch import listeners as outlet_sockets
 from ringfence.host import lifecycle
 from ringfence.results import Usage
 from ringfence.shared import fast_stdlib
@@ -72,7 +71,10 @@ _MOST_LISTENERS = 253  # descriptors in one packet
 
 
 class EngineBox:
-    """Not safe from two threads at once; the layers above hold one lock for each sandbox."""
+    """A box that an engine isolates.
+
+    Not safe from two threads at once: the layers above hold one lock for each sandbox.
+    """
 
     def __init__(
         self, name: str, wall: Wall, channel: socket, *, enforcement: Enforcement, env: Mapping[str, str]
@@ -82,7 +84,7 @@ class EngineBox:
         self.enforcement = enforcement
         self.env: Mapping[str, str] = env
         self.outlet: Outlet | None = None
-        self.listeners: list[int] = []  # that guestd handed over for the gateway; none: it relays
+        self.listeners: list[int] = []  # from guestd, for the gateway; without any, guestd relays
         self.python: Mapping[str, object] = {}
         self._wall = wall
         self._closed = False
@@ -90,7 +92,7 @@ class EngineBox:
         self.on_destroyed: list[Callable[[], None]] = []  # after its last process
         self._findings: list[Denial] = []
         self.is_unprotected = False
-        self._guestd = channel  # where a relay is between, `channel` is another
+        self._guestd = channel  # the gateway may replace `channel` with its own relay
         lifecycle.after_fork(_forget_all)
         _boxes.add(self)
 
@@ -105,7 +107,7 @@ class EngineBox:
         meant: Meant | None = None,
         gvisor: bool = False,
     ) -> None:
-        """Tell guestd what guests give up and what to listen on for the gateway, and wait until it is ready.
+        """Send guestd the fence of guests and the gateway's ports, and wait until guestd is ready.
 
         `hands`: the channel takes descriptors, and guestd hands its listeners over by it; else it relays.
         `meant`: what it is to find mounted, else it ends.
@@ -122,7 +124,7 @@ class EngineBox:
             self.channel.sendall(message, fast_stdlib.NO_SIGNAL)
             if hands and outlets is not None:
                 self._wait(deadline)
-                self._take_listeners(len(outlets.ports) + outlet_sockets.BESIDES)
+                self._take_listeners(outlets)
         except OSError:
             raise self._lost() from None
         reader = frames.Reader()
@@ -144,10 +146,12 @@ class EngineBox:
         if not fast_stdlib.readable(self.channel, max(0.0, deadline - time.monotonic())):
             raise StartTimeoutError(f"the {self.backend} sandbox did not start in time", fix="try again")
 
-    def _take_listeners(self, count: int) -> None:
-        """No guest exists yet: what came is guestd's, which made what it was told to or ended."""
-        greeting, self.listeners = fast_stdlib.recv_fds(self.channel, len(outlet_sockets.GREETING), _MOST_LISTENERS)
-        if (greeting, len(self.listeners)) != (outlet_sockets.GREETING, count):
+    def _take_listeners(self, outlets: Outlets) -> None:
+        """Receive guestd's listening sockets. No guest exists yet, so that they can only be guestd's own."""
+        from ringfence.guest.launch.listeners import BESIDES, GREETING  # for sandboxes with a network alone
+
+        greeting, self.listeners = fast_stdlib.recv_fds(self.channel, len(GREETING), _MOST_LISTENERS)
+        if (greeting, len(self.listeners)) != (GREETING, len(outlets.ports) + BESIDES):
             raise ConnectionError("not the listeners")
 
     def _received(self) -> bytes:
@@ -163,16 +167,16 @@ class EngineBox:
 
     @property
     def generation(self) -> object:
-        return self  # no other box has its addresses
+        return self  # no other box has the same addresses
 
     @property
     def memory_bytes(self) -> int:
-        return 0  # none of it is copied
+        return 0  # this memory is never copied
 
-    def owns(self, pid: int) -> bool:  # noqa: ARG002  # what a process box is asked
-        return False  # its processes are the engine's
+    def owns(self, pid: int) -> bool:  # noqa: ARG002  # of the contract
+        return False  # the processes belong to the engine
 
-    def give_image(self, fd: int) -> None:  # noqa: ARG002  # what a process box takes
+    def give_image(self, fd: int) -> None:  # noqa: ARG002  # of the contract
         raise UnsupportedError(f"the {self.backend} backend cannot copy memory", code="fork")
 
     @property
@@ -214,7 +218,7 @@ class EngineBox:
             self._destroyed.set()
 
     def forget(self) -> None:
-        """In a forked child of the library: the sandbox is not ours, and must not live by this copy of its channel."""
+        """Close this copy of the channel in a forked child of the library, which must not keep the sandbox alive."""
         self._closed = True
         self.channel.close()
         self._guestd.close()
@@ -227,20 +231,21 @@ class EngineBox:
         return self._destroyed.wait(timeout_s)
 
     def hold_still(self) -> bool:
-        """Nothing of ours is where an engine has made its mounts: nobody could use it."""
+        """Return False: no process of ours could use a pause to mend mounts that an engine has made."""
         return False
 
     def let_go_on(self) -> None:
-        """Nothing was held."""
+        """Do nothing: `hold_still` never stops anything."""
 
     def protect_again(self, paths: list[tuple[str, int, int]]) -> str:
-        return f"{self.backend} makes its mounts when it starts: {paths[0][0]} is not made again"
+        """Return why no path can be made read-only again."""
+        return f"{self.backend} makes its mounts when it starts: {paths[0][0]} cannot be made read-only again"
 
     def findings(self) -> tuple[Denial, ...]:
         return tuple(self._findings)
 
     def stop_unprotected(self, found: tuple[Denial, ...]) -> None:
-        """A protected path is not protected any more: that is why everything inside ends now."""
+        """Kill everything inside because a protected path is not protected any more. `found` says which."""
         self.add_findings(found)
         self.is_unprotected = True
         self.kill()

@@ -1,7 +1,10 @@
-"""guestd's own interpreter, as a folder that is shown inside: images need not hold a Python, nor the same libc.
+"""guestd's own interpreter, as a folder that is shown inside: images need no Python, and no particular libc.
 
-It is a copy of the caller's Python with its standard library, its libraries and their loader, and of `ringfence.guest`.
-Made once for each version of either, below the user's data directory; about 60 MB.
+The folder holds a copy of the caller's Python with its standard library, its libraries and their loader, and a copy of
+`ringfence.guest`. It is made once for each version of either, below the user's data directory, and takes about 60 MB.
+
+guestd is also compiled into one file: every module of its package, and the paths of the extension modules it needs. A
+start then opens one file instead of sixty, which saves a third of a start under gVisor.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from importlib.machinery import SourceFileLoader
 
 from ringfence.errors import UnsupportedError
 from ringfence.host import process_id
-from ringfence.plan.rootfs import commands
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,31 +28,34 @@ if TYPE_CHECKING:
 
     Module: TypeAlias = tuple[str, str, bool, CodeType]
 
-
-# MERGED: Makes guestd one compiled file: every module of its package, and where its parts of the standard library lie.
-#
-# A start then opens one file instead of sixty, which under gVisor is a third of it.
-
-
-_SHIPPED = ("guest", "shared")  # packages of ours that guestd needs
+INSIDE = "/.ringfence"
+_PRELOAD = b"/etc/ld.so.preload\0"  # a loader reads this file before all else, and no option turns that off
+_NO_PRELOAD = b"/.ringfence/lib/-\0\0"  # its replacement, as long: a name that is missing in our folder
+_LEFT_OUT = frozenset(
+    ("site-packages", "dist-packages", "test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data")
+)
+_SHIPPED = ("guest", "shared")  # our packages that guestd needs
 _MAIN = "ringfence/guest/guestd/__main__.py"
 _STANDARD = ("__future__", "struct", "types")
-_TEXTS = ("guest/interpreter", "shared")  # folders whose texts guestd may hand to other interpreters
+_TEXTS = ("guest/interpreter", "shared")  # folders whose source files guestd may hand to other interpreters
 _EXTENSIONS = ("_ctypes", "_json", "_socket", "_struct", "fcntl", "select")
 _as_file = _bootstrap_external._code_to_hash_pyc  # type: ignore[attr-defined]  # noqa: SLF001  # as py_compile does
-_PLACE = "held"  # the constant of within.py that stands for all of it
+_PLACE = "held"  # the constant in guestd's __main__ that all modules take the place of
 
 
 def make(target: str, inside: str, version: str) -> None:
-    """`target`: the folder that is shown at `inside`, with our package and the interpreter's library in it."""
-    held = (
+    """Write guestd.pyc into `target`, the folder that is shown at `inside`.
+
+    `target` already holds our package and the interpreter's library.
+    """
+    contents = (
         tuple(_modules(target, inside, version)),
         tuple(_extensions(target, inside, version)),
         tuple(_texts(target, inside)),
     )
     code = _compiled(f"{target}/{_MAIN}", f"{inside}/{_MAIN}")
     assert _PLACE in code.co_consts
-    whole = code.replace(co_consts=tuple(held if each == _PLACE else each for each in code.co_consts))
+    whole = code.replace(co_consts=tuple(contents if each == _PLACE else each for each in code.co_consts))
     with open(f"{target}/guestd.pyc", "wb") as file:
         file.write(_as_file(whole, bytes(8), checked=False))
 
@@ -71,7 +76,7 @@ def _modules(target: str, inside: str, version: str) -> Iterator[Module]:
 
 
 def _extensions(target: str, inside: str, version: str) -> Iterator[tuple[str, str]]:
-    """Those that are files; others are in the interpreter itself."""
+    """Yield the extension modules that are files. The others are built into the interpreter."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     for name in _EXTENSIONS:
         path = f"lib/{version}/lib-dynload/{name}{suffix}"
@@ -80,7 +85,7 @@ def _extensions(target: str, inside: str, version: str) -> Iterator[tuple[str, s
 
 
 def _texts(target: str, inside: str) -> Iterator[tuple[str, bytes]]:
-    """What guestd hands to other interpreters: programs of ours by their path."""
+    """Yield path and content of our programs that guestd hands to other interpreters."""
     for folder in _TEXTS:
         for name in sorted(os.listdir(f"{target}/ringfence/{folder}")):
             if name.endswith((".py", ".js")):
@@ -93,31 +98,24 @@ def _compiled(path: str, shown: str) -> CodeType:
         return SourceFileLoader(path, path).source_to_code(file.read(), shown)
 
 
-INSIDE = "/.ringfence"
-_PRELOAD = b"/etc/ld.so.preload\0"  # what a loader reads before all else; no option turns it off
-_NO_PRELOAD = b"/.ringfence/lib/-\0\0"  # in its place, as long: in our read-only folder, which has no such file
-_LEFT_OUT = frozenset(
-    ("site-packages", "dist-packages", "test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data")
-)
-
-
 def command(python: str | None = None) -> list[str]:
-    """What starts guestd inside. The loader is ours too, so nothing of the image is used.
+    """Return the command that starts guestd inside. The loader is ours too: no file of the image is used.
 
-    `python`: the caller's own, where it is shown inside. Guests' Python can then be forks of guestd.
+    `python`: the caller's own interpreter, where it is shown inside. Guests' Python code can then run in forks of
+    guestd.
     """
     if python is not None:
         return [python, "-I", "-S", f"{INSIDE}/guestd.pyc"]
     loader = f"{INSIDE}/lib/ld.so"
     python = f"{INSIDE}/bin/python3"
     guestd = f"{INSIDE}/guestd.pyc"
-    # Without the cache: the image's own /etc/ld.so.cache would be read.
+    # Without the cache: the loader would read the image's own /etc/ld.so.cache.
     ours = ["--inhibit-cache", "--library-path", f"{INSIDE}/lib", "--argv0", python]
     return [loader, *ours, python, "-I", "-S", guestd]
 
 
 def folder(root: str) -> str:
-    """Its path on the host, below `root`; made when it is not there."""
+    """Return the folder's path on the host, below `root`; make the folder where it is missing."""
     made = f"{root}/guestd-{_key()}"
     if os.path.isdir(made):
         return made
@@ -136,7 +134,7 @@ def folder(root: str) -> str:
 
 
 def _sweep(root: str) -> None:
-    """What those left who were killed while they made one."""
+    """Remove the unfinished folders of library processes that were killed."""
     for name in os.listdir(root):
         if process_id.is_dead(name.partition(".")[2].partition("_")[0]):
             shutil.rmtree(f"{root}/{name}", ignore_errors=True)
@@ -179,7 +177,7 @@ def _make(target: str) -> None:
         file.write('"""The guest\'s half."""\n')
     _compile(target)
     make(target, INSIDE, version)
-    for directory, _, files in os.walk(target):  # whatever the caller's umask: guestd is another user in most boxes
+    for directory, _, files in os.walk(target):  # because of the caller's umask; guestd is mostly another user
         os.chmod(directory, 0o755)
         for path in (f"{directory}/{name}" for name in files):
             if not os.path.islink(path):
@@ -187,7 +185,7 @@ def _make(target: str) -> None:
 
 
 def _compile(target: str) -> None:
-    """Once, here: the folder is read-only inside, and a start would compile everything again."""
+    """Compile our package once: the folder is read-only inside, and every start would compile everything again."""
     import compileall
     import py_compile
 
@@ -204,7 +202,9 @@ def _ignored(_: str, names: list[str]) -> list[str]:
 
 
 def _copy_libraries(target: str, python: str, dynload: str) -> None:
-    """Of the interpreter and its extension modules, with theirs; and the loader under a fixed name."""
+    """Copy the libraries of the interpreter and its extension modules, and the loader under a fixed name."""
+    from ringfence.plan.rootfs import commands  # rarely needed: the folder is made once
+
     cache = commands.linker_cache()
     found: dict[str, str] = {}
     waiting = [python, *(f"{dynload}/{name}" for name in os.listdir(dynload))]
@@ -224,9 +224,9 @@ def _copy_libraries(target: str, python: str, dynload: str) -> None:
 
 
 def _take_preload_away(loader: str) -> None:
-    """The image's /etc/ld.so.preload would be loaded into guestd, with guestd's rights.
+    """Make our copy of the loader ignore the image's /etc/ld.so.preload, which guestd would load with its own rights.
 
-    Raises UnsupportedError for a loader that names the file in another way than once, as text.
+    Raises UnsupportedError for a loader that does not name this file exactly once, as text.
     """
     with open(loader, "rb") as file:
         program = file.read()

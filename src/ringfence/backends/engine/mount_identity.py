@@ -1,7 +1,7 @@
-"""What a policy's mounts and those in them are to show, held by descriptors from before an engine looks for it.
+"""The files that a policy's mounts are meant to show, held by descriptors from before an engine looks them up.
 
-Engines take paths, and a guest of another sandbox on the same folder can change what a path below it leads to. So it is
-compared once the box stands, before its first job: see guest/standing.py.
+Engines take paths, and a guest of another sandbox on the same folder can change what a path below it leads to. The
+mounts of a new box are therefore compared with these files before its first job: see guest/guestd/mount_check.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import contextlib
 import os
 
 from ringfence.errors import UnsupportedError
-from ringfence.guest.guestd import mount_check
-from ringfence.host.kernel_refusals import mounts_changed
 from ringfence.policy.host_paths import within
 from ringfence.shared import proc
 
@@ -20,22 +18,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringfence.backends.engine.rootfs import BoxBind
+    from ringfence.errors import SandboxLostError
     from ringfence.guest.guestd.protocols import Meant
 
 
 class Meaning:
-    """Of one box that is about to be made. Raises SandboxLostError for a link where there was none in the plan."""
+    """The files that one box is meant to show, held open from before the box is made.
+
+    Making a Meaning raises SandboxLostError for a path that is not what the plan looked at, such as a link.
+    """
 
     def __init__(self, binds: Sequence[BoxBind], *, flags: bool = True) -> None:
-        """`flags`: as in Meant."""
-        self._fds = contextlib.ExitStack()  # held, so that no inode is given out again
+        """`flags`: as in `Meant`."""
+        self._fds = contextlib.ExitStack()  # held, so that the kernel gives no inode to another file
         self._binds = tuple(binds)
         self._before = self._brought() if flags else []
         self.meant: Meant | None = None
-        asked = [bind for bind in binds if bind.writable or bind.inode is not None]  # read-only ones too: L16
+        asked = [bind for bind in binds if bind.writable or bind.inode is not None]  # read-only binds too: L16
         if not asked:
             return
-        looked_at = {bind.target: bind for bind in binds if any(within(bind.target, one.target) for one in asked)}
+        looked_at = {bind.target: bind for bind in binds if any(within(bind.target, each.target) for each in asked)}
         below = [
             (mount.device, mount.root)
             for mount in proc.mounts()
@@ -48,13 +50,13 @@ class Meaning:
         self.meant = {"places": places, "below": below, "flags": flags, "targets": None, "brought": []}
 
     def expect(self, targets: Sequence[str]) -> None:
-        """That nothing is mounted but there, and what an engine mounts of its own making in every box."""
-        brought = list(dict.fromkeys((*self._before, *self._brought())))  # others mount and unmount meanwhile
+        """Also require that nothing is mounted but at `targets`, and what the engine itself mounts in every box."""
+        brought = list(dict.fromkeys((*self._before, *self._brought())))  # other processes mount and unmount meanwhile
         meant: Meant = self.meant or {"places": [], "below": [], "flags": True, "targets": None, "brought": []}
         self.meant = {**meant, "targets": list(targets), "brought": brought}
 
     def _brought(self) -> list[tuple[str, str]]:
-        """What the host has mounted at and below the sources."""
+        """Return device and root of everything that the host has mounted at and below the sources."""
         return [
             (mount.device, mount.root)
             for mount in proc.mounts()
@@ -62,20 +64,28 @@ class Meaning:
         ]
 
     def _identity(self, bind: BoxBind) -> tuple[int, int]:
+        from ringfence.guest.guestd.mount_check import opened  # for policies with mounts alone
+
         try:
-            fd = mount_check.opened(bind.source)
+            fd = opened(bind.source)
         except OSError as error:
-            raise mounts_changed(f"{bind.source}: {error.strerror or error}") from None
+            raise _changed(f"{bind.source}: {error.strerror or error}") from None
         self._fds.callback(os.close, fd)
         status = os.fstat(fd)
         if bind.inode not in (None, (status.st_dev, status.st_ino)):
-            raise mounts_changed(f"{bind.source} is not what it was")
+            raise _changed(f"{bind.source} is not what it was")
         return status.st_dev, status.st_ino
 
     def check(self, pid: int) -> None:
-        """In the mounts of this process. Raises SandboxLostError; UnsupportedError when they cannot be seen."""
+        """Compare with the mounts of process `pid`.
+
+        Raises SandboxLostError for a difference, UnsupportedError when the mounts cannot be read, or when the engine's
+        own settings show more of the host.
+        """
         if self.meant is None:
             return
+        from ringfence.guest.guestd import mount_check
+
         try:
             os.stat(f"/proc/{pid}/root/")
             stray = mount_check.stray(self.meant, f"/proc/{pid}")
@@ -90,25 +100,31 @@ class Meaning:
             raise UnsupportedError(
                 f"the engine shows more of this host than it was asked to: {stray}",
                 code="engine-settings",
-                fix='take it out of the engine\'s own settings, such as containers.conf, or backend="process"',
+                fix='remove this from the engine\'s own settings, such as containers.conf, or backend="process"',
             )
         if found is not None:
-            raise mounts_changed(found)
+            raise _changed(found)
 
     def close(self) -> None:
         self._fds.close()
 
 
-def gofer_of(identity: str) -> int:
-    """The process that shows host files to a sandbox of gVisor's; 0 when there is none to be seen.
+def _changed(text: str) -> SandboxLostError:
+    from ringfence.host.kernel_refusals import mounts_changed
 
-    `identity`: of the sandbox, which its bundle's folder is named after.
+    return mounts_changed(text)
+
+
+def gofer_of(identity: str) -> int:
+    """Return the process that shows host files to a gVisor sandbox; 0 when no such process is visible.
+
+    `identity`: the sandbox's id, which its bundle's folder is named after.
     """
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 if os.stat(f"/proc/{name}").st_uid != os.geteuid():
-                    continue  # a guest's, perhaps, which may call itself anything
+                    continue  # perhaps a guest's process, which can give itself any name
                 with open(f"/proc/{name}/cmdline", "rb") as file:
                     words = file.read(1 << 14).decode("utf-8", "replace").split("\0")
             except OSError:

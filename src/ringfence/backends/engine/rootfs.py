@@ -1,7 +1,7 @@
-"""Turns a plan's operations into what every engine understands: a tree of folders, small files and links, and binds.
+"""Translation of a plan's operations for engines: a tree of folders, small files and links, and binds.
 
-The plan is the one of the process backend: the same image, the same programs, the same mounts. What an engine cannot do
-with a mount is refused here, never left out.
+The plan is the process backend's: the same image, the same programs, the same mounts. A mount that an engine cannot
+make is refused here, never left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOLDER = 0o755
 
 @final
 class BoxBind(Struct):
-    """A host path shown inside."""
+    """A host path that is shown inside."""
 
     source: str
     target: str  # absolute, inside
@@ -36,7 +36,7 @@ class BoxBind(Struct):
 
 @final
 class Skeleton(Struct):
-    """The root of a box before anything is bound into it."""
+    """The root of a box, and what is bound into it."""
 
     folders: tuple[str, ...]
     files: Mapping[str, str]  # path → text
@@ -48,7 +48,7 @@ class Skeleton(Struct):
 def skeleton(plan: LinuxPlan, backend: str) -> Skeleton:
     """Return the root that the plan describes.
 
-    Raises UnsupportedError for a mount that an engine cannot keep the plan's promises for.
+    Raises UnsupportedError for a mount that an engine cannot make as the plan promises.
     """
     kept = {f"/{op.target}": op for op in plan.template if _is_source(op)}
     making = _Making(backend)
@@ -100,12 +100,15 @@ class _Making:
             )
 
     def _check_name(self, target: str) -> None:
-        """Of an image's or a mount's: it is written into JSON and tables of mounts."""
+        """Raise UnsupportedError for a name from an image or a mount that we use, or that is not UTF-8.
+
+        Such names are written into JSON and into tables of mounts.
+        """
         if target.split("/", maxsplit=1)[0] in RESERVED:
             raise UnsupportedError(
-                f"the {self._backend} backend has something of its own at /{target}: no image or mount can have it",
+                f"the {self._backend} backend needs /{target} for itself: no image or mount can have this name",
                 code="mounts",
-                fix='take it out of the image, choose another target, or backend="process"',
+                fix='remove the name from the image, choose another target, or backend="process"',
             )
         try:
             target.encode()
@@ -126,7 +129,7 @@ class _Making:
                 self._files.setdefault(target, "")
 
     def _behind(self, target: str) -> str:
-        """The host path of something below a bind that was made before."""
+        """Return the host path that an earlier bind shows at `target`."""
         for bind in reversed(self._binds):
             if f"/{target}" == bind.target or f"/{target}".startswith(f"{bind.target}/"):
                 return bind.source + f"/{target}"[len(bind.target) :]
@@ -138,7 +141,7 @@ class _Making:
 
 
 def write(made: Skeleton, root: str) -> None:
-    """The tree as a folder of the host's."""
+    """Write the tree as a folder of the host."""
     os.makedirs(root, 0o755)
     for path in (*made.folders, *_OWN, ".ringfence"):
         os.makedirs(f"{root}/{path}", 0o755, exist_ok=True)
@@ -149,7 +152,7 @@ def write(made: Skeleton, root: str) -> None:
     for path, target in made.links.items():
         os.makedirs(os.path.dirname(f"{root}/{path}"), 0o755, exist_ok=True)
         os.symlink(target, f"{root}/{path}")
-    if os.stat(root).st_mode & 0o777 != _FOLDER:  # the caller's umask: guests are another user
+    if os.stat(root).st_mode & 0o777 != _FOLDER:  # because of the caller's umask; guests are another user
         _open_to_all(root)
 
 

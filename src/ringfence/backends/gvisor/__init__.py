@@ -1,1 +1,1 @@
-"""A user-space kernel: `runsc`, directly on an OCI bundle, without a daemon."""
+"""The gVisor backend: a user-space kernel, `runsc` on an OCI bundle, without a daemon."""

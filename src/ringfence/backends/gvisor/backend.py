@@ -1,4 +1,4 @@
-"""The gVisor backend: `runsc` on a bundle, a cgroup of our own around the whole of it, and guestd inside."""
+"""The gVisor backend: `runsc` on an OCI bundle, inside a cgroup of our own, with guestd inside."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ringfence.backends.engine import guestd_bundle, mount_identity
 from ringfence.backends.engine.backend import (
     engine_plan,
     guarded,
-    held,
     network_control,
     own_kernel_fence,
     own_kernel_room,
+    with_enforcement,
 )
 from ringfence.backends.engine.box import EngineBox
 from ringfence.backends.engine.rootfs import skeleton
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ringfence.values import Isolation
 
 _START_S = 30.0
-_CHANNEL = 1 << 21  # one piece of the relay's
+_CHANNEL = 1 << 21  # room for one piece of the relay
 _END_S = 10.0
 _JOIN = 'for fd in $JOIN; do echo 0 > "/proc/self/fd/$fd" || exit 125; done; unset JOIN; '
 _MOUNT = 'mount -n -a -T "$FSTAB" || exit 125; unset FSTAB; '
@@ -53,7 +53,7 @@ _OWN_MOUNTS = ("/usr/bin/unshare", "--mount", "--propagation=slave")
 
 @final
 class GvisorFacts(Struct):
-    """What gVisor's backend found out about this host."""
+    """The facts of this host that the gVisor backend plans with."""
 
     host: HostFacts
     version: str  # of runsc
@@ -74,7 +74,7 @@ class Gvisor(Struct):
         return "own-kernel"
 
     def facts(self) -> GvisorFacts:
-        """Return what this host can do. Which platform works is tried by the first launch."""
+        """Return what this host can do. The first launch tries which platform works."""
         return GvisorFacts(linux_facts(), runsc.installed().version)
 
     def plan(self, policy: Policy, image: FoundImage, facts: GvisorFacts) -> LinuxPlan:
@@ -82,23 +82,23 @@ class Gvisor(Struct):
         plan = engine_plan(self.name, policy, image, facts.host)
         if not facts.host.as_root and any(mount.mode == "rw" for mount in policy.mounts):
             raise UnsupportedError(
-                "without root the guest of gVisor is nobody's user on the host, and can write to no folder of it",
+                "without root the guest of gVisor has no rights on the host, and can write to no folder there",
                 code="mounts",
                 missing=[Missing("gvisor", "root, for a writable mount", 'backend="process"')],
             )
         check_pause(policy, facts.host)
-        return held(self.name, plan, _enforcement(plan, facts))
+        return with_enforcement(self.name, plan, _enforcement(plan, facts))
 
     def launch(self, plan: LinuxPlan, *, controls: Controls = ALL_ON) -> EngineBox:
         """Start a sandbox that has run nothing. Raises UnsupportedError, StartTimeoutError or SandboxLostError."""
         made = controls.plan(plan)
         found = runsc.find(self.platform)
 
-        # The caller's Python runs guestd there: starting a second one takes as long as all else together.
+        # The caller's Python runs guestd there: a second interpreter would double the time of a start.
         return guarded(made, lambda: _start(made, found, plan.enforcement, controls), starts_python_anew=made.foreign)
 
     def doctor(self) -> BackendReport:
-        """Look for runsc and run something with it. A second or two where no platform is known to work."""
+        """Look for runsc and run a sandbox. Takes a second or two where no platform is known to work."""
         from ringfence.doctor.engines import examine_gvisor
 
         return examine_gvisor()
@@ -124,7 +124,7 @@ def _enforcement(plan: LinuxPlan, facts: GvisorFacts) -> Enforcement:
 
 
 class GvisorWall:
-    """One runsc container."""
+    """A runsc container, as `EngineBox` uses it."""
 
     def __init__(self, found: runsc.Runsc, folder: str, group: Group | None, made: bundle.Made) -> None:
         self._found = found
@@ -136,6 +136,7 @@ class GvisorWall:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> socket.socket:
+        """Start runsc in its cgroup and mounts. Return the host's end of the channel to guestd."""
         ours, theirs = socket.socketpair()
         fast_stdlib.widen(ours, theirs, room=_CHANNEL)
         joins = self._group.join_fds() if self._group is not None else []
@@ -166,13 +167,14 @@ class GvisorWall:
         return ours
 
     def said(self) -> str:
+        """Return the last line that runsc wrote to its error stream."""
         self._errors.seek(0)
         text = self._errors.read(1 << 14).decode("utf-8", "replace").strip()
         return text.rpartition("\n")[2][:300]
 
     def how_it_ended(self) -> str:
         status = self._process.poll() if self._process is not None else None
-        return "runsc runs on, and its stream is cut" if status is None else f"runsc ended with status {status}"
+        return "runsc still runs, and its stream is cut" if status is None else f"runsc ended with status {status}"
 
     def usage(self) -> tuple[Usage, int]:
         if self._group is None:
@@ -192,7 +194,7 @@ class GvisorWall:
             self._group.thaw()
 
     def kill(self) -> None:
-        """The sentry and the gofer die with `runsc run`; the cgroup takes what would not."""
+        """Kill runsc, and with it the sentry and the gofer. Removing the cgroup kills what is left."""
         if self._group is not None:
             self._group.thaw()
         if self._process is not None and self._process.poll() is None:
@@ -242,7 +244,7 @@ def _root() -> str:
 
 
 def sweep() -> None:
-    """Bundles of processes that are gone. Their sandboxes ended with them."""
+    """Remove the bundles of library processes that are gone: a sandbox ends with its process."""
     root = _root()
     for name in os.listdir(root):
         owner = name.partition("_")[0]
@@ -269,7 +271,7 @@ def _start(plan: LinuxPlan, found: runsc.Runsc, enforcement: Enforcement, contro
             policy.limits,
             guestd=guestd,
             python=interpreter().executable if policy.commands == "any" and not plan.foreign else None,
-            env={"PATH": "/usr/bin:/bin", "HOME": "/workspace", "LC_ALL": "C"},  # guestd's, which looks for no locale
+            env={"PATH": "/usr/bin:/bin", "HOME": "/workspace", "LC_ALL": "C"},  # LC_ALL spares a search for a locale
             network=plan.outlets is not None,
             mounted=os.geteuid() == 0,
             shares=bool(policy.mounts),

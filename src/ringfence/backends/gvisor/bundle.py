@@ -1,9 +1,9 @@
 """An OCI bundle for one sandbox: config.json, a root folder, and what is mounted before runsc starts.
 
-As root, runsc starts in a mount namespace of its own, which ends with it. There the image and guestd are bound below
-the root folder, so that the gofer serves one tree instead of twenty. Where files must be counted, what a guest writes
-to is a tmpfs of the host's kernel: gVisor's own counts bytes alone. It is slower, and tells no watch that its folder
-was removed, hence only there.
+As root, runsc starts in a mount namespace of its own, which ends with runsc. There the image and guestd are bound below
+the root folder, so that the gofer serves one tree instead of twenty. Where files must be counted, a guest writes to a
+tmpfs of the host's kernel: gVisor's own tmpfs counts bytes alone. The host's is slower and reports no removed folder to
+a watch, and is therefore not used elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringfence.policy.model import Limits
 
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
-# For guestd's first moments: to have processes counted, an address for loopback, and to give all up before a guest.
+# For guestd's first moments: it has processes counted, gives loopback an address, and drops them all before a guest.
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE", "CAP_SETPCAP")
 _NETWORK = ("CAP_NET_ADMIN",)
 _ESCAPED = {ord(sign): f"\\{ord(sign):03o}" for sign in "\\ \t\n#"}
@@ -34,11 +34,11 @@ _ESCAPED = {ord(sign): f"\\{ord(sign):03o}" for sign in "\\ \t\n#"}
 
 @final
 class Made(Struct):
-    """How a bundle is to be started."""
+    """A bundle that was made, and how to start it."""
 
-    mounted: bool  # there is an fstab in it, to be mounted first
-    network: str  # of runsc's words: "none", unless config.json names another
-    binds: tuple[BoxBind, ...]  # of the host's files, covers of hidden ones too
+    mounted: bool  # it has an fstab, to be mounted first
+    network: str  # in runsc's words: "none", unless config.json names another
+    binds: tuple[BoxBind, ...]  # of host files, with the covers of hidden names
 
 
 def make(
@@ -55,11 +55,12 @@ def make(
     exact: bool = False,
     controls: Controls = ALL_ON,
 ) -> Made:
-    """`guestd`: the folder of `runtime`; `python`: as `runtime.command` takes it.
+    """Write the bundle to the folder `path` and return how to start it.
 
-    `mounted`: we may mount, and an `fstab` in it is to be mounted first.
-    `shares`: others may change host files that are seen inside, and each such change is seen there too.
-    `exact`: files are counted, for which it must be `mounted`.
+    `guestd`: the folder of guestd's own interpreter; `python`: as `guestd_bundle.command` takes it.
+    `mounted`: we may mount; the bundle gets an `fstab` to be mounted first.
+    `shares`: other processes may change host files that are shown inside, and the guest must see each change.
+    `exact`: files are counted, which needs `mounted`.
     """
     os.makedirs(path, 0o755)
     write(made, f"{path}/root")
@@ -71,11 +72,11 @@ def make(
     capabilities = [*_CAPABILITIES, *(_NETWORK if network else ())]
     config["process"]["capabilities"] = dict.fromkeys(("bounding", "permitted", "effective"), capabilities)
     config = controls.bundle(config)
-    asked = [mount for mount in config["mounts"] if mount["type"] == "bind"]
+    shown = [mount for mount in config["mounts"] if mount["type"] == "bind"]
     inodes = {(bind.source, bind.target): bind.inode for bind in made.binds}
     binds = tuple(
         BoxBind(where, target, "rw" in mount["options"], inodes.get((where, target)))
-        for mount in asked
+        for mount in shown
         for where, target in [(mount["source"], mount["destination"])]
     )
     if mounted:
@@ -89,7 +90,7 @@ def make(
 
 
 def _mounted_first(path: str, mounts: list[dict[str, Any]], *, binds: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """What is left to runsc, and the lines for `mount`."""
+    """Return the mounts that runsc makes, and the fstab lines for the mounts that are made before it starts."""
     left: list[dict[str, Any]] = []
     lines: list[str] = []
     for mount in mounts:
@@ -151,7 +152,7 @@ def _config(
 
 
 def _memory(target: str, size: int, mode: str, files: int | None) -> dict[str, object]:
-    """`files`: how many; one inode more is the file system's own."""
+    """Return the mount of a tmpfs. `files`: the most it can hold; the file system takes another inode."""
     options = ["nosuid", "nodev", f"mode={mode}", f"size={size}", "uid=1000", "gid=1000"]
     if files is not None:
         options.append(f"nr_inodes={files + 1}")
@@ -164,7 +165,7 @@ def _bind(source: str, target: str, *, writable: bool) -> dict[str, object]:
 
 
 def _cover(made: Skeleton, target: str) -> str:
-    """What hides it: a folder, or a file where it is one on the host."""
+    """Return the name of what covers `target`: the empty folder, or the empty file where the host has a file."""
     for bind in reversed(made.binds):
         if target.startswith(f"{bind.target}/"):
             return "empty" if os.path.isdir(bind.source + target[len(bind.target) :]) else "nothing"

@@ -1,4 +1,4 @@
-"""What this host's `runsc` is and can do: where it is, its version, and which platform really runs something here."""
+"""The `runsc` of this host: path, version, and the platform that really runs something here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ringfence.errors import Missing, UnsupportedError
 from ringfence.host import programs
 from ringfence.values import Struct, final
 
-PLATFORMS = ("systrap", "kvm", "ptrace")  # fastest first; kvm only where it answers
+PLATFORMS = ("systrap", "kvm", "ptrace")  # fastest first; kvm does not answer everywhere
 _PROBE_S = 6.0
-_WAY = 2  # of asking
+_PROBE_VERSION = 2  # of `_probe`: answers of another version are not used
 
 
 @final
@@ -29,16 +29,19 @@ _found: dict[str | None, Runsc] = {}
 
 
 def find(platform: str | None = None) -> Runsc:
-    """Raises UnsupportedError, with what is missing, where none works. Tried once for each process and program."""
+    """Return a runsc with a platform that works. Tried once for each process and program.
+
+    Raises UnsupportedError, with what is missing, where no platform works.
+    """
     known = _found.get(platform)
-    if known is None or programs.look_up("runsc").path != known.path:  # a guest could write there since
+    if known is None or programs.look_up("runsc").path != known.path:  # a guest can write to the old path by now
         known = _found[platform] = _find(platform)
     return known
 
 
 @final
 class Installed(Struct):
-    """A runsc that may be used. Whether it runs something here is not known yet."""
+    """A runsc that may be used. Not known yet: whether it runs something here."""
 
     path: str
     version: str
@@ -48,7 +51,7 @@ _versions: dict[tuple[str, int], str] = {}  # by path and time of change
 
 
 def installed() -> Installed:
-    """Return the runsc of this host. Raises UnsupportedError where there is none that may be used."""
+    """Return the runsc of this host. Raises UnsupportedError where no runsc may be used."""
     found = programs.look_up("runsc")
     if found.path is None:
         raise UnsupportedError(
@@ -71,7 +74,7 @@ def _find(platform: str | None) -> Runsc:
         why = known[name] if name in known else _probe(path, name)
         known[name] = why
         if why is None:
-            _remember(path, version, known)  # that none works may be of this moment, and is tried again
+            _remember(path, version, known)  # only a success: a failure of all may pass, and is tried again
             return Runsc(path, version, name)
         tried.append(f"{name}: {why}")
     raise UnsupportedError(
@@ -88,16 +91,16 @@ def _note() -> str:
 
 
 def _boot(path: str, version: str) -> list[object]:
-    """What an answer is good for: this boot and this runsc, and what the kernel lets processes like this one do."""
+    """Return the conditions of an answer: this boot, this runsc, and what the kernel permits to this process."""
     from ringfence.host import kernel_refusals
 
     allowed = [kernel_refusals.sysctl(name) for name in ("kernel.random.boot_id", "user.max_user_namespaces")]
     here = [os.stat("/proc/self/ns/user").st_ino, kernel_refusals.is_filtered()]
-    return [*allowed, *here, path, version, os.stat(path).st_mtime_ns, _WAY]
+    return [*allowed, *here, path, version, os.stat(path).st_mtime_ns, _PROBE_VERSION]
 
 
 def _remembered(path: str, version: str) -> dict[str, str | None]:
-    """A probe of kvm may take its whole deadline: each is made once in a boot."""
+    """Return the noted answers by platform, which hold for a boot: a probe of kvm may take its whole deadline."""
     try:
         with open(_note(), encoding="utf-8") as file:
             noted = json.load(file)
@@ -107,6 +110,7 @@ def _remembered(path: str, version: str) -> dict[str, str | None]:
 
 
 def _remember(path: str, version: str, known: dict[str, str | None]) -> None:
+    """Note the answers by platform for other processes."""
     new = f"{_note()}.{os.getpid()}-{os.urandom(3).hex()}"  # threads of one process may come here at once
     with open(new, "w", encoding="utf-8") as file:
         json.dump({"for": _boot(path, version), "platforms": known}, file)
@@ -137,14 +141,16 @@ _PROBE = {
 
 
 def _probe(path: str, platform: str) -> str | None:
-    """None when `true` ran under it. In a bundle, as every sandbox has: `runsc do` wants to write to /tmp."""
+    """Run `true` under a platform. Return None when it ran, otherwise why not.
+
+    In a bundle, as for every sandbox: `runsc do` would write to /tmp.
+    """
     from ringfence.host import process_id, state
 
-    folder = (
-        f"{state.disk_directory('gvisor')}/{process_id.name()}_{os.urandom(4).hex()}"  # as bundles are, for the sweep
-    )
+    # Named as bundles are, so that the sweep removes it.
+    folder = f"{state.disk_directory('gvisor')}/{process_id.name()}_{os.urandom(4).hex()}"
     os.makedirs(f"{folder}/root")
-    os.chmod(f"{folder}/root", 0o755)  # whatever the caller's umask
+    os.chmod(f"{folder}/root", 0o755)  # because of the caller's umask
     mounts = []
     for name in ("usr", "bin", "lib", "lib64"):
         if os.path.islink(f"/{name}"):
@@ -162,16 +168,16 @@ def _probe(path: str, platform: str) -> str | None:
 
 
 def _ran(path: str, platform: str, folder: str) -> str | None:
-    """kvm may hang, hence the deadline; what is left of it is killed with its group."""
+    """Run a bundle with a deadline, because kvm may hang. Return None, or why it failed."""
     flags = [f"--root={folder}/state", f"--platform={platform}", "--network=none", "--ignore-cgroups", *rootless()]
-    # The name is one of the host's network namespace, which may have another process of our number.
+    # The name must be unique in the host's network namespace, where another process may have our number.
     command = [path, *flags, "run", f"--bundle={folder}", os.path.basename(folder)]
     try:
         process = subprocess.Popen(
             command,
             env=programs.environment(path),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # no /dev/null: runsc gives its streams to the user inside, and so the host's device
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -179,15 +185,16 @@ def _ran(path: str, platform: str, folder: str) -> str | None:
     except OSError as error:
         return str(error.strerror)
     try:
-        _, said = process.communicate(timeout=_PROBE_S)
+        _, errors = process.communicate(timeout=_PROBE_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.communicate()
         return f"no answer within {_PROBE_S:g} s"
     if process.returncode == 0:
         return None
-    return (said.strip().rpartition("\n")[2] or f"exit code {process.returncode}")[:200]
+    return (errors.strip().rpartition("\n")[2] or f"exit code {process.returncode}")[:200]
 
 
 def rootless() -> list[str]:
+    """Return the flag that runsc needs without root."""
     return [] if os.geteuid() == 0 else ["--rootless"]

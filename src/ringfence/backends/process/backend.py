@@ -39,7 +39,7 @@ class Process(Struct):
         return "shared-kernel"
 
     def facts(self) -> HostFacts:
-        """Return what this host can do. Once sandboxes are made, with the cgroups that they are in."""
+        """Return what this host can do, with the cgroups of this process's sandboxes once there are any."""
         from ringfence.backends.process.pool import tree_in_use
         from ringfence.host.facts import found_tree
 
@@ -54,12 +54,15 @@ class Process(Struct):
         return plan
 
     def launch(self, plan: LinuxPlan, *, controls: Controls = ALL_ON) -> ProcessBox:
-        """Start a sandbox that has run nothing. Raises UnsupportedError, or a SandboxError for what may pass."""
+        """Start a sandbox that has run nothing.
+
+        Raises UnsupportedError, or a SandboxError for a failure that may pass.
+        """
         _warn_if_weaker(plan)
         return start(self, plan, controls)
 
     def doctor(self) -> BackendReport:
-        """Try every step of a start, in processes of their own. About half a second."""
+        """Try every step of a start, each in a process of its own. Takes about half a second."""
         from ringfence.doctor.process import examine_process
 
         return examine_process()
@@ -101,10 +104,10 @@ def _launch_once(plan: LinuxPlan) -> ProcessBox:
 
 
 def _launch_guarded(plan: LinuxPlan) -> ProcessBox:
-    """Start a sandbox; where it shows host paths, hold their protected ones from before the start until after the end.
+    """Start a sandbox, with a guard on the protected paths of its mounts from before the start until after the end.
 
-    Raises as Pool.take does, SandboxLostError for a folder that is none any more, and OSError when a placeholder cannot
-    be made; nothing is left then.
+    Raises as `Pool.take` does, SandboxLostError for a mounted folder that is no folder any more, and OSError when a
+    placeholder cannot be made; nothing is left then.
     """
     if not plan.policy.mounts:
         return _pool(plan).take(plan)
@@ -127,9 +130,9 @@ def _pool(plan: LinuxPlan) -> Pool:
 
 
 def begin_ahead(plan: LinuxPlan) -> None:
-    """Ask for the one sandbox of a command before it is launched; `launch` of the same plan then finds it.
+    """Begin the only sandbox of a command ahead of time; `launch` of the same plan then returns it.
 
-    Failing is no error here: the launch tries again and says why.
+    A failure here is ignored: the launch tries again and reports it.
     """
     if not plan.shared:
         return
@@ -140,7 +143,7 @@ def begin_ahead(plan: LinuxPlan) -> None:
 
 
 def release_image(digest: str) -> bool:
-    """Drop what is kept ready for sandboxes of a stored image. Returns False while one of them is there."""
+    """Drop everything kept ready for sandboxes of a stored image. Returns False while such a sandbox exists."""
     from ringfence.backends.process import pool
     from ringfence.images.store import release
 
@@ -160,7 +163,7 @@ def _too_weak(plan: LinuxPlan) -> UnsupportedError:
     if plan.enforcement.weaker == ("disk",):
         missing = [Missing("process", "a quota on the workspace, which on disk takes root", 'workspace="memory"')]
     return UnsupportedError(
-        f"the policy is strict, and a weaker mechanism would hold {'; '.join(parts)}",
+        f"the policy is strict, and a weaker mechanism would enforce {'; '.join(parts)}",
         code="strict",
         missing=missing,
     )
@@ -170,7 +173,7 @@ _warned: set[tuple[str, ...]] = set()
 
 
 def _warn_if_weaker(plan: LinuxPlan) -> None:
-    """Warn the caller once for each set of limits. A command says it after the run, in the words of its options."""
+    """Warn the caller of weaker limits, once for each set of limits. A command reports them after the run."""
     weaker = plan.enforcement.weaker
     if not weaker or weaker in _warned or zygote_start.is_command():
         return

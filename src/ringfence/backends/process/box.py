@@ -1,4 +1,4 @@
-"""One process sandbox as the library holds it: its channel, its cgroup, its uid, and how all of it goes away."""
+"""The library's side of a process sandbox: channel, cgroup, uid, and the removal of all three."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _STAND_STILL_S = 1.0  # the most that a guest is stopped for while a protected p
 
 
 class ProcessBox:
-    """Not safe from two threads at once; the layers above hold one lock for each sandbox."""
+    """A sandbox of the process backend.
+
+    Not safe from two threads at once: the layers above hold one lock for each sandbox.
+    """
 
     def __init__(
         self,
@@ -64,15 +67,18 @@ class ProcessBox:
         self._gone = False
         self.is_unprotected = False
         self._was_paused = False
-        self._still = _thread.allocate_lock()  # while a path is put back: a pause in that time would be undone
+        self._still = _thread.allocate_lock()  # held while a path is put back: a pause meanwhile would be undone
         self._findings: tuple[Denial, ...] = ()
         self.on_destroyed: list[Callable[[], None]] = []
-        self.outlet_channel: socket | None = None  # with a network: what PID 1 sends the listeners by
+        self.outlet_channel: socket | None = None  # with a network: the socket by which PID 1 sends the listeners
         self.outlet: Outlet | None = None
         self.listeners: list[int] = []  # resolver by UDP, by TCP, proxy, then each port of the plan; for the gateway
 
     def wait_ready(self, deadline: float) -> None:
-        """Raises UnsupportedError when the host refused a step, StartTimeoutError, or another SandboxError."""
+        """Wait until the sandbox is built, with guestd ready.
+
+        Raises UnsupportedError when the host refused a step, StartTimeoutError, or another SandboxError.
+        """
         reader = frames.Reader()
         while True:
             left = deadline - time.monotonic()
@@ -80,8 +86,8 @@ class ProcessBox:
                 raise StartTimeoutError("the sandbox did not start in time", fix="try again when the host is less busy")
             data = self.channel.recv(1 << 12)
             if not data:
-                said = "the sandbox ended while it was built: its monitor, or what it is forked from, was killed"
-                raise SandboxLostError(said, fix="try again: new ones are started")
+                message = "the sandbox ended while it was built: its monitor or its forker was killed"
+                raise SandboxLostError(message, fix="try again: new ones are started")
             try:
                 arrived = [frames.event(frame.payload) for frame in reader.feed(data)]
             except frames.WireError as error:
@@ -99,7 +105,7 @@ class ProcessBox:
             killed = self._group is not None and bool(self._group.usage().oom_kills)
             raise explain_refusal(str(event["error"]), event["errno"], out_of_memory=killed)
         if event["ev"] != "ready":
-            raise SandboxLostError("the sandbox's monitor said something else than that it is ready")
+            raise SandboxLostError("the sandbox's monitor did not say that the sandbox is ready")
         pid = event["init"]
         assert isinstance(pid, int)
         try:
@@ -108,7 +114,7 @@ class ProcessBox:
             raise SandboxLostError("the sandbox ended as soon as it was built", fix="try again") from None
 
     def _take_listeners(self, channel: socket) -> None:
-        """PID 1 sent them before anybody said "ready"."""
+        """Receive the listening sockets, which PID 1 sent before the monitor said "ready"."""
         self.outlet_channel = None
         try:
             channel.setblocking(False)
@@ -125,12 +131,13 @@ class ProcessBox:
         arrived, self.listeners = self.listeners, []
         for fd in arrived:
             os.close(fd)
-        if arrived:  # the kernel hands over as many as this process has room for
+        if arrived:  # this process had no room for all: the kernel hands over as many as fit
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         raise SandboxLostError("the sandbox came without its listeners", fix="try again")
 
     @property
     def ready_now(self) -> bool:
+        """Whether `wait_ready` has an answer without waiting."""
         return self._readable(0)
 
     def _hung_up(self) -> bool:
@@ -158,7 +165,7 @@ class ProcessBox:
 
     @property
     def generation(self) -> object:
-        """Sandboxes of equal ones have the same addresses."""
+        """The zygote: all sandboxes forked from it have the same memory addresses."""
         return self.template.zygote
 
     @property
@@ -166,11 +173,14 @@ class ProcessBox:
         return self.plan.memory_bytes
 
     def give_image(self, fd: int) -> None:
-        """Memory for its next session that asks for one."""
+        """Hand over a memory image for the next session that asks for one."""
         self.template.give(self._number, fd)
 
     def owns(self, pid: int) -> bool:
-        """Whether that is a process of this sandbox's. Ask while it stands still: a number may be given out again."""
+        """Return whether a process belongs to this sandbox.
+
+        The process must be stopped: the kernel may give the number of an ended process to another process.
+        """
         try:
             status = proc.fields(f"/proc/{pid}/status")
             made_by_us = proc.fields(f"/proc/{status['PPid']}/status")["PPid"] == str(self.template.zygote.pid)
@@ -180,7 +190,7 @@ class ProcessBox:
         return made_by_us and inside and (self._uid is None or status["Uid"].split()[0] == str(self._uid.uid))
 
     def freeze(self) -> bool:
-        """Whether everything inside stands still. False also where there is no freezer."""
+        """Stop everything inside. Returns False where that failed or no freezer exists."""
         try:
             with self._still:
                 return self.can_freeze and self._group is not None and self._group.freeze()
@@ -192,12 +202,15 @@ class ProcessBox:
         return self._group is not None and self._group.can_freeze
 
     def thaw(self) -> None:
-        """guestd does it, when this returns: it stands outside."""
+        """Wait until no path is being put back. guestd, which is not frozen, then lets the guest go on."""
         with self._still:
-            pass  # a guest that goes on while a protected path is put back has to be stopped
+            pass  # the guest must not run while a protected path is put back
 
     def hold_still(self) -> bool:
-        """Whether everything inside stands still now, until `let_go_on`. One that a caller has paused stays so."""
+        """Stop everything inside until `let_go_on`, and return whether that worked.
+
+        A sandbox that its caller has paused stays paused afterwards.
+        """
         self._still.acquire()
         group = self._group
         if group is None or not group.can_freeze:
@@ -209,7 +222,7 @@ class ProcessBox:
             return False
 
     def let_go_on(self) -> None:
-        """After `hold_still`, whatever that said or raised."""
+        """Undo `hold_still`, whatever it returned or raised."""
         try:
             if self._group is not None and self._group.can_freeze and not self._was_paused:
                 self._group.thaw()
@@ -217,16 +230,16 @@ class ProcessBox:
             self._still.release()
 
     def protect_again(self, paths: list[tuple[str, int, int]]) -> str:
-        """Make paths inside, by path, device and inode, read-only once more. Returns "", or why that could not be.
+        """Make paths inside read-only once more. Each is path, device and inode. Returns "", or why it failed.
 
-        To be called while everything inside stands still; a caller who let it go on meanwhile is found out.
+        To be called between `hold_still` and `let_go_on`. Notices a caller that let the guest go on meanwhile.
         """
         try:
-            said = self._ask_for_protection(paths)
+            failure = self._ask_for_protection(paths)
         except (OSError, SandboxLostError) as error:
             return str(error)
-        stands = self._group is not None and self._group.is_frozen()
-        return said if said or stands else "the guest was let go on meanwhile"
+        still = self._group is not None and self._group.is_frozen()
+        return failure if failure or still else "the guest was let go on meanwhile"
 
     def _ask_for_protection(self, paths: list[tuple[str, int, int]]) -> str:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
@@ -236,20 +249,20 @@ class ProcessBox:
             theirs = -1
             waiter = select.poll()
             waiter.register(ours, select.POLLIN)
-            said = os.read(ours, 256) if waiter.poll(_STAND_STILL_S * 1000) else b"no answer"
+            answer = os.read(ours, 256) if waiter.poll(_STAND_STILL_S * 1000) else b"no answer"
         finally:
             os.close(ours)
             if theirs >= 0:
                 os.close(theirs)
-        return "" if said == b"done" else said.decode("utf-8", "replace") or "the forker is gone"
+        return "" if answer == b"done" else answer.decode("utf-8", "replace") or "the forker is gone"
 
     def kill(self) -> None:
-        """PID 1 by its pidfd (C08): the kernel kills everything inside with it."""
+        """Kill PID 1 by pidfd (C08). The kernel then kills everything else inside."""
         if self._init_pidfd >= 0:
             fast_stdlib.signal_pidfd(self._init_pidfd, fast_stdlib.SIGKILL)
 
     def close(self) -> None:
-        """Kill now, clean up behind the caller's back."""
+        """Kill everything inside now; another thread cleans up. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -260,10 +273,10 @@ class ProcessBox:
         except OSError:
             pass  # the monitor has gone
         finally:
-            self._retire(self)  # whatever interrupts the caller: nobody comes here again
+            self._retire(self)  # even when the caller is interrupted: `close` does nothing the next time
 
     def _drop_outlet(self) -> None:
-        """Nobody answers inside any more. The listeners hold the network namespace: they go first."""
+        """Close the gateway's side and the listeners. The network namespace lasts as long as the listeners do."""
         if self.outlet is not None:
             self.outlet.close()
         if self.outlet_channel is not None:
@@ -273,9 +286,9 @@ class ProcessBox:
         self.listeners = []
 
     def destroy(self) -> None:
-        """Wait for the end, then remove what is left. Called once, by whoever `retire` gave it to."""
+        """Wait for the end, then remove what is left. Called once, after `retire`, by the pool."""
         try:
-            self._see_the_end(time.monotonic() + _END_S)
+            self._wait_for_the_end(time.monotonic() + _END_S)
         except OSError:
             pass  # the channel is gone already
         try:
@@ -293,8 +306,8 @@ class ProcessBox:
                 self._gone = True
                 self._until_destroyed.release()
 
-    def _see_the_end(self, deadline: float) -> None:
-        """The monitor closes its end when everything inside is gone."""
+    def _wait_for_the_end(self, deadline: float) -> None:
+        """Wait until the monitor closes the channel, as it does when everything inside is gone."""
         try:
             self.channel.settimeout(_END_S)
             while time.monotonic() < deadline and self.channel.recv(1 << 16):
@@ -306,14 +319,14 @@ class ProcessBox:
                 self._init_pidfd = -1
 
     def wait_destroyed(self, timeout_s: float) -> bool:
-        """After close(): whether nothing is left."""
+        """Return, after `close`, whether nothing is left."""
         gone = self._until_destroyed.acquire(timeout=max(0.0, timeout_s))
         if gone:
-            self._until_destroyed.release()  # for whoever else waits
+            self._until_destroyed.release()  # for other threads that wait
         return gone
 
     def abandon(self) -> None:
-        """The caller closed our descriptors. Their numbers may be others' by now, so none is closed again."""
+        """Drop every descriptor without closing any: the caller did that, and may have reused the numbers."""
         self._closed = True
         self.channel.detach()
         if self._own_template:
@@ -327,12 +340,12 @@ class ProcessBox:
             self._uid.abandon()
 
     def remove_group(self) -> None:
-        """Kill what is in the cgroup and remove it, where there is one."""
+        """Kill the processes of the cgroup and remove it, where the sandbox has a cgroup."""
         if self._group is not None:
             self._group.remove()
 
     def forget(self) -> None:
-        """In a forked child of the library: the sandbox is not ours."""
+        """Close this copy of every descriptor in a forked child of the library: the sandbox is the parent's."""
         self._closed = True
         self.channel.close()
         if self.outlet is not None:
@@ -345,13 +358,13 @@ class ProcessBox:
             os.close(self._init_pidfd)
             self._init_pidfd = -1
         if self._uid is not None:
-            self._uid.release()  # only this copy of the lock: the parent holds on
+            self._uid.release()  # only this copy of the lock: the parent still holds its own
 
     def findings(self) -> tuple[Denial, ...]:
         return self._findings
 
     def stop_unprotected(self, found: tuple[Denial, ...]) -> None:
-        """A protected path is not protected any more: that is why everything inside ends now."""
+        """Kill everything inside because a protected path is not protected any more. `found` says which."""
         self.add_findings(found)
         self.is_unprotected = True
         self.kill()

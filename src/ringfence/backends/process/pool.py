@@ -1,7 +1,7 @@
-"""Owns what this library process keeps between sandboxes: spares, and the thread that builds them and cleans up.
+"""The sandboxes of this library process: zygote, templates, spares, and the thread that builds spares and cleans up.
 
-A spare is a sandbox that is built and fenced and has never run guest code. It is given out once. Spares are kept only
-for policies that name no host files, because what such a policy shows may change.
+A spare is a sandbox that is built and fenced and has never run guest code. Each is given out once. Spares are kept only
+for policies that name no host files, because host files may change.
 """
 
 from __future__ import annotations
@@ -32,34 +32,44 @@ if TYPE_CHECKING:
     from ringfence.plan.model import LinuxPlan
     from ringfence.plan.rootfs.interpreter import Interpreter
 
+_MOST_PROCESSES = 4_194_304  # the kernel's own limit: it refuses a larger pids.max
+_SHELVES = 32
+_MOST_SPARES = 4
+_SPARE_IDLE_S = 60.0
+_REFILL_AFTER_S = 0.004
+_FIRST_REFILL_S = 0.03  # a program that runs once and ends does not pay for a spare that it never uses
 
-# MERGED: A descriptor that nobody else uses: when its number has another file, or none, the caller closed what is ours.
+
+# ── whether the caller has closed our descriptors ────────────────────────────────────────────────────
 #
-# Daemons do that. Then no descriptor of ours can be trusted to be ours.
+# Daemons close every descriptor. We therefore keep one that nothing else uses: when its number leads to another file,
+# or to none, no descriptor of this process can be trusted to be ours.
 
 
 _opened: list[tuple[int, int]] = []  # the descriptor and its inode
 
 
 def open_once() -> None:
+    """Open the descriptor by which `is_dead` notices that the caller closed ours. Idempotent."""
     if not _opened:
         fd = os.memfd_create("ringfence", os.MFD_CLOEXEC)
         _opened.append((fd, os.fstat(fd).st_ino))
 
 
 def is_dead() -> bool:
-    """Whether it was opened and is no longer ours."""
+    """Return whether the caller has closed our descriptors since `open_once`."""
     return bool(_opened) and not _lives()
 
 
 def close() -> None:
+    """Close this descriptor, unless the caller has closed it."""
     if _opened and _lives():
         os.close(_opened[0][0])
     forget()
 
 
 def forget() -> None:
-    """Without closing: the number may be somebody else's by now."""
+    """Drop the descriptor without closing it: the caller may have reused the number."""
     _opened.clear()
 
 
@@ -71,12 +81,11 @@ def _lives() -> bool:
         return False
 
 
-# MERGED: The zygote of a pool, and the templates that were made of it: one for each view, remade when the zygote is
-# gone.
-
-
 class Templates:
-    """Safe from several threads."""
+    """The zygote of a pool and the templates, one for each view. All are made again when the zygote is gone.
+
+    Safe from several threads.
+    """
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...], tree: Tree | None) -> None:
         self._interpreter = interpreter
@@ -88,7 +97,7 @@ class Templates:
         self._outgrown: list[Template] = []  # replaced, and still with sandboxes
 
     def get(self, plan: LinuxPlan) -> Template:
-        """Policies that differ in limits alone share a view, and so its template."""
+        """Return the template for a plan. Policies that differ in limits alone share a view, and with it a template."""
         view = id(plan.template)
         with self._lock:
             zygote = self._live_zygote()
@@ -105,7 +114,7 @@ class Templates:
         return template
 
     def grown(self, plan: LinuxPlan) -> Template:
-        """One from a zygote that has loaded everything: what is kept is to be fast."""
+        """Return a template that was made after its zygote had loaded everything, because spares are to be fast."""
         template = self.get(plan)
         if not template.young:
             return template
@@ -120,13 +129,13 @@ class Templates:
             if known is template:
                 self._of_view[id(plan.template)] = known = grown
                 self._outgrown.append(template)
-        if known is not grown:  # lost meanwhile, or another thread's
+        if known is not grown:  # closed meanwhile, or another thread was first
             grown.close()
             return self.get(plan)
         return grown
 
     def close_outgrown(self, used: Iterable[Template]) -> None:
-        """Those of the past that are not in `used`."""
+        """Close the replaced templates that are not in `used`."""
         with self._lock:
             unused = [template for template in self._outgrown if template not in used]
             self._outgrown = [template for template in self._outgrown if template not in unused]
@@ -135,16 +144,18 @@ class Templates:
 
     @property
     def has_outgrown(self) -> bool:
+        """Whether some replaced template is still open."""
         return bool(self._outgrown)
 
     def drop(self, plan: LinuxPlan, template: Template) -> None:
-        """Close it. Not one that another thread has put in its place meanwhile."""
+        """Close a template, and stop using it unless another thread has replaced the template."""
         with self._lock:
             if self._of_view.get(id(plan.template)) is template:
                 del self._of_view[id(plan.template)]
         template.close()
 
     def release(self, view: tuple[object, ...]) -> None:
+        """Close the template of a view, the tuple that is its plans' `template`."""
         with self._lock:
             template = self._of_view.pop(id(view), None)
         if template is not None:
@@ -157,13 +168,13 @@ class Templates:
             self._zygote.close()
 
     def abandon(self) -> Zygote | None:
-        """Let go of every descriptor. What is left is for the caller to see end, which may take a while."""
+        """Drop every descriptor and return the zygote, whose end the caller of this method waits for."""
         for template in self._all():
             template.abandon()
         return self._zygote
 
     def forget(self) -> None:
-        """In a forked child of the library."""
+        """Close this copy of every descriptor in a forked child of the library."""
         for template in self._all():
             template.forget()
         if self._zygote is not None:
@@ -184,16 +195,8 @@ class Templates:
         return self._zygote
 
 
-_MOST_PROCESSES = 4_194_304  # the kernel's own: it refuses a larger pids.max
-_SHELVES = 32
-_MOST_SPARES = 4
-_SPARE_IDLE_S = 60.0
-_REFILL_AFTER_S = 0.004
-_FIRST_REFILL_S = 0.03  # a program that runs one thing and ends does not pay for what it never uses
-
-
 class Shelf:
-    """The spares of one plan: how many are wanted follows how many are asked for at once."""
+    """The spares of a plan. The wanted number grows with the number of sandboxes needed at once."""
 
     def __init__(self, plan: LinuxPlan) -> None:
         self.plan = plan
@@ -204,7 +207,7 @@ class Shelf:
 
 
 class Pool:
-    """One per library process and interpreter. Safe from several threads."""
+    """The sandboxes of one library process and interpreter. Safe from several threads."""
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...]) -> None:
         self.tree: Tree | None = found_tree()
@@ -220,12 +223,12 @@ class Pool:
         self._is_first = True
         self._ahead: tuple[LinuxPlan, Group] | None = None
         self._asked: tuple[LinuxPlan, Template, ProcessBox] | None = None
-        self._boxes: set[ProcessBox] = set()  # given out, kept or being removed: a fork of the caller lets go of them
+        self._boxes: set[ProcessBox] = set()  # given out, kept or being removed; a fork of the caller forgets them
 
     def take(self, plan: LinuxPlan, *, stake: int = -1) -> ProcessBox:
-        """A sandbox that follows `plan` and has run nothing. Raises what ProcessBox.wait_ready raises.
+        """Return a sandbox that follows `plan` and has run nothing. Raises what `ProcessBox.wait_ready` raises.
 
-        `stake`: a descriptor that its monitor keeps until nothing of it is left.
+        `stake`: a descriptor that the sandbox's monitor keeps until nothing of the sandbox is left.
         """
         deadline = time.monotonic() + START_S
         kept = plan.shared and plan.disk is None and not zygote_start.is_command()  # a disk is made for one sandbox
@@ -237,7 +240,7 @@ class Pool:
                 return box
             except BaseException as error:
                 box.close()
-                if not _may_pass(error):  # its template died while it waited
+                if not _may_pass(error):  # else the spare's template died while it waited
                     raise
         self._make_group_ahead(plan)
         asked, self._asked = self._asked, None
@@ -250,10 +253,10 @@ class Pool:
                     template = self._templates.get(plan)
                     box = self._start(plan, template, stake=stake)
                 if shelf is not None and self._thread is None:
-                    self._start_thread()  # while it is built
+                    self._start_thread()  # while the sandbox is built
                 template.wait_built()
                 box.wait_ready(deadline)
-                self._refill_soon(shelf)  # now: a spare that is built beside it would be in its way
+                self._refill_soon(shelf)  # not earlier: a spare built at the same time would slow this sandbox
                 return box
             except BaseException as error:
                 if box is not None:
@@ -265,7 +268,7 @@ class Pool:
         raise AssertionError("unreachable")
 
     def ask(self, plan: LinuxPlan) -> None:
-        """For a command, which makes one sandbox: begin it. `take` gives it out."""
+        """Begin the only sandbox of a command. `take` then returns it."""
         template = self._templates.get(plan)
         self._asked = (plan, template, self._start(plan, template))
 
@@ -279,7 +282,7 @@ class Pool:
             else:
                 self.misses += 1
                 shelf.wanted = min(_MOST_SPARES, shelf.wanted + 1) if shelf.wanted else 0
-            del shelf.spares[:1]  # last: who is interrupted before it leaves the spare there
+            del shelf.spares[:1]  # last: an interrupt before this line leaves the spare on the shelf
         for spare in gone:
             spare.close()
         return shelf, box
@@ -289,13 +292,14 @@ class Pool:
             self._do(shelf)
 
     def _start(self, plan: LinuxPlan, template: Template, *, waits: bool = False, stake: int = -1) -> ProcessBox:
-        """`waits`: nobody does for it."""
+        """Begin a sandbox. `waits`: it is a spare, for which no caller waits."""
         with self._lock:
             self._count += 1
             number = self._count
         box_id = f"{number}-{os.urandom(3).hex()}"
         group = self._group(plan, box_id)
-        uid, disk = None, -1
+        uid = None
+        disk = -1
         ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_STREAM)
         fast_stdlib.widen(ours, theirs)
         outlet = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET) if plan.outlets is not None else None
@@ -341,7 +345,7 @@ class Pool:
         return {**self._python, "fresh": plan.fresh}
 
     def release(self, view: tuple[object, ...]) -> bool:
-        """Drop template and spares of a view: the tuple that is its plans' `template`. False while one is in use."""
+        """Drop template and spares of a view, the `template` of some plans. Returns False while a sandbox uses it."""
         with self._lock:
             shelves = [shelf for shelf in self._shelves.values() if shelf.plan.template is view]
             spares = [spare for shelf in shelves for spare in shelf.spares]
@@ -368,7 +372,7 @@ class Pool:
         *,
         waits: bool,
     ) -> None:
-        """Ask for the sandbox, with what is bound late: its uid, its CPUs, its cgroup."""
+        """Ask the template for the sandbox, with what differs between sandboxes of a plan: uid, CPUs, cgroup."""
         named: list[tuple[str, int | None]] = [*sockets]
         opened: list[int | None] = []
         try:
@@ -411,19 +415,19 @@ class Pool:
         try:
             return self.tree.create(box_id, GroupLimits(plan.memory_bytes, processes, plan.cpus))
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # of this process, and no fault of the groups
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files: no fault of the cgroups
                 raise
             from ringfence.host.kernel_refusals import is_lasting
 
-            said = f"no cgroup could be made for the sandbox: {error}"
+            message = f"no cgroup could be made for the sandbox: {error}"
             if is_lasting(error.errno):
-                raise UnsupportedError(said, code="cgroup", fix="ringfence doctor") from None
+                raise UnsupportedError(message, code="cgroup", fix="ringfence doctor") from None
             full = error.errno in (errno.EAGAIN, errno.ENOSPC)
             fix = "close sandboxes, or raise cgroup.max.descendants above them" if full else "try again"
-            raise SandboxError(said, code="cgroup", fix=fix, retryable=True) from None
+            raise SandboxError(message, code="cgroup", fix=fix, retryable=True) from None
 
     def _make_group_ahead(self, plan: LinuxPlan) -> None:
-        """The first one's, on cgroup v1, where it is five folders: while its zygote still starts."""
+        """Make the first sandbox's cgroup while the zygote still starts, on cgroup v1, where it is five folders."""
         with self._lock:
             first, self._is_first = self._is_first, False
         if first and plan.cgroup and self.tree is not None and self.tree.kind == "cgroup v1":
@@ -438,7 +442,7 @@ class Pool:
             self._templates.close_outgrown({box.template for box in list(self._boxes)})
 
     def _shelf(self, plan: LinuxPlan) -> tuple[Shelf, list[ProcessBox]]:
-        """The plan's, and the spares of one that had to go for it. Caller holds the lock."""
+        """Return the plan's shelf, and the spares of a shelf that was dropped for it. The caller holds the lock."""
         shelf = self._shelves.get(id(plan))
         if shelf is not None:
             shelf.wanted = max(1, shelf.wanted)
@@ -453,7 +457,8 @@ class Pool:
     # the thread that builds spares and removes what has ended
 
     def _do(self, work: ProcessBox | Shelf) -> None:
-        if self._thread is None:  # asked without the lock: it is held while a zygote starts, and a caller may be a loop
+        """Have the thread refill a shelf, or destroy a sandbox."""
+        if self._thread is None:  # read without the lock, which is held while a zygote starts: an event loop may call
             self._start_thread()
         if self._closed:
             if isinstance(work, ProcessBox):
@@ -484,7 +489,7 @@ class Pool:
                 if isinstance(work, ProcessBox):
                     self._destroy(work)
                 else:
-                    # let the run that took the spare have the CPU first
+                    # The run that took the spare gets the CPU first.
                     due.setdefault(id(work), (time.monotonic() + work.refill_after_s, work))
             for key, (at, shelf) in list(due.items()):
                 if time.monotonic() >= at:
@@ -495,7 +500,7 @@ class Pool:
         try:
             box.destroy()
         except OSError:
-            return  # a descriptor that the caller closed under us; what is left of it is for the sweep
+            return  # the caller closed a descriptor of ours; the sweep removes what is left
 
     def _refill(self, shelf: Shelf) -> None:
         shelf.refill_after_s = _REFILL_AFTER_S
@@ -503,7 +508,7 @@ class Pool:
             try:
                 spare = self._start(shelf.plan, self._templates.grown(shelf.plan), waits=True)
             except (RingfenceError, OSError):
-                return  # the next take() meets the same failure and says so to the caller
+                return  # the next take() meets the same failure and raises it
             self._close_outgrown()
             if not self._shelve(shelf, spare):
                 spare.close()
@@ -525,7 +530,7 @@ class Pool:
             spare.close()
 
     def close(self) -> None:
-        """End everything that is kept and wait until it is gone."""
+        """End the zygote and every sandbox, and wait until all are gone."""
         with self._lock:
             self._shelves.clear()
             self._closed = True
@@ -544,7 +549,10 @@ class Pool:
             self.tree.close()
 
     def abandon(self) -> None:
-        """The caller closed our descriptors. What they led to ends by itself; its cgroups are removed behind us."""
+        """Drop every descriptor, because the caller closed them. The processes of the pool end by themselves.
+
+        A thread removes their cgroups.
+        """
         self._closed = True
         self._work.put(None)
         boxes, zygote = list(self._boxes), self._templates.abandon()
@@ -560,14 +568,14 @@ class Pool:
         _thread.start_new_thread(remove, ())
 
     def forget(self) -> None:
-        """In a forked child: nothing of this is ours; the parent goes on with it."""
+        """Close this copy of every descriptor in a forked child: the parent goes on with the sandboxes."""
         self._templates.forget()
         for box in self._boxes:
             box.forget()
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether another attempt may get on: nothing of the guest has run. One that took its whole time is the last."""
+    """Return whether another attempt may succeed. No guest code has run. An attempt that timed out is the last."""
     return isinstance(error, SandboxError) and error.retryable and not isinstance(error, StartTimeoutError)
 
 
@@ -578,7 +586,7 @@ def _make_disk(size: int, files: int, owner: int) -> int:
 
 
 def _choose_cpus(cpus: float) -> list[int]:
-    """As many CPUs as the policy pays for: libraries start a thread for each CPU they see."""
+    """Return as many CPUs as the policy permits: libraries start a thread for each CPU they see."""
     available = sorted(os.sched_getaffinity(0))
     count = min(max(1, -int(-cpus // 1)), len(available))
     start = os.urandom(1)[0]
@@ -591,11 +599,12 @@ _pools_lock = _thread.allocate_lock()
 
 
 def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
+    """Return this process's pool for an interpreter with preloaded modules; make a pool where there is none."""
     key = (interpreter.executable, preload)
     with _pools_lock:
         if is_dead():
-            for one in _pools.values():
-                one.abandon()
+            for each in _pools.values():
+                each.abandon()
             _pools.clear()
             forget()
         found = _pools.get(key)
@@ -607,15 +616,15 @@ def pool(interpreter: Interpreter, preload: tuple[str, ...]) -> Pool:
 
 
 def tree_in_use() -> Tree | None:
-    """Return the cgroups of this process's sandboxes, once there are some."""
-    for one in _pools.values():
-        return one.tree
+    """Return the cgroups of this process's sandboxes, once a pool exists."""
+    for each in _pools.values():
+        return each.tree
     return None
 
 
 def release(view: tuple[object, ...]) -> bool:
-    """Drop what is kept for a view, the tuple that is its plans' `template`. Returns False while a sandbox uses it."""
-    return all(one.release(view) for one in _pools.values())
+    """Drop everything kept for a view, as `Pool.release` does. Returns False while a sandbox uses the view."""
+    return all(each.release(view) for each in _pools.values())
 
 
 def close_all() -> None:
@@ -624,8 +633,8 @@ def close_all() -> None:
         pools = list(_pools.values())
         _pools.clear()
         close()
-    for one in pools:
-        one.close()
+    for each in pools:
+        each.close()
 
 
 def _prepare_process() -> None:
@@ -639,6 +648,6 @@ def _prepare_process() -> None:
 def _forget_all() -> None:
     global _pools_lock
     _pools_lock = _thread.allocate_lock()
-    for one in _pools.values():
-        one.forget()
+    for each in _pools.values():
+        each.forget()
     _pools.clear()

@@ -1,4 +1,4 @@
-"""The library's side of a zygote: starts it by exec, asks it for templates, and templates for sandboxes."""
+"""The library's side of a zygote: the start by exec, the templates, and the sandboxes that templates make."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _NO_LAUNCHER = (
     errno.ENOEXEC,
     errno.ENOTDIR,
     errno.ELOOP,
-)  # as it is installed
+)  # errors that the installation causes
 
 
 class Zygote:
-    """A warm interpreter. Safe from several threads."""
+    """A warm interpreter that templates are forked from. Safe from several threads."""
 
     def __init__(self, interpreter: Interpreter, preload: tuple[str, ...], tree: Tree | None) -> None:
-        """Returns at once; the first template waits until it is ready."""
+        """Start the interpreter without waiting: the first template waits until the interpreter is ready."""
         self._lock = _thread.allocate_lock()
         begun = _start(interpreter.executable, [])
         try:
@@ -55,10 +55,11 @@ class Zygote:
         self.pid, self._control, self._errors = begun.pid, begun.control, begun.errors
         self._control.settimeout(_START_S)
         self._tree = tree
-        self._moves = tree is not None and tree.moves_zygotes  # first: what it forks before would stay outside
+        # The zygote is moved before its first fork, which would otherwise stay outside the cgroup.
+        self._moves = tree is not None and tree.moves_zygotes
         self._ready = False
         self._made_any = False
-        self._cut = False  # its end of the control socket is closed: it ends, or has ended
+        self._cut = False  # the zygote has closed its end of the control socket: it ends, or has ended
         hello = {
             "sys_path": _untouched(interpreter.sys_path) if preload else (),
             "preload": preload,
@@ -74,19 +75,22 @@ class Zygote:
         try:
             fast_stdlib.send_fds(self._control, data, fds)
         except OSError as error:
-            closed = self._control.fileno() < 0  # by another thread, who found out first
+            closed = self._control.fileno() < 0  # by another thread, which noticed first
             if not closed and not isinstance(error, BrokenPipeError | ConnectionResetError):
                 raise
             raise self._gone() from None
 
     def _gone(self) -> SandboxLostError:
-        """It is no longer `alive`, though its process may still be ending: who asks next gets a new one at once."""
+        """Return the error for a zygote that has ended, and make `alive` False at once.
+
+        The process may still be ending; the next sandbox gets a new zygote.
+        """
         self._cut = True
-        said = f"the zygote, our process that sandboxes are made by, has ended{self._how_it_ended()}"
-        return SandboxLostError(f"{said}{self._last_words()}; sandboxes that run go on", fix=_AGAIN)
+        message = f"the zygote, our process that makes sandboxes, has ended{self._how_it_ended()}"
+        return SandboxLostError(f"{message}{self._last_words()}; sandboxes that run go on", fix=_AGAIN)
 
     def _how_it_ended(self) -> str:
-        """By what signal or status, where the caller does not reap our children for us."""
+        """Return the signal or status in words, or "" where the caller has reaped our child."""
         try:
             pid = self.pid
             info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) if pid > 0 else None
@@ -97,7 +101,7 @@ class Zygote:
         return f" with status {info.si_status}" if info.si_code == os.CLD_EXITED else f" by signal {info.si_status}"
 
     def wait_ready(self) -> None:
-        """Until its imports are done. Raises ImageError for a preload that failed; then it is closed."""
+        """Wait until the imports are done. Raises ImageError for a preload that failed, and closes the zygote."""
         with self._lock:
             if self._ready:
                 return
@@ -113,7 +117,7 @@ class Zygote:
             self._ready = True
 
     def template(self, plan: LinuxPlan) -> Template:
-        """A fork with a root of its own. It may still be built: sandboxes can be asked for, `wait_built` tells."""
+        """Return a fork with a root of its own. `launch` can be called at once, `wait_built` waits for the root."""
         if self._moves:
             self.wait_ready()
         ours, theirs = fast_stdlib.pair(fast_stdlib.SOCK_SEQPACKET)
@@ -131,7 +135,7 @@ class Zygote:
         return Template(ours, self, young=young)
 
     def built(self, sock: socket) -> None:
-        """Until the template behind `sock` is. Raises as `explain_refusal` says."""
+        """Wait until the template behind `sock` is built. Raises what `explain_refusal` returns."""
         self.wait_ready()
         answer = self._answer(sock)
         if "error" in answer:
@@ -141,12 +145,12 @@ class Zygote:
         try:
             try:
                 data = sock.recv(_MAX_PACKET)
-            except ConnectionResetError:  # it went with a request unread; what it said before comes after that
+            except ConnectionResetError:  # it ended with a request unread; its last answer comes after this error
                 data = sock.recv(_MAX_PACKET)
         except TimeoutError:
             raise StartTimeoutError("the sandbox's zygote did not answer in time", fix="try again") from None
         except OSError:
-            data = b""  # closed by another thread, who found out first
+            data = b""  # closed by another thread, which noticed first
         if not data:
             raise self._gone() if sock is self._control else _monitor_gone()
         answer: dict[str, object] = fast_stdlib.loads(data)
@@ -156,13 +160,13 @@ class Zygote:
         try:
             said = os.pread(self._errors, 4096, 0) if self._errors >= 0 else b""
         except OSError:
-            said = b""  # closed by another thread, who found out first
+            said = b""  # closed by another thread, which noticed first
         text = said.decode("utf-8", "replace").strip()
         return f": {text.splitlines()[-1]}" if text else ""
 
     @property
     def alive(self) -> bool:
-        """False once it has ended; it is then reaped."""
+        """Whether the zygote has not ended. Reaps a zygote that has."""
         if self.pid < 0 or self._cut:
             return False
         try:
@@ -174,7 +178,7 @@ class Zygote:
         return not pid
 
     def close(self) -> None:
-        """End it. Running sandboxes go on: they belong to the library, not to the zygote. Again: nothing."""
+        """End the zygote. Idempotent. Running sandboxes go on: they belong to the library, not to the zygote."""
         if self._errors < 0:
             return
         try:
@@ -189,7 +193,7 @@ class Zygote:
         os.close(errors)
 
     def abandon(self) -> None:
-        """The caller closed our descriptors: close none again, only see the process end."""
+        """Wait for the process to end, and close no descriptor: the caller closed them all."""
         self._control.detach()
         self._errors = -1
         pid, self.pid = self.pid, -1
@@ -197,26 +201,26 @@ class Zygote:
             _end(pid)
 
     def forget(self) -> None:
-        """In a forked child of the library: let go without ending anything (D17)."""
+        """Close this copy of the descriptors in a forked child of the library, without ending the zygote (D17)."""
         self._control.close()
         os.close(self._errors)
         self.pid = -1
 
 
 class Template:
-    """A zygote's fork with a policy's view. Sandboxes are made of it."""
+    """A zygote's fork with a policy's view, which makes sandboxes."""
 
     def __init__(self, control: socket, zygote: Zygote, *, young: bool) -> None:
         self.young = young  # made before the zygote had loaded what most programs import
-        self.zygote = zygote  # all forks of one lie at the same addresses
+        self.zygote = zygote  # all its forks have the same memory addresses
         self._control = control
         self._lock = _thread.allocate_lock()
         self._building = _thread.allocate_lock()
         self._built: bool | Exception = False
-        self._plans: dict[int, LinuxPlan] = {}  # that the forker has; held, so that their numbers stay their own
+        self._plans: dict[int, LinuxPlan] = {}  # those the forker has, kept so that no other plan gets the same id()
 
     def wait_built(self) -> None:
-        """Raises what `Zygote.built` does, to everybody who asks."""
+        """Wait until the template is built. Raises what `Zygote.built` raises, to every thread that waits."""
         if self._built is True:
             return
         with self._building:
@@ -231,7 +235,7 @@ class Template:
                 raise self._built
 
     def launch(self, plan: LinuxPlan, request: Mapping[str, object], fds: list[int]) -> None:
-        """Have a sandbox made. It reports on its channel, which is the first descriptor."""
+        """Have a sandbox made. The sandbox reports on its channel, which is the first descriptor."""
         try:
             with self._lock:
                 new = id(plan) not in self._plans
@@ -239,21 +243,24 @@ class Template:
                 _send(self._control, fast_stdlib.dumps(whole), fds)
                 self._plans[id(plan)] = plan
         except SandboxLostError:
-            self.wait_built()  # where it could not be built, that is why
+            self.wait_built()  # raises the reason where the template could not be built
             raise
 
     def give(self, number: int, fd: int) -> None:
-        """Hand a memory image to one of its sandboxes."""
+        """Hand a memory image to sandbox `number`."""
         with self._lock:
             _send(self._control, fast_stdlib.dumps({"box": number, "protect": None}), [fd])
 
     def protect_again(self, number: int, paths: list[tuple[str, int, int]], fd: int) -> None:
-        """Have paths inside one of its sandboxes made read-only once more. What became of it is written to `fd`."""
+        """Have paths inside sandbox `number` made read-only once more. The outcome is written to `fd`."""
         with self._lock:
             _send(self._control, fast_stdlib.dumps({"box": number, "protect": paths}), [fd])
 
     def close(self) -> None:
-        """Who waits for it to be built hears that it is over: one whose socket is closed under it would wait on."""
+        """Close the socket to the template, after waking the threads that wait for it to be built.
+
+        A thread whose socket is only closed would wait on.
+        """
         try:
             self._control.shutdown(_BOTH_WAYS)
         except OSError:
@@ -262,26 +269,30 @@ class Template:
             self._control.close()
 
     def forget(self) -> None:
-        """In a forked child of the library. Without the lock: a thread that is not here may have held it (D17)."""
+        """Close this copy of the socket in a forked child of the library.
+
+        Takes no lock: a thread of the parent may have held it at the fork (D17).
+        """
         self._control.close()
 
     def abandon(self) -> None:
+        """Drop the socket without closing the descriptor: the caller did that, and may have reused the number."""
         self._control.detach()
 
 
 def _untouched(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """What is preloaded is imported with the caller's rights: not from where a guest can write (L12)."""
+    """Return the folders that no guest can write to (L12): preloaded modules run with the caller's rights."""
     from ringfence.host import import_path
 
     return import_path.untouched(folders)
 
 
 def _send(control: socket, data: bytes, fds: list[int]) -> None:
-    """To a monitor."""
+    """Send a request to a monitor. Raises SandboxLostError where the monitor has ended."""
     try:
         fast_stdlib.send_fds(control, data, fds)
     except OSError as error:
-        closed = control.fileno() < 0  # by another thread, who found out first
+        closed = control.fileno() < 0  # by another thread, which noticed first
         if not closed and not isinstance(error, BrokenPipeError | ConnectionResetError):
             raise
         raise _monitor_gone() from None
@@ -289,8 +300,8 @@ def _send(control: socket, data: bytes, fds: list[int]) -> None:
 
 def _monitor_gone() -> SandboxLostError:
     return SandboxLostError(
-        "the monitor, our process that watches sandboxes of one view, ended before this one was made, or what they are "
-        "forked from did: it was killed",
+        "the monitor, our process that watches the sandboxes of one view, was killed before this sandbox was made; or "
+        "their forker was",
         fix=_AGAIN,
     )
 
@@ -304,7 +315,7 @@ def _start(executable: str, prefix: list[str]) -> zygote_start.Started:
             words = "no room for another process of this user: raise the limit (ulimit -u), or end some"
             raise OSError(error.errno, words) from None
         if error.errno not in _NO_LAUNCHER:
-            raise  # of this moment; it says nothing about the host
+            raise  # it may pass, and says nothing about the host
         missing = Missing("process", "the launcher file can be executed", "reinstall ringfence")
         raise UnsupportedError(
             f"cannot start {[*prefix, zygote_start.launcher()][0]}: {error.strerror}", missing=[missing]
@@ -312,7 +323,7 @@ def _start(executable: str, prefix: list[str]) -> zygote_start.Started:
 
 
 def _end(pid: int) -> None:
-    """Its control socket is closed, so it ends by itself; one that hangs in a module's import is killed."""
+    """Wait for a zygote whose control socket is closed; kill a zygote that hangs in a module's import."""
     import select
 
     try:
@@ -345,10 +356,10 @@ def _preload_failed(answer: dict[str, object]) -> Exception:
 
 
 def explain_refusal(text: str, number: object, *, out_of_memory: bool = False) -> UnsupportedError | SandboxError:
-    """A step failed: which one, and what the host's owner can do about it (kernel facts 9 and 14).
+    """Return the error for a step that failed, with what the host's owner can do about it (kernel facts 9 and 14).
 
-    UnsupportedError when that is a fact of this host or of the policy; SandboxError when it may pass. Or we refused it,
-    because a mount's source is not what the plan looked at: no other wall is to be tried for that.
+    UnsupportedError for a fact of this host or of the policy; SandboxError for a failure that may pass, and for a mount
+    whose source is not what the plan looked at: no other backend is tried after our own refusal.
     """
     from ringfence.host.kernel_refusals import cause, mounts_changed
 

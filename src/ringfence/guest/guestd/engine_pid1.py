@@ -40,7 +40,6 @@ _NUMBER = 1  # there is one sandbox
 _QUIET_S = 0.03
 _MOST_JOBS = 48  # at once, where the kernel holds no such limit and one too many ends it
 _TICKS = os.sysconf("SC_CLK_TCK")
-DOOR, KEY = "RINGFENCE_DOOR", "RINGFENCE_KEY"  # variables of guestd's own: a path, and what it says there first
 
 
 def main() -> NoReturn:
@@ -69,7 +68,7 @@ def _check_place() -> None:
 
 def _ends() -> tuple[int, int]:
     """Return the channel's descriptors to read and to write, moved to numbers that no process made later inherits."""
-    door, key = os.environ.pop(DOOR, ""), os.environ.pop(KEY, "")
+    door, key = os.environ.pop(framing.DOOR, ""), os.environ.pop(framing.KEY, "")
     if door:
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         sock.connect(door)

@@ -15,6 +15,7 @@ import struct
 from ringfence.guest.guestd.mount_check import opened
 from ringfence.guest.launch.syscall_rows import Hole, Slot, address_of, room
 from ringfence.shared import syscalls as k
+from ringfence.shared.proc import PROC_SHOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -372,26 +373,6 @@ def mount_further(
         k.mount_setattr(k.AT_FDCWD, "workspace", 0, add=k.MOUNT_ATTR_NOSUID | k.MOUNT_ATTR_NODEV)
     Applier(idmap, owner).apply(ops)
     _cover_makings(DISK, SOURCES)
-
-
-# What a guest may see of /proc besides its own processes. An allow-list: a new entry of a newer kernel is masked (B15).
-PROC_SHOWN = frozenset(
-    [
-        "self",
-        "thread-self",
-        "cpuinfo",
-        "filesystems",
-        "loadavg",
-        "meminfo",
-        "mounts",
-        "net",
-        "stat",
-        "sys",
-        "sysvipc",
-        "uptime",
-        "version",
-    ]
-)
 
 
 _PROC_FLAGS = k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC

@@ -1,1 +1,1 @@
-"""Copy a running sandbox's memory into another sandbox."""
+"""Copies of a running sandbox's memory in other sandboxes."""

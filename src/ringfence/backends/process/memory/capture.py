@@ -1,6 +1,6 @@
-"""Takes the memory of a session that waits for its next cell: one sealed file in memory that copies share.
+"""Copies the memory of a session that waits for a cell into a sealed file in memory, which all copies share.
 
-The session goes on afterwards as if nothing had been. What cannot be carried over is refused by name.
+The session goes on afterwards as if nothing had happened. A part that no copy could have is refused by name.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ADD_SEALS = 1033
 _CHUNK = 1 << 18
 _PIECE = 1 << 22  # what a thread takes at a time
 _MUCH = 1 << 24  # bytes from which on a second thread pays
-# Of a guest's making, and each of them an object of ours (O22). A session has some hundreds of each.
+# A guest decides these numbers, and each run or path is an object of ours (O22). A session has some hundreds of each.
 _MOST_RUNS = 1 << 17
 _MOST_PATHS = 1 << 20  # characters of the paths of open files
-_STANDARD = 5  # 0 to 2 and the two of the line: every session has its own
+_STANDARD = 5  # 0 to 2, and the two of the session's line: every session has its own
 _NR_SIGACTION, _NR_GETITIMER = 13, 36
 _TIMERS = {0: "ITIMER_REAL", 1: "ITIMER_VIRTUAL", 2: "ITIMER_PROF"}
 _OPEN_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_CLOEXEC
@@ -56,16 +56,16 @@ class Run(Struct):
     address: int
     size: int
     offset: int
-    mappable: bool  # big and in a range of its own kind: copies map it instead of getting it written
+    mappable: bool  # big and in anonymous memory: copies map it, smaller runs are written
 
 
 class MemoryImage:
-    """One session at one moment. `close` gives the memory back when no copy uses it any more."""
+    """The memory of a session at one moment. `close` frees the file, once no copy maps the pages any more."""
 
     def __init__(self, generation: object) -> None:
         self.generation = generation
         self.fd = -1
-        self.identity: tuple[str, int] | None = None  # how a process that maps it tells that
+        self.identity: tuple[str, int] | None = None  # by which /proc/<pid>/maps shows this image
         self.ranges: list[Range] = []
         self.wiped: frozenset[int] = frozenset()  # where ranges begin that a copy has empty
         self.runs: list[Run] = []
@@ -75,8 +75,8 @@ class MemoryImage:
         self.umask = 0o022
         self.actions: dict[int, bytes] = {}
         self.view: mmap.mmap | None = None
-        # Process numbers inside that its memory had. OpenSSL, of which a wheel may bring its own, takes its state for
-        # another process's by the number alone: a copy with one of these would draw the same keys (K05).
+        # The process numbers inside that this memory had. OpenSSL, of which a wheel may bring its own, recognizes a
+        # forked copy of its state by the number alone: a copy with one of these would draw the same keys (K05).
         self.had: frozenset[int] = frozenset()
 
     @property
@@ -84,7 +84,7 @@ class MemoryImage:
         return sum(run.size for run in self.runs)
 
     def __del__(self) -> None:
-        self.close()  # one that nobody deleted: its memory is the host's
+        self.close()  # where the caller did not: the memory is the host's
 
     def close(self) -> None:
         view, self.view = self.view, None
@@ -92,7 +92,7 @@ class MemoryImage:
             try:
                 view.close()
             except BufferError:
-                pass  # an interrupt on its way holds a part of it: it goes with that
+                pass  # an interrupted caller still holds a part of the view; it is freed with that part
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -101,9 +101,10 @@ class MemoryImage:
 def take(
     pid: int, owns: Callable[[int], bool], generation: object, room: int, copy_of: tuple[str, int] | None
 ) -> MemoryImage:
-    """Raises UnsupportedError, with the reason, for what a copy could not have, and for more than `room` bytes.
+    """Copy the memory of session `pid`, which then goes on.
 
-    `copy_of`: the identity of the image that it was made from.
+    `copy_of`: the identity of the image that the session was made from.
+    Raises UnsupportedError, with the reason, for a part that a copy could not have, and for more than `room` bytes.
     """
     image = MemoryImage(generation)
     try:
@@ -135,11 +136,12 @@ _FIX = "fork(memory=False) copies the files alone"
 
 
 def refuse(why: str) -> UnsupportedError:
+    """Return the error for a session that cannot be copied."""
     return UnsupportedError(why, code="fork", fix=_FIX)
 
 
 def explain(error: Exception) -> UnsupportedError:
-    """Why a process could not be stopped."""
+    """Return the error for a process that could not be stopped, or not be read or changed."""
     if isinstance(error, PermissionError):
         return refuse("this host forbids ptrace (kernel.yama.ptrace_scope = 3, or a container without it)")
     if isinstance(error, ProcessLookupError):
@@ -150,7 +152,7 @@ def explain(error: Exception) -> UnsupportedError:
 
 
 def check_owner(pid: int, owns: Callable[[int], bool]) -> None:
-    """A session may have ended, and its number be another's by now: it is looked at while it stands still (C08)."""
+    """Refuse a stopped process that is not the sandbox's: the number of an ended session may be reused (C08)."""
     if not owns(pid):
         raise refuse("it has ended")
 
@@ -170,7 +172,7 @@ def _refuse_shared(found: list[Range]) -> None:
 
 
 def _refuse_stackless(found: list[Range]) -> None:
-    """A guest can map something else over the top of its stack, and live."""
+    """Refuse a process without a stack. A guest can map something else over the top of its stack and go on."""
     if not any(each.path == "[stack]" for each in found):
         raise refuse("its stack is not where the kernel put it")
 
@@ -201,7 +203,7 @@ def _open_file(pid: int, fd: int) -> OpenFile:
 
 
 def number_inside(pid: int) -> int:
-    """What it has for its own number."""
+    """Return the number that a process has inside its sandbox."""
     return int(proc.fields(f"/proc/{pid}/status")["NSpid"].split()[-1])
 
 
@@ -217,18 +219,19 @@ def _umask(pid: int) -> int:
 
 
 def _actions(tracee: Tracee) -> dict[int, bytes]:
-    """What it does on each signal that it does not leave to the kernel: 32 bytes, as the kernel holds them."""
+    """Return the action on each signal that is caught or ignored: 32 bytes, as the kernel represents an action."""
     return {number: action(tracee, number) for number in handled(tracee.pid)}
 
 
 def handled(pid: int) -> set[int]:
-    """Signals that are caught or ignored."""
+    """Return the signals that a process catches or ignores."""
     fields = proc.fields(f"/proc/{pid}/status")
     bits = int(fields["SigCgt"], 16) | int(fields["SigIgn"], 16)
     return {number for number in range(1, 65) if bits >> (number - 1) & 1}
 
 
 def action(tracee: Tracee, number: int) -> bytes:
+    """Return the action on a signal, as the kernel represents it."""
     tracee.call(_NR_SIGACTION, number, 0, tracee.scratch, 8)
     return tracee.read(tracee.scratch, 32)
 
@@ -243,18 +246,21 @@ def _refuse_timers(tracee: Tracee, pid: int) -> None:
             if file.read(1):
                 raise refuse("a timer runs in it (timer_create)")
     except FileNotFoundError:
-        return  # a kernel that does not tell has no checkpoint support either: such timers are rare in a session
+        return  # a kernel without this file does not show such timers; they are rare in a session
 
 
 def _take_pages(image: MemoryImage, tracee: Tracee, room: int) -> None:
-    """Looks at the size before it copies: the image is the host's memory, and no limit of the guest's counts it."""
+    """Find the pages of the process and copy them, after a size check.
+
+    The image is memory of the host, which no limit of the guest counts.
+    """
     pages = Pages(tracee.pid)
     try:
         offset = 0
         for each in image.ranges:
             if each.of_the_kernel or each.first in image.wiped:
                 continue
-            # What an earlier copy mapped and never wrote to is in no page of its own: it is taken whole.
+            # Pages that a copy maps from an earlier image and never wrote to are not its own: the range is taken whole.
             whole = each.path == OURS
             for address, size in [(each.first, each.size)] if whole else pages.runs(each):
                 image.runs.append(Run(address, size, offset, whole or (each.anonymous and size >= 1 << 17)))
@@ -274,7 +280,7 @@ def _take_pages(image: MemoryImage, tracee: Tracee, room: int) -> None:
 
 
 def _copy(tracee: Tracee, image: MemoryImage) -> None:
-    """By two threads where there is much: the kernel copies, and the session stands still meanwhile."""
+    """Copy the pages into the image, with two threads where there is much: the session is stopped meanwhile."""
     pieces = iter(
         [
             (run.address + done, run.offset + done, min(_PIECE, run.size - done))
@@ -306,7 +312,10 @@ def _copy(tracee: Tracee, image: MemoryImage) -> None:
 
 
 def _copy_pieces(tracee: Tracee, fd: int, pieces: Iterator[tuple[int, int, int]]) -> None:
-    """Through a buffer that stays in the cache: a written page needs no clearing and no fault, a mapped one both."""
+    """Copy pieces into the image through a small buffer, which stays in the CPU's cache.
+
+    A page written by `pwrite` needs no clearing and no page fault, a mapped page needs both.
+    """
     with mmap.mmap(-1, _CHUNK) as room, memoryview(room) as view:
         first = ctypes.c_char.from_buffer(room)
         try:
@@ -316,14 +325,14 @@ def _copy_pieces(tracee: Tracee, fd: int, pieces: Iterator[tuple[int, int, int]]
                     count = tracee.read_into(ctypes.addressof(first), address + done, min(_CHUNK, size - done))
                     if not count:
                         raise TraceError("its memory cannot be read")
-                    written = count if _is_zero(ctypes.addressof(first), count) else 0  # a hole costs nothing
+                    written = count if _is_zero(ctypes.addressof(first), count) else 0  # zeros stay a hole
                     while written < count:
                         written += os.pwrite(fd, view[written:count], offset + done + written)
                     done += count
         finally:
-            del first  # or the map could not be closed
+            del first  # otherwise the map could not be closed
 
 
 def _is_zero(address: int, size: int) -> bool:
-    """Memory of ours: its first byte is zero, and each byte equals the next."""
+    """Return whether a piece of our own memory is all zeros: the first byte is, and each byte equals the next."""
     return ctypes.c_ubyte.from_address(address).value == 0 and _memcmp(address, address + 1, size - 1) == 0

@@ -1,4 +1,4 @@
-"""The address space of a process as /proc tells it: which ranges there are, and which pages are its own."""
+"""The address space of a process, read from /proc: the ranges, and the pages that are the process's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = 4096
-OURS = "/memfd:ringfence-memory"  # how a range of an earlier copy's image is named here
+OURS = "/memfd:ringfence-memory"  # the path given here to a range that is mapped from an earlier image
 _KERNELS = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]", "[uprobes]")  # the same for all forks of a zygote
 _SPECIAL = (*_KERNELS, "[stack]", "[heap]")
 # ioctl(PAGEMAP_SCAN): struct pm_scan_arg is twelve words; page_region three.
@@ -23,18 +23,18 @@ _SCAN = 0xC0606610
 _FILE, _PRESENT, _SWAPPED, _ZERO = 4, 8, 16, 32
 _REGIONS = 4096
 _ENTRIES = 1 << 16  # of pagemap, read at a time: a guest may reserve terabytes
-# Of a guest's making: how many ranges there are, and what paths they name. A session has some hundreds of them (O22).
+# A guest decides the number of ranges and the paths they name (O22). A session has some hundreds of ranges.
 _MOST_RANGES = 1 << 15
-_MOST_TEXT = 1 << 23  # bytes of the list of them
+_MOST_TEXT = 1 << 23  # bytes of /proc/<pid>/maps
 
 
 class TraceError(Exception):
-    """The process did something else than stand still, or is more than can be copied."""
+    """The process did not stay stopped, or is larger than can be copied."""
 
 
 @final
 class Range(Struct):
-    """One line of /proc/<pid>/maps."""
+    """A line of /proc/<pid>/maps."""
 
     first: int
     last: int
@@ -50,6 +50,7 @@ class Range(Struct):
 
     @property
     def bits(self) -> int:
+        """The protection as `mmap` takes it."""
         return sum(bit for letter, bit in (("r", 1), ("w", 2), ("x", 4)) if letter in self.protection)
 
     @property
@@ -58,7 +59,7 @@ class Range(Struct):
 
     @property
     def special(self) -> bool:
-        """Neither made nor removed: the kernel's, the stack, the heap."""
+        """Whether a copy neither makes nor removes this range: the kernel's own, the stack, the heap."""
         return self.path in _SPECIAL
 
     @property
@@ -67,17 +68,18 @@ class Range(Struct):
 
 
 def identity(fd: int) -> tuple[str, int]:
-    """Device and inode of a file, as `maps` tells them."""
+    """Return device and inode of a file, as /proc/<pid>/maps writes them."""
     what = os.fstat(fd)
     return f"{os.major(what.st_dev):02x}:{os.minor(what.st_dev):02x}", what.st_ino
 
 
 def maps_of(pid: int) -> Iterator[bytes]:
-    """The lines of /proc/<pid>/maps, one after the other. Raises TraceError for more of them than are kept.
+    """Yield the lines of /proc/<pid>/maps. Raises TraceError for too many lines or too much text.
 
-    As bytes: as text, a carriage return in a file's name would end a line.
+    The lines are bytes: in text, a carriage return in a file's name would end a line.
     """
-    left, count = _MOST_TEXT, 0
+    left = _MOST_TEXT
+    count = 0
     with open(f"/proc/{pid}/maps", "rb") as file:
         for row in file:
             left, count = left - len(row), count + 1
@@ -87,12 +89,13 @@ def maps_of(pid: int) -> Iterator[bytes]:
 
 
 def ranges(pid: int, image: tuple[str, int] | None = None) -> list[Range]:
-    """In order. What it maps from `image`, whose copy it is, counts as anonymous: it is this process's own now.
+    """Return the ranges of a process in order. Raises TraceError for too many.
 
-    Known by its identity: a guest may give a file in memory any name. Raises TraceError for too many.
+    `image`: the identity of the image that the process is a copy of. A range mapped from the image counts as anonymous,
+    the process's own by now. By identity, because a guest may give a file in memory any name.
     """
     found = []
-    names: dict[str, str] = {}  # of one file's many ranges: one text for all of them
+    names: dict[str, str] = {}  # so that the many ranges of one file share one text
     for line in maps_of(pid):
         row = line.decode("utf-8", "surrogateescape")
         where, flags, offset, device, inode, *path = row.rstrip("\n").split(None, 5)
@@ -116,9 +119,10 @@ def ranges(pid: int, image: tuple[str, int] | None = None) -> list[Range]:
 
 
 def wiped_on_fork(pid: int) -> frozenset[int]:
-    """Where the ranges begin that a fork's child has empty: what must not be twice, such as a generator's state.
+    """Return the starts of the ranges that are empty in a fork's child, such as the state of a random generator.
 
-    libc's own is one since Linux 6.11 and glibc 2.41: with it, copies would draw the same random numbers (K05).
+    libc's own generator has such a range since Linux 6.11 and glibc 2.41. Copies that had the content of the range
+    would draw the same random numbers (K05).
     """
     found = set()
     first = 0
@@ -134,10 +138,10 @@ def wiped_on_fork(pid: int) -> frozenset[int]:
 
 
 class Pages:
-    """Which pages of a process are private memory, present or swapped out.
+    """The pages of a process that are private memory, present or swapped out.
 
-    Without those that it only read: all of them are the kernel's one page of zeros. Before Linux 6.7 they cannot be
-    told from others.
+    Pages that were only read are left out: all are the kernel's single page of zeros. Before Linux 6.7 such pages
+    cannot be distinguished and are included.
     """
 
     def __init__(self, pid: int) -> None:
@@ -149,7 +153,7 @@ class Pages:
         os.close(self._fd)
 
     def runs(self, of: Range) -> Iterator[tuple[int, int]]:
-        """Address and size of each."""
+        """Yield address and size of each run of such pages in a range."""
         if self._scans:
             try:
                 yield from self._scanned(of)
@@ -180,7 +184,7 @@ class Pages:
         while address < of.last:
             count = min(_ENTRIES, (of.last - address) // PAGE)
             data = os.pread(self._fd, count * 8, address // PAGE * 8)
-            if not data:  # it has ended
+            if not data:  # the process has ended
                 return
             for entry in memoryview(data).cast("Q"):
                 private = entry >> 62 and not entry >> 61 & 1  # present or swapped, and no file's

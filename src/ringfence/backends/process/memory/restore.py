@@ -1,7 +1,7 @@
-"""Puts a memory image into a fresh session of another sandbox, which goes on from where the original stood.
+"""Puts a memory image into a fresh session of another sandbox, which goes on where the original was stopped.
 
-The target was made like every other sandbox and keeps its posture: what happens here are system calls of its own, under
-its own filter, and writes to its memory. Big runs are mapped copy-on-write from the image, which all copies share.
+The target was made like every other sandbox and keeps its restrictions: this module makes system calls in its name,
+under its own filter, and writes to its memory. Big runs are mapped copy-on-write from the image that all copies share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-IMAGE_FD = 5  # where the target has the image open
+IMAGE_FD = 5  # the target's descriptor of the image
 _NR_OPEN, _NR_CLOSE, _NR_LSEEK, _NR_MMAP, _NR_MUNMAP, _NR_BRK, _NR_SIGACTION = 2, 3, 8, 9, 11, 12, 13
 _NR_MADVISE = 28
 _NR_DUP3, _NR_CHDIR, _NR_UMASK, _NR_GETRANDOM = 292, 80, 95, 318
@@ -35,7 +35,7 @@ _PIECE = 1 << 16
 
 
 def put(image: MemoryImage, pid: int, owns: Callable[[int], bool]) -> None:
-    """Raises UnsupportedError when it cannot be done; the target is then of no use."""
+    """Put the image into session `pid`. Raises UnsupportedError where it cannot; the session must then be ended."""
     assert image.state is not None
     try:
         with Tracee(pid) as tracee:
@@ -81,7 +81,7 @@ def _set_heap(image: MemoryImage, here: list[Range], tracee: Tracee) -> None:
     wanted = [each for each in image.ranges if each.path == "[heap]"]
     found = [each for each in here if each.path == "[heap]"]
     if bool(wanted) != bool(found) or (wanted and wanted[0].first != found[0].first):
-        raise refuse("its heap lies elsewhere than in a new session")
+        raise refuse("its heap is at another address than in a new session")
     if wanted and wanted[-1].last != found[-1].last:
         tracee.call(_NR_BRK, wanted[-1].last)
 
@@ -90,13 +90,13 @@ def _grow_stack(image: MemoryImage, here: list[Range], tracee: Tracee) -> None:
     wanted = next(each for each in image.ranges if each.path == "[stack]")
     found = next(each for each in here if each.path == "[stack]")
     if wanted.last != found.last:
-        raise refuse("its stack lies elsewhere than in a new session")
+        raise refuse("its stack is at another address than in a new session")
     if wanted.first < found.first:
-        tracee.call(_NR_GETRANDOM, wanted.first, 8, 0)  # a write by the kernel: it grows down to there
+        tracee.call(_NR_GETRANDOM, wanted.first, 8, 0)  # the kernel writes there: the stack grows down to it
 
 
 def _map(each: Range, opened: tuple[str, int], tracee: Tracee) -> tuple[str, int]:
-    """Returns the file that is open now."""
+    """Map a range in the target. `opened`: the file open there, by path and descriptor. Return the one open now."""
     if each.anonymous:
         flags = _PRIVATE_FIXED | _ANONYMOUS
         tracee.call(_NR_MMAP, each.first, each.size, each.bits, flags, _NOWHERE, 0)
@@ -115,7 +115,7 @@ def _open(path: str, flags: int, tracee: Tracee) -> int:
 
 
 def _drop_pages(image: MemoryImage, tracee: Tracee) -> None:
-    """What the zygote left in pages that the original has none of any more: they are empty there."""
+    """Empty the pages that the zygote has filled and that are empty in the original."""
     starts = [run.address for run in image.runs]
     pages = Pages(tracee.pid)
     try:
@@ -129,7 +129,7 @@ def _drop_pages(image: MemoryImage, tracee: Tracee) -> None:
 
 
 def _between(runs: list[Run], starts: list[int], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The parts of a range that no run covers. Runs are in order."""
+    """Yield the parts of a range that no run covers. `runs` is in order, and `starts` holds their addresses."""
     from bisect import bisect_right
 
     for number in range(max(bisect_right(starts, first) - 1, 0), len(runs)):
@@ -163,7 +163,7 @@ def _range_of(run: Run, starts: list[int], by_start: dict[int, Range]) -> Range:
 
 
 def _write(run: Run, view: memoryview, tracee: Tracee) -> None:
-    """What is equal already, as most of a fork's memory is, is not touched: it stays shared with the zygote."""
+    """Write a run into the target. Equal pieces, most of a fork's memory, are left shared with the zygote."""
     for start in range(0, run.size, _PIECE):
         size = min(_PIECE, run.size - start)
         wanted = view[run.offset + start : run.offset + start + size]
@@ -176,7 +176,10 @@ def _write(run: Run, view: memoryview, tracee: Tracee) -> None:
 
 
 def _wipe(image: MemoryImage, tracee: Tracee) -> None:
-    """As a fork does. Also what the target itself had there: it would say that nothing has happened."""
+    """Empty the ranges that a fork's child has empty.
+
+    The target's own content goes too: with it a random generator would not notice the copy.
+    """
     for each in image.ranges:
         if each.first in image.wiped:
             tracee.call(_NR_MADVISE, each.first, each.size, _DONTNEED)

@@ -1,6 +1,6 @@
-"""One stopped process: its registers, its memory, and system calls made in its name. By ptrace, from one thread.
+"""A process stopped by ptrace: registers, memory, and system calls made in its name. From a single thread.
 
-Whatever is done to it is done under its own filter and with its own rights: it gains none.
+Everything is done under the process's own filter and with its own rights: the process gains none.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _DETACH, _SYSCALL, _SEIZE, _INTERRUPT = 17, 24, 0x4206, 0x4207
 _GETREGSET, _SETREGSET, _GETSIGMASK, _SETSIGMASK = 0x4204, 0x4205, 0x420A, 0x420B
-_SYSGOOD, _EXITKILL = 1, 0x100000  # the second: when we die, it dies
+_SYSGOOD, _EXITKILL = 1, 0x100000  # the second: the process dies with us
 _PRSTATUS, _XSTATE = 1, 0x202
 _WALL = 0x40000000
 _SYSCALL_STOP = 0x85
-_STOP_S = 20.0  # for all that is done to it while it stands still
+_STOP_S = 20.0  # the longest that the process is stopped for
 _WORD = (1 << 64) - 1
 _INSTRUCTION = b"\x0f\x05"  # syscall
 _PIECE = 1 << 16
@@ -65,7 +65,7 @@ _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 
 @final
 class State(Struct):
-    """Where a process stands: everything of it that is not memory."""
+    """The state of a process without its memory: registers and signal mask."""
 
     registers: tuple[int, ...]
     extended: bytes
@@ -73,16 +73,16 @@ class State(Struct):
 
 
 class _Vector(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]  # how ctypes is told
+    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]  # the name that ctypes demands
 
 
 class Tracee:
-    """Stopped from `with` on, lets go at its end. All calls from the thread that entered."""
+    """A process that is stopped inside a `with` block. Every call must come from the thread that entered the block."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._instruction = 0
-        self._moved = False  # its registers are ours; it goes back to where it stood, or on to where another did
+        self._moved = False  # its registers are changed: they are restored at the end, unless `become` replaced them
         self._watchdog = threading.Timer(_STOP_S, self._give_up)
         self._watchdog.daemon = True
         self._memory = -1
@@ -114,7 +114,7 @@ class Tracee:
                 self._set_registers(restarted(self._base))
             self._ptrace(_DETACH)
         except OSError as error:
-            if error.errno != errno.ESRCH:  # it has ended
+            if error.errno != errno.ESRCH:  # the process has ended
                 raise
 
     def _ptrace(self, request: int, address: int = 0, data: int = 0) -> None:
@@ -123,7 +123,7 @@ class Tracee:
             raise OSError(number, f"{os.strerror(number)} [ptrace {request:#x}]")
 
     def _wait(self) -> int:
-        """The next stop. It comes within microseconds; one that does not stop in time is killed by the watchdog."""
+        """Wait for the next stop, which comes within microseconds. Otherwise the watchdog kills the process."""
         _, status = os.waitpid(self.pid, _WALL)
         if not os.WIFSTOPPED(status):
             raise TraceError("it ended, or did not stop in time")
@@ -135,7 +135,7 @@ class Tracee:
         except ProcessLookupError:
             return
 
-    # where it stands
+    # registers
 
     def _regset(self, request: int, kind: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
         vector = _Vector(ctypes.addressof(buffer), size)
@@ -152,7 +152,7 @@ class Tracee:
         self._regset(_SETREGSET, _PRSTATUS, buffer, 27 * 8)
 
     def state(self) -> State:
-        """As it was when it was stopped, with a call that was interrupted to be made again."""
+        """Return the state at the stop. A system call that the stop interrupted is to be made again."""
         extended = ctypes.create_string_buffer(1 << 14)
         size = self._regset(_GETREGSET, _XSTATE, extended, 1 << 14)
         mask = ctypes.create_string_buffer(8)
@@ -160,7 +160,7 @@ class Tracee:
         return State(restarted(self._base), extended.raw[:size], mask.raw)
 
     def become(self, state: State) -> None:
-        """Go on from where another process stood."""
+        """Take over the state of another process, from which this process then goes on."""
         extended = ctypes.create_string_buffer(state.extended, len(state.extended))
         self._regset(_SETREGSET, _XSTATE, extended, len(state.extended))
         self._set_registers(state.registers)
@@ -169,14 +169,14 @@ class Tracee:
         self._ptrace(_SETSIGMASK, 8, ctypes.addressof(mask))
 
     def keep_clear_of(self, registers: tuple[int, ...]) -> None:
-        """Use no memory that somebody who goes on with these registers needs."""
+        """Move `scratch` below the stack that a process with these registers uses."""
         below = (registers[_NAMES.index("rsp")] - 16384) & ~0xFFF
         self.scratch = min(self.scratch or below, below)
 
     # memory
 
     def read_into(self, where: int, address: int, size: int) -> int:
-        """Copy to an address of ours. One copy, where a read of /proc/<pid>/mem would be two."""
+        """Copy to an address of this process. A read of /proc/<pid>/mem would copy twice."""
         ours, theirs = _Vector(where, size), _Vector(address, size)
         count = _libc.process_vm_readv(self.pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
         if count < 0:
@@ -195,7 +195,7 @@ class Tracee:
     # calls in its name
 
     def call(self, number: int, *arguments: int) -> int:
-        """One system call under its own filter and rights. Raises OSError as it would see it."""
+        """Make a system call in the process's name, under its filter and rights. Raises OSError for a failed call."""
         self._moved = True
         values = dict(zip(_NAMES, self._base, strict=True))
         values.update(rax=number, orig_rax=_WORD, rip=self._syscall_instruction())
@@ -212,18 +212,21 @@ class Tracee:
         return result
 
     def _syscall_instruction(self) -> int:
-        """The one it stands behind: it was stopped in a system call. Else one that its libraries hold."""
+        """Return the address of a `syscall` instruction: just before the stop, or in the process's libraries."""
         if not self._instruction:
             behind = self._base[_NAMES.index("rip")] - 2
             try:
                 stands_behind_one = self.read(behind, 2) == _INSTRUCTION
-            except OSError:  # nothing is mapped there: it runs what begins a page
+            except OSError:  # nothing is mapped there: it runs the first instruction of a page
                 stands_behind_one = False
             self._instruction = behind if stands_behind_one else self._search()
         return self._instruction
 
     def _search(self) -> int:
-        """In pieces, and in no more than a libc has: names, sizes and contents of these ranges may be the guest's."""
+        """Search the libraries for the instruction, in pieces and in no more bytes than a libc has.
+
+        Names, sizes and contents of these ranges may be the guest's.
+        """
         left = _MOST_SEARCHED
         for row in maps_of(self.pid):
             if b"r-xp" not in row or (b"/libc" not in row and b"[vdso]" not in row):
@@ -239,7 +242,7 @@ class Tracee:
 
 
 def restarted(registers: tuple[int, ...]) -> tuple[int, ...]:
-    """A call that the stop interrupted is to be made again, by whoever goes on from here."""
+    """Return registers with which a process makes an interrupted system call again."""
     values = dict(zip(_NAMES, registers, strict=True))
     if values["rax"] in _RESTART:
         values.update(rip=values["rip"] - 2, rax=values["orig_rax"], orig_rax=_WORD)
