@@ -18,7 +18,7 @@ from ringfence.guest import job_modules
 from ringfence.guest.guestd import daemon
 from ringfence.guest.guestd.job import make_terminal
 from ringfence.guest.guestd.supervisor import Inside
-from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.interpreter import exec_commands
 from ringfence.guest.launch import listeners, pid1, spawner
 from ringfence.shared import children, fast_stdlib, framing, proc, syscalls
 from ringfence.shared.event_loop import Loop
@@ -119,8 +119,7 @@ def _prepare() -> None:
     """Before there is a guest: what jobs need is in this process's memory, and theirs."""
     if not __spec__.loader_state:  # read from files of ours: else all of it is here, and run when it is first used
         job_modules.load()
-    exec_python.prepare()
-    node.prepare()
+    exec_commands.prepare()
 
 
 class _Streams:

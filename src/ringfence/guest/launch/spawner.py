@@ -10,7 +10,7 @@ import os
 import sys
 
 from ringfence.guest.guestd.job import make_terminal, take_terminal
-from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.interpreter import exec_commands
 from ringfence.guest.interpreter.line import Line
 from ringfence.guest.launch import fence as fencing
 from ringfence.guest.launch import pid1
@@ -253,13 +253,13 @@ def _work(handed: Handed, fds: list[int], fence: Fence, processes: int, join: in
     if job["kind"] == "exec":
         return _exec(job)
     if "javascript" in (job["kind"], job.get("language")):
-        return _exec({**job, "argv": node.argv(job, REPORT_FD)})
+        return _exec({**job, "argv": exec_commands.node_argv(job, REPORT_FD)})
     if job.get("language") == "bash" and not job.get("fresh"):
         from ringfence.guest.interpreter import bash
 
         return bash.serve(job, REPORT_FD)
     if job["kind"] == "fresh" or job.get("fresh"):
-        return _exec({**job, "argv": exec_python.argv(job, REPORT_FD)})
+        return _exec({**job, "argv": exec_commands.python_argv(job, REPORT_FD)})
     if job["kind"] == "session":
         from ringfence.guest.interpreter import session
 

@@ -15,7 +15,7 @@ import sys
 import time
 
 from ringfence.guest import job_modules
-from ringfence.guest.interpreter import exec_python, node
+from ringfence.guest.interpreter import exec_commands
 from ringfence.guest.launch import forker, monitor
 from ringfence.shared import fast_stdlib, syscalls
 
@@ -91,8 +91,7 @@ def _load_rest() -> None:
     """Load what jobs need while the library makes its plan: a sandbox does not show where our package lies."""
     job_modules.load()
     __import__("ringfence.guest.guestd.daemon")  # which the monitor imports late, while a command's forker builds
-    exec_python.prepare()
-    node.prepare()
+    exec_commands.prepare()
 
 
 def _warm_up(interpreter: forker.Interpreter) -> None:

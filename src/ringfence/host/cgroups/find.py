@@ -22,6 +22,7 @@ __all__ = [
     "Tree",
     "delegable",
     "find",
+    "find_or_delegable",
     "remove_dead_owners",
     "remove_noted",
 ]
@@ -48,6 +49,11 @@ def delegable() -> Tree | None:
     from ringfence.host.cgroups import v2
 
     return v2.delegable()
+
+
+def find_or_delegable() -> Tree | None:
+    """Return the cgroups that this process could use now, or None when there are none. Changes nothing."""
+    return find() or delegable()
 
 
 def remove_dead_owners(is_dead: DeadTest) -> list[str]:
