@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from ringfence.cli.console import Console
 
 
-# bash where the image has it. The prompt names the sandbox, so that a user does not take it for a shell of the machine.
+# The shell is bash if the image has bash. The prompt names the sandbox, so that no user takes the shell for one of the
+# machine.
 _SHELL = (
     "if command -v bash >/dev/null 2>&1; then "
     r"PS1='\[\e[1;33m\]\u@\h\[\e[0m\]:\[\e[1;34m\]\w\[\e[0m\]\$ ' exec bash -i; "
