@@ -61,7 +61,7 @@ async def serve_proxy(directory: Directory, connection: Connection) -> None:
 
 
 async def _refuse_other(connection: Connection) -> None:
-    """Refuse at once a client that speaks neither: waiting for the end of its request would never end."""
+    """Refuse at once a client that speaks another protocol: the end of its request might never come."""
     if connection.received[0] == _SOCKS4:
         connection.uplink.deny("(proxy)", 0, Refusal("net.socks", "SOCKS: version 4 is not served; use version 5"))
         await connection.say_and_close(_SOCKS4_REFUSED)
@@ -157,7 +157,7 @@ async def _serve_connect(directory: Directory, connection: Connection) -> None:
 
 
 def connect_request(data: bytes) -> tuple[tuple[str, int], bytes]:
-    """Return (host, port) of a CONNECT whose head is whole, and the bytes after its head. Raises Refusal."""
+    """Return (host, port) of a CONNECT with a whole head, and the bytes after the head. Raises Refusal."""
     head, _, rest = data.partition(b"\r\n\r\n")
     check_raw_head(head + b"\r\n\r\n")
     words = head.partition(b"\r\n")[0].split(b" ")
@@ -184,7 +184,7 @@ async def _open_tunnel(connection: Connection, upstream: socket.socket | None, w
 
 
 async def _reached(connection: Connection, verdict: Verdict) -> socket.socket | None:
-    """Return a socket to the target, before the client is told; None where requests are read, which dial themselves."""
+    """Return a socket to the target, before the client gets an answer; None if each request will be dialled."""
     if rules.intercepted(verdict.target, connection.uplink.vault):
         return None
     return await connection.uplink.dial(verdict.target)
@@ -305,5 +305,5 @@ def _socks_host(kind: int, content: bytes) -> str:
 
 
 def _socks_reply(code: int) -> bytes:
-    """Return an answer; its address means nothing."""
+    """Return a SOCKS reply; the address in it means nothing."""
     return bytes([_SOCKS5, code, 0, _IPV4, 0, 0, 0, 0, 0, 0])
