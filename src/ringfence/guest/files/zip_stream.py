@@ -1,7 +1,7 @@
 """Owns the zip format inside the sandbox: a strict reader of a file that was fetched before, and a writer of a stream.
 
-The reader believes the directory at the end, and only where each entry's own header says the same (K02): one disk, no
-overlap, no encryption, stored or deflated, as many bytes as announced and no more (F21).
+The reader believes the directory at the end only if each entry's own header says the same (K02). It takes one disk, no
+overlap, no encryption, stored or deflated bytes, exactly as many as announced (F21).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def members(fd: int, most: int) -> Iterator[tuple[Member, Iterator[bytes]]]:
     if count > most:
         raise Refused("files")
     entries = sorted(_entries(fd, count, start, length), key=lambda entry: entry.offset)
-    if (entries[0].offset if entries else start) != 0:  # a program that unpacks itself, or another archive
+    if (entries[0].offset if entries else start) != 0:  # as in a program that unpacks itself
         raise Refused("not-zip")
     for entry, following in zip(entries, [*(e.offset for e in entries[1:]), start], strict=True):
         begin = _check_local(fd, entry)
@@ -74,7 +74,7 @@ def _pread(fd: int, count: int, offset: int) -> bytes:
 
 
 def _directory(fd: int, size: int) -> tuple[int, int, int]:
-    """Entries, offset and length of the directory at the end."""
+    """Return entries, offset and length of the directory at the end."""
     tail_at = max(0, size - _END.size - 0xFFFF)
     tail = _pread(fd, size - tail_at, tail_at)
     found = tail.rfind(b"PK\5\6")
@@ -86,7 +86,7 @@ def _directory(fd: int, size: int) -> tuple[int, int, int]:
         raise Refused("not-zip")
     if count == _FULL or length == _FULL64 or start == _FULL64:
         count, start, length, end_at = _directory64(fd, end_at)
-    if start + length != end_at:  # nothing lies between, or before: no other reader sees another archive here
+    if start + length != end_at:  # no bytes between or before, in which another reader could see another archive
         raise Refused("not-zip")
     return count, start, length
 
@@ -153,9 +153,9 @@ def _zip64(extra: bytes, size: int, packed: int, offset: int) -> tuple[int, int,
 
 
 def _member(raw: bytes, flags: int, system: int, attributes: int, size: int) -> Member:
-    """`system` 3 is Unix: the upper half of the attributes is a mode."""
+    """Return an entry as a member. `system` 3 is Unix: the upper half of the attributes is a mode."""
     if b"\\" in raw or (len(raw) > 1 and raw[1:2] == b":"):
-        raise Refused("name", raw)  # another system's separators and drives
+        raise Refused("name", raw)  # separators and drives of other systems
     name = raw if flags & 0x800 or raw.isascii() else raw.decode("cp437").encode()
     mode = attributes >> 16 if system == 3 else 0
     kind = stat.S_IFMT(mode)
@@ -175,7 +175,7 @@ def _time(date: int, clock: int) -> int:
 
     A date that no calendar has is moved on.
 
-    By hand: where this runs there may be no `calendar` to import.
+    Computed here, because the module `calendar` may not be importable in a sandbox.
     """
     year, month, day = 1980 + (date >> 9), min(max(date >> 5 & 15, 1), 12), max(date & 31, 1)
     year -= month < 3  # leap days come last in years that begin in March
@@ -190,7 +190,7 @@ def _check_local(fd: int, entry: _Entry) -> int:
     name = _pread(fd, names, entry.offset + _LOCAL.size)
     if magic != b"PK\3\4" or name != entry.raw or method != entry.method or flags & _ENCRYPTED:
         raise Refused("mismatch", entry.raw)
-    later = bool(flags & 8)  # the sizes stand behind the bytes
+    later = bool(flags & 8)  # the sizes come after the bytes
     for told, known in ((size, entry.size), (packed, entry.packed)):
         if told not in (known, _FULL64) and not (later and told == 0):
             raise Refused("mismatch", entry.raw)
@@ -212,7 +212,7 @@ def _content(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
 
 
 def _unpacked(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
-    """In pieces of bounded size, however small the packed ones are."""
+    """Yield an entry's bytes in pieces of bounded size, however small the packed pieces are."""
     import zlib
 
     if entry.method == _STORED and entry.packed != entry.size:
@@ -239,7 +239,7 @@ def _unpacked(fd: int, entry: _Entry, begin: int) -> Iterator[bytes]:
 
 
 def write(top: int, out: IO[bytes], caps: tree_pack.Caps) -> None:
-    """A folder as a zip stream. Names that are no text are refused: a zip has no way to say them."""
+    """Write a folder as a zip stream. Names that are no text are refused, as a zip cannot hold them."""
     import zipfile
 
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
@@ -295,7 +295,7 @@ def _zip_info(path: bytes, info: os.stat_result) -> zipfile.ZipInfo:
     except UnicodeDecodeError:
         raise Refused("not-text", path) from None
     if "\\" in name:
-        raise Refused("not-text", path)  # a separator to other systems
+        raise Refused("not-text", path)  # a separator on other systems
     date = time.gmtime(min(max(info.st_mtime, 315532800), 4354819199))[:6]  # a zip's years: 1980 to 2107
     made = zipfile.ZipInfo(name, date)
     made.create_system = 3

@@ -493,7 +493,7 @@ def _nothing() -> None:
 
 
 def _words_of(freezer: int) -> tuple[bytes, bytes]:
-    """Return the words that thaw and freeze: cgroup v2's cgroup.freeze reads as a number, v1's freezer.state as a word."""
+    """Return the words that thaw and freeze: v2's cgroup.freeze reads as a number, v1's freezer.state as a word."""
     if freezer >= 0 and os.pread(freezer, 16, 0).strip().isdigit():
         return b"0", b"1"
     return b"THAWED", b"FROZEN"

@@ -180,7 +180,7 @@ class Applier:
         k.mount(target, target, None, k.MS_BIND | k.MS_REC)
 
     def _op_overlay(self, source: str, target: str, options: dict[str, object]) -> None:
-        """Mount the host's files below, without the files of `absent`, and the sandbox's disk above; with `ro` no disk."""
+        """Mount the host's files below, without those of `absent`, and the sandbox's disk above; with `ro` no disk."""
         self._copies += 1
         lower = f"{DISK}/lower{self._copies}"
         os.mkdir(lower, 0o700)

@@ -204,7 +204,7 @@ def _write_ready(program: Program, opened: list[int]) -> None:
 
 
 def obey() -> NoReturn:
-    """Obey orders as PID 1. At the end of the file the monitor is gone; then PID 1 ends, and with it everything inside."""
+    """Obey orders as PID 1. At the end of the file the monitor is gone: PID 1 ends, and all processes with it."""
     channel = fast_stdlib.from_fd(3, fast_stdlib.SOCK_SEQPACKET)
     while data := channel.recv(1 << 16):
         kept: Kept = fast_stdlib.loads(data)
